@@ -1,0 +1,85 @@
+# `make` lists the targets. Everything is installed into .venv, pinned by constraints.txt; nothing else is touched.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --quiet --constraint constraints.txt
+
+# The first Python on the PATH that is new enough: a machine's python3 may be older than a python3.12 beside it.
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
+
+# The driver's device file is there in containers that have no nvidia-smi, and the other way round.
+GPU := $(shell { test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1; } && echo gpu)
+SERVER_GROUPS := --group server --group postgres --group toolchain $(if $(GPU),--group gpu)
+
+# The stamps' names say what is installed, so that a GPU that appears later is noticed.
+RUN_STAMP := $(VENV)/.installed$(if $(GPU),-gpu)
+DEV_STAMP := $(VENV)/.installed-dev
+
+PYTEST_ARGS ?=
+
+.PHONY: help run test test-long coverage lint serve bench-overhead bench-compile clean host
+
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show the winners, stop everything
+	@$(BIN)/cukiln quickstart
+
+test: lint ## lint, then every test but the long ones
+	@$(BIN)/python -m pytest -q -m "not long" $(PYTEST_ARGS)
+
+test-long: host $(RUN_STAMP) $(DEV_STAMP) ## the tests that take minutes
+	@$(BIN)/python -m pytest -q -m long $(PYTEST_ARGS)
+
+coverage: host $(RUN_STAMP) $(DEV_STAMP) ## branch coverage of the packages, at least 85 %
+	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
+
+lint: host $(RUN_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, the allowed imports
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/lint-imports --no-cache > $(VENV)/.imports.log || { cat $(VENV)/.imports.log; exit 1; }
+	@echo "lint: ruff, mypy and import rules are clean"
+
+serve: host $(RUN_STAMP) ## the service on its embedded defaults, until Ctrl-C
+	@$(BIN)/cukiln serve
+
+bench-overhead: host $(RUN_STAMP) ## what the service adds to the compilers' own time; the last line is JSON
+	@$(BIN)/python benchmarks/overhead.py
+
+bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one .so per kernel; the last line is JSON
+	@$(BIN)/python benchmarks/compile.py
+
+clean: ## remove what make made: .venv, .cukiln (the data folder), caches
+	rm -rf $(VENV) .cukiln build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find client codegen storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+host:
+	@command -v g++ >/dev/null || { \
+		echo "cukiln needs g++, the compiler of the kernels' host side. Debian, Ubuntu: apt install g++" >&2; exit 1; }
+
+$(VENV)/.made: constraints.txt
+	@test -n "$(PYTHON)" || { \
+		echo "cukiln needs Python 3.11 or later. Debian, Ubuntu: apt install python3 python3-venv; else make PYTHON=/path" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments. Debian, Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@# An older pip knows no dependency groups; hatchling and editables are what the editable install builds with.
+	@$(PIP) pip hatchling editables
+	@touch $@
+
+$(RUN_STAMP): $(VENV)/.made pyproject.toml constraints.txt
+	@echo "installing the service and nvcc$(if $(GPU), and the GPU packages) (first time only)"
+	@$(PIP) --no-build-isolation --editable . $(SERVER_GROUPS)
+	@touch $@
+
+$(DEV_STAMP): $(RUN_STAMP) pyproject.toml constraints.txt
+	@echo "installing the tests' tools (first time only)"
+	@$(PIP) --group dev
+	@touch $@

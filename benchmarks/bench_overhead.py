@@ -1,0 +1,209 @@
+"""What the service costs beside the compilers: latency to the first nvcc, time that no tool runs, codegen speed, cache.
+
+Run with `make bench-overhead` or `python -m benchmarks.bench_overhead`. Starts a service of its own on an empty data
+folder. nvcc and g++ are the real ones behind two-line scripts that write down when they start and end. The last line
+is one JSON object, which is also kept under `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import keep_result
+from cukiln.client import Client
+from sqlalchemy import text
+from storage.database import Database
+from storage.settings import Settings, load_settings
+from workers.serve import embedded
+from workers.toolchain import find_toolchain
+
+TARGET = "sm_90a"
+PROBLEM = {"operator": "matmul", "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float32"}
+QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.json"
+CODEGEN_KERNELS = 2000
+
+# $EPOCHREALTIME is bash's own clock: no process is started for it.
+TOOL_SCRIPT = """#!/bin/bash
+begin=$EPOCHREALTIME
+"{tool}" "$@"
+code=$?
+echo "{name} $begin $EPOCHREALTIME" >> "{log}"
+exit $code
+"""
+CODEGEN_SCRIPT = """
+import json, time
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.render_group import render_device, slice_digest
+from codegen.search import Search
+from codegen.targets import target
+own = operator("matmul")
+problems = [own.parse({{**{problem}, "layout": layout}}) for layout in ("nn", "nt", "tn", "tt")]
+render_device([lower(problems[0], target({target!r}), Search(level=0)).candidates[0].kernel])
+begin, kernels = time.perf_counter(), 0
+for problem in problems:
+    candidates = lower(problem, target({target!r}), Search(level=2, limit={count} // 4)).candidates
+    distinct = list(dict.fromkeys(candidate.kernel for candidate in candidates))
+    for first in range(0, len(distinct), 32):
+        render_device(distinct[first : first + 32])
+    for kernel in distinct:
+        slice_digest(kernel)
+    kernels += len(distinct)
+print(json.dumps(kernels / (time.perf_counter() - begin)))
+"""
+
+
+class ToolLog:
+    """When nvcc and g++ ran, from what their scripts wrote. Times are seconds since the epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "tools.log"
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        toolchain = find_toolchain()
+        for name, tool in (("nvcc", toolchain.nvcc), ("g++", toolchain.host_compiler)):
+            script = self.folder / name
+            script.write_text(TOOL_SCRIPT.format(tool=tool, name=name, log=self.file))
+            script.chmod(0o755)
+
+    def spans(self, since: float, name: str | None = None) -> list[tuple[float, float]]:
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        found = [(line.split()[0], float(line.split()[1]), float(line.split()[2])) for line in lines]
+        return sorted((begin, end) for tool, begin, end in found if begin >= since and name in (None, tool))
+
+
+@contextmanager
+def service(folder: Path, log: ToolLog, workers: int) -> Iterator[tuple[Client, Settings]]:
+    settings = load_settings(
+        data_dir=folder,
+        port=0,
+        workers=workers,
+        nvcc=str(log.folder / "nvcc"),
+        host_compiler=str(log.folder / "g++"),
+    )
+    with embedded(settings) as running, Client(running.url) as client:
+        yield client, settings
+
+
+def fresh_schedules(count: int) -> list[dict[str, Any]]:
+    """Accepted level-2 schedules of PROBLEM, each another kernel."""
+    from codegen.lower import lower
+    from codegen.operators import operator
+    from codegen.search import Search
+    from codegen.targets import target
+
+    lowered = lower(operator("matmul").parse(PROBLEM), target(TARGET), Search(level=2, limit=count * 2, seed=1))
+    by_kernel = {candidate.kernel.id: candidate.schedule.as_dict() for candidate in lowered.candidates}
+    return list(by_kernel.values())[:count]
+
+
+def first_nvcc_ms(client: Client, log: ToolLog, schedules: Sequence[dict[str, Any]]) -> list[float]:
+    """From the 202 to the start of the job's first nvcc, for one fresh job per schedule."""
+    found = []
+    for schedule in schedules:
+        job = client.submit({"target": TARGET, "search": {"schedules": [schedule]}, "problems": [PROBLEM]})
+        accepted = time.time()
+        client.wait(job)
+        # The service may start nvcc before the client has read the answer: that is a latency of zero or less.
+        found.append((log.spans(accepted - 1.0, "nvcc")[0][0] - accepted) * 1e3)
+        time.sleep(1.1)  # so that the job before is not taken for this one
+    return found
+
+
+def time_without_tools(client: Client, log: ToolLog, schedules: Sequence[dict[str, Any]]) -> float:
+    """Wall seconds of a job in which neither nvcc nor g++ nor a kernel ran. One worker: nothing of it overlaps."""
+    begin = time.time()
+    job = client.submit({"target": TARGET, "search": {"schedules": list(schedules)}, "problems": [PROBLEM]})
+    done = client.wait(job)
+    wall = time.time() - begin
+    if done.state != "done" or done.problems[0].verdicts != {"ok": len(schedules)}:
+        raise SystemExit(f"the job ended {done.state}: {done.problems[0]}")
+    return wall - _covered(log.spans(begin))
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union: nvcc starts g++ as its preprocessor."""
+    total, end = 0.0, 0.0
+    for first, last in spans:
+        total += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return total
+
+
+def kernel_seconds(settings: Settings) -> float:
+    """Wall seconds that kernels and their references ran on the CPU: of their verdicts, without the share of g++."""
+    database = Database(settings.database_url)
+    with database.read() as session:
+        found = session.execute(text("SELECT wall_seconds, details FROM verdicts")).all()
+    database.dispose()
+    return sum(wall - json.loads(details)["build_seconds"]["wall"] for wall, details in found)
+
+
+def codegen_kernels_per_second() -> float:
+    """Lower, render and key distinct kernels in a fresh process on one core."""
+    script = CODEGEN_SCRIPT.format(problem=PROBLEM, target=TARGET, count=CODEGEN_KERNELS)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def cached_tune_ms(client: Client) -> float:
+    """Median time of the quickstart's request once everything in it is cached, seen by the client."""
+    request = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    client.wait(client.submit(request))
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        job = client.submit(request)
+        times.append((time.perf_counter() - begin) * 1e3)
+        if not job.cached:
+            raise SystemExit("the quickstart was not answered from the cache")
+    return statistics.median(times)
+
+
+def measure(folder: Path, jobs: int, candidates: int) -> dict[str, Any]:
+    log = ToolLog(folder)
+    schedules = fresh_schedules(jobs + candidates)
+    with service(folder / "many", log, workers=len(os.sched_getaffinity(0))) as (client, _):
+        waits = first_nvcc_ms(client, log, schedules[:jobs])
+        cached = cached_tune_ms(client)
+    with service(folder / "one", log, workers=1) as (client, settings):
+        without = time_without_tools(client, log, schedules[jobs:]) - kernel_seconds(settings)
+    return {
+        "benchmark": "overhead",
+        "first_nvcc_ms_median": round(statistics.median(waits), 1),
+        "first_nvcc_ms_max": round(max(waits), 1),
+        "jobs": jobs,
+        "other_s": round(without, 3),
+        "other_limit_s": round(0.3 + 0.005 * candidates, 3),
+        "candidates": candidates,
+        "codegen_kernels_per_s": round(codegen_kernels_per_second()),
+        "cached_tune_ms": round(cached, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=20, help="fresh jobs for the latency to the first nvcc")
+    parser.add_argument("--candidates", type=int, default=64, help="candidates of the job that is taken apart")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
+    try:
+        keep_result(measure(folder, arguments.jobs, arguments.candidates))
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m cukiln` is the command `cukiln`."""
+
+from cukiln.cli import main
+
+main()

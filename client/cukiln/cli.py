@@ -1,0 +1,208 @@
+"""The command line: `cukiln tune`, `lookup`, `fetch`, `doctor`, `serve`, `worker`, `quickstart`.
+
+Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cukiln import __version__
+from cukiln.cli_doctor import doctor_report
+from cukiln.cli_fetch import fetch_record, folder_name, lookup_request
+from cukiln.cli_server import find_service, quickstart_file, run_server, run_worker
+from cukiln.cli_table import print_lookups
+from cukiln.cli_tune import Consoles
+from cukiln.cli_tune import tune as run_tune
+from cukiln.client import Client
+from cukiln.errors import BadRequest, CukilnError, UsageError
+from cukiln.job_request import read_request
+
+FAILED, WRONG_USE, PARTIAL = 1, 2, 3
+_PLAIN_WIDTH = 140  # columns of a table that goes into a file or a pipe
+
+app = typer.Typer(
+    name="cukiln",
+    help="Compile, verify and rank CUDA kernels in batches, and look the winners up.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 130 interrupted.",
+)
+worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
+app.add_typer(worker_app, name="worker")
+
+RequestFile = Annotated[str, typer.Argument(metavar="FILE", help="A job request in JSON; `-` reads standard input.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="The service. Default: CUKILN_URL, else a `cukiln serve` that runs over this data folder."
+    ),
+]
+
+
+def main() -> None:
+    """Entry point: expected errors become one line, never a traceback. Typer exits with 130 after Ctrl-C."""
+    try:
+        app()
+    except (UsageError, BadRequest) as error:
+        sys.exit(_complain(error, WRONG_USE))
+    except CukilnError as error:
+        sys.exit(_complain(error, FAILED))
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"cukiln {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def tune(
+    file: RequestFile,
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Then ask again, and say how the cache answered.")] = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels the job in a service that goes on running.")
+    ] = False,
+) -> None:
+    """Find the best kernel for each problem in FILE.
+
+    Without a service, one runs for this command. Its results stay in the data folder (CUKILN_DATA, default .cukiln).
+    """
+    request = read_request(file)
+    consoles = Consoles(_console(), _console(stderr=True))
+    with find_service(url, consoles.progress) as service, Client(service.url, service.api_key) as client:
+        code = run_tune(
+            client,
+            request,
+            consoles,
+            as_json=as_json,
+            again=again,
+            cancel=cancel_on_interrupt or service.embedded,
+        )
+    raise typer.Exit(code)
+
+
+@app.command()
+def quickstart() -> None:
+    """Tune examples/quickstart.json (the matmuls of BERT-base), then ask again: what `make run` does."""
+    tune(str(quickstart_file()), again=True)
+
+
+@app.command()
+def lookup(
+    file: RequestFile,
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
+) -> None:
+    """Show the known winner of each problem in FILE. Nothing is compiled. Exit code 3 when some have none."""
+    request = read_request(file)
+    console = _console()
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        results = lookup_request(client, request)
+    misses = sum(result.record is None for result in results)
+    if as_json:
+        entries = [result.model_dump(mode="json") for result in results]
+        typer.echo(json.dumps({"hits": len(results) - misses, "misses": misses, "results": entries}))
+    else:
+        print_lookups(console, results)
+    raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command()
+def fetch(
+    what: Annotated[str, typer.Argument(metavar="KEY|FILE", help="A problem's key, or a job request in JSON.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder; each problem gets one of its own in it.")],
+    url: Url = None,
+) -> None:
+    """Download winner records with their libraries (.so), cubins and CUDA sources.
+
+    `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
+    """
+    misses = 0
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        if len(what) == 64 and all(digit in "0123456789abcdef" for digit in what):
+            typer.echo(fetch_record(client, client.kernel(what), out / what[:16]))
+        else:
+            for result in lookup_request(client, read_request(what)):
+                if result.record is None:
+                    misses += 1
+                    typer.echo(f"{result.name or result.key}: no winner yet; `cukiln tune` finds one", err=True)
+                else:
+                    typer.echo(fetch_record(client, result.record, out / folder_name(result)))
+    raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON object.")] = False,
+) -> None:
+    """Say what cukiln needs on this machine, what of it is here, and what to do about the rest."""
+    report = doctor_report()
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        report.print_to(_console())
+    raise typer.Exit(0 if report.healthy else FAILED)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: CUKILN_HOST, else loopback.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. Default: CUKILN_PORT, else 8765.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Compile workers. Default: one per core.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Data folder. Default: CUKILN_DATA, else .cukiln.")] = None,
+) -> None:
+    """Run the service with its queue, database and workers, until Ctrl-C."""
+    given = {"host": host, "port": port, "workers": workers, "data_dir": data}
+    raise typer.Exit(run_server({name: value for name, value in given.items() if value is not None}))
+
+
+@worker_app.command("plan")
+def worker_plan() -> None:
+    """Run a worker that turns problems into candidates and groups."""
+    raise typer.Exit(run_worker("plan", []))
+
+
+@worker_app.command("compile")
+def worker_compile(
+    target: Annotated[
+        list[str] | None, typer.Option(help="Architecture to compile for; may be repeated. Default: all it can.")
+    ] = None,
+) -> None:
+    """Run a worker that compiles groups, verifies candidates and chooses winners."""
+    raise typer.Exit(run_worker("compile", target or []))
+
+
+@worker_app.command("reconcile")
+def worker_reconcile() -> None:
+    """Run the process that hands a dead worker's items to others and writes missing tickets."""
+    raise typer.Exit(run_worker("reconcile", []))
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+
+
+def _complain(error: CukilnError, code: int) -> int:
+    sys.stderr.write(f"cukiln: {error}\n")
+    detail = getattr(error, "detail", None)
+    for entry in (detail.errors or []) if detail is not None else []:
+        sys.stderr.write(f"  {entry.get('field', 'request')}: {entry.get('detail', entry)}\n")
+    return code
+
+
+__all__ = ["app", "main"]

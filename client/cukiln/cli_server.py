@@ -1,0 +1,128 @@
+"""Where the server packages are installed: `serve`, `worker`, and the service that `tune` starts for itself.
+
+The wheel holds the client alone. The server is run from a checkout or an image, so its modules are looked for by name
+when they are needed; nothing here imports them otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
+from cukiln.settings import ClientSettings
+from cukiln.transport import Transport
+
+SERVER_PACKAGES = ("codegen", "storage", "workers", "service")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service to talk to; `embedded`: it runs for this command only."""
+
+    url: str
+    embedded: bool
+    api_key: str | None = None
+
+
+def server_module(name: str) -> Any:
+    """Import a module of the server; raises `ServerMissing` where it is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if missing.partition(".")[0] in SERVER_PACKAGES:
+            raise ServerMissing(
+                "the cukiln server is not installed here: this is the client alone. Give the address of a running "
+                "service with --url or CUKILN_URL, or run this in a checkout of cukiln after `make run`"
+            ) from error
+        raise ServerMissing(
+            f"the cukiln server is here, but the package {missing!r} that it needs is not; `make run` in the checkout "
+            "installs it"
+        ) from error
+
+
+@contextmanager
+def find_service(url: str | None, console: Any) -> Iterator[Service]:
+    """The service at `url`, else that of `CUKILN_URL`, else the one that runs over the data folder, else one that is
+    started here and stopped, with all that it started, at the end of the block."""
+    environment = ClientSettings.from_environment()
+    if url or environment.url:
+        yield Service(str(url or environment.url), embedded=False)
+        return
+    settings = _load_settings({})
+    running = running_service(settings.data_dir)
+    if running is not None:
+        yield Service(running, embedded=False)
+        return
+    with _embedded(_load_settings({"port": 0})) as started:
+        console.print(f"Started a service for this command; its data are in {settings.data_dir}", soft_wrap=True)
+        try:
+            yield Service(started.url, embedded=True, api_key=environment.api_key)
+        except ServiceFailed as error:
+            raise ServerFailed(f"{error}: {settings.data_dir / 'logs' / 'api.log'}") from error
+
+
+def running_service(data_dir: Path) -> str | None:
+    """The URL of the `cukiln serve` that runs over this data folder, if one answers. It stands in the file that `serve`
+    locks; a file that was left behind names a service that does not answer."""
+    try:
+        found = re.search(r"https?://\S+", (data_dir / "serve.lock").read_text())
+    except (OSError, ValueError):
+        return None
+    return found[0] if found and _answers(found[0]) else None
+
+
+def quickstart_file() -> Path:
+    """`examples/quickstart.json` of the folder we are in, else of the checkout that this file belongs to."""
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[2]):
+        path = folder / "examples" / "quickstart.json"
+        if path.is_file():
+            return path
+    raise UsageError("examples/quickstart.json is not here; run this in a checkout of cukiln")
+
+
+def run_server(overrides: dict[str, Any]) -> int:
+    """`cukiln serve`; returns the exit code."""
+    code: int = server_module("workers.serve").serve(_load_settings(overrides))
+    return code
+
+
+def run_worker(kind: str, targets: list[str]) -> int:
+    """`cukiln worker KIND`; returns the exit code."""
+    options = [word for target in targets for word in ("--target", target)]
+    code: int = server_module("workers.main").main([kind, *options])
+    return code
+
+
+def _load_settings(overrides: dict[str, Any]) -> Any:
+    """The server's settings. Raises `UsageError` for a value that cannot be used, `ServerMissing`."""
+    settings = server_module("storage.settings")
+    try:
+        return settings.load_settings(**overrides)
+    except server_module("storage.errors").SettingsError as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def _embedded(settings: Any) -> Iterator[Any]:
+    serve = server_module("workers.serve")
+    with ExitStack() as stack:
+        try:
+            running = stack.enter_context(serve.embedded(settings))
+        except serve.ServeError as error:
+            raise ServerFailed(f"the service for this command did not start: {error}") from error
+        yield running
+
+
+def _answers(url: str) -> bool:
+    try:
+        Transport(url, None, 2.0, attempts=1).request("GET", "/healthz", repeatable=True)
+    except CukilnError:
+        return False
+    return True

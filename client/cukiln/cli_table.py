@@ -1,0 +1,133 @@
+"""What `cukiln tune` and `cukiln lookup` print when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cukiln.cli_progress import duration
+from cukiln.types import Job, LookupResult, ProblemReport, StageSeconds
+
+_VERIFIED = {
+    "gpu": "verified gpu: the kernel's results were checked on a GPU",
+    "cpu": "verified cpu: the kernel's own source, run on the CPU, gave the reference's results",
+    "cpu-unconfirmed": "verified cpu-unconfirmed: right on the CPU, but it uses a GPU instruction whose CPU twin was "
+    "never compared with a real GPU",
+}
+_PREDICTED = (
+    "predicted µs: an estimate from the compiled kernel's registers and shared memory and the GPU's data sheet; "
+    "nothing was measured"
+)
+_SECONDS = "seconds: wall time, summed over the processes that worked; a kernel that problems share counts in each"
+
+
+def print_job(console: Console, job: Job) -> None:
+    """One row per problem, then what the columns mean."""
+    table = Table(title=None, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("problem", no_wrap=True)
+    table.add_column("winner's schedule", ratio=1, min_width=24)
+    for heading in ("verified", "ranked by"):
+        table.add_column(heading, no_wrap=True)
+    stages = ["lower", "codegen", "compile", "verify"]
+    if any(problem.seconds.measure.wall for problem in job.problems):
+        stages.append("measure")
+    for stage in stages:
+        table.add_column(f"{stage} s", justify="right", no_wrap=True)
+    for problem in job.problems:
+        table.add_row(*_row(problem, stages))
+    console.print(table)
+    for note in notes(job):
+        console.print(Text(note, style="dim"))
+
+
+def _row(problem: ProblemReport, stages: Sequence[str]) -> list[str | Text]:
+    seconds = [_seconds(getattr(problem.seconds, stage)) for stage in stages]
+    if problem.winner is None:
+        why = f"{problem.state}: {problem.error or 'no winner'}"
+        return [problem.name, Text(why, style="red" if problem.state == "failed" else "yellow"), "-", "-", *seconds]
+    winner = problem.winner
+    time_us = winner.measured_us if winner.ranked_by == "measured" else winner.predicted_us
+    rank = f"{winner.ranked_by} {microseconds(time_us)}"
+    return [problem.name, Text(schedule_text(winner.schedule)), winner.verified, rank, *seconds]
+
+
+def notes(job: Job) -> list[str]:
+    """Explains each word that the table shows, and no other."""
+    winners = [problem.winner for problem in job.problems if problem.winner is not None]
+    lines = [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
+    if any(winner.ranked_by == "predicted" for winner in winners):
+        lines.append(_PREDICTED)
+    if not job.cached and winners:
+        lines.append(_SECONDS)
+    rejected = sum(sum(problem.rejected.values()) for problem in job.problems)
+    if rejected:
+        lines.append(f"{rejected} more schedules broke a rule of their operator and were not compiled")
+    return lines
+
+
+def summary(job: Job, seconds: float) -> str:
+    """One line: what became of the job, in how long."""
+    total = len(job.problems)
+    solved = sum(problem.winner is not None for problem in job.problems)
+    if job.cached:
+        return f"{problems(total)} answered from the cache in {duration(seconds)}; nothing was compiled."
+    candidates = sum(problem.candidates for problem in job.problems)
+    verdicts: dict[str, int] = {}
+    for problem in job.problems:
+        for name, count in problem.verdicts.items():
+            verdicts[name] = verdicts.get(name, 0) + count
+    words = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items(), key=lambda item: item[0] != "ok"))
+    head = {"done": "done", "partial": f"{total - solved} of {total} without a winner"}.get(job.state, job.state)
+    judged = f"{candidates} candidates ({words or 'none judged'})"
+    return f"Job {job.job}: {head}, {problems(total)}, {judged}, {duration(seconds)}."
+
+
+def print_lookups(console: Console, results: Iterable[LookupResult]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in ("problem", "winner's schedule", "verified", "ranked by", "device class", "key"):
+        table.add_column(heading, no_wrap=heading != "winner's schedule")
+    for result in results:
+        key = result.key[:12]
+        if result.record is None:
+            table.add_row(result.name or key, "no winner yet", "-", "-", "-", key)
+            continue
+        best = result.record.front[0]
+        time_us = best.measured_us if result.record.ranked_by == "measured" else best.predicted_us
+        rank = f"{result.record.ranked_by} {microseconds(time_us)}"
+        table.add_row(
+            result.name or key, schedule_text(best.schedule), best.verified, rank, result.record.device_class, key
+        )
+    console.print(table)
+
+
+def schedule_text(schedule: Mapping[str, Any]) -> str:
+    """A schedule in few characters: `tile 128×64×16, thread 8×4, stages 2`. Tunables that differ in their last letter,
+    an axis, are written as one, and stand first."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(schedule):
+        stem = name[:-2] if name[-2:] in ("_m", "_n", "_k") else name
+        groups.setdefault(stem, []).append(name)
+    joined, single = [], []
+    for stem, names in groups.items():
+        if len(names) > 1 and stem not in names:
+            names.sort(key=lambda name: "mnk".index(name[-1]))
+            joined.append((-len(names), f"{stem} {'×'.join(str(schedule[name]) for name in names)}"))
+        else:
+            single += [f"{name} {schedule[name]}" for name in names]
+    return ", ".join([text for _, text in sorted(joined)] + single)
+
+
+def problems(count: int) -> str:
+    return "1 problem" if count == 1 else f"{count} problems"
+
+
+def microseconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"
+
+
+def _seconds(stage: StageSeconds) -> str:
+    return f"{stage.wall:.2f}"

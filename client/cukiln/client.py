@@ -1,0 +1,281 @@
+"""The client: jobs, lookups, records and blobs of one cukiln service."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from cukiln.blob_cache import BlobCache, check_digest, verify
+from cukiln.errors import BadRequest, UnexpectedAnswer, WaitTimeout
+from cukiln.events import FINAL_STATES, Event, read_events
+from cukiln.job_request import Problem, encode, job_request
+from cukiln.settings import ClientSettings
+from cukiln.transport import Transport
+from cukiln.types import Job, LookupResult, Lookups, Progress, WinnerRecord
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+LARGEST_LOOKUP = 10_000  # problems in one request
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+ProgressCallback = Callable[[Progress], None]
+
+
+class Client:
+    """A connection to the service at `url` (default: `CUKILN_URL`, else the local service).
+
+    `timeout`: seconds that one request may take, not a job. `lookup_seconds`: how long a winner that was looked up is
+    answered from memory before the service is asked for a better one; misses are always asked for. A client may be
+    shared between threads. Every method raises `ServiceError` and what is below it.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = 30.0,
+        *,
+        cache_dir: Path | str | None = None,
+        lookup_seconds: float = 60.0,
+        transport: Transport | None = None,
+    ) -> None:
+        settings = ClientSettings.from_environment()
+        self._transport = transport or Transport(
+            url or settings.url or DEFAULT_URL, api_key or settings.api_key, timeout
+        )
+        self.blobs = BlobCache(Path(cache_dir) if cache_dir is not None else settings.cache_dir)
+        self._lookup_seconds = lookup_seconds
+        self._lock = threading.Lock()
+        self._lookups: dict[str, tuple[float, LookupResult]] = {}
+        self._records: dict[str, tuple[str, WinnerRecord]] = {}
+
+    @property
+    def url(self) -> str:
+        return self._transport.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # Jobs
+
+    def tune(
+        self,
+        problems: Iterable[Problem],
+        *,
+        target: str | None = None,
+        search: Mapping[str, Any] | None = None,
+        priority: str | None = None,
+        budget: float | None = None,
+        workspace_limit_bytes: int | None = None,
+        device_class: str | None = None,
+        progress: ProgressCallback | None = None,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Job:
+        """Find the best kernel for each of `problems`, and return the job.
+
+        `budget`: seconds the service may spend; `timeout`: seconds to wait here. A job that ends `partial` or
+        `failed` is an answer, not an exception: look at `job.state` and each problem's `error`.
+        Raises `BadRequest` when the request is wrong, `WaitTimeout` when the time is over.
+        """
+        request = job_request(
+            problems,
+            target=target,
+            search=search,
+            priority=priority,
+            budget=budget,
+            workspace_limit_bytes=workspace_limit_bytes,
+            device_class=device_class,
+        )
+        job = self.submit(request)
+        return self.wait(job, progress=progress, timeout=timeout) if wait else job
+
+    def submit(self, request: Mapping[str, Any]) -> Job:
+        """Send a whole job request (the body of `POST /v1/jobs`); returns at once."""
+        # Not repeatable: a request that was received and answered into a broken connection would become two jobs.
+        response = self._transport.request("POST", "/v1/jobs", repeatable=False, content=encode(request))
+        return _parse(response, Job)
+
+    def job(self, job_id: str) -> Job:
+        return _parse(self._get(_job_path(job_id)), Job)
+
+    def cancel(self, job_id: str) -> Job:
+        """Cancel the job: what is finished stays, nothing new is begun. A job that has already ended stays as it is."""
+        try:
+            self._transport.request("DELETE", _job_path(job_id), repeatable=True)
+        except BadRequest as error:
+            if error.status != httpx.codes.CONFLICT:
+                raise
+        return self.job(job_id)
+
+    def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Event]:
+        """Yield what happens to the job until it ends, across broken connections."""
+        return read_events(self._transport, f"{_job_path(job_id)}/events", last_event_id)
+
+    def wait(self, job: Job | str, *, progress: ProgressCallback | None = None, timeout: float | None = None) -> Job:
+        """Wait until the job has ended. `progress` is called with the counts whenever they change."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        current = self.job(job) if isinstance(job, str) else job
+        report = _Report(progress)
+        report(current.progress)
+        while current.state not in FINAL_STATES:
+            for event in read_events(self._transport, f"{_job_path(current.job)}/events", deadline=deadline):
+                report(progress_of(event))
+            current = self.job(current.job)
+            report(current.progress)
+            if current.state in FINAL_STATES:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeout(
+                    f"job {current.job} is not finished after {timeout:g} s; it goes on in the service", job=current.job
+                )
+            self._transport.sleep(0.1)  # the last event can be read before the row behind it
+        return current
+
+    # Winners
+
+    def lookup(
+        self,
+        problems: Sequence[Problem],
+        *,
+        target: str | None = None,
+        device_class: str | None = None,
+        workspace_limit_bytes: int | None = None,
+        deterministic: bool = False,
+        refresh: bool = False,
+    ) -> list[LookupResult]:
+        """The known winner of each problem, in order; `record` is None where there is none yet. Nothing is tuned.
+
+        `workspace_limit_bytes` and `deterministic` (equal bits in every run) narrow the kernels of each record. A
+        winner answered within `lookup_seconds` comes from memory, unless `refresh`. It is remembered under the digest
+        of what was sent: two ways to write one problem (`1`, `1.0`) are two entries here, one in the service.
+        """
+        asked: dict[str, Any] = {
+            "target": target,
+            "device_class": device_class,
+            "workspace_limit_bytes": workspace_limit_bytes,
+            "deterministic": deterministic or None,
+        }
+        shared = {name: value for name, value in asked.items() if value is not None}
+        keys = [hashlib.sha256(encode({**shared, "problems": [dict(p)]})).hexdigest() for p in problems]
+        found = {} if refresh else self._remembered(keys)
+        missing = list(dict.fromkeys(key for key in keys if key not in found))
+        problem_of = dict(zip(keys, problems, strict=True))
+        for start in range(0, len(missing), LARGEST_LOOKUP):
+            part = missing[start : start + LARGEST_LOOKUP]
+            body = encode({**shared, "problems": [dict(problem_of[key]) for key in part]})
+            response = self._transport.request("POST", "/v1/lookups", repeatable=True, content=body)
+            results = _parse(response, Lookups).results
+            if len(results) != len(part):
+                raise _unexpected(response, f"{len(results)} results for {len(part)} problems")
+            found.update(zip(part, results, strict=True))
+        self._remember({key: found[key] for key in missing})
+        # A result without a name is named by the service after its place in the request, which is not its place here.
+        return [
+            found[key].model_copy(update={"name": problem.get("name")})
+            for key, problem in zip(keys, problems, strict=True)
+        ]
+
+    def kernel(self, key: str) -> WinnerRecord:
+        """The winner record `key`. A record that has not changed is not sent again. Raises `NotFound`."""
+        with self._lock:
+            known = self._records.get(key)
+        headers = {"If-None-Match": known[0]} if known else {}
+        response = self._get(f"/v1/kernels/{quote(key, safe='')}", headers)
+        if response.status_code == 304 and known:
+            return known[1]
+        record = _parse(response, WinnerRecord)
+        etag = response.headers.get("ETag")
+        if etag:
+            with self._lock:
+                self._records[key] = (etag, record)
+        return record
+
+    def blob(self, digest: str, kind: str = "so") -> bytes:
+        """The bytes with this SHA-256, from the cache folder or the service.
+
+        `kind` is the suffix of the cached file. Raises `NotFound`, and `DigestMismatch` when other bytes came.
+        """
+        check_digest(digest)
+        data = self.blobs.get(digest, kind)
+        if data is None:
+            data = self._get(f"/v1/blobs/sha256/{digest}", {"Accept": "*/*"}).content
+            verify(data, digest, f"the answer of {self.url}/v1/blobs/sha256/{digest}")
+            self.blobs.put(digest, data, kind)
+        return data
+
+    # Helpers
+
+    def _get(self, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        return self._transport.request("GET", path, repeatable=True, headers=headers)
+
+    def _remembered(self, keys: Iterable[str]) -> dict[str, LookupResult]:
+        now = time.monotonic()
+        with self._lock:
+            entries = ((key, self._lookups.get(key)) for key in keys)
+            return {key: entry[1] for key, entry in entries if entry and now - entry[0] < self._lookup_seconds}
+
+    def _remember(self, results: Mapping[str, LookupResult]) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._lookups.update({key: (now, result) for key, result in results.items() if result.record is not None})
+
+
+class _Report:
+    """Calls the callback only when the counts differ from the last ones."""
+
+    def __init__(self, callback: ProgressCallback | None) -> None:
+        self._callback = callback
+        self._last: Progress | None = None
+
+    def __call__(self, progress: Progress | None) -> None:
+        if self._callback is not None and progress is not None and progress != self._last:
+            self._last = progress
+            self._callback(progress)
+
+
+def progress_of(event: Event) -> Progress | None:
+    """The counts an event carries, as its data or as their `progress`; None if it carries none."""
+    try:
+        return Progress.model_validate(event.data.get("progress", event.data))
+    except ValidationError:
+        return None
+
+
+def _job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _parse(response: httpx.Response, kind: type[_Answer]) -> _Answer:
+    try:
+        return kind.model_validate_json(response.content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise _unexpected(response, f"{place}: {first['msg']}") from error
+
+
+def _unexpected(response: httpx.Response, why: str) -> UnexpectedAnswer:
+    request = response.request
+    return UnexpectedAnswer(
+        f"{request.url} did not answer as cukiln does ({why}); check the address, and that client and service "
+        "are of the same release",
+        method=request.method,
+        url=str(request.url),
+    )

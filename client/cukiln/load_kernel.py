@@ -1,0 +1,205 @@
+"""From a winner record, a fetched folder, a file or bytes to a kernel that can be called.
+
+A library's constructors run when it is loaded, so its SHA-256 is checked before, never after.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from cukiln.blob_cache import BlobCache, verify
+from cukiln.errors import DeviceError, NotLoadable, UsageError
+from cukiln.settings import ClientSettings
+from cukiln.types import FrontEntry, WinnerRecord
+
+if TYPE_CHECKING:
+    from cukiln.client import Client
+
+RECORD_FILE = "record.json"
+
+
+class Kernel:
+    """A loaded kernel library. `entry` is its place in the winner record; None when it was loaded from bytes alone."""
+
+    def __init__(self, module: Any, path: Path, entry: FrontEntry | None) -> None:
+        self._module = module
+        self._run = module.get_function("run")
+        self.path = path
+        self.entry = entry
+
+    def __repr__(self) -> str:
+        return f"<cukiln.Kernel {self.path.stem[:12]}>"
+
+    def prepare(self, device: int = 0) -> None:
+        """Load the kernel onto CUDA device number `device`.
+
+        The first call does it otherwise; call it yourself before capturing a CUDA graph, inside which no module may be
+        loaded. Raises `DeviceError` where there is no driver, no such device, or one the kernel was not compiled for.
+        """
+        try:
+            self._module.get_function("prepare")(device)
+        except RuntimeError as error:
+            raise DeviceError(
+                f"cannot prepare the kernel on CUDA device {device}: {_reason(error)}; it needs an NVIDIA GPU of the "
+                "architecture it was compiled for, and its driver. `cukiln doctor` shows what is here"
+            ) from error
+
+    def workspace_bytes(self, *arguments: Any) -> int:
+        """Bytes of scratch memory that a call needs: for these operands, for these extents (integers, in the record's
+        order), or without arguments for the recorded problem."""
+        if not arguments and self.entry is not None:
+            arguments = tuple(self.entry.launch.extents.values())
+        return int(self._module.get_function("workspace_bytes")(*arguments))
+
+    def __call__(
+        self, *tensors: Any, scalars: tuple[float, ...] | None = None, workspace: Any = None, stream: int | None = None
+    ) -> None:
+        """Run the kernel; returns when it is queued.
+
+        `tensors`: anything that speaks DLPack (PyTorch, CuPy, JAX), in the record's operand order (matmul: a, b, out,
+        then the epilogue's tensors). `scalars`: default those of the record. `workspace`: a GPU tensor of at least
+        `workspace_bytes` bytes, where that is not 0. `stream`: a raw CUDA stream handle; default: PyTorch's current
+        stream for its tensors, else the default stream.
+        Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
+        """
+        recorded = tuple(self.entry.launch.scalars) if self.entry is not None else ()
+        arguments = [*tensors, *(recorded if scalars is None else scalars)]
+        if workspace is not None:
+            arguments.append(workspace)
+        try:
+            with _on_stream(tensors, stream):
+                self._run(*arguments)
+        except RuntimeError as error:
+            raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
+
+
+def _on_stream(tensors: tuple[Any, ...], stream: int | None) -> AbstractContextManager[Any]:
+    """tvm-ffi hands the library the stream that is set here for the tensors' device."""
+    if stream is None:
+        return nullcontext()
+    import tvm_ffi
+
+    number = tensors[0].__dlpack_device__()[1] if tensors else 0
+    context: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", number), stream)
+    return context
+
+
+def choose(
+    record: WinnerRecord, *, workspace_limit_bytes: int | None = None, deterministic: bool = False
+) -> FrontEntry:
+    """The fastest kernel of the record that needs no more workspace than the limit and, if asked for, gives the same
+    bits every time. Raises `UsageError` when none does."""
+    for entry in record.front:
+        if workspace_limit_bytes is not None and entry.workspace_bytes > workspace_limit_bytes:
+            continue
+        if entry.deterministic or not deterministic:
+            return entry
+    least = min(entry.workspace_bytes for entry in record.front)
+    raise UsageError(
+        f"none of the {len(record.front)} kernels of record {record.key[:12]}… fits: workspace_limit_bytes="
+        f"{workspace_limit_bytes}, deterministic={deterministic}; the least workspace is {least} bytes"
+    )
+
+
+def load(
+    source: WinnerRecord | FrontEntry | Path | str | bytes,
+    *,
+    sha256: str | None = None,
+    client: Client | None = None,
+    cache_dir: Path | str | None = None,
+    workspace_limit_bytes: int | None = None,
+    deterministic: bool = False,
+) -> Kernel:
+    """Load a kernel, after its SHA-256 was found right.
+
+    `source`: a winner record (or one entry of its front), whose library is taken from the cache folder or through
+    `client`; a folder that `cukiln fetch` wrote; a library file; or a library's bytes. `sha256` is needed for bytes,
+    and for a file that is not named after its digest. No GPU is needed to load; `Kernel.prepare` is what needs one.
+    Raises `DigestMismatch` before anything of the library runs, `NotLoadable`, `UsageError`.
+    """
+    if cache_dir is None:
+        cache_dir = client.blobs.folder.parent if client else ClientSettings.from_environment().cache_dir
+    cache = BlobCache(Path(cache_dir))
+    entry: FrontEntry | None = None
+    if isinstance(source, WinnerRecord):
+        source = choose(source, workspace_limit_bytes=workspace_limit_bytes, deterministic=deterministic)
+    if isinstance(source, FrontEntry):
+        entry, sha256 = source, sha256 or source.so_sha256
+        data = _fetched(sha256, client, cache)
+    elif isinstance(source, bytes):
+        if sha256 is None:
+            raise UsageError("loading a library from bytes needs sha256=…, the digest it was promised with")
+        data = source
+    else:
+        path = Path(source)
+        if path.is_dir():
+            entry = choose(read_record(path), workspace_limit_bytes=workspace_limit_bytes, deterministic=deterministic)
+            path, sha256 = path / f"{entry.so_sha256}.so", sha256 or entry.so_sha256
+        data, sha256 = _read(path), sha256 or _digest_of_name(path)
+    verify(data, sha256, f"the library {source}" if isinstance(source, str | Path) else "the library")
+    # Loaded from the cache folder only: the file there is the one whose bytes were checked.
+    return _open(cache.put(sha256, data), entry)
+
+
+def read_record(folder: Path) -> WinnerRecord:
+    """The record in a folder that `cukiln fetch` wrote; raises `UsageError` where there is none."""
+    path = folder / RECORD_FILE
+    try:
+        return WinnerRecord.model_validate(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise UsageError(
+            f"{folder} holds no readable {RECORD_FILE} ({error.strerror}); `cukiln fetch` writes such a folder"
+        ) from error
+    except (ValueError, ValidationError) as error:
+        raise UsageError(f"{path} is not a winner record; write it again with `cukiln fetch`") from error
+
+
+def _fetched(digest: str, client: Client | None, cache: BlobCache) -> bytes:
+    data = cache.get(digest)
+    if data is not None:
+        return data
+    if client is not None:
+        return client.blob(digest)
+    from cukiln.client import Client
+
+    with Client(cache_dir=cache.folder.parent) as default:
+        return default.blob(digest)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the library {path}: {error.strerror}") from error
+
+
+def _digest_of_name(path: Path) -> str:
+    name = path.stem
+    if len(name) != 64:
+        raise UsageError(
+            f"loading {path} needs sha256=…, the digest it was promised with (files named <sha256>.so carry it)"
+        )
+    return name
+
+
+def _open(path: Path, entry: FrontEntry | None) -> Kernel:
+    import tvm_ffi
+
+    try:
+        return Kernel(tvm_ffi.load_module(path), path, entry)
+    except (RuntimeError, AttributeError) as error:
+        raise NotLoadable(
+            f"{path.name} is not a kernel library that this process can load: {_reason(error)}; "
+            "it must be built for this machine's processor and export `run`"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what tvm-ffi says: its traceback is of its own insides."""
+    text = str(error).strip()
+    return text.splitlines()[0].rstrip(".;") if text else type(error).__name__

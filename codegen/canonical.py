@@ -1,0 +1,55 @@
+"""The one way values become bytes and digests: canonical JSON (RFC 8785) with labelled parts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import rfc8785
+
+from codegen.errors import CannotKey
+
+# RFC 8785 section 3.2.2.3: numbers are IEEE doubles, so larger integers would lose digits silently.
+LARGEST_INTEGER = 2**53 - 1
+
+
+def canonical_json(value: Any) -> bytes:
+    """The RFC 8785 bytes of `value`: equal for equal content, whatever the key order or spelling of numbers.
+
+    Raises CannotKey for what has no canonical form: NaN, infinities, integers beyond 2^53 - 1, sets, other types.
+    """
+    _require_keyable(value, "$")
+    return rfc8785.dumps(value)
+
+
+def digest(kind: str, version: int, /, **parts: Any) -> str:
+    """SHA-256 in hex over the schema (`kind`, `version`) and the labelled parts."""
+    if not parts:
+        raise CannotKey(f"a digest of kind {kind!r} needs at least one part")
+    return hashlib.sha256(canonical_json({"kind": kind, "version": version, "parts": parts})).hexdigest()
+
+
+def _require_keyable(value: Any, path: str) -> None:
+    kind = type(value)
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise CannotKey(f"{path} holds a lone surrogate, which has no canonical form") from None
+    elif kind is int:
+        if abs(value) > LARGEST_INTEGER:
+            raise CannotKey(f"{path} is {value}; integers up to {LARGEST_INTEGER} have a canonical form")
+    elif kind is float:
+        if not math.isfinite(value):
+            raise CannotKey(f"{path} is {value}; only finite numbers have a canonical form")
+    elif kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise CannotKey(f"{path} has the key {key!r}; only strings can be keys")
+            _require_keyable(item, f"{path}.{key}")
+    elif kind in (list, tuple):
+        for index, item in enumerate(value):
+            _require_keyable(item, f"{path}[{index}]")
+    elif value is not None and kind is not bool:
+        raise CannotKey(f"{path} is a {kind.__name__}, which has no canonical form")

@@ -1,0 +1,194 @@
+// The library's tvm-ffi entries, through the C header alone: run, prepare, workspace_bytes. Arguments are checked here.
+#pragma once
+#include <tvm/ffi/c_api.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+// Weak: the library must load by plain dlopen too, where nobody offers these. Only tvm-ffi calls the entries that use them.
+#pragma weak TVMFFIErrorSetRaisedFromCStr
+#pragma weak TVMFFIEnvGetStream
+
+namespace cukiln {
+namespace binding {
+
+constexpr int max_rank = 8;
+
+// Raises what last_error() says: "TypeError: sentence" becomes a TypeError with that sentence.
+inline int raise_last_error() {
+  char* text = last_error();
+  char* colon = strstr(text, ": ");
+  if (colon == nullptr) {
+    TVMFFIErrorSetRaisedFromCStr("RuntimeError", text);
+    return -1;
+  }
+  *colon = '\0';
+  TVMFFIErrorSetRaisedFromCStr(text, colon + 2);
+  return -1;
+}
+
+inline ElementType element_type(DLDataType type) {
+  if (type.lanes != 1) return ElementType::other;
+  switch (type.code * 256 + type.bits) {
+    case kDLFloat * 256 + 32: return ElementType::float32;
+    case kDLFloat * 256 + 16: return ElementType::float16;
+    case kDLBfloat * 256 + 16: return ElementType::bfloat16;
+    case kDLInt * 256 + 32: return ElementType::int32;
+    case kDLInt * 256 + 8: return ElementType::int8;
+    case kDLUInt * 256 + 8:
+    case kDLBool * 256 + 8: return ElementType::uint8;
+    default: return ElementType::other;
+  }
+}
+
+inline const DLTensor* as_tensor(const TVMFFIAny& value) {
+  if (value.type_index == kTVMFFIDLTensorPtr) return static_cast<const DLTensor*>(value.v_ptr);
+  if (value.type_index == kTVMFFITensor)
+    return reinterpret_cast<const DLTensor*>(reinterpret_cast<const char*>(value.v_obj) + sizeof(TVMFFIObject));
+  return nullptr;
+}
+
+inline int give(TVMFFIAny* result, int32_t type_index, int64_t value) {
+  result->type_index = type_index;
+  result->zero_padding = 0;
+  result->v_int64 = value;
+  return 0;
+}
+
+inline bool read_scalar(const TVMFFIAny& value, int index, double* out) {
+  if (value.type_index == kTVMFFIFloat) *out = value.v_float64;
+  else if (value.type_index == kTVMFFIInt) *out = static_cast<double>(value.v_int64);
+  else {
+    fail("TypeError: argument %d must be a number (a scalar of the epilogue)", index);
+    return false;
+  }
+  return true;
+}
+
+// The workspace stands last: a tensor, or an address as an integer or an opaque pointer.
+inline bool read_workspace(const TVMFFIAny& value, int64_t needed, int device, void** out) {
+  if (value.type_index == kTVMFFIOpaquePtr || value.type_index == kTVMFFIInt) {
+    *out = value.v_ptr;
+    return true;
+  }
+  const DLTensor* tensor = as_tensor(value);
+  if (tensor == nullptr) {
+    fail("TypeError: the workspace must be a CUDA tensor or an address");
+    return false;
+  }
+  int64_t bytes = (tensor->dtype.bits * tensor->dtype.lanes + 7) / 8;
+  for (int axis = 0; axis < tensor->ndim; ++axis) bytes *= tensor->shape[axis];
+  if (tensor->device.device_type != kDLCUDA || tensor->device.device_id != device || bytes < needed) {
+    fail("ValueError: the workspace has %lld bytes; %lld on cuda:%d are needed", static_cast<long long>(bytes),
+         static_cast<long long>(needed), device);
+    return false;
+  }
+  *out = static_cast<char*>(tensor->data) + tensor->byte_offset;
+  return true;
+}
+
+// What a call was given: its operands, checked and read into extents, and its scalars. DLPack leaves strides out where a
+// tensor is contiguous; they are filled in here.
+template <class B>
+struct Call {
+  TensorView views[B::operands];
+  void* pointers[B::operands];
+  int64_t strides[B::operands][max_rank];
+  int64_t extents[B::extents];
+  double scalars[B::scalars + 1];
+  int count = 0;
+
+  // False, with the reason in last_error(), where the leading tensors are not what the kernel takes.
+  bool read_operands(const TVMFFIAny* values, int given) {
+    while (count < given && count < B::operands) {
+      const DLTensor* tensor = as_tensor(values[count]);
+      if (tensor == nullptr) break;
+      if (!read_operand(*tensor)) return false;
+      ++count;
+    }
+    return B::check(views, count, extents, Complaint{last_error(), error_size});
+  }
+
+  bool read_operand(const DLTensor& tensor) {
+    if (tensor.ndim > max_rank) {
+      fail("ValueError: operand %d has rank %d; at most %d is allowed", count, tensor.ndim, max_rank);
+      return false;
+    }
+    int64_t stride = 1;
+    for (int axis = tensor.ndim - 1; axis >= 0; --axis) {
+      strides[count][axis] = tensor.strides ? tensor.strides[axis] : stride;
+      stride *= tensor.shape[axis];
+    }
+    const bool on_gpu = tensor.device.device_type == kDLCUDA || tensor.device.device_type == kDLCUDAManaged;
+    void* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    pointers[count] = data;
+    views[count] = TensorView{data,        element_type(tensor.dtype), on_gpu ? tensor.device.device_id : -1,
+                              tensor.ndim, tensor.shape,               strides[count]};
+    return true;
+  }
+
+  bool read_scalars(const TVMFFIAny* values) {
+    for (int i = 0; i < B::scalars; ++i)
+      if (!read_scalar(values[B::operands + i], B::operands + i, &scalars[i])) return false;
+    return true;
+  }
+};
+
+// run(*operands, *scalars[, workspace]) on the stream that tvm-ffi holds for the operands' device.
+template <class B>
+int run_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
+  Call<B> call;
+  if (!call.read_operands(values, given)) return raise_last_error();
+  const int64_t needed = B::workspace_bytes(call.extents);
+  const int expected = B::operands + B::scalars + (needed > 0 ? 1 : 0);
+  if (given != expected) {
+    fail("TypeError: %d arguments were given; this call takes %d tensors, then %d numbers%s", given, B::operands, B::scalars,
+         needed > 0 ? ", then the workspace" : "");
+    return raise_last_error();
+  }
+  const int device = call.views[0].device;
+  void* workspace = nullptr;
+  if (!call.read_scalars(values)) return raise_last_error();
+  if (needed > 0 && !read_workspace(values[expected - 1], needed, device, &workspace)) return raise_last_error();
+  void* stream = TVMFFIEnvGetStream(kDLCUDA, device);
+  if (launch_on<B>(device, call.pointers, call.extents, nullptr, call.scalars, workspace, stream)) return raise_last_error();
+  return give(result, kTVMFFINone, 0);
+}
+
+// workspace_bytes(*operands), or workspace_bytes(*extents) before any tensor exists.
+template <class B>
+int workspace_bytes_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
+  if (given > 0 && values[0].type_index == kTVMFFIInt) {
+    int64_t extents[B::extents];
+    for (int i = 0; i < given && i < B::extents; ++i) {
+      if (values[i].type_index != kTVMFFIInt) {
+        fail("TypeError: extent %d must be an integer", i);
+        return raise_last_error();
+      }
+      extents[i] = values[i].v_int64;
+    }
+    if (given != B::extents) {
+      fail("TypeError: %d extents were given; this kernel has %d", given, B::extents);
+      return raise_last_error();
+    }
+    return give(result, kTVMFFIInt, B::workspace_bytes(extents));
+  }
+  Call<B> call;
+  if (!call.read_operands(values, given)) return raise_last_error();
+  return give(result, kTVMFFIInt, B::workspace_bytes(call.extents));
+}
+
+// prepare(device): a CUDA ordinal or a device.
+inline int prepare_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
+  int64_t device = -1;
+  if (given == 1 && values[0].type_index == kTVMFFIInt) device = values[0].v_int64;
+  else if (given == 1 && values[0].type_index == kTVMFFIDevice && values[0].v_device.device_type == kDLCUDA)
+    device = values[0].v_device.device_id;
+  else {
+    fail("TypeError: prepare takes one argument: a CUDA device or its ordinal");
+    return raise_last_error();
+  }
+  if (prepare(device)) return raise_last_error();
+  return give(result, kTVMFFINone, 0);
+}
+
+}  // namespace binding
+}  // namespace cukiln

@@ -1,0 +1,135 @@
+// The memory a kernel may see: global buffers between pages nobody may touch, and one block's shared memory.
+#pragma once
+
+#include "fiber.h"
+
+namespace cukiln {
+namespace cpu {
+
+constexpr int max_buffers = 16;
+constexpr unsigned char canary = 0xFF;  // read as any float type it is NaN
+constexpr size_t min_canary_bytes = 64;
+
+// A global buffer:  [untouchable page][canary ... ][ bytes ][canary, a few bytes][untouchable page]
+// Its end lies as close to the second page as its alignment allows, so that even a raw access just behind it traps.
+struct Buffer {
+  char name[32];
+  char* mapped;
+  size_t mapped_bytes;
+  char* begin;
+  size_t bytes;
+  bool writable;
+};
+
+inline Buffer buffers[max_buffers];
+inline int buffer_count = 0;
+
+inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + page_bytes(); }
+inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - page_bytes(); }
+
+// Maps a buffer and fills its canaries. It starts at a multiple of `alignment` and of nothing better, up to the 16 bytes
+// of the widest access: a vector access that the operand's alignment does not promise must not work by luck. Returns its data, or null where memory or room for buffers ran out.
+inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, bool writable) {
+  if (buffer_count == max_buffers) return nullptr;
+  const size_t page = page_bytes();
+  const size_t inner = round_up(round_up(bytes, alignment) + alignment + min_canary_bytes, page);
+  void* mapped = mmap(nullptr, inner + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* inner_begin = static_cast<char*>(mapped) + page;
+  if (mprotect(inner_begin, inner, PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapped, inner + 2 * page);
+    return nullptr;
+  }
+  Buffer& buffer = buffers[buffer_count++];
+  snprintf(buffer.name, sizeof(buffer.name), "%s", name);
+  buffer.mapped = static_cast<char*>(mapped);
+  buffer.mapped_bytes = inner + 2 * page;
+  buffer.begin = inner_begin + inner - round_up(bytes, alignment);
+  if (alignment < 16 && reinterpret_cast<uintptr_t>(buffer.begin) % (2 * alignment) == 0) buffer.begin -= alignment;
+  buffer.bytes = bytes;
+  buffer.writable = writable;
+  memset(inner_begin, canary, static_cast<size_t>(buffer.begin - inner_begin));
+  memset(buffer.begin + bytes, canary, static_cast<size_t>(canary_end(buffer) - buffer.begin) - bytes);
+  return buffer.begin;
+}
+
+inline void free_buffers() {
+  for (int i = 0; i < buffer_count; ++i) munmap(buffers[i].mapped, buffers[i].mapped_bytes);
+  buffer_count = 0;
+}
+
+// Inputs can only be read while a kernel runs; canaries are hidden from raw accesses where the sanitizer watches them.
+inline void arm_buffers(bool armed) {
+  for (int i = 0; i < buffer_count; ++i) {
+    const Buffer& buffer = buffers[i];
+    if (!buffer.writable)
+      mprotect(canary_begin(buffer), static_cast<size_t>(canary_end(buffer) - canary_begin(buffer)),
+               armed ? PROT_READ : PROT_READ | PROT_WRITE);
+#if defined(__SANITIZE_ADDRESS__)
+    char* const end = buffer.begin + buffer.bytes;
+    if (armed) {
+      __asan_poison_memory_region(canary_begin(buffer), static_cast<size_t>(buffer.begin - canary_begin(buffer)));
+      __asan_poison_memory_region(end, static_cast<size_t>(canary_end(buffer) - end));
+    } else {
+      __asan_unpoison_memory_region(canary_begin(buffer), static_cast<size_t>(canary_end(buffer) - canary_begin(buffer)));
+    }
+#endif
+  }
+}
+
+// The first canary byte that changed, as an offset from the start of the data; false where none did.
+inline bool broken_canary(const Buffer& buffer, ptrdiff_t* offset) {
+  for (const char* at = canary_begin(buffer); at < canary_end(buffer); ++at) {
+    if (at == buffer.begin) {
+      at += buffer.bytes;
+      if (at >= canary_end(buffer)) return false;
+    }
+    if (static_cast<unsigned char>(*at) != canary) {
+      *offset = at - buffer.begin;
+      return true;
+    }
+  }
+  return false;
+}
+
+// The buffer whose mapping, untouchable pages included, holds `address`; null where none does.
+inline const Buffer* buffer_near(const void* address) {
+  const char* at = static_cast<const char*>(address);
+  for (int i = 0; i < buffer_count; ++i)
+    if (at >= buffers[i].mapped && at < buffers[i].mapped + buffers[i].mapped_bytes) return &buffers[i];
+  return nullptr;
+}
+
+// Dynamic shared memory of the running block: exactly `shared_bytes`, its end against an untouchable page.
+constexpr size_t max_shared_bytes = 256 * 1024;
+inline char* shared_map = nullptr;
+inline char* shared_begin = nullptr;
+inline size_t shared_bytes = 0;
+
+inline bool reserve_shared(size_t bytes) {
+  const size_t page = page_bytes();
+  if (!shared_map) {
+    void* mapped = mmap(nullptr, max_shared_bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return false;
+    if (mprotect(static_cast<char*>(mapped) + page, max_shared_bytes, PROT_READ | PROT_WRITE) != 0) return false;
+    shared_map = static_cast<char*>(mapped);
+  }
+  char* const end = shared_map + page + max_shared_bytes;
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(shared_map + page, max_shared_bytes);
+#endif
+  shared_begin = end - round_up(bytes, 16);  // shared_memory() promises 16 bytes of alignment
+  shared_bytes = bytes;
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_poison_memory_region(shared_map + page, static_cast<size_t>(shared_begin - shared_map) - page);
+#endif
+  return true;
+}
+
+// All bits set: NaN as float, double, half and bfloat16, and no valid index.
+inline void poison_shared() { memset(shared_begin, 0xFF, shared_bytes); }
+
+}  // namespace cpu
+}  // namespace cukiln

@@ -1,0 +1,139 @@
+// The primitives of device.cuh in plain C++: the same names and results, and every access checked.
+#pragma once
+
+#include "scheduler.h"
+
+#define __device__
+#define __host__
+#define __global__ static
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __syncthreads() ::cukiln::cpu::barrier(__LINE__, __FILE__)
+
+namespace cukiln {
+namespace cpu {
+
+inline void say_access(const char* verb, size_t bytes, int line, const char* file) {
+  say("%s:%d: %s of %zu bytes", file, line, verb, bytes);
+}
+
+[[noreturn]] __attribute__((noinline, cold)) inline void refuse_shared(const char* verb, const void* at, size_t bytes, int line,
+                                                                         const char* file) {
+  inside = 0;  // the time limit no longer matters
+  const ptrdiff_t offset = static_cast<const char*>(at) - shared_begin;
+  const bool outside = offset < 0 || static_cast<size_t>(offset) + bytes > shared_bytes;
+  say_access(verb, bytes, line, file);
+  say(" at offset %td of shared memory: %s", offset, outside ? "outside of" : "misaligned in");
+  say(" its %zu bytes", shared_bytes);
+  say_where();
+  abandon(status_runtime_error);
+}
+
+[[noreturn]] __attribute__((noinline, cold)) inline void refuse_global(const char* verb, const void* at, size_t bytes, int line,
+                                                                         const char* file) {
+  inside = 0;
+  const Buffer* buffer = buffer_near(at);
+  say_access(verb, bytes, line, file);
+  if (!buffer) {
+    say(" at %p, which is in no buffer", at);
+  } else {
+    const ptrdiff_t offset = static_cast<const char*>(at) - buffer->begin;
+    const bool outside = offset < 0 || static_cast<size_t>(offset) + bytes > buffer->bytes;
+    say(" at offset %td of %s (%zu bytes): ", offset, buffer->name, buffer->bytes);
+    say("%s", outside ? "outside of it" : reinterpret_cast<uintptr_t>(at) % bytes ? "misaligned" : "it is an input, which no kernel may write");
+  }
+  say_where();
+  abandon(status_runtime_error);
+}
+
+// Few instructions, because a kernel reads shared memory for every few multiplications.
+template <int bytes>
+__forceinline__ void check_shared(const char* verb, const void* at, int line, const char* file) {
+  const size_t offset = static_cast<size_t>(static_cast<const char*>(at) - shared_begin);
+  const bool misaligned = reinterpret_cast<uintptr_t>(at) % bytes != 0;
+  if (__builtin_expect(misaligned | (offset > shared_bytes - bytes) | (shared_bytes < bytes), 0)) refuse_shared(verb, at, bytes, line, file);
+}
+
+// Out of line, because inlined into every access of every kernel it would cost more compile time than it saves.
+__attribute__((noinline)) inline void check_global(bool write, const void* at, size_t bytes, int line, const char* file) {
+  const char* const address = static_cast<const char*>(at);
+  for (int i = 0; i < buffer_count; ++i) {
+    const size_t offset = static_cast<size_t>(address - buffers[i].begin);
+    if (offset >= buffers[i].bytes) continue;
+    if (offset + bytes <= buffers[i].bytes && reinterpret_cast<uintptr_t>(at) % bytes == 0 && (!write || buffers[i].writable)) return;
+    break;
+  }
+  refuse_global(write ? "write" : "read", at, bytes, line, file);
+}
+
+}  // namespace cpu
+
+template <int N, class T>
+__forceinline__ Vector<T, N> load_global(const T* source, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  cpu::check_global(false, source, sizeof(T) * N, line, file);
+  return *reinterpret_cast<const Vector<T, N>*>(source);
+}
+
+template <int N, class T>
+__forceinline__ void store_global(T* target, const Vector<T, N>& value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  cpu::check_global(true, target, sizeof(T) * N, line, file);
+  *reinterpret_cast<Vector<T, N>*>(target) = value;
+}
+
+template <int N, class T>
+__forceinline__ Vector<T, N> load_shared(const T* source, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  cpu::check_shared<sizeof(T) * N>("read", source, line, file);
+  return *reinterpret_cast<const Vector<T, N>*>(source);
+}
+
+template <int N, class T>
+__forceinline__ void store_shared(T* target, const Vector<T, N>& value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  cpu::check_shared<sizeof(T) * N>("write", target, line, file);
+  *reinterpret_cast<Vector<T, N>*>(target) = value;
+}
+
+template <class T>
+__forceinline__ T* shared_memory() {
+  return reinterpret_cast<T*>(cpu::shared_begin);
+}
+
+// One rounding, as fma.rn.f32. Where the processor has no such instruction (x86-64 before Haswell) the library call is
+// slow but rounds alike, so that results never depend on the machine that verified.
+__forceinline__ float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+inline float exp(float x) { return __builtin_expf(x); }
+inline float erf(float x) { return __builtin_erff(x); }
+inline float tanh(float x) { return __builtin_tanhf(x); }
+
+inline uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+// To the nearest half, ties to even, and back. NaN keeps its sign and becomes quiet.
+inline float round_to_half(float x) {
+  const uint32_t sign = bits_of(x) & 0x80000000u, magnitude = bits_of(x) & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return float_of(bits_of(x) | 0x00400000u);
+  if (magnitude >= 0x477ff000u) return float_of(sign | 0x7f800000u);  // 65520 and above round to infinity
+  // Below 2^-14 halves are 2^-24 apart, like the floats from 0.5 to 1: adding 0.5 makes the processor round.
+  if (magnitude < 0x38800000u) return float_of(sign | bits_of((float_of(magnitude) + 0.5f) - 0.5f));
+  return float_of(sign | ((magnitude + 0xfffu + ((magnitude >> 13) & 1u)) & ~0x1fffu));
+}
+
+inline float round_to_bfloat16(float x) {
+  const uint32_t bits = bits_of(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return float_of(bits | 0x00400000u);
+  return float_of((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+}
+
+// True in runs on integers that must come out exactly: activations that no float represents exactly are the identity.
+inline bool exact_epilogue() { return cpu::exact; }
+
+}  // namespace cukiln

@@ -1,0 +1,186 @@
+// The fused epilogue: a chain of nodes applied to accumulators in fp32 before they are stored.
+#pragma once
+
+namespace cukiln {
+
+constexpr int max_epilogue_tensors = 8;
+constexpr int max_epilogue_scalars = 16;
+
+// Operands of the chain, in chain order: tensors of Bias, Residual and Mask, scalars of Scale, LeakyRelu and Clip.
+struct EpilogueArguments {
+  const void* tensors[max_epilogue_tensors];
+  float scalars[max_epilogue_scalars];
+};
+
+enum class Axis { m, n };
+enum class EpilogueTensor { bias_m, bias_n, residual, mask };
+
+#if defined(CUKILN_DEVICE)
+
+// Where a vector of outputs lies: `offset` in elements from the start of the output and of whatever has its shape.
+struct Position {
+  int row;
+  int column;
+  int64_t offset;
+};
+
+#endif
+
+// Every node states how many tensors and scalars it takes. `apply` gets its own operands' indices at compile time.
+
+template <Axis axis>
+struct Bias {
+  static constexpr int tensors = 1, scalars = 0;
+  static constexpr EpilogueTensor tensor = axis == Axis::m ? EpilogueTensor::bias_m : EpilogueTensor::bias_n;
+#if defined(CUKILN_DEVICE)
+  template <int T, int S, int N>
+  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    const float* bias = static_cast<const float*>(arguments.tensors[T]);
+    if constexpr (axis == Axis::m) {
+      const float shared_by_row = load_global<1>(bias + at.row).data[0];
+#pragma unroll
+      for (int i = 0; i < N; ++i) value.data[i] += shared_by_row;
+    } else {
+      const Vector<float, N> added = load_global<N>(bias + at.column);
+#pragma unroll
+      for (int i = 0; i < N; ++i) value.data[i] += added.data[i];
+    }
+  }
+#endif
+};
+
+struct Residual {
+  static constexpr int tensors = 1, scalars = 0;
+  static constexpr EpilogueTensor tensor = EpilogueTensor::residual;
+#if defined(CUKILN_DEVICE)
+  template <int T, int S, int N>
+  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    const Vector<float, N> added = load_global<N>(static_cast<const float*>(arguments.tensors[T]) + at.offset);
+#pragma unroll
+    for (int i = 0; i < N; ++i) value.data[i] += added.data[i];
+  }
+#endif
+};
+
+// Keeps a value where its mask byte is not zero, gives zero elsewhere.
+struct Mask {
+  static constexpr int tensors = 1, scalars = 0;
+  static constexpr EpilogueTensor tensor = EpilogueTensor::mask;
+#if defined(CUKILN_DEVICE)
+  template <int T, int S, int N>
+  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    const Vector<unsigned char, N> kept = load_global<N>(static_cast<const unsigned char*>(arguments.tensors[T]) + at.offset);
+#pragma unroll
+    for (int i = 0; i < N; ++i) value.data[i] = kept.data[i] != 0 ? value.data[i] : 0.0f;
+  }
+#endif
+};
+
+// A node that maps each value by itself: `Node::map(x, scalars)`.
+template <class Node, int scalar_count>
+struct Elementwise {
+  static constexpr int tensors = 0, scalars = scalar_count;
+  static constexpr EpilogueTensor tensor = EpilogueTensor::residual;  // never asked for: `tensors` is 0
+#if defined(CUKILN_DEVICE)
+  template <int T, int S, int N>
+  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position&, const EpilogueArguments& arguments) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) value.data[i] = Node::map(value.data[i], arguments.scalars + S);
+  }
+#endif
+};
+
+#if defined(CUKILN_DEVICE)
+
+struct Scale : Elementwise<Scale, 1> {
+  static __device__ __forceinline__ float map(float x, const float* scalars) { return x * scalars[0]; }
+};
+// Comparisons are written so that NaN goes through: they are false for NaN and keep it.
+struct Relu : Elementwise<Relu, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) { return x < 0.0f ? 0.0f : x; }
+};
+struct LeakyRelu : Elementwise<LeakyRelu, 1> {
+  static __device__ __forceinline__ float map(float x, const float* scalars) { return x < 0.0f ? x * scalars[0] : x; }
+};
+struct Clip : Elementwise<Clip, 2> {
+  static __device__ __forceinline__ float map(float x, const float* scalars) {
+    return x < scalars[0] ? scalars[0] : (x > scalars[1] ? scalars[1] : x);
+  }
+};
+// Exact gelu by erf (Hendrycks and Gimpel, arXiv:1606.08415), not the tanh approximation.
+struct Gelu : Elementwise<Gelu, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) {
+    return exact_epilogue() ? x : 0.5f * x * (1.0f + cukiln::erf(x * 0.70710678118654752f));
+  }
+};
+struct Sigmoid : Elementwise<Sigmoid, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) {
+    return exact_epilogue() ? x : 1.0f / (1.0f + cukiln::exp(-x));
+  }
+};
+struct Silu : Elementwise<Silu, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) {
+    return exact_epilogue() ? x : x / (1.0f + cukiln::exp(-x));
+  }
+};
+struct Tanh : Elementwise<Tanh, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) { return exact_epilogue() ? x : cukiln::tanh(x); }
+};
+struct CastHalf : Elementwise<CastHalf, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) { return round_to_half(x); }
+};
+struct CastBfloat16 : Elementwise<CastBfloat16, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) { return round_to_bfloat16(x); }
+};
+
+#else  // launch code only asks for the counts
+
+struct Scale : Elementwise<Scale, 1> {};
+struct Relu : Elementwise<Relu, 0> {};
+struct LeakyRelu : Elementwise<LeakyRelu, 1> {};
+struct Clip : Elementwise<Clip, 2> {};
+struct Gelu : Elementwise<Gelu, 0> {};
+struct Sigmoid : Elementwise<Sigmoid, 0> {};
+struct Silu : Elementwise<Silu, 0> {};
+struct Tanh : Elementwise<Tanh, 0> {};
+struct CastHalf : Elementwise<CastHalf, 0> {};
+struct CastBfloat16 : Elementwise<CastBfloat16, 0> {};
+
+#endif
+
+// The nodes in order. An empty chain stores the accumulator.
+template <class... Nodes>
+struct Chain {
+  static constexpr int tensors = (0 + ... + Nodes::tensors);
+  static constexpr int scalars = (0 + ... + Nodes::scalars);
+  static_assert(tensors <= max_epilogue_tensors && scalars <= max_epilogue_scalars, "the epilogue takes too many operands");
+
+#if defined(CUKILN_HOST)
+  // What the chain's `index`-th tensor is.
+  static EpilogueTensor tensor(int index) {
+    EpilogueTensor found = EpilogueTensor::residual;
+    int seen = 0;
+    ((Nodes::tensors == 1 && seen++ == index ? void(found = Nodes::tensor) : void()), ...);
+    return found;
+  }
+#endif
+
+#if defined(CUKILN_DEVICE)
+  template <int N>
+  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    apply_from<0, 0, N, Nodes...>(value, at, arguments);
+  }
+
+ private:
+  template <int T, int S, int N>
+  static __device__ __forceinline__ void apply_from(Vector<float, N>&, const Position&, const EpilogueArguments&) {}
+
+  template <int T, int S, int N, class Node, class... Rest>
+  static __device__ __forceinline__ void apply_from(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    Node::template apply<T, S, N>(value, at, arguments);
+    apply_from<T + Node::tensors, S + Node::scalars, N, Rest...>(value, at, arguments);
+  }
+#endif
+};
+
+}  // namespace cukiln

@@ -1,0 +1,55 @@
+"""The digests that things are found by. Content only; each states what it depends on.
+
+| identity | depends on |
+|---|---|
+| problem | every field of the canonical problem |
+| kernel | operator, signature, compile-time tunables |
+| candidate | problem, schedule |
+| slice | the kernel's rendered text and the headers it inlines |
+| build | kernel, slice, toolchain, target |
+| winner | problem, architecture, device class |
+| group | its kernels in render order, target, and the attempt that made it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codegen.canonical import digest
+
+# Raised when the meaning of a part changes, so that nothing old is found under the new meaning.
+SCHEMA_VERSION = 1
+
+
+def problem_digest(problem: Mapping[str, Any]) -> str:
+    """Of a canonical problem (`Problem.canonical()`)."""
+    return digest("problem", SCHEMA_VERSION, problem=dict(problem))
+
+
+def kernel_id(operator: str, signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> str:
+    return digest("kernel", SCHEMA_VERSION, operator=operator, signature=dict(signature), tunables=dict(tunables))
+
+
+def candidate_id(problem: str, schedule: Mapping[str, Any]) -> str:
+    """Of a problem digest and a schedule; independent of generator and toolchain."""
+    return digest("candidate", SCHEMA_VERSION, problem=problem, schedule=dict(schedule))
+
+
+def slice_id(text: str, headers: str) -> str:
+    """Of a kernel's own block and of the digest of the headers that it is compiled with."""
+    return digest("slice", SCHEMA_VERSION, text=text, headers=headers)
+
+
+def build_id(kernel: str, slice_digest: str, toolchain: str, target: str) -> str:
+    return digest("build", SCHEMA_VERSION, kernel=kernel, slice=slice_digest, toolchain=toolchain, target=target)
+
+
+def winner_key(problem: str, architecture: str, device_class: str) -> str:
+    """Of a problem digest, an architecture (`sm_90a`) and a device class (product name or `predicted:<arch>`)."""
+    return digest("winner", SCHEMA_VERSION, problem=problem, architecture=architecture, device_class=device_class)
+
+
+def group_id(kernels: Sequence[str], target: str, attempt: str = "") -> str:
+    """32 hex digits. Two jobs may compile the same kernels: `attempt` keeps their groups apart."""
+    return digest("group", SCHEMA_VERSION, kernels=list(kernels), target=target, attempt=attempt)[:32]

@@ -1,0 +1,228 @@
+"""What every operator answers. An operator is one folder: adding one touches that folder and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources.abc import Traversable
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel
+
+from codegen.kernel import Candidate, Kernel
+from codegen.problem import Problem
+from codegen.rules import Accepted, Rejected
+from codegen.schedule import Schedule
+from codegen.search import Search, SearchSpace, Tunable
+from codegen.targets import Target
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+InputKind = Literal["integer", "normal"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a call, in launch ABI order. Strides are in elements; a stride of 0 repeats."""
+
+    name: str
+    dtype: str
+    role: Literal["in", "out"]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements lie between the first and the last one, both included."""
+        return 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the strides are those of a C-contiguous array of this shape."""
+        expected = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent > 1 and stride != expected:
+                return False
+            expected *= extent
+        return True
+
+
+@dataclass(frozen=True)
+class ConfigField:
+    """One `static constexpr` member of a kernel's Config."""
+
+    cxx_type: Literal["int", "bool"]
+    name: str
+    value: int | bool
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel's Config: constants, and the one type that its epilogue makes (from typed nodes, never from text)."""
+
+    fields: tuple[ConfigField, ...]
+    epilogue: tuple[str, ...]  # structures of the nodes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one run of a candidate; bytes are those that any algorithm must move between DRAM and chip."""
+
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    launches: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a schedule does to the machine, for the roofline of `predict`. All counts are of the whole launch.
+
+    `blocks` thread blocks of `threads`; `fma` multiply-adds issued, padding included; `other_instructions` per-lane
+    instructions beside them; `shared_bytes` moved between shared memory and registers; `l2_bytes` asked of the L2,
+    `dram_bytes` of the DRAM; `independent` FMA chains a thread has in flight; `steps` serial load-use round trips of a
+    block and `overlap` in 0..1, how much of such a trip the schedule hides behind arithmetic.
+    """
+
+    blocks: int
+    threads: int
+    fma: float
+    other_instructions: float
+    shared_bytes: float
+    l2_bytes: float
+    dram_bytes: float
+    dynamic_shared_bytes: int
+    independent: int
+    steps: int
+    overlap: float
+
+
+class Operator(ABC):
+    """One kind of computation. Methods are pure: same arguments, same answer."""
+
+    name: ClassVar[str]
+    problem_type: ClassVar[type[Problem]]
+    tunables: ClassVar[tuple[Tunable, ...]]
+    # The __global__ functions of a kernel's namespace, in the order that `Launch.function` indexes.
+    functions: ClassVar[tuple[str, ...]] = ("run",)
+    # Where kernel.cuh lies: the folder of a packaged operator, or one from outside.
+    folder: ClassVar[Traversable]
+
+    @property
+    def namespace(self) -> str:
+        return f"cukiln::{self.name}"
+
+    @cached_property
+    def kernel_text(self) -> str:
+        """The operator's kernel.cuh."""
+        return (self.folder / "kernel.cuh").read_text(encoding="utf-8")
+
+    @cached_property
+    def kernel_tunables(self) -> frozenset[str]:
+        return frozenset(tunable.name for tunable in self.tunables if not tunable.launch_time)
+
+    @cached_property
+    def launch_tunables(self) -> tuple[str, ...]:
+        """Names in the order of the launch ABI's array."""
+        return tuple(tunable.name for tunable in self.tunables if tunable.launch_time)
+
+    def parse(self, fields: Mapping[str, Any]) -> Problem:
+        """The problem; raises pydantic.ValidationError, which names each field and what is allowed."""
+        return self.problem_type.model_validate(dict(fields))
+
+    def candidate(self, problem: Problem, schedule: Schedule) -> Candidate:
+        return Candidate(
+            problem, schedule, Kernel.of(self.name, self.signature(problem), schedule.only(self.kernel_tunables))
+        )
+
+    def launch_values(self, schedule: Schedule) -> list[int]:
+        """The int32 array of the launch ABI."""
+        return [int(schedule.get(name)) for name in self.launch_tunables]
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the problem."""
+        model: type[BaseModel] = self.problem_type
+        return model.model_json_schema()
+
+    @abstractmethod
+    def signature(self, problem: Problem) -> Mapping[str, Any]:
+        """The problem without its extents: dtypes, layout, epilogue structure, specialisation class."""
+
+    @abstractmethod
+    def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
+        """The schedules of a search; raises InvalidSearch."""
+
+    @abstractmethod
+    def rules(
+        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    ) -> Accepted | Rejected:
+        """Whether a schedule can work and is worth compiling."""
+
+    @abstractmethod
+    def config(self, kernel: Kernel) -> Config:
+        """What the kernel's Config holds, from the kernel alone."""
+
+    @abstractmethod
+    def extents(self, problem: Problem) -> list[int]:
+        """The int64 array of the launch ABI."""
+
+    @property
+    @abstractmethod
+    def extent_names(self) -> tuple[str, ...]:
+        """Names of the launch ABI's int64 array."""
+
+    @abstractmethod
+    def scalars(self, problem: Problem) -> list[float]:
+        """The double array of the launch ABI."""
+
+    @abstractmethod
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """The tensors in launch ABI pointer order."""
+
+    @abstractmethod
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        """Reduced problems of the kernel's own signature: even, ragged, smallest."""
+
+    @abstractmethod
+    def test_launches(self, kernel: Kernel) -> list[list[int]]:
+        """Every distinct array of launch-time values; all of them must be right on each test problem."""
+
+    @abstractmethod
+    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
+        """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable."""
+
+    @abstractmethod
+    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
+        """The result in float64 and a bound on |kernel - result| per element; 0 demands equality, inf forgives.
+
+        `exact` makes activations that fp32 only approximates the identity, as the kernel's exact CPU build does.
+        """
+
+    @abstractmethod
+    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
+        """FLOPs, bytes, launches and workspace of one run."""
+
+    @abstractmethod
+    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
+        """What a schedule does to the machine."""
+
+    @abstractmethod
+    def threads(self, kernel: Kernel) -> int:
+        """Threads of a block."""
+
+    @abstractmethod
+    def min_blocks(self, kernel: Kernel) -> int:
+        """Resident blocks that the kernel asks registers to allow for (second argument of __launch_bounds__)."""
+
+    @abstractmethod
+    def shared_bytes(self, kernel: Kernel) -> int:
+        """Dynamic shared memory of a block."""
+
+    @abstractmethod
+    def predicted_compile_seconds(self, kernel: Kernel) -> float:
+        """Of nvcc, for one more kernel of a group, in CPU seconds."""

@@ -1,0 +1,66 @@
+"""The operators: the packaged ones, and trusted folders from outside that were loaded explicitly."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from codegen.errors import InvalidOperator, UnknownOperator
+from codegen.operator import Operator
+from codegen.operators.matmul import MATMUL
+
+_PACKAGED: dict[str, Operator] = {MATMUL.name: MATMUL}
+_LOADED: dict[str, Operator] = {}
+
+
+def operators() -> dict[str, Operator]:
+    """All operators by name."""
+    return {**_PACKAGED, **_LOADED}
+
+
+def operator(name: str) -> Operator:
+    """The operator; raises UnknownOperator, which lists what is allowed."""
+    found = _PACKAGED.get(name) or _LOADED.get(name)
+    if found is None:
+        allowed = sorted(operators())
+        raise UnknownOperator(
+            f"unknown operator {name[:40]!r}; allowed: {', '.join(allowed)}", field="operator", allowed=allowed
+        )
+    return found
+
+
+def load_operators(paths: Iterable[Path]) -> list[Operator]:
+    """Loads operator folders (each an `__init__.py` with `OPERATOR` and a `kernel.cuh`); they run as trusted code.
+
+    Loading a folder again is harmless. Raises InvalidOperator, which says what a folder lacks.
+    """
+    loaded = []
+    for path in paths:
+        found = _load_folder(path.resolve())
+        known = operators().get(found.name)
+        if known is not None and known.folder != found.folder:
+            raise InvalidOperator(f"{path}: an operator called {found.name!r} exists already, from {known.folder}")
+        _LOADED.setdefault(found.name, found)
+        loaded.append(_LOADED[found.name])
+    return loaded
+
+
+def _load_folder(folder: Path) -> Operator:
+    for needed in ("__init__.py", "kernel.cuh"):
+        if not (folder / needed).is_file():
+            raise InvalidOperator(f"{folder}: an operator folder needs a file {needed}")
+    module_name = f"cukiln_operator_{folder.name}"
+    spec = importlib.util.spec_from_file_location(
+        module_name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None:
+        raise InvalidOperator(f"{folder}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, "OPERATOR", None)
+    if not isinstance(found, Operator):
+        raise InvalidOperator(f"{folder}: __init__.py must define OPERATOR, an instance of codegen.operator.Operator")
+    return found

@@ -1,0 +1,145 @@
+"""The matmul problem: out[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, k, n])."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from codegen.epilogue import Chain
+from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, refuse, require_elements
+
+Layout = Literal["nn", "nt", "tn", "tt"]
+
+
+def _filled_in(field: dict[str, Any]) -> None:
+    # The default is computed from the other fields; null in a schema would say that null is a value.
+    field.pop("default", None)
+
+
+def _derived(description: str) -> Any:
+    return Field(default=None, validate_default=True, description=description, json_schema_extra=_filled_in)
+
+
+class MatmulProblem(Problem):
+    """Row-major matrices; `layout`: first A (n: m x k is stored, t: k x m), then B (n: k x n, t: n x k).
+
+    Leading dimensions and batch strides are in elements and default to packed. A batch stride of 0 repeats A or B.
+    """
+
+    operator: Literal["matmul"] = "matmul"
+    m: Extent
+    n: Extent
+    k: Extent
+    batch: Extent = 1
+    layout: Layout = "nn"
+    dtype: Literal["float32"] = "float32"
+    acc_dtype: Literal["float32"] = "float32"
+    out_dtype: Literal["float32"] = "float32"
+    allow_tf32: Annotated[Literal[False], Field(description="No kernel uses TF32 yet, so only false is allowed.")] = (
+        False
+    )
+    epilogue: Chain = ()
+    lda: Pitch = _derived("Elements from one stored row of A to the next.")
+    ldb: Pitch = _derived("Elements from one stored row of B to the next.")
+    ldc: Pitch = _derived("Elements from one row of out to the next.")
+    stride_a: Stride = _derived("Elements from one A to the next of the batch; 0: all share one.")
+    stride_b: Stride = _derived("Elements from one B to the next of the batch; 0: all share one.")
+    stride_c: Stride = _derived("Elements from one out to the next of the batch.")
+
+    @property
+    def a_transposed(self) -> bool:
+        return self.layout[0] == "t"
+
+    @property
+    def b_transposed(self) -> bool:
+        return self.layout[1] == "t"
+
+    def stored(self, operand: Literal["a", "b", "c"]) -> tuple[int, int]:
+        """Rows and contiguous columns of an operand as it lies in memory."""
+        return _stored(self.__dict__, operand)
+
+    @field_validator("allow_tf32", mode="before")
+    @classmethod
+    def _only_a_boolean(cls, value: Any) -> Any:
+        # Literal[False] compares with ==, and 0 == False.
+        return value if isinstance(value, bool) else str(value)
+
+    @field_validator("lda", "ldb", "ldc", mode="before")
+    @classmethod
+    def _packed_pitch(cls, value: Any, info: ValidationInfo) -> Any:
+        shape = _known(info, info.field_name[-1] if info.field_name else "")
+        if value is None:
+            return shape[1] if shape else 1  # without a shape another field is already at fault
+        return value
+
+    @field_validator("lda", "ldb", "ldc", mode="after")
+    @classmethod
+    def _wide_enough(cls, value: int, info: ValidationInfo) -> int:
+        operand = (info.field_name or "")[-1]
+        shape = _known(info, operand)
+        if shape is None:
+            return value
+        rows, columns = shape
+        if value < columns:
+            raise refuse(
+                "rows_overlap",
+                "is {given}, but a stored row of {operand} has {allowed} elements; at least {allowed} is allowed",
+                given=value,
+                operand=_spelled(operand),
+                allowed=columns,
+            )
+        require_elements(_spelled(operand), (rows - 1) * value + columns)
+        return value
+
+    @field_validator("stride_a", "stride_b", "stride_c", mode="before")
+    @classmethod
+    def _packed_stride(cls, value: Any, info: ValidationInfo) -> Any:
+        operand = (info.field_name or "")[-1]
+        shape = _known(info, operand)
+        if shape is None or f"ld{operand}" not in info.data:
+            return 0
+        if value is None or (info.data["batch"] == 1 and isinstance(value, int) and 0 <= value <= LARGEST_ELEMENTS):
+            # With one matrix the stride is never used: one spelling for all of them, so that they share a key.
+            packed = shape[0] * info.data[f"ld{operand}"]
+            return min(packed, LARGEST_ELEMENTS) if info.data["batch"] == 1 else packed
+        return value
+
+    @field_validator("stride_a", "stride_b", "stride_c", mode="after")
+    @classmethod
+    def _no_overlap(cls, value: int, info: ValidationInfo) -> int:
+        operand = (info.field_name or "")[-1]
+        shape = _known(info, operand)
+        if shape is None or f"ld{operand}" not in info.data:
+            return value
+        batch, span = info.data["batch"], (shape[0] - 1) * info.data[f"ld{operand}"] + shape[1]
+        repeats = operand != "c" and value == 0
+        if batch > 1 and not repeats and value < span:
+            raise refuse(
+                "matrices_overlap",
+                "is {given}, but one {operand} spans {allowed} elements; at least {allowed}{or_zero} is allowed",
+                given=value,
+                operand=_spelled(operand),
+                allowed=span,
+                or_zero="" if operand == "c" else " or 0 (every matrix is the same)",
+            )
+        require_elements(_spelled(operand), (batch - 1) * value + span)
+        return value
+
+
+def _spelled(operand: str) -> str:
+    return "out" if operand == "c" else operand.upper()
+
+
+def _stored(fields: Mapping[str, Any], operand: str) -> tuple[int, int]:
+    transposed = operand != "c" and fields["layout"]["ab".index(operand)] == "t"
+    rows, columns = {"a": ("m", "k"), "b": ("k", "n"), "c": ("m", "n")}[operand]
+    return (fields[columns], fields[rows]) if transposed else (fields[rows], fields[columns])
+
+
+def _known(info: ValidationInfo, operand: str) -> tuple[int, int] | None:
+    """Stored rows and columns; None where a field they need was refused already."""
+    if any(name not in info.data for name in ("m", "n", "k", "batch", "layout")):
+        return None
+    return _stored(info.data, operand)

@@ -1,0 +1,66 @@
+"""The base of all problems, and the checked field types that problems share."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from codegen.canonical import canonical_json
+from codegen.identity import problem_digest
+
+# Kernels index tiles with int32 and add up to one tile (at most 1024) to an extent.
+LARGEST_EXTENT = 2**31 - 1 - 1024
+# 4 TiB of fp32: far over any device's memory, far under what a 64-bit byte offset can hold.
+LARGEST_ELEMENTS = 2**40
+
+
+def _whole(value: Any) -> Any:
+    # JSON has one kind of number: 8 and 8.0 are the same extent. Booleans and strings are not numbers.
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_ELEMENTS:
+        return int(value)
+    return value
+
+
+Extent = Annotated[int, Field(strict=True, ge=1, le=LARGEST_EXTENT), BeforeValidator(_whole)]
+# Strides are in elements; 0 repeats a matrix over the batch where the field allows it.
+Pitch = Annotated[int, Field(strict=True, ge=1, le=LARGEST_ELEMENTS), BeforeValidator(_whole)]
+Stride = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ELEMENTS), BeforeValidator(_whole)]
+
+
+def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:
+    """A validation error with a stable `kind`, a sentence with `{placeholders}`, and the numbers it talks about."""
+    return PydanticCustomError(kind, message, numbers)
+
+
+def require_elements(name: str, elements: int) -> None:
+    """Raises where an operand would span more elements than any index computation is meant for."""
+    if elements > LARGEST_ELEMENTS:
+        raise refuse(
+            "too_many_elements",
+            "operand {operand} would span {elements} elements; at most {allowed} are allowed",
+            operand=name,
+            elements=elements,
+            allowed=LARGEST_ELEMENTS,
+        )
+
+
+class Problem(BaseModel):
+    """What is to be computed, never how. Frozen; unknown fields are refused; every default becomes explicit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    operator: str
+
+    def canonical(self) -> dict[str, Any]:
+        """All fields with their values, as JSON types: what rows store and keys are made of."""
+        return self.model_dump(mode="json")
+
+    @cached_property
+    def digest(self) -> str:
+        return problem_digest(self.canonical())
+
+    def canonical_bytes(self) -> bytes:
+        return canonical_json(self.canonical())

@@ -1,0 +1,118 @@
+"""Many kernels as one self-contained .cu: each header once, then one namespace per kernel.
+
+Text comes from packaged headers, from numbers, and from enumerations; never from a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from codegen.epilogue import chain_type
+from codegen.errors import TextError
+from codegen.identity import slice_id
+from codegen.kernel import Kernel
+from codegen.operator import ConfigField
+from codegen.operators import operator
+
+DEVICE_HEADERS = ("launch.h", "device.cuh", "epilogue.cuh")
+HOST_HEADERS = ("launch.h", "epilogue.cuh")
+_IDENTIFIER = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+@dataclass(frozen=True)
+class RenderedGroup:
+    """`functions` are the kernels as `namespace::function`, `symbols` their mangled names in the cubin."""
+
+    text: str
+    functions: frozenset[str]
+    symbols: frozenset[str]
+
+
+@lru_cache(maxsize=64)
+def header_text(path: str) -> str:
+    """A packaged header of codegen/device, as it is inlined: `#pragma once` means nothing in a main file."""
+    return inlined((files("codegen") / "device" / path).read_text(encoding="utf-8"))
+
+
+def inlined(text: str) -> str:
+    """A header's text for the middle of a file."""
+    return text.replace("#pragma once\n", "")
+
+
+@lru_cache(maxsize=64)
+def operator_text(name: str) -> str:
+    """An operator's kernel.cuh, as it is inlined."""
+    return inlined(operator(name).kernel_text)
+
+
+def render_device(kernels: Sequence[Kernel]) -> RenderedGroup:
+    """The .cu that nvcc compiles to a cubin; kernels in the order given, each at most once."""
+    parts = ["#define CUKILN_DEVICE 1\n", *map(header_text, DEVICE_HEADERS)]
+    parts += [operator_text(name) for name in operator_names(kernels)]
+    parts += [slice_text(kernel) for kernel in kernels]
+    functions = [f"{kernel.namespace}::{name}" for kernel in kernels for name in operator(kernel.operator).functions]
+    if len(set(functions)) != len(functions):
+        raise TextError("two kernels of the group share a namespace")
+    return RenderedGroup("".join(parts), frozenset(functions), frozenset(s for k in kernels for s in symbols(k)))
+
+
+def operator_names(kernels: Iterable[Kernel]) -> list[str]:
+    """The operators of the kernels, sorted: their headers' order in a file."""
+    return sorted({kernel.operator for kernel in kernels})
+
+
+def symbols(kernel: Kernel) -> list[str]:
+    """Mangled names (Itanium C++ ABI, section 5.1) of the kernel's functions, in the operator's order."""
+    op = operator(kernel.operator)
+    parameter = "".join(f"{len(part)}{part}" for part in (*op.namespace.split("::"), "Arguments"))
+    space = f"{len(kernel.namespace)}{kernel.namespace}"
+    return [f"_ZN{space}{len(name)}{name}EN{parameter}E" for name in op.functions]
+
+
+@lru_cache(maxsize=16384)
+def slice_text(kernel: Kernel) -> str:
+    """The kernel's own block: its namespace with Config and entry points."""
+    op = operator(kernel.operator)
+    bounds = f"__launch_bounds__({op.threads(kernel)}, {op.min_blocks(kernel)})"
+    entries = "".join(
+        f"__global__ void {bounds} {name}(const {op.namespace}::Arguments arguments) {{ "
+        f"{op.namespace}::{name}<Config>(arguments); }}\n"
+        for name in op.functions
+    )
+    return f"namespace {kernel.namespace} {{\n{render_config(kernel)}{entries}}}  // namespace {kernel.namespace}\n"
+
+
+@lru_cache(maxsize=16384)
+def slice_digest(kernel: Kernel) -> str:
+    """Of everything of the text that can influence this kernel's code, and nothing else of its group."""
+    return slice_id(slice_text(kernel), headers_digest(kernel.operator))
+
+
+@lru_cache(maxsize=64)
+def headers_digest(name: str) -> str:
+    headers = [*map(header_text, DEVICE_HEADERS), operator_text(name)]
+    return hashlib.sha256("\0".join(headers).encode()).hexdigest()
+
+
+@lru_cache(maxsize=16384)
+def render_config(kernel: Kernel) -> str:
+    """`struct Config { ... };`: numbers and one type that only the epilogue's typed nodes decide."""
+    config = operator(kernel.operator).config(kernel)
+    members = "".join(f"  static constexpr {one.cxx_type} {one.name} = {_literal(one)};\n" for one in config.fields)
+    return f"struct Config {{\n{members}  using Epilogue = {chain_type(config.epilogue)};\n}};\n"
+
+
+def _literal(field: ConfigField) -> str:
+    # The last gate before text: a name is an identifier, a value is a Python int or bool and nothing else.
+    if not _IDENTIFIER.match(field.name):
+        raise TextError(f"{field.name!r} is no name of a Config member")
+    if field.cxx_type == "bool" and type(field.value) is bool:
+        return "true" if field.value else "false"
+    if field.cxx_type == "int" and type(field.value) is int and -(2**31) < field.value < 2**31:
+        return str(field.value)
+    raise TextError(f"{field.name} = {field.value!r} is no {field.cxx_type} constant")

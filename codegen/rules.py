@@ -1,0 +1,35 @@
+"""Rules of a search space: one-liners that accept a schedule or say, with the numbers, why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WORKSPACE = "workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The schedule breaks no rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The schedule breaks `rule` (a stable name); `message` has the numbers."""
+
+    rule: str
+    message: str
+
+
+ACCEPTED = Accepted()
+
+
+def check(condition: bool, rule: str, message: str) -> Rejected | None:
+    """None where the condition holds, so that checks chain with `or`."""
+    return None if condition else Rejected(rule, message)
+
+
+def check_workspace(needed: int, limit: int | None) -> Rejected | None:
+    """Bytes of workspace against the request's `workspace_limit_bytes` (None: no limit)."""
+    return check(
+        limit is None or needed <= limit, WORKSPACE, f"needs {needed} bytes of workspace, the limit is {limit}"
+    )

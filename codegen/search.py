@@ -1,0 +1,293 @@
+"""Search spaces: which schedules to try, enumerable by index without being materialised.
+
+A space is the product of value lists (or an explicit list). A `limit` samples it: the schedules come in an order that
+only the seed decides, so a smaller limit is always a prefix of a larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
+
+from codegen.canonical import LARGEST_INTEGER
+from codegen.errors import InvalidSearch
+from codegen.problem import refuse
+from codegen.schedule import Schedule, Value
+
+MAX_LIMIT = 100_000
+MAX_SCHEDULES = 10_000
+MAX_VALUES = 64
+MAX_TUNABLES = 64
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER else value
+
+
+SearchValue = Annotated[StrictInt | StrictStr, BeforeValidator(_whole)]
+Name = Annotated[StrictStr, Field(min_length=1, max_length=64)]
+
+
+class Search(BaseModel):
+    """Which schedules to try: a level, value lists per tunable, or explicit schedules; at most `limit` accepted ones.
+
+    Tunables that `tunables` does not name take their level-1 values. Without any of the three the level is 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: Annotated[Literal[0, 1, 2] | None, BeforeValidator(_whole)] = None
+    tunables: (
+        Annotated[
+            dict[Name, Annotated[list[SearchValue], Field(min_length=1, max_length=MAX_VALUES)]],
+            Field(min_length=1, max_length=MAX_TUNABLES),
+        ]
+        | None
+    ) = None
+    schedules: (
+        Annotated[
+            list[Annotated[dict[Name, SearchValue], Field(min_length=1, max_length=MAX_TUNABLES)]],
+            Field(min_length=1, max_length=MAX_SCHEDULES),
+        ]
+        | None
+    ) = None
+    limit: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
+    seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER), BeforeValidator(_whole)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_kind(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        kinds = [name for name in ("level", "tunables", "schedules") if data.get(name) is not None]
+        if len(kinds) > 1:
+            raise refuse(
+                "one_search", "give one of level, tunables and schedules; {given} are given", given=" and ".join(kinds)
+            )
+        return data if kinds else {**data, "level": 1}
+
+    def canonical(self) -> dict[str, Any]:
+        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled."""
+        found: dict[str, Any] = {}
+        if self.tunables is not None:
+            found["tunables"] = {name: sorted(set(self.tunables[name]), key=_order) for name in sorted(self.tunables)}
+        elif self.schedules is not None:
+            found["schedules"] = [schedule.as_dict() for schedule in _distinct(self.schedules)]
+        else:
+            found["level"] = self.level
+        if self.limit is not None:
+            found |= {"limit": self.limit, "seed": self.seed}
+        return found
+
+
+def _order(value: Value) -> tuple[str, Value]:
+    # Integers and strings do not compare with each other.
+    return (type(value).__name__, value)
+
+
+def _distinct(schedules: Sequence[Mapping[str, Value]]) -> list[Schedule]:
+    return sorted(
+        {Schedule.of(values) for values in schedules},
+        key=lambda schedule: [(name, _order(value)) for name, value in schedule.values],
+    )
+
+
+def covers(done: Search, asked: Search) -> bool:
+    """Whether every schedule that `asked` tries was tried by `done`, for the same problem and target.
+
+    Errs on the side of no: a value list is not compared with a level, because levels depend on problem and target.
+    """
+    if done.limit is not None:
+        same = (
+            done.model_copy(update={"limit": None}).canonical() == asked.model_copy(update={"limit": None}).canonical()
+        )
+        return same and asked.limit is not None and asked.limit <= done.limit and asked.seed == done.seed
+    if done.level is not None and asked.level is not None:
+        return asked.level <= done.level
+    if done.tunables is not None and asked.tunables is not None:
+        # Tunables that one of the two leaves out take their level-1 values, which this function does not know.
+        return done.tunables.keys() == asked.tunables.keys() and all(
+            set(values) <= set(done.tunables[name]) for name, values in asked.tunables.items()
+        )
+    if done.schedules is not None and asked.schedules is not None:
+        return set(_distinct(asked.schedules)) <= set(_distinct(done.schedules))
+    return False
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """One knob: every value a search may name; `levels` 1 and 2 are the operator's choice per problem."""
+
+    name: str
+    allowed: tuple[Value, ...]
+    launch_time: bool
+    meaning: str
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """Schedules by index. `first` (the level-0 default) leads a sample, so the smallest sample is a sane one."""
+
+    values: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    schedules: tuple[Schedule, ...] | None = None
+    limit: int | None = None
+    seed: int = 0
+    first: Schedule | None = None
+    _radix: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(sorted(self.values)))
+        object.__setattr__(self, "_radix", tuple(len(values) for _, values in self.values))
+
+    @cached_property
+    def size(self) -> int:
+        """How many schedules there are before any rule."""
+        return len(self.schedules) if self.schedules is not None else math.prod(self._radix)
+
+    @property
+    def tunables(self) -> dict[str, tuple[Value, ...]]:
+        return dict(self.values)
+
+    def by_index(self, index: int) -> Schedule:
+        """The schedule at 0 <= index < size: the index's mixed-radix digits choose values, the last name fastest."""
+        if not 0 <= index < self.size:
+            raise IndexError(f"index {index} is outside a space of {self.size} schedules")
+        if self.schedules is not None:
+            return self.schedules[index]
+        chosen = []
+        for (name, values), base in zip(reversed(self.values), reversed(self._radix), strict=True):
+            index, digit = divmod(index, base)
+            chosen.append((name, values[digit]))
+        return Schedule(tuple(reversed(chosen)))
+
+    def index_of(self, schedule: Schedule) -> int | None:
+        """Where the space has `schedule`; None where it does not."""
+        if self.schedules is not None:
+            return self.schedules.index(schedule) if schedule in self.schedules else None
+        if tuple(name for name, _ in schedule.values) != tuple(name for name, _ in self.values):
+            return None
+        index = 0
+        for (_, value), (_, values) in zip(schedule.values, self.values, strict=True):
+            if value not in values:
+                return None
+            index = index * len(values) + values.index(value)
+        return index
+
+    def __iter__(self) -> Iterator[Schedule]:
+        """All schedules: in index order without a limit; with one, `first`, then an order that the seed decides.
+
+        The limit itself counts accepted schedules, so it is applied by whoever knows the rules.
+        """
+        if self.limit is None:
+            yield from map(self.by_index, range(self.size))
+            return
+        first = None if self.first is None else self.index_of(self.first)
+        if first is not None:
+            yield self.by_index(first)
+        yield from (self.by_index(index) for index in permuted(self.size, self.seed) if index != first)
+
+
+def permuted(size: int, seed: int) -> Iterator[int]:
+    """Every index below `size` once, in an order that `seed` decides, without a list of them.
+
+    A four-round Feistel network on the next even number of bits, walking cycles until it falls below `size`
+    (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002).
+    """
+    half = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = [_mix(seed, round_) for round_ in range(4)]
+    for start in range(size):
+        index = start
+        while True:
+            left, right = index >> half, index & mask
+            for key in keys:
+                left, right = right, left ^ (_mix(key, right) & mask)
+            index = left << half | right
+            if index < size:
+                break
+        yield index
+
+
+def _mix(key: int, value: int) -> int:
+    """64 well-mixed bits (the finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
+    word = (key * 0x9E3779B97F4A7C15 + value * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & 0xFFFFFFFFFFFFFFFF
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return word ^ word >> 31
+
+
+def build_space(
+    search: Search,
+    tunables: Sequence[Tunable],
+    levels: Mapping[int, Mapping[str, tuple[Value, ...]]],
+    default: Schedule,
+) -> SearchSpace:
+    """The space of a search. `levels` has the value lists of levels 1 and 2; level 0 is `default` alone.
+
+    Raises InvalidSearch, which names the tunable or value at fault and what is allowed.
+    """
+    allowed = {tunable.name: tunable.allowed for tunable in tunables}
+    values: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    schedules: tuple[Schedule, ...] | None = None
+    if search.schedules is not None:
+        schedules = _listed(search.schedules, allowed)
+    elif search.tunables is not None:
+        values = _with_lists(levels[1], search.tunables, allowed)
+    elif search.level == 0:
+        schedules = (default,)
+    else:
+        values = tuple(levels[search.level or 1].items())
+    return SearchSpace(values=values, schedules=schedules, limit=search.limit, seed=search.seed, first=default)
+
+
+def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, tuple[Value, ...]]) -> tuple[Schedule, ...]:
+    for index, values in enumerate(schedules):
+        where = f"search.schedules.{index}"
+        _require_known(values, allowed, where)
+        for name in sorted(allowed.keys() - values.keys()):
+            raise InvalidSearch(
+                f"schedule {index} has no {name!r}; it needs a value for each of: {', '.join(sorted(allowed))}",
+                field=f"{where}.{name}",
+                allowed=list(allowed[name]),
+            )
+        for name, value in values.items():
+            _require_allowed(name, [value], allowed[name], f"{where}.{name}")
+    return tuple(_distinct(schedules))
+
+
+def _with_lists(
+    level: Mapping[str, tuple[Value, ...]],
+    named: Mapping[str, Sequence[Value]],
+    allowed: Mapping[str, tuple[Value, ...]],
+) -> tuple[tuple[str, tuple[Value, ...]], ...]:
+    _require_known(named, allowed, "search.tunables")
+    lists = dict(level)
+    for name, values in named.items():
+        _require_allowed(name, values, allowed[name], f"search.tunables.{name}")
+        lists[name] = tuple(sorted(set(values), key=_order))
+    return tuple(lists.items())
+
+
+def _require_known(names: Iterable[str], allowed: Mapping[str, tuple[Value, ...]], where: str) -> None:
+    for name in names:
+        if name not in allowed:
+            raise InvalidSearch(
+                f"unknown tunable {name!r}; allowed: {', '.join(sorted(allowed))}",
+                field=f"{where}.{name}",
+                allowed=sorted(allowed),
+            )
+
+
+def _require_allowed(name: str, values: Sequence[Value], allowed: tuple[Value, ...], where: str) -> None:
+    for value in values:
+        if value not in allowed:
+            raise InvalidSearch(
+                f"{name} = {value!r} is not allowed; allowed: {', '.join(map(str, allowed))}",
+                field=where,
+                allowed=list(allowed),
+            )

@@ -1,0 +1,132 @@
+"""Data sheets of the architectures that kernels are compiled for: one representative product each.
+
+Per-architecture limits (threads, blocks, registers and shared memory of a multiprocessor) are from the CUDA C++
+Programming Guide 13.0, "Compute Capabilities", table "Technical Specifications per Compute Capability"; the shared
+memory that the runtime keeps per block (1 KiB from 8.0 on) from the same chapter and the CUDA Occupancy Calculator. The
+number of FP32 lanes is that of the guide's "Arithmetic Instructions" throughput table. Product figures are from the
+document named in `source`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from codegen.errors import UnknownTarget
+
+
+@dataclass(frozen=True)
+class Target:
+    """An architecture and its representative product.
+
+    Clocks in MHz (boost), bandwidth in GB/s (10^9), memory in bytes. `registers_per_sm` are 32-bit registers.
+    `reserved_shared_bytes` is what the runtime takes from the multiprocessor for every resident block.
+    """
+
+    name: str
+    product: str
+    source: str
+    sm_count: int
+    clock_mhz: int
+    fp32_lanes_per_sm: int
+    dram_gb_s: float
+    l2_bytes: int
+    shared_per_block: int
+    shared_per_sm: int
+    reserved_shared_bytes: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    registers_per_sm: int = 65536
+    registers_per_thread: int = 255
+    max_threads_per_block: int = 1024
+
+    @property
+    def fp32_gflops(self) -> float:
+        """Peak of fused multiply-adds in fp32, 2 operations per lane and clock."""
+        return 2e-3 * self.sm_count * self.fp32_lanes_per_sm * self.clock_mhz
+
+    def data_sheet(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+KIB, MIB = 1024, 1024 * 1024
+
+_H100 = {
+    "product": "NVIDIA H100 SXM5 80GB",
+    "source": "NVIDIA H100 Tensor Core GPU Architecture white paper v1.04, tables 3 and 4",
+    "sm_count": 132, "clock_mhz": 1980, "fp32_lanes_per_sm": 128, "dram_gb_s": 3352.0, "l2_bytes": 50 * MIB,
+    "shared_per_block": 227 * KIB, "shared_per_sm": 228 * KIB, "reserved_shared_bytes": KIB,
+    "max_threads_per_sm": 2048, "max_blocks_per_sm": 32,
+}  # fmt: skip
+_B200 = {
+    "product": "NVIDIA B200",
+    "source": "NVIDIA HGX B200 data sheet (75 TFLOPS fp32 and 7.7 TB/s per GPU) and Blackwell tuning guide (126 MB L2)",
+    "sm_count": 148, "clock_mhz": 1965, "fp32_lanes_per_sm": 128, "dram_gb_s": 7700.0, "l2_bytes": 126 * MIB,
+    "shared_per_block": 227 * KIB, "shared_per_sm": 228 * KIB, "reserved_shared_bytes": KIB,
+    "max_threads_per_sm": 2048, "max_blocks_per_sm": 32,
+}  # fmt: skip
+_SHEETS: dict[str, dict[str, Any]] = {
+    "sm_75": {
+        "product": "NVIDIA T4",
+        "source": "NVIDIA T4 data sheet; NVIDIA Turing GPU Architecture white paper WP-09183-001, appendix on TU104",
+        "sm_count": 40, "clock_mhz": 1590, "fp32_lanes_per_sm": 64, "dram_gb_s": 320.0, "l2_bytes": 4 * MIB,
+        "shared_per_block": 64 * KIB, "shared_per_sm": 64 * KIB, "reserved_shared_bytes": 0,
+        "max_threads_per_sm": 1024, "max_blocks_per_sm": 16,
+    },
+    "sm_80": {
+        "product": "NVIDIA A100 SXM4 80GB",
+        "source": "NVIDIA A100 Tensor Core GPU Architecture white paper, table 4; A100 80GB data sheet (2,039 GB/s)",
+        "sm_count": 108, "clock_mhz": 1410, "fp32_lanes_per_sm": 64, "dram_gb_s": 2039.0, "l2_bytes": 40 * MIB,
+        "shared_per_block": 163 * KIB, "shared_per_sm": 164 * KIB, "reserved_shared_bytes": KIB,
+        "max_threads_per_sm": 2048, "max_blocks_per_sm": 32,
+    },
+    "sm_86": {
+        "product": "NVIDIA RTX A6000",
+        "source": "NVIDIA Ampere GA102 GPU Architecture white paper v2.0, table on the RTX A6000",
+        "sm_count": 84, "clock_mhz": 1800, "fp32_lanes_per_sm": 128, "dram_gb_s": 768.0, "l2_bytes": 6 * MIB,
+        "shared_per_block": 99 * KIB, "shared_per_sm": 100 * KIB, "reserved_shared_bytes": KIB,
+        "max_threads_per_sm": 1536, "max_blocks_per_sm": 16,
+    },
+    "sm_87": {
+        "product": "NVIDIA Jetson AGX Orin 64GB",
+        "source": "NVIDIA Jetson AGX Orin Series technical brief v1.2, table 1",
+        "sm_count": 16, "clock_mhz": 1300, "fp32_lanes_per_sm": 128, "dram_gb_s": 204.8, "l2_bytes": 4 * MIB,
+        "shared_per_block": 163 * KIB, "shared_per_sm": 164 * KIB, "reserved_shared_bytes": KIB,
+        "max_threads_per_sm": 1536, "max_blocks_per_sm": 16,
+    },
+    "sm_89": {
+        "product": "NVIDIA L40S",
+        "source": "NVIDIA L40S data sheet (91.6 TFLOPS fp32, 864 GB/s); Ada GPU Architecture white paper v2.1 on AD102",
+        "sm_count": 142, "clock_mhz": 2520, "fp32_lanes_per_sm": 128, "dram_gb_s": 864.0, "l2_bytes": 96 * MIB,
+        "shared_per_block": 99 * KIB, "shared_per_sm": 100 * KIB, "reserved_shared_bytes": KIB,
+        "max_threads_per_sm": 1536, "max_blocks_per_sm": 24,
+    },
+    "sm_90": _H100,
+    "sm_90a": _H100,
+    "sm_100": _B200,
+    "sm_100a": _B200,
+    "sm_120": {
+        "product": "NVIDIA GeForce RTX 5090",
+        "source": "NVIDIA RTX Blackwell GPU Architecture white paper v1.1, appendix on GB202",
+        "sm_count": 170, "clock_mhz": 2407, "fp32_lanes_per_sm": 128, "dram_gb_s": 1792.0, "l2_bytes": 96 * MIB,
+        "shared_per_block": 99 * KIB, "shared_per_sm": 100 * KIB, "reserved_shared_bytes": KIB,
+        "max_threads_per_sm": 1536, "max_blocks_per_sm": 24,
+    },
+}  # fmt: skip
+_TARGETS = {name: Target(name=name, **sheet) for name, sheet in _SHEETS.items()}
+
+
+def targets() -> dict[str, Target]:
+    """All known targets by name."""
+    return dict(_TARGETS)
+
+
+def target(name: str) -> Target:
+    """The data sheet of an architecture; raises UnknownTarget, which lists what is allowed."""
+    found = _TARGETS.get(name)
+    if found is None:
+        allowed = sorted(_TARGETS)
+        raise UnknownTarget(
+            f"unknown target {name[:40]!r}; allowed: {', '.join(allowed)}", field="target", allowed=allowed
+        )
+    return found

@@ -1,0 +1,159 @@
+"""What a kernel must survive on the CPU before anybody believes in it; the same for every operator.
+
+An operator contributes problems of reduced extents (even, ragged, smallest), inputs and a reference; this module says
+what is run with them and judges what comes back:
+
+1. integers whose exact result is representable: equal, once per order of warps, inexact activations as identity;
+2. random normals against float64 within the operator's bound, the shipped activations;
+3. case 2 again in another order of warps: the same bits, because every element has one order of summation.
+
+Buffers, shared memory and padding are poisoned with NaN by whoever runs a case, so what was never written shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.kernel import Kernel
+from codegen.operator import Operator
+from codegen.problem import Problem
+
+Kind = Literal["integer", "normal"]
+Order = Literal["ascending", "descending", "seeded"]
+
+# Raised when the cases or the judgement change: old verdicts then no longer count.
+PLAN_SCHEMA = 1
+EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
+# The second run must give the bits of the first.
+NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a case's launches. `launch` are the launch ABI's int32 values."""
+
+    order: Order
+    launch: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs and the runs made with it. `exact`: outputs must be equal to the reference."""
+
+    problem: Problem
+    kind: Kind
+    exact: bool
+    seed: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How an output compares with the reference. `index` is the first wrong element, null where none is wrong.
+
+    `max_error` is the largest |got - expected|, `max_ratio` the largest share of its bound that an error took (0 to 1
+    where nothing is wrong; of exact runs: 0 or infinity). NaN anywhere counts as wrong.
+    """
+
+    wrong: int
+    size: int
+    max_error: float
+    max_ratio: float
+    index: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    bound: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.wrong == 0
+
+    def sentence(self) -> str:
+        """What a person reads of a wrong output."""
+        if self.index is None:
+            return "every element is right"
+        where = ", ".join(map(str, self.index))
+        never = (
+            " (NaN: never written, or computed from memory that nobody wrote)" if math.isnan(self.got or 0.0) else ""
+        )
+        return (
+            f"{self.wrong} of {self.size} elements are wrong; the first is out[{where}] = {self.got!r}{never}, "
+            f"expected {self.expected!r} within {self.bound!r}"
+        )
+
+
+def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
+    """The cases of a kernel: for each problem first the exact one, then the approximate one.
+
+    Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
+    seeded orders.
+    """
+    launches = [tuple(values) for values in operator.test_launches(kernel)]
+    problems = operator.test_problems(kernel)
+    seeds = [int(value) for value in np.random.SeedSequence(seed).generate_state(2 * len(problems), np.uint32)]
+    for number, problem in enumerate(problems):
+        exact_seed, normal_seed = seeds[2 * number : 2 * number + 2]
+        runs = tuple(
+            # Starting at another launch for every problem brings each launch together with other orders.
+            Run(EXACT_ORDERS[i % len(EXACT_ORDERS)], launches[(i + number) % len(launches)], exact_seed + i)
+            for i in range(max(len(EXACT_ORDERS), len(launches)))
+        )
+        yield Case(problem, "integer", True, exact_seed, runs)
+        launch = launches[number % len(launches)]
+        repeats = tuple(Run(order, launch, normal_seed + i) for i, order in enumerate(NORMAL_ORDERS))
+        yield Case(problem, "normal", False, normal_seed, repeats)
+
+
+def judge(got: NDArray[Any], expected: NDArray[Any], bound: NDArray[Any], *, exact: bool) -> Judgement:
+    """Compare an output with float64 `expected`; `bound` is absolute, per element, infinite where anything is allowed
+    (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite."""
+    values = got.astype(np.float64)
+    allowed = np.broadcast_to(bound, expected.shape)
+    if exact:
+        allowed = np.where(np.isinf(allowed), np.inf, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = np.abs(values - expected)
+        # Infinities that agree have no difference; a NaN compares false and stays wrong.
+        free = np.isposinf(allowed)
+        right = (values == expected) | (error <= allowed) | free
+        error = np.where((values == expected) | free, 0.0, error)
+        ratio = np.where(error == 0.0, 0.0, error / allowed)
+    wrong, size = int(values.size - np.count_nonzero(right)), int(values.size)
+    max_error, max_ratio = float(np.max(error, initial=0.0)), float(np.max(ratio, initial=0.0))
+    if not wrong:
+        return Judgement(wrong, size, max_error, max_ratio)
+    first = np.unravel_index(int(np.argmin(right)), right.shape)
+    return Judgement(
+        wrong,
+        size,
+        max_error,
+        max_ratio,
+        index=tuple(int(i) for i in first),
+        got=float(values[first]),
+        expected=float(expected[first]),
+        bound=float(allowed[first]),
+    )
+
+
+def differing(first: NDArray[Any], second: NDArray[Any]) -> int:
+    """How many elements of two outputs differ in their bits."""
+    unsigned = np.dtype(f"u{first.dtype.itemsize}")
+    return int(np.count_nonzero(first.view(unsigned) != second.view(unsigned)))
+
+
+def describe_case(case: Case, extents: Sequence[int]) -> dict[str, Any]:
+    """What the verdict's details keep of a case: enough to run it again."""
+    return {
+        "extents": list(extents),
+        "kind": case.kind,
+        "exact": case.exact,
+        "seed": case.seed,
+        "runs": [asdict(run) for run in case.runs],
+    }

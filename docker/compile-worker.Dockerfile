@@ -1,0 +1,33 @@
+# The planning and compile workers: the server with nvcc from its wheels and g++. Build from the root of the checkout:
+#   docker build -f docker/compile-worker.Dockerfile -t cukiln-compile-worker .
+FROM python:3.13-slim-bookworm
+
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PATH=/venv/bin:$PATH
+WORKDIR /app
+
+# Debian keeps only the newest build of a package, so a version that is pinned today cannot be installed tomorrow.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ util-linux \
+    && rm -rf /var/lib/apt/lists/*
+
+COPY pyproject.toml constraints.txt ./
+RUN python -m venv /venv \
+    && pip install --constraint constraints.txt pip hatchling editables \
+    && pip install --constraint constraints.txt --group server --group postgres --group toolchain
+
+COPY README.md LICENSE CHANGELOG.md ./
+COPY client client
+COPY codegen codegen
+COPY storage storage
+COPY workers workers
+COPY docker/entrypoint.py docker/entrypoint.py
+RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
+    && useradd --uid 10001 --create-home cukiln \
+    && install --directory --owner cukiln /data
+
+USER 10001
+ENV CUKILN_DATA=/data
+VOLUME /data
+ENTRYPOINT ["python", "/app/docker/entrypoint.py"]
+CMD ["python", "-m", "workers.main", "compile"]

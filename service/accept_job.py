@@ -1,0 +1,93 @@
+"""A job request → its durable row, and a ticket for the planners where there is work.
+
+The row comes first: once a caller has read the 202, neither a crash of this process nor a flushed Redis loses the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from codegen.generator import generator
+from codegen.search import Search, covers
+from cukiln.types import Job, WinnerRecord
+from service.context import Service
+from service.errors import refuse
+from service.requests import JobRequest
+from service.resolve import Resolved, resolve_jobs
+from service.usable import usable
+from storage.items import waiting_counts
+from storage.jobs import NewJob, NewProblem, create_job, unfinished_jobs
+from storage.report_job import job_report
+from storage.winners import get_winners
+from workers import tickets
+
+BUSY_RETRY_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The job as it is now; `cached` when nothing of it is left to do."""
+
+    job: Job
+    cached: bool
+
+
+def accept_job(service: Service, request: JobRequest) -> Accepted:
+    """Write the job and wake the planners. Raises Refused, and then nothing was written."""
+    resolved = resolve_jobs(request, service.known())
+    with service.database.read() as session:
+        winners = get_winners(session, [one.key for one in resolved])
+    new = _new_job(request, resolved, winners)
+    with service.database.write() as session:
+        if not all(problem.cached for problem in new.problems):
+            _require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
+        created = create_job(session, new)
+    with service.database.read() as session:
+        report = job_report(session, created.id)
+        waiting = waiting_counts(session) if created.items else {}
+    assert report is not None, "a job that was just written is there"
+    if created.items and service.redis is not None:
+        tickets.ensure_tickets(service.redis, tickets.PLAN, None, waiting.get((tickets.PLAN, None), created.items))
+    return Accepted(report, created.cached)
+
+
+def _new_job(request: JobRequest, resolved: Sequence[Resolved], winners: Mapping[str, WinnerRecord]) -> NewJob:
+    problems = []
+    for one in resolved:
+        winner = cached_winner(winners.get(one.key), one.search, one.operator.name, request.workspace_limit_bytes)
+        problems.append(
+            NewProblem(
+                name=one.name,
+                operator=one.operator.name,
+                problem=one.problem.canonical(),
+                target=one.target,
+                device_class=one.device_class,
+                key=one.key,
+                search=one.search.canonical(),
+                cached=winner is not None,
+                winner=winner,
+            )
+        )
+    budget = request.budget.seconds if request.budget else None
+    return NewJob(problems, request.priority, budget, request.workspace_limit_bytes)
+
+
+def cached_winner(
+    record: WinnerRecord | None, asked: Search, operator: str, workspace_limit_bytes: int | None
+) -> str | None:
+    """The candidate that answers without work: its record's searches contain `asked`, by today's generator."""
+    if record is None:
+        return None
+    today = generator(operator)
+    if not any(done["generator"] == today and covers(Search(**done["search"]), asked) for done in record.searches):
+        return None
+    front = usable(record, workspace_limit_bytes)
+    return front[0].candidate if front else None
+
+
+def _require_room(unfinished: int, at_most: int) -> None:
+    if unfinished >= at_most:
+        detail = f"{unfinished} jobs wait or run, at most {at_most} may. Nothing was queued; send it again later."
+        headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}
+        raise refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)

@@ -1,0 +1,49 @@
+"""The HTTP application: every route, behind the gate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from service import blobs, catalogue, docs_page, events, groups, handle_errors, health, jobs, kernels, lookups, openapi
+from service.auth import Gate
+from service.context import Service
+from storage.settings import Settings
+
+DESCRIPTION = (
+    "Operator schedules in, verified and ranked CUDA kernels out. Errors are application/problem+json with a stable "
+    "`type`, the field at fault and what is allowed."
+)
+ROUTERS = (jobs, events, groups, lookups, kernels, blobs, catalogue, health, docs_page)
+
+
+def create_app(settings: Settings, open_service: Callable[[Settings], Service] = Service.open) -> FastAPI:
+    """The application. It opens the database, the blobs and Redis when it starts and closes them when it stops."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = open_service(settings)
+        app.state.service = service
+        try:
+            yield
+        finally:
+            service.close()
+
+    app = FastAPI(
+        title="cukiln",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages load scripts from a CDN
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would drop the body, and tell a path from its neighbour
+    )
+    for module in ROUTERS:
+        app.include_router(module.router)
+    handle_errors.install(app)
+    key = settings.api_key.get_secret_value() if settings.api_key else None
+    app.add_middleware(Gate, api_key=key)
+    app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
+    return app

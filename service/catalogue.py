@@ -1,0 +1,79 @@
+"""What the service knows: operators, targets, and the time that stages took."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from starlette.responses import Response
+
+from codegen.operator import Operator
+from codegen.operators import operators
+from codegen.search import Search
+from codegen.targets import targets
+from cukiln.types import OperatorReport, Operators, TargetReport, Targets, Timings
+from service.answers import json_response
+from service.context import ServiceDep
+from service.openapi import problems
+from service.resolve import predicted_class
+from storage.timings import timings
+from storage.toolchains import LiveToolchain
+
+router = APIRouter(prefix="/v1", tags=["catalogue"])
+
+
+@router.get("/operators", response_model=Operators, responses=problems())
+def get_operators() -> Response:
+    """JSON Schema of every operator's problem and of a search, and the tunables that a search may name."""
+    return json_response(Operators(operators=[_operator(operator) for _, operator in sorted(operators().items())]))
+
+
+@router.get("/targets", response_model=Targets, responses=problems("database-unavailable"))
+def get_targets(service: ServiceDep) -> Response:
+    """Architectures with their data sheets, and the live toolchains that compile for them."""
+    live = service.toolchains()
+    reports = [
+        TargetReport(
+            target=name,
+            name=sheet.product,
+            data_sheet=sheet.data_sheet(),
+            toolchains=[toolchain.digest for toolchain in live if name in toolchain.targets],
+            device_classes=[predicted_class(name)],
+        )
+        for name, sheet in targets().items()
+    ]
+    return json_response(Targets(targets=reports, toolchains=[_toolchain(toolchain) for toolchain in live]))
+
+
+@router.get("/timings", response_model=Timings, responses=problems("invalid-value", "database-unavailable"))
+def get_timings(
+    service: ServiceDep, by: Annotated[Literal["operator", "job", "day"], Query()] = "operator"
+) -> Response:
+    """Wall and CPU seconds of each stage, summed by operator, job or day (UTC)."""
+    with service.database.read() as session:
+        return json_response(timings(session, by))
+
+
+@lru_cache
+def _operator(operator: Operator) -> OperatorReport:
+    tunables = {
+        tunable.name: {
+            "allowed": list(tunable.allowed),
+            "launch_time": tunable.launch_time,
+            "meaning": tunable.meaning,
+        }
+        for tunable in operator.tunables
+    }
+    return OperatorReport(
+        operator=operator.name, schema=operator.schema(), tunables=tunables, search=Search.model_json_schema()
+    )
+
+
+def _toolchain(toolchain: LiveToolchain) -> dict[str, object]:
+    return {
+        "digest": toolchain.digest,
+        "description": toolchain.description,
+        "targets": list(toolchain.targets),
+        "seen_at": toolchain.seen_at,
+    }

@@ -1,0 +1,143 @@
+"""GET /v1/jobs/{id}/events: what happens to a job, as server-sent events.
+
+| event | data | id |
+|---|---|---|
+| what the workers publish (`progress`, `problem`, `state`, …) | its own | to be sent back as Last-Event-ID |
+| `snapshot` | `{"job", "state", "progress", "seconds"}` from the database | none |
+| `end` | `{"job", "state"}`: the last event | none |
+
+A snapshot comes first when the stream does not reach back to where the watcher was, and again at every change while
+Redis is away. The end is the database's word, so it comes with or without Redis. Between events the framework sends
+a comment every 15 seconds, which keeps proxies from closing the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import sleep
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from starlette.concurrency import run_in_threadpool
+
+from service.context import Service, ServiceDep
+from service.errors import refuse
+from service.jobs import KnownJob
+from service.openapi import problems
+from storage.failures import DATABASE_ERRORS
+from storage.report_job import JobProgress, job_progress
+from workers import tickets
+
+log = logging.getLogger("cukiln.service")
+
+POLL_SECONDS = 1.0  # how often the database is asked whether the job has ended
+LARGEST_ID_PART = 2**64 - 1
+ENDED = ("done", "partial", "failed", "cancelled")
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+def last_event_id(last_event_id: Annotated[str | None, Header()] = None) -> str | None:
+    """The id after which to go on. Raises Refused for one that no event of ours has."""
+    if not last_event_id:
+        return None
+    parts = last_event_id.split("-")
+    if tickets.valid_event_id(last_event_id) and all(int(part) <= LARGEST_ID_PART for part in parts):
+        return last_event_id
+    detail = f"{last_event_id[:60]!r} is not an id that an event of this service had."
+    raise refuse("invalid-event-id", detail, field="Last-Event-ID", allowed="<milliseconds>-<sequence>")
+
+
+@router.get(
+    "/{job}/events",
+    response_class=EventSourceResponse,
+    responses=problems("job-not-found", "invalid-event-id", "database-unavailable"),
+)
+async def get_events(
+    job: KnownJob, request: Request, service: ServiceDep, after: Annotated[str | None, Depends(last_event_id)]
+) -> AsyncIterator[ServerSentEvent]:
+    """Events of the job until it ends; all that are kept, or those after Last-Event-ID."""
+    watch = _Watch(service, job, after)
+    async for event in watch.events():
+        yield event
+
+
+class _Watch:
+    """One watcher of one job."""
+
+    def __init__(self, service: Service, job: str, after: str | None) -> None:
+        self._service, self._job, self._after = service, job, after
+        self._shown: JobProgress | None = None
+
+    async def events(self) -> AsyncIterator[ServerSentEvent]:
+        url = self._service.settings.redis_url
+        if url is not None:
+            # A connection of its own: a watcher waits in a blocking read.
+            async with tickets.connect_async(url) as redis:
+                async for event in self._from_redis(redis):
+                    yield event
+        while (now := await self._progress()) is None or now.state not in ENDED:
+            if now is not None and now != self._shown:
+                yield self._snapshot(now)
+            await sleep(POLL_SECONDS)
+        yield ServerSentEvent(event="end", data={"job": self._job, "state": now.state})
+
+    async def _from_redis(self, redis: Redis) -> AsyncIterator[ServerSentEvent]:
+        """The stream until the job has ended and all its events are sent, or until Redis goes away."""
+        try:
+            if await self._is_behind(redis) and (now := await self._progress()) is not None:
+                yield self._snapshot(now)
+            async for batch in tickets.follow(redis, self._job, self._after or "0", wait_seconds=POLL_SECONDS):
+                for event in batch:
+                    self._after = event.id
+                    yield ServerSentEvent(event=event.type, data=event.data, id=event.id)
+                ended = any(event.type == "state" and event.data.get("state") in ENDED for event in batch)
+                if (ended or not batch) and await self._has_ended():
+                    return
+        except RedisError as error:
+            log.warning("events of job %s come from the database: %s", self._job, error)
+
+    async def _is_behind(self, redis: Redis) -> bool:
+        """Whether events are missing between where the watcher was and the oldest that is kept."""
+        oldest: Any = await redis.xrange(tickets.events_key(self._job), count=1)
+        if not oldest:
+            return True
+        if self._after is None:
+            return False
+        first = oldest[0][0]
+        return _order(first.decode() if isinstance(first, bytes) else first) > _order(self._after)
+
+    async def _has_ended(self) -> bool:
+        now = await self._progress()
+        return now is not None and now.state in ENDED
+
+    async def _progress(self) -> JobProgress | None:
+        """None while the database does not answer: the watcher waits."""
+        return await run_in_threadpool(self._read)
+
+    def _read(self) -> JobProgress | None:
+        try:
+            with self._service.database.read() as session:
+                return job_progress(session, self._job)
+        except DATABASE_ERRORS as error:
+            log.warning("job %s cannot be read for its watcher: %s", self._job, error)
+            return None
+
+    def _snapshot(self, now: JobProgress) -> ServerSentEvent:
+        self._shown = now
+        data = {
+            "job": self._job,
+            "state": now.state,
+            "progress": now.progress.model_dump(mode="json"),
+            "seconds": now.seconds.model_dump(mode="json"),
+        }
+        return ServerSentEvent(event="snapshot", data=data)
+
+
+def _order(id: str) -> tuple[int, int]:
+    milliseconds, _, sequence = id.partition("-")
+    return int(milliseconds), int(sequence or 0)

@@ -1,0 +1,139 @@
+"""Faults of a request from what its models and codegen said: JSON path, sentence, what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from codegen.errors import CodegenError, UnknownOperator
+from service.errors import Fault, json_path
+
+Path = tuple[str | int, ...]
+
+_KIND_OF_ERROR = {
+    "extra_forbidden": "unknown-field",
+    "missing": "missing-field",
+    "too_many_elements": "extent-too-large",
+}
+_SHOWN = frozenset(
+    {"type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+    | {"pattern", "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
+)
+
+
+def faults_of(error: ValidationError, model: type[BaseModel], value: Any, at: Path = ()) -> list[Fault]:
+    """One fault per error. `value` is what `model` was given, `at` where it stands in the body."""
+    return [_fault(entry, model, value, at) for entry in error.errors(include_url=False, include_input=False)]
+
+
+def fault_of_codegen(error: CodegenError, at: Path) -> Fault:
+    """The fault that codegen found in what stands at `at`; its own field is relative to that."""
+    inside = [int(part) if part.isdecimal() else part for part in (error.field or "").split(".") if part]
+    kind = "unknown-operator" if isinstance(error, UnknownOperator) else "invalid-value"
+    message = error.message[:1].upper() + error.message[1:]
+    return Fault(kind, _sentence(message), json_path((*at, *inside)), error.allowed)
+
+
+def _fault(entry: Mapping[str, Any], model: type[BaseModel], value: Any, at: Path) -> Fault:
+    kind = _KIND_OF_ERROR.get(entry["type"], "invalid-value")
+    inside = _inside(entry["loc"], value, kind, model.model_fields)
+    if entry["type"] == "too_short" and "search" in (*at, *inside):
+        kind = "empty-search-space"
+    field = json_path((*at, *inside))
+    if kind == "unknown-field":
+        known = _fields_at(model, value, inside[:-1])
+        return Fault(kind, f"{field} is not a field of this object.", field, known)
+    allowed = entry.get("ctx", {}).get("allowed") or _allowed_at(model, value, inside)
+    if kind == "missing-field":
+        return Fault(kind, f"{field} is missing.", field, allowed)
+    message = str(entry["msg"]).removeprefix("Value error, ")
+    return Fault(kind, _sentence(f"{field or 'the body'}: {message[:1].lower()}{message[1:]}"), field, allowed)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def _inside(loc: Sequence[str | int], value: Any, kind: str, fields: Collection[str]) -> Path:
+    """pydantic's location without what is no place in the body: names of union members, `[key]`.
+
+    The last part may be missing from the body: a field that must stand there, or one whose default does not fit."""
+    path: list[str | int] = []
+    for position, part in enumerate(loc):
+        if _has(value, part):
+            value = value[part]
+        elif position < len(loc) - 1 or not (kind == "missing-field" or (not path and part in fields)):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _has(value: Any, part: str | int) -> bool:
+    if isinstance(value, dict):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
+
+
+@lru_cache(maxsize=256)
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema()
+
+
+def _allowed_at(model: type[BaseModel], value: Any, path: Path) -> Any:
+    """What the model's JSON Schema says about the place: its type, bounds and alternatives."""
+    schema = _walk(model, value, path)
+    tags = schema.get("discriminator", {}).get("mapping")
+    if tags is not None:
+        return {schema["discriminator"]["propertyName"]: sorted(tags)}
+    shown = {name: part for name, part in schema.items() if name in _SHOWN}
+    return (shown.get("enum") if set(shown) <= {"enum", "type"} else None) or shown or None
+
+
+def _fields_at(model: type[BaseModel], value: Any, path: Path) -> list[str] | None:
+    fields = _walk(model, value, path, into=True).get("properties")
+    return sorted(fields) if fields else None
+
+
+def _walk(model: type[BaseModel], value: Any, path: Path, into: bool = False) -> dict[str, Any]:
+    """The schema of the place. With `into`, of the union member that the value there has chosen."""
+    root = _schema(model)
+    schema: dict[str, Any] = root
+    for part in path:
+        schema = _member(root, schema, value)
+        if isinstance(part, int):
+            schema = schema.get("items", {})
+        else:
+            additional = schema.get("additionalProperties", {})
+            schema = schema.get("properties", {}).get(part, additional if isinstance(additional, dict) else {})
+        value = _item(value, part)
+    return _member(root, schema, value) if into else _resolve(root, schema)
+
+
+def _item(value: Any, part: str | int) -> Any:
+    try:
+        return value[part]
+    except (KeyError, IndexError, TypeError):
+        return None  # a missing field has no value
+
+
+def _resolve(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    while "$ref" in schema:
+        found = root
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        schema = found
+    members = [member for member in schema.get("anyOf", []) if member.get("type") != "null"]
+    return _resolve(root, members[0]) if len(members) == 1 else schema
+
+
+def _member(root: dict[str, Any], schema: dict[str, Any], value: Any) -> dict[str, Any]:
+    schema = _resolve(root, schema)
+    discriminator = schema.get("discriminator")
+    if discriminator and isinstance(value, dict):
+        tag = value.get(discriminator["propertyName"])
+        reference = discriminator["mapping"].get(tag) if isinstance(tag, str) else None
+        return _resolve(root, {"$ref": reference}) if reference else {}
+    return schema

@@ -1,0 +1,104 @@
+"""Every exception that reaches the edge → application/problem+json."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from service.answers import problem_response
+from service.errors import Fault, Refused, refuse
+from storage.errors import BadCursor, SchemaMissing
+from storage.failures import DATABASE_ERRORS, Failure, failure_of
+
+log = logging.getLogger("cukiln.service")
+
+RETRY_SECONDS = 5
+SHOWN_BOUNDS = ("ge", "le", "expected", "pattern", "max_length")
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(RequestValidationError, _bad_parameter)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(BadCursor, _bad_cursor)
+    app.add_exception_handler(SchemaMissing, _no_schema)
+    for kind in (*DATABASE_ERRORS, OSError):
+        app.add_exception_handler(kind, _machine)
+    app.add_exception_handler(Exception, _defect)
+
+
+def _path(request: Request) -> str:
+    return request.url.path
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return problem_response(error, _path(request))
+
+
+async def _bad_parameter(request: Request, error: Exception) -> Response:
+    """A query parameter or header that FastAPI could not read; bodies are read by us."""
+    assert isinstance(error, RequestValidationError)
+    faults = []
+    for entry in error.errors():
+        name = str(entry["loc"][-1])
+        bounds = {key: value for key, value in entry.get("ctx", {}).items() if key in SHOWN_BOUNDS}
+        message = str(entry["msg"])
+        kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
+        faults.append(Fault(kind, f"{name}: {message[:1].lower()}{message[1:]}.", name, bounds or None))
+    return problem_response(Refused(faults), _path(request))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        methods = [method.strip() for method in allowed.split(",") if method.strip()]
+        detail = f"{request.method} is not allowed here."
+        refused = refuse("method-not-allowed", detail, field="method", allowed=methods, headers=error.headers)
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        refused = refuse("not-found", "There is nothing at this path; /docs lists what there is.")
+    else:
+        refused = refuse("bad-request", f"{error.detail}.", headers=error.headers)
+    return problem_response(refused, _path(request))
+
+
+async def _bad_cursor(request: Request, error: Exception) -> Response:
+    detail = "Take next_cursor of the page before, unchanged."
+    return problem_response(refuse("invalid-cursor", detail, field="cursor"), _path(request))
+
+
+async def _no_schema(request: Request, error: Exception) -> Response:
+    log.error("%s", error)
+    return problem_response(_unavailable(f"The database is not ready: {error}."), _path(request))
+
+
+async def _machine(request: Request, error: Exception) -> Response:
+    """A database or a disk that fails: the caller may come again. Anything else is a defect."""
+    failure = failure_of(error)
+    if failure is None:
+        log.error("%s %s failed", request.method, _path(request), exc_info=error)
+        return await _defect(request, error)
+    log.warning("%s %s: %s: %s", request.method, _path(request), failure.value, error)
+    if failure is Failure.FULL:
+        detail = "Nothing can be written: the disk of the service is full. Nothing of this request was kept."
+        refused = refuse("storage-full", detail, headers={"Retry-After": str(RETRY_SECONDS * 12)})
+    else:
+        refused = _unavailable("The database does not answer. Nothing of this request was kept; send it again.")
+    return problem_response(refused, _path(request))
+
+
+def _unavailable(detail: str) -> Refused:
+    return refuse("database-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """Starlette logs the traceback after this answer; a caller sees none of it."""
+    return problem_response(refuse("internal", "The service failed; its log says why."), _path(request))

@@ -1,0 +1,85 @@
+"""/healthz: the process answers. /readyz: everything that a job needs is there, or what is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from fastapi import APIRouter
+from redis.exceptions import RedisError
+from starlette.responses import Response
+
+from cukiln.types import Health
+from service.answers import json_response
+from service.context import Service, ServiceDep
+from service.errors import Fault, Refused
+from service.openapi import problems
+from storage.errors import StorageError
+from storage.failures import DATABASE_ERRORS
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", response_model=Health)
+def get_health() -> Response:
+    """Answers as long as the process does."""
+    return json_response(Health(status="ok", checks={}))
+
+
+@router.get("/readyz", response_model=Health, responses=problems("not-ready"))
+def get_ready(service: ServiceDep) -> Response:
+    """200 when the database, the blobs, Redis and a worker are there; 503 with what is missing."""
+    found = {name: check(service) for name, check in CHECKS.items()}
+    missing = [Fault("not-ready", what, field=name) for name, what in found.items() if what is not None]
+    if missing:
+        raise Refused(missing, {"Retry-After": "5"})
+    return json_response(Health(status="ok", checks=dict.fromkeys(found, "ok")))
+
+
+def _database(service: Service) -> str | None:
+    try:
+        service.database.check()
+    except StorageError as error:
+        return f"The database cannot be used: {error}."
+    except DATABASE_ERRORS as error:
+        return f"The database does not answer: {type(error).__name__}."
+    return None
+
+
+def _blobs(service: Service) -> str | None:
+    url = urlsplit(service.settings.blobs_url)
+    if url.scheme != "file":
+        return None  # asking a bucket would cost money at every probe; a failing one shows in its own calls
+    folder = Path(unquote(url.path))
+    if not folder.is_dir():
+        return f"The blob folder {folder} does not exist."
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"The blob folder {folder} cannot be written."
+
+
+def _redis(service: Service) -> str | None:
+    if service.redis is None:
+        return "No REDIS_URL is set: no worker learns of new jobs."
+    try:
+        service.redis.ping()
+    except RedisError as error:
+        return f"Redis does not answer: {type(error).__name__}. Jobs are accepted and start once it is back."
+    return None
+
+
+def _workers(service: Service) -> str | None:
+    try:
+        live = service.toolchains()
+    except DATABASE_ERRORS as error:
+        return f"Whether a worker is alive is unknown, the database does not answer: {type(error).__name__}."
+    seconds = service.settings.toolchain_live_seconds
+    return None if live else f"No compile worker has given a sign of life within {seconds:g} seconds."
+
+
+CHECKS: dict[str, Callable[[Service], str | None]] = {
+    "database": _database,
+    "blobs": _blobs,
+    "redis": _redis,
+    "workers": _workers,
+}

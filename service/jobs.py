@@ -1,0 +1,143 @@
+"""/v1/jobs: send, list, look at, cancel; a job's candidates and rejections."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+
+from cukiln.types import CandidatePage, Job, JobPage, JobState, Rejections, VerdictName
+from service.accept_job import accept_job
+from service.answers import json_response
+from service.body import body_bytes, json_body
+from service.context import Service, ServiceDep
+from service.errors import Refused, refuse
+from service.openapi import BODY_PROBLEMS, body_of, problems
+from service.requests import JobRequest, read_request
+from storage.jobs import cancel_job, job_state, list_jobs
+from storage.report_candidates import candidate_page, rejections
+from storage.report_job import job_report
+from workers import tickets
+
+POLL_SECONDS = "1"
+SUBMIT_PROBLEMS = ("unknown-tunable", "empty-search-space", "duplicate-name", "too-many-jobs", "storage-full")
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_ID = re.compile(r"[0-9a-f]{32}")
+
+Cursor = Annotated[str | None, Query(max_length=512)]
+
+
+def known_job(job: str, service: ServiceDep) -> str:
+    """The id of a job that exists. Raises Refused (404)."""
+    if _ID.fullmatch(job):
+        with service.database.read() as session:
+            if job_state(session, job) is not None:
+                return job
+    raise job_not_found(job)
+
+
+KnownJob = Annotated[str, Depends(known_job)]
+
+
+def job_not_found(job: str) -> Refused:
+    return refuse("job-not-found", f"There is no job {job[:64]!r}.", field="job")
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=Job,
+    responses={
+        **problems(*BODY_PROBLEMS, *SUBMIT_PROBLEMS, "database-unavailable"),
+        200: {"model": Job, "description": "All was cached: the job is done"},
+    },
+    openapi_extra=body_of("JobRequest"),
+)
+def post_job(body: Annotated[bytes, Depends(body_bytes)], service: ServiceDep) -> Response:
+    """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
+    settings = service.settings
+    request = read_request(JobRequest, json_body(body, settings.max_json_depth), settings.max_problems)
+    accepted = accept_job(service, request)
+    headers = {"Location": f"/v1/jobs/{accepted.job.job}"}
+    if accepted.cached:
+        return json_response(accepted.job, headers=headers)
+    return json_response(accepted.job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
+
+
+@router.get("", response_model=JobPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable"))
+def get_jobs(
+    service: ServiceDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Cursor = None,
+    state: JobState | None = None,
+) -> Response:
+    """Jobs, the newest first."""
+    with service.database.read() as session:
+        return json_response(list_jobs(session, limit=limit, cursor=cursor, state=state))
+
+
+@router.get("/{job}", response_model=Job, responses=problems("job-not-found", "database-unavailable"))
+def get_job(job: KnownJob, service: ServiceDep) -> Response:
+    """The job with its problems, stage times and an estimate of the time that is left."""
+    report = _report(service, job)
+    headers = {"Retry-After": POLL_SECONDS} if report.state in ("queued", "running") else {}
+    return json_response(report, headers=headers)
+
+
+@router.delete(
+    "/{job}", response_model=Job, responses=problems("job-not-found", "job-finished", "database-unavailable")
+)
+def delete_job(job: KnownJob, service: ServiceDep) -> Response:
+    """Cancel: what is finished stays, nothing new is begun. Doing it twice is doing it once; an ended job is a 409."""
+    with service.database.write() as session:
+        status = cancel_job(session, job)
+    if status is None:
+        raise job_not_found(job)
+    if status.state != "cancelled":
+        detail = f"The job is {status.state} already: there is nothing to cancel."
+        raise refuse("job-finished", detail, field="job", allowed=["queued", "running"])
+    if service.redis is not None:
+        tickets.publish(service.redis, job, "state", {"state": status.state})
+    return json_response(_report(service, job))
+
+
+@router.get(
+    "/{job}/candidates",
+    response_model=CandidatePage,
+    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+)
+def get_candidates(
+    job: KnownJob,
+    service: ServiceDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    cursor: Cursor = None,
+    problem: Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]{1,256}$")] = None,
+    verdict: VerdictName | None = None,
+) -> Response:
+    """What was compiled or judged, with figures. `problem` is a problem's name."""
+    with service.database.read() as session:
+        page = candidate_page(session, job, limit=limit, cursor=cursor, problem=problem, verdict=verdict)
+    if page is None:
+        raise job_not_found(job)
+    return json_response(page)
+
+
+@router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))
+def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
+    """How many schedules each rule rejected before any compile, with one example each."""
+    with service.database.read() as session:
+        found = rejections(session, job)
+    if found is None:
+        raise job_not_found(job)
+    return json_response(found)
+
+
+def _report(service: Service, job: str) -> Job:
+    with service.database.read() as session:
+        report = job_report(session, job)
+    if report is None:
+        raise job_not_found(job)
+    return report

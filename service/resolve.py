@@ -1,0 +1,168 @@
+"""A request's problems → problems as they are stored and looked up: parsed, canonical, with target, class and key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from codegen.errors import CodegenError, InvalidSearch
+from codegen.identity import winner_key
+from codegen.operator import Operator
+from codegen.operators import operator, operators
+from codegen.problem import Problem
+from codegen.search import Search
+from codegen.targets import target as data_sheet
+from service.errors import Fault, Refused, json_path
+from service.faults import Path, fault_of_codegen, faults_of
+from service.requests import HEAD_FIELDS, JobRequest, ProblemHead, read_head
+
+DEFAULT_SEARCH = Search()
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One problem with all that the request and the defaults say about it."""
+
+    name: str
+    operator: Operator
+    problem: Problem
+    target: str
+    device_class: str
+    search: Search
+    key: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a request may name. `targets`: with a data sheet, and of a live toolchain where there is one."""
+
+    default_target: str
+    targets: Set[str]
+
+
+def predicted_class(target: str) -> str:
+    """The device class of an architecture without a live GPU."""
+    return f"predicted:{target}"
+
+
+def resolve_jobs(request: JobRequest, known: Known) -> list[Resolved]:
+    """The problems of a job. Raises Refused with all that is wrong in them."""
+    return _Resolver(request, known, for_job=True).all()
+
+
+def resolve_lookups(request: JobRequest, known: Known) -> list[Resolved]:
+    """The problems of a lookup: any device class may be asked for, and no search space is looked at."""
+    return _Resolver(request, known, for_job=False).all()
+
+
+class _Resolver:
+    def __init__(self, request: JobRequest, known: Known, *, for_job: bool) -> None:
+        self._request, self._known, self._for_job = request, known, for_job
+        self._faults: list[Fault] = []
+        self._once: set[tuple[str, str | None, str]] = set()
+        self._spaces: dict[tuple[str, str, int], Fault | None] = {}
+
+    def all(self) -> list[Resolved]:
+        resolved = [self._one(value, position) for position, value in enumerate(self._request.problems)]
+        if self._for_job:
+            self._faults += _duplicate_names([one.name if one else None for one in resolved])
+        if self._faults:
+            raise Refused(self._faults)
+        return [one for one in resolved if one is not None]
+
+    def _one(self, value: dict[str, Any], position: int) -> Resolved | None:
+        at = ("problems", position)
+        head = read_head(value, position)
+        if isinstance(head, list):
+            self._faults += head
+            head = ProblemHead.model_validate({})
+        target = self._target(head, at)
+        found = self._problem({name: part for name, part in value.items() if name not in HEAD_FIELDS}, at)
+        if found is None or target is None:
+            return None
+        kind, problem = found
+        device_class = head.device_class or self._request.device_class or predicted_class(target)
+        search = head.search or self._request.search or DEFAULT_SEARCH
+        if self._for_job:
+            self._check_class(device_class, target, (*at, "device_class") if head.device_class else ("device_class",))
+            self._check_space(kind, problem, target, search, at if head.search else ())
+        key = winner_key(problem.digest, target, device_class)
+        return Resolved(head.name or f"problem{position}", kind, problem, target, device_class, search, key)
+
+    def _problem(self, value: dict[str, Any], at: Path) -> tuple[Operator, Problem] | None:
+        field = (*at, "operator")
+        name = value.get("operator")
+        if name is None:
+            path = json_path(field)
+            self._faults.append(Fault("missing-field", f"{path} is missing.", path, sorted(operators())))
+            return None
+        try:
+            kind = operator(name if isinstance(name, str) else repr(name)[:40])
+            return kind, kind.parse(value)
+        except CodegenError as error:
+            self._faults.append(fault_of_codegen(error, at))
+        except ValidationError as error:
+            self._faults += faults_of(error, kind.problem_type, value, at)
+        return None
+
+    def _target(self, head: ProblemHead, at: Path) -> str | None:
+        name = head.target or self._request.target or self._known.default_target
+        path = (*at, "target") if head.target else ("target",)
+        if name in self._known.targets:
+            return name
+        allowed = sorted(self._known.targets)
+        detail = f"{name!r} is not an architecture that this service compiles for."
+        self._add_once(Fault("unknown-target", detail, json_path(path), allowed))
+        return None
+
+    def _check_class(self, device_class: str, target: str, path: Path) -> None:
+        allowed = predicted_class(target)
+        if device_class != allowed:
+            detail = f"No live worker measures {target} kernels on {device_class!r}."
+            self._add_once(Fault("invalid-value", detail, json_path(path), [allowed]))
+
+    def _check_space(self, kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> None:
+        """Whether the operator has all that the search names. What its rules leave is found by the plan step."""
+        # The job's search is one object for all problems that share it; a problem's own is kept alive by its result.
+        known = (kind.name, target, id(search))
+        if known not in self._spaces:
+            self._spaces[known] = _space_fault(kind, problem, target, search, at)
+        fault = self._spaces[known]
+        if fault is not None:
+            self._add_once(fault)
+
+    def _add_once(self, fault: Fault) -> None:
+        """What stands at the job's level is wrong once, not once per problem."""
+        identity = (fault.kind, fault.field, fault.detail)
+        if identity not in self._once:
+            self._once.add(identity)
+            self._faults.append(fault)
+
+
+def _space_fault(kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> Fault | None:
+    try:
+        space = kind.space(problem, data_sheet(target), search)
+    except InvalidSearch as error:
+        fault = fault_of_codegen(error, at)
+        tunable = (error.field or "").rpartition(".")[2]
+        is_unknown = tunable not in {known.name for known in kind.tunables}
+        return replace(fault, kind="unknown-tunable" if is_unknown else "invalid-value")
+    if space.size == 0:
+        return Fault("empty-search-space", "The search space has no schedule.", json_path((*at, "search")))
+    return None
+
+
+def _duplicate_names(names: Sequence[str | None]) -> list[Fault]:
+    first: dict[str, int] = {}
+    faults = []
+    for position, name in enumerate(names):
+        if name is None:
+            continue
+        if name in first:
+            detail = f"problems[{first[name]}] is already called {name!r}; a missing name is `problem<position>`."
+            faults.append(Fault("duplicate-name", detail, f"problems[{position}].name", "a name no other problem has"))
+        first.setdefault(name, position)
+    return faults

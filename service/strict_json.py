@@ -1,0 +1,94 @@
+"""Bytes of a request → JSON values, with everything refused that would surprise a later step.
+
+Refused: what is not UTF-8 or not JSON, NaN and Infinity, a key twice in one object, deeper nesting than allowed,
+half of a surrogate pair. A number beyond every field's range becomes BEYOND_EVERY_FIELD, so that the model that reads
+the field refuses it by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import accumulate
+from typing import Any
+
+from service.errors import refuse
+
+BEYOND_EVERY_FIELD = 10**400  # neither a 64-bit integer nor a double can hold it
+
+# The closing quote is optional and the loop possessive: every match is linear, also on a string that never ends.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def read_json(body: bytes, max_depth: int = 32) -> Any:
+    """The value that `body` spells. Raises Refused (400) with what is wrong and where."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        detail = f"Byte {error.start} of the body is not UTF-8: {error.reason}. Send UTF-8."
+        raise refuse("not-utf-8", detail, allowed="UTF-8") from None
+    if depth(body) > max_depth:
+        raise refuse("nested-too-deep", f"Send at most {max_depth} levels of nesting.", allowed={"levels": max_depth})
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_int=_integer,
+            parse_float=_real,
+        )
+    except json.JSONDecodeError as error:
+        detail = f"Line {error.lineno}, column {error.colno}: {error.msg}."
+        raise refuse("malformed-json", detail, allowed="JSON (RFC 8259)") from None
+    _check_surrogates(body, value)
+    return value
+
+
+def depth(body: bytes) -> int:
+    """Levels of nesting, counted without recursion: at some depth Python's parser would raise RecursionError."""
+    steps = _STRING.sub(b"", body).translate(_STEPS, _NOT_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b")), default=0)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) == len(pairs):
+        return result
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            name = key[:100].encode("utf-8", "replace").decode()
+            raise refuse("duplicate-key", f"The key {name!r} stands twice in one object. Keep one of them.", field=name)
+        seen.add(key)
+    raise AssertionError("fewer keys than pairs, yet none twice")
+
+
+def _no_constant(name: str) -> Any:
+    raise refuse("malformed-json", f"{name} is not JSON. Send a finite number.", allowed="finite numbers")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 300:  # int() itself refuses 4,300 digits, and takes quadratic time before that
+        return -BEYOND_EVERY_FIELD if digits.startswith("-") else BEYOND_EVERY_FIELD
+    return int(digits)
+
+
+def _real(digits: str) -> float | int:
+    value = float(digits)
+    if math.isinf(value):
+        return BEYOND_EVERY_FIELD if value > 0 else -BEYOND_EVERY_FIELD
+    return value
+
+
+def _check_surrogates(body: bytes, value: Any) -> None:
+    if not _SURROGATE.search(body):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        detail = "A string holds half of a surrogate pair, which no text can hold. Send whole characters."
+        raise refuse("malformed-json", detail, allowed="whole Unicode characters") from None

@@ -1,0 +1,1 @@
+"""What cukiln remembers: rows, blobs, winner records. The only package that knows SQLAlchemy and obstore."""

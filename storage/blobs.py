@@ -1,0 +1,122 @@
+"""Blobs: bytes under their SHA-256. A row says that the bytes are durable; a digest is checked before every use.
+
+Order of a put: bytes into the store (file and folder synced), then the row. So a crash leaves at most bytes without a
+row, which nobody can see and `sweep` removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+
+from storage.database import Database, Session
+from storage.errors import BlobCorrupt, BlobMissing
+from storage.objects import Objects, open_objects
+from storage.rows import core, insert_new
+from storage.tables import BlobRow
+
+PREFIX = "sha256"
+SWEEP_AGE = 3600.0
+"""Younger bytes may belong to a put that has not committed its row yet; none takes an hour."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    digest: str
+    size: int
+    media_type: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep removed."""
+
+    files: int
+    bytes: int
+
+
+class BlobStore:
+    """Content-addressed bytes in the store behind `url`, with their rows in `database`."""
+
+    def __init__(self, database: Database, url: str, objects: Objects | None = None) -> None:
+        self._database = database
+        self._objects = objects if objects is not None else open_objects(url, PREFIX)
+
+    def put(self, data: bytes, media_type: str) -> Blob:
+        """Keep the bytes; durable, row included, when it returns."""
+        return self.put_many([(data, media_type)])[0]
+
+    def put_many(self, contents: Sequence[tuple[bytes, str]]) -> list[Blob]:
+        """Keep several, with one transaction for their rows."""
+        blobs = [self.stage(data, media_type) for data, media_type in contents]
+        with self._database.write() as session:
+            add_blobs(session, blobs)
+        return blobs
+
+    def stage(self, data: bytes, media_type: str) -> Blob:
+        """Make the bytes durable; whoever refers to them commits the row with `add_blobs` in the same transaction."""
+        digest = hashlib.sha256(data).hexdigest()
+        path = _path(digest)
+        # Read, not only looked up: bytes that were damaged since are replaced by good ones here. A file without a row
+        # is written again: the crash that lost the row may have come before the sync.
+        if self.head(digest) is None or self._objects.get(path) != data:
+            self._objects.put(path, data)
+        return Blob(digest, len(data), media_type, self._database.clock.now())
+
+    def get(self, digest: str) -> bytes:
+        """The bytes, checked against their digest. Raises `BlobMissing`, `BlobCorrupt`."""
+        if self.head(digest) is None:
+            raise BlobMissing(digest)
+        data = self._objects.get(_path(digest))
+        if data is None:
+            raise BlobMissing(digest)
+        found = hashlib.sha256(data).hexdigest()
+        if found != digest:
+            raise BlobCorrupt(digest, found)
+        return data
+
+    def get_range(self, digest: str, start: int, end: int) -> bytes:
+        """Bytes start to end (excluded) of the whole, which is checked first. Raises as `get` does."""
+        return self.get(digest)[start:end]
+
+    def head(self, digest: str) -> Blob | None:
+        """What is known of a blob without reading it."""
+        with self._database.read() as session:
+            row = session.execute(select(core(BlobRow)).where(BlobRow.digest == digest)).mappings().one_or_none()
+        return Blob(**row) if row else None
+
+    def path(self, digest: str) -> Path | None:
+        """The file of a blob, checked just now; None where blobs are not local files. Raises as `get` does."""
+        local = self._objects.local_path(_path(digest))
+        if local is not None:
+            self.get(digest)
+        return local
+
+    def sweep(self, older_than_seconds: float = SWEEP_AGE) -> Swept:
+        """Remove what no row speaks of and is older than this: staged files of a crash, bytes of a lost transaction."""
+        before = self._database.clock.now() - older_than_seconds
+        files = size = 0
+        for entry in [entry for entry in self._objects.list() if entry.modified_at < before]:
+            # Inside a write transaction, so that no row can appear between the look and the deletion; and the age is
+            # asked again, because a put may have written the same bytes anew since the listing.
+            with self._database.write() as session:
+                known = session.get(BlobRow, entry.path.rsplit("/", 1)[-1])
+                age = self._objects.modified_at(entry.path)
+                if known is None and age is not None and age < before:
+                    self._objects.delete(entry.path)
+                    files, size = files + 1, size + entry.size
+        return Swept(files, size)
+
+
+def add_blobs(session: Session, blobs: Iterable[Blob]) -> None:
+    """Commit the rows of staged blobs with the caller's transaction."""
+    insert_new(session, BlobRow, [asdict(blob) for blob in blobs])
+
+
+def _path(digest: str) -> str:
+    return f"{PREFIX}/{digest[:2]}/{digest}"

@@ -1,0 +1,121 @@
+"""Candidates with what is known of their builds: what prediction and the choice of a winner work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import RowMapping, Select, bindparam, select, update
+
+from storage.database import Session
+from storage.rows import chunks, core
+from storage.tables import BuildRow, CandidateRow, GroupRow
+from storage.verdicts import best_proofs
+
+
+@dataclass(frozen=True)
+class StoredCandidate:
+    """Fields of its build are None while it is not compiled; `build_state` is None if nobody will compile it.
+
+    `verdict_details`: of the proof on a GPU, else of that on the CPU; the newest.
+    """
+
+    problem_id: int
+    candidate: str
+    schedule: dict[str, Any]
+    kernel: str
+    build: str
+    verdict: str | None
+    message: str | None
+    predicted_us: float | None
+    prediction: dict[str, Any] | None
+    measured_us: float | None
+    slice: str | None
+    toolchain: str | None
+    group_id: str | None
+    build_state: str | None
+    code_digest: str | None
+    resources: dict[str, Any] | None
+    verdict_details: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """An estimate in microseconds with what it is made of; never a measurement."""
+
+    problem_id: int
+    candidate: str
+    predicted_us: float
+    prediction: dict[str, Any]
+
+
+def candidates_of_problem(session: Session, problem_id: int) -> list[StoredCandidate]:
+    """All candidates of a job's problem, by candidate id."""
+    query = _select().where(CandidateRow.job_problem_id == problem_id).order_by(CandidateRow.candidate)
+    return _with_details(session, session.execute(query).mappings().all())
+
+
+def candidates_of_builds(session: Session, build_ids: Iterable[str]) -> list[StoredCandidate]:
+    """The candidates of all jobs that use these builds."""
+    found: list[StoredCandidate] = []
+    for ids in chunks(set(build_ids)):
+        query = _select().where(CandidateRow.build.in_(ids))
+        query = query.order_by(CandidateRow.job_problem_id, CandidateRow.candidate)
+        found.extend(_with_details(session, session.execute(query).mappings().all()))
+    return found
+
+
+def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
+    """Write the estimates of many candidates."""
+    if not predictions:
+        return
+    table = core(CandidateRow)
+    session.execute(
+        update(table)
+        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
+        .values(predicted_us=bindparam("us"), prediction=bindparam("made_of", type_=table.c.prediction.type)),
+        [
+            {"of_problem": p.problem_id, "of_candidate": p.candidate, "us": p.predicted_us, "made_of": p.prediction}
+            for p in predictions
+        ],
+    )
+
+
+def kernel_json_of(session: Session, build_id: str) -> dict[str, Any] | None:
+    """The kernel of a build, as its group keeps it."""
+    kernels = session.scalar(
+        select(GroupRow.kernels).join(BuildRow, BuildRow.group_id == GroupRow.id).where(BuildRow.id == build_id)
+    )
+    return next((entry["kernel"] for entry in kernels or [] if entry["build"] == build_id), None)
+
+
+def _with_details(session: Session, rows: Sequence[RowMapping]) -> list[StoredCandidate]:
+    proofs = best_proofs(session, [(row["slice"], row["code_digest"]) for row in rows])
+    found = []
+    for row in rows:
+        proof = proofs.get((row["slice"], row["code_digest"]))
+        found.append(StoredCandidate(**row, verdict_details=proof.details if proof else None))
+    return found
+
+
+def _select() -> Select[Any]:
+    candidate, build = core(CandidateRow).c, core(BuildRow).c
+    return select(
+        candidate.job_problem_id.label("problem_id"),
+        candidate.candidate,
+        candidate.schedule,
+        candidate.kernel,
+        candidate.build,
+        candidate.verdict,
+        candidate.message,
+        candidate.predicted_us,
+        candidate.prediction,
+        candidate.measured_us,
+        build.slice,
+        build.toolchain,
+        build.group_id,
+        build.state.label("build_state"),
+        build.code_digest,
+        build.resources,
+    ).join(BuildRow, build.id == candidate.build, isouter=True)

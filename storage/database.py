@@ -1,0 +1,169 @@
+"""The database: SQLite in WAL mode by default, PostgreSQL where the URL says so.
+
+Writers are serialised on both: SQLite has one writer anyway, and on PostgreSQL every write transaction takes one
+advisory lock first. So a rule such as "the last judged candidate adds the finish item" needs one proof, not one per
+isolation level. The work of this service is compiling; its rows are few.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
+
+from storage.clock import Clock, SystemClock
+from storage.errors import SchemaMissing
+
+__all__ = ["Database", "Session", "clock_of"]
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+BUSY_SECONDS = 60.0
+"""How long a writer waits for the one before it. Transactions take milliseconds: only a stuck machine needs more."""
+WRITE_LOCK = 0x63756B696C6E
+MIGRATE_LOCK = WRITE_LOCK + 1
+
+_abandoned: list[Pool] = []
+
+
+class Database:
+    """Sessions on one database. Safe to keep across `fork`: a child opens its own connections."""
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        self.url = make_url(_with_driver(url))
+        self.clock: Clock = clock or SystemClock()
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(str(self.url.database)) if self.is_sqlite else _postgres_engine(self.url)
+        self._writer = self.engine.execution_options(cukiln_write=True)
+        self._reader = (
+            self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        )
+        _abandon_after_fork(self.engine)
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A write transaction: committed at the end, rolled back by any exception. Keep it short: there is one."""
+        with Session(self._writer, expire_on_commit=False, info={"clock": self.clock}) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """One unchanging snapshot; what is written here is thrown away."""
+        with Session(self._reader, expire_on_commit=False, info={"clock": self.clock}) as session:
+            yield session
+
+    def migrate(self) -> None:
+        """Bring the schema up to date. Any number of processes may call this at once: one works, the others wait."""
+        if self.is_sqlite:
+            path = Path(str(self.url.database))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_name(path.name + ".migrate.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # The file keeps the mode. Set under the lock: a change of mode does not wait for others, it fails.
+                with sqlite3.connect(path) as connection:
+                    connection.execute("PRAGMA journal_mode=WAL")
+                connection.close()
+                with self.engine.connect() as migrating:
+                    _upgrade(migrating)
+        else:
+            with self.engine.connect() as migrating:
+                migrating.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATE_LOCK})
+                migrating.commit()
+                try:
+                    _upgrade(migrating)
+                finally:
+                    migrating.rollback()
+                    migrating.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": MIGRATE_LOCK})
+                    migrating.commit()
+
+    def check(self) -> None:
+        """Answer a query; `SchemaMissing` unless the schema is the one this code was written for."""
+        expected = ScriptDirectory(str(MIGRATIONS)).get_current_head()
+        with self.engine.connect() as connection:
+            found = MigrationContext.configure(connection).get_current_revision()
+        if found != expected:
+            raise SchemaMissing(found, str(expected))
+
+    def dispose(self) -> None:
+        """Close the connections; the next transaction opens new ones."""
+        self.engine.dispose()
+
+
+def clock_of(session: Session) -> Clock:
+    """The clock of the session's database."""
+    clock: Clock = session.info["clock"]
+    return clock
+
+
+def _with_driver(url: str) -> str:
+    for prefix in ("postgresql://", "postgres://"):
+        if url.startswith(prefix):
+            return "postgresql+psycopg://" + url.removeprefix(prefix)
+    return url
+
+
+def _sqlite_engine(path: str) -> Engine:
+    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+        # Python's own BEGIN is deferred: a transaction that reads first and then writes would fail with SQLITE_BUSY
+        # at once, whatever the timeout. So Python begins nothing here and _begin below says which kind it wants.
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA synchronous=FULL")  # in WAL mode NORMAL may lose acknowledged commits at power loss
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("cukiln_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _postgres_engine(url: Any) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("cukiln_write", False):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")
+
+    return engine
+
+
+def _upgrade(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    connection.commit()
+
+
+def _abandon_after_fork(engine: Engine) -> None:
+    """In a child, forget the parent's connections without closing them.
+
+    Closing would say goodbye on a socket the parent still uses (PostgreSQL), and SQLite forbids even `close` on a
+    connection carried over a fork (https://www.sqlite.org/howtocorrupt.html, 2.6).
+    """
+    alive = weakref.ref(engine)
+
+    def abandon() -> None:
+        found = alive()
+        if found is not None:
+            _abandoned.append(found.pool)
+            found.dispose(close=False)
+
+    os.register_at_fork(after_in_child=abandon)

@@ -1,0 +1,90 @@
+"""What callers of the storage cannot go on from.
+
+```
+StorageError
+├── LostClaim      another worker holds the item now, or it was cancelled: the transaction is rolled back
+├── Conflict       the winner record moved on: read it again, merge, publish again
+├── BlobMissing    no bytes are stored under the digest
+├── BlobCorrupt    the stored bytes do not have their digest
+├── BadCursor      a page cursor that this service did not make
+├── SchemaMissing  the database was never migrated, or by another version
+└── SettingsError  a setting that cannot be used
+```
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Base of all errors of this package."""
+
+
+class LostClaim(StorageError):
+    """The item of `kind` and `ref` is no longer held under `token`."""
+
+    def __init__(self, kind: str, ref: str, token: str) -> None:
+        super().__init__(kind, ref, token)
+        self.kind, self.ref, self.token = kind, ref, token
+
+    def __str__(self) -> str:
+        return f"the {self.kind} item {self.ref} is no longer held by attempt {self.token}; nothing was written"
+
+
+class Conflict(StorageError):
+    """The winner record `key` has revision `found`, not `expected` (0 stands for no record)."""
+
+    def __init__(self, key: str, expected: int, found: int) -> None:
+        super().__init__(key, expected, found)
+        self.key, self.expected, self.found = key, expected, found
+
+    def __str__(self) -> str:
+        return f"winner record {self.key} is at revision {self.found}, not {self.expected}: read, merge, publish again"
+
+
+class BlobMissing(StorageError):
+    """No bytes are stored under `digest`."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
+
+    def __str__(self) -> str:
+        return f"no blob sha256:{self.digest} is stored"
+
+
+class BlobCorrupt(StorageError):
+    """The bytes stored under `digest` have the digest `found`."""
+
+    def __init__(self, digest: str, found: str) -> None:
+        super().__init__(digest, found)
+        self.digest, self.found = digest, found
+
+    def __str__(self) -> str:
+        return f"blob sha256:{self.digest} is damaged: its bytes have digest {self.found}; it is not handed out"
+
+
+class BadCursor(StorageError):
+    """A page cursor that this service did not make."""
+
+    def __init__(self, cursor: str) -> None:
+        super().__init__(cursor)
+        self.cursor = cursor
+
+    def __str__(self) -> str:
+        return f"cursor {self.cursor[:80]!r} was not made by this list: take next_cursor of the page before"
+
+
+class SchemaMissing(StorageError):
+    """The database has schema revision `found`, this code needs `expected`."""
+
+    def __init__(self, found: str | None, expected: str) -> None:
+        super().__init__(found, expected)
+        self.found, self.expected = found, expected
+
+    def __str__(self) -> str:
+        found = self.found or "empty"
+        return f"the database schema is {found}, {self.expected} is needed: `cukiln serve` migrates it"
+
+
+class SettingsError(StorageError):
+    """A setting that cannot be used; the message names the variable, the value's fault and what is allowed."""

@@ -1,0 +1,229 @@
+"""Work: waiting, claimed under a lease by one attempt at a time, ended.
+
+A claim gives the item a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostClaim`
+inside the caller's transaction). So a worker that was thought dead and comes back writes nothing, and a step that ran
+twice counts once. Leases compare the clocks of the machines: keep them in step to well under `lease_seconds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from sqlalchemy import and_, func, or_, select, update
+
+from storage.database import Session, clock_of
+from storage.endings import give_up
+from storage.errors import LostClaim
+from storage.new_items import FINISH, NewItem, add_items
+from storage.tables import ItemRow, JobRow
+
+__all__ = [
+    "Claim",
+    "Expired",
+    "NewItem",
+    "Renewal",
+    "add_items",
+    "claim",
+    "complete",
+    "expire_leases",
+    "fail",
+    "release",
+    "renew",
+    "waiting_counts",
+]
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right of one attempt to work on an item until `lease_expires_at`."""
+
+    item_id: int
+    kind: str
+    ref: str
+    target: str | None
+    job_id: str | None
+    attempt: int
+    token: str
+    worker: str
+    lease_expires_at: float
+
+
+class Renewal(Enum):
+    """What became of a claim. Only under HELD may the worker go on."""
+
+    HELD = "held"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+@dataclass(frozen=True)
+class Expired:
+    """An item whose lease ran out; `state`: waiting (to be claimed again) or failed (no attempts left)."""
+
+    item_id: int
+    kind: str
+    ref: str
+    target: str | None
+    job_id: str | None
+    state: str
+
+
+def claim(
+    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, worker: str, lease_seconds: float
+) -> Claim | None:
+    """Take the best waiting item: highest priority, then the order of `kinds`, then longest predicted, then oldest.
+
+    `targets` are those the worker can serve (None: any); items without a target fit everyone. Items of a job past its
+    deadline are passed over, except `finish`, which settles it. The first claim starts the job and its budget.
+    """
+    now = clock_of(session).now()
+    best = _best_waiting(session, kinds, targets, now)
+    if best is None:
+        return None
+    token = clock_of(session).new_id()
+    taken = session.execute(
+        update(ItemRow)
+        .where(ItemRow.id == best, ItemRow.state == "waiting")
+        .values(
+            state="claimed",
+            attempt=ItemRow.attempt + 1,
+            token=token,
+            worker=worker,
+            lease_expires_at=now + lease_seconds,
+            started_at=now,
+        )
+        .returning(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.job_id, ItemRow.attempt)
+    ).one()
+    _start_job(session, taken.job_id, now)
+    return Claim(
+        item_id=taken.id,
+        kind=taken.kind,
+        ref=taken.ref,
+        target=taken.target,
+        job_id=taken.job_id,
+        attempt=taken.attempt,
+        token=token,
+        worker=worker,
+        lease_expires_at=now + lease_seconds,
+    )
+
+
+def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
+    """Prolong the lease from now; anything but HELD means: stop, and end what you started."""
+    now = clock_of(session).now()
+    found = session.execute(
+        select(ItemRow.state, ItemRow.token, ItemRow.kind, JobRow.deadline)
+        .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
+        .where(ItemRow.id == claim.item_id)
+    ).one_or_none()
+    if found is None or found.token != claim.token:
+        return Renewal.LOST
+    if found.state != "claimed":
+        return Renewal.CANCELLED if found.state == "cancelled" else Renewal.LOST
+    if found.kind != FINISH and found.deadline is not None and found.deadline <= now:
+        return Renewal.DEADLINE
+    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(lease_expires_at=now + lease_seconds))
+    return Renewal.HELD
+
+
+def complete(session: Session, claim: Claim) -> None:
+    """End the item as done. Raises `LostClaim`, which rolls the caller's transaction back."""
+    now = clock_of(session).now()
+    _fenced(session, claim, {"state": "done", "finished_at": now, "lease_expires_at": None})
+
+
+def release(session: Session, claim: Claim) -> None:
+    """Give the item back untouched, as an orderly shutdown does; the attempt does not count."""
+    back = {"state": "waiting", "token": None, "worker": None, "lease_expires_at": None, "started_at": None}
+    _fenced(session, claim, {**back, "attempt": claim.attempt - 1})
+
+
+def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
+    """End the attempt. Returns "waiting" where another one may follow, else "failed": what waited for it is settled."""
+    now = clock_of(session).now()
+    if retry and claim.attempt < max_attempts:
+        back = {"state": "waiting", "token": None, "worker": None, "lease_expires_at": None, "error": error}
+        _fenced(session, claim, back)
+        return "waiting"
+    _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
+    give_up(session, claim.kind, claim.ref, error)
+    return "failed"
+
+
+def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Expired]:
+    """Take the items of dead workers back; those that have used up their attempts are settled as failed."""
+    now = clock_of(session).now()
+    late = session.execute(
+        select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.job_id, ItemRow.attempt, ItemRow.worker)
+        .where(ItemRow.state == "claimed", ItemRow.lease_expires_at < now)
+        .order_by(ItemRow.id)
+    ).all()
+    expired = []
+    for row in late:
+        again = row.attempt < max_attempts
+        error = f"worker {row.worker} stopped answering during attempt {row.attempt} of {max_attempts}"
+        ended = {} if again else {"finished_at": now}
+        state = "waiting" if again else "failed"
+        back = {"state": state, "token": None, "worker": None, "lease_expires_at": None, "error": error}
+        session.execute(update(ItemRow).where(ItemRow.id == row.id).values(**back, **ended))
+        if not again:
+            give_up(session, row.kind, row.ref, error)
+        expired.append(Expired(row.id, row.kind, row.ref, row.target, row.job_id, state))
+    return expired
+
+
+def waiting_counts(session: Session) -> Mapping[tuple[str, str | None], int]:
+    """Waiting items by (kind, target): how many tickets there should be."""
+    rows = session.execute(
+        select(ItemRow.kind, ItemRow.target, func.count())
+        .where(ItemRow.state == "waiting")
+        .group_by(ItemRow.kind, ItemRow.target)
+    )
+    return {(kind, target): count for kind, target, count in rows}
+
+
+def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> int | None:
+    """Id of the best waiting item. One query per kind, so that each reads one entry of `ix_items_best`."""
+    best: tuple[int, int] | None = None  # priority, id
+    fits = ItemRow.target.is_(None) | ItemRow.target.in_(targets) if targets is not None else None
+    for kind in kinds:
+        query = (
+            select(ItemRow.priority, ItemRow.id)
+            .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
+            .where(ItemRow.state == "waiting", ItemRow.kind == kind)
+            .order_by(ItemRow.priority.desc(), ItemRow.predicted_seconds.desc(), ItemRow.id)
+            .limit(1)
+        )
+        if fits is not None:
+            query = query.where(fits)
+        if kind != FINISH:
+            query = query.where(or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+        found = session.execute(query).one_or_none()
+        if found is not None and (best is None or found.priority > best[0]):
+            best = (found.priority, found.id)
+    return best[1] if best else None
+
+
+def _start_job(session: Session, job_id: str | None, now: float) -> None:
+    if job_id is not None:
+        session.execute(
+            update(JobRow)
+            .where(and_(JobRow.id == job_id, JobRow.state == "queued"))
+            .values(state="running", started_at=now, deadline=JobRow.budget_seconds + now)
+        )
+
+
+def _fenced(session: Session, claim: Claim, values: Mapping[str, object]) -> None:
+    held = session.execute(
+        update(ItemRow)
+        .where(ItemRow.id == claim.item_id, ItemRow.token == claim.token, ItemRow.state == "claimed")
+        .values(**values)
+        .returning(ItemRow.id)
+    ).one_or_none()
+    if held is None:
+        raise LostClaim(claim.kind, claim.ref, claim.token)

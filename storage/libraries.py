@@ -1,0 +1,36 @@
+"""The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import select
+
+from storage.database import Session, clock_of
+from storage.rows import core, insert_new
+from storage.tables import LibraryRow
+
+
+@dataclass(frozen=True)
+class Library:
+    """`id` stands for slice, toolchain and launch-time values; `library`, `cubin`, `source` are blob digests."""
+
+    id: str
+    kernel: str
+    toolchain: str
+    code_digest: str
+    resources: dict[str, Any]
+    library: str
+    cubin: str
+    source: str
+
+
+def find_library(session: Session, library_id: str) -> Library | None:
+    row = session.execute(select(core(LibraryRow)).where(LibraryRow.id == library_id)).mappings().one_or_none()
+    return Library(**{name: value for name, value in row.items() if name != "created_at"}) if row else None
+
+
+def add_library(session: Session, library: Library) -> None:
+    """Remember a library; the first one of an id stays."""
+    insert_new(session, LibraryRow, [{**asdict(library), "created_at": clock_of(session).now()}])

@@ -1,0 +1,219 @@
+"""Record what a planner found out, in one transaction: candidates, builds, groups, and the work that follows.
+
+Planners run side by side and see each other's builds only here. So each build is given to exactly one group when the
+plan is recorded, whatever the planner believed: a group keeps the builds that nobody else has taken meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+
+from storage.builds import Build, NewBuild, known_builds
+from storage.database import Session, clock_of
+from storage.group_rows import add_group
+from storage.items import Claim, complete
+from storage.judge import LIVE, finish_judged, judge_builds
+from storage.new_items import COMPILE, VERIFY
+from storage.problems import problems_to_plan
+from storage.rows import chunks, insert_new
+from storage.tables import CandidateRow, ItemRow, JobProblemRow, JobRow
+from storage.verdicts import builds_without_verdict
+
+__all__ = [
+    "NewBuild",
+    "NewCandidate",
+    "NewGroup",
+    "PlannedProblem",
+    "RecordedPlan",
+    "problems_to_plan",
+    "record_plan",
+]
+
+
+@dataclass(frozen=True)
+class NewCandidate:
+    candidate: str
+    schedule: dict[str, Any]
+    kernel: str
+    build: str
+
+
+@dataclass(frozen=True)
+class NewGroup:
+    """Build ids in render order, as the planner would group those it did not know."""
+
+    builds: tuple[str, ...]
+    target: str
+    toolchain: str
+    predicted_seconds: float
+
+
+@dataclass(frozen=True)
+class PlannedProblem:
+    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished."""
+
+    id: int
+    candidates: Sequence[NewCandidate]
+    space_size: int
+    rejections: Mapping[str, Any]
+    lower_wall: float
+    lower_cpu: float
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RecordedPlan:
+    """`groups`: ids of the groups added; `judged`: problems whose finish items were added at once."""
+
+    groups: list[str]
+    judged: list[int]
+
+
+def record_plan(
+    session: Session,
+    claim: Claim,
+    problems: Sequence[PlannedProblem],
+    builds: Mapping[str, NewBuild],
+    groups: Sequence[NewGroup],
+    *,
+    venue: str,
+    plan_version: str,
+) -> RecordedPlan:
+    """Complete the plan item with everything that follows from it. Raises `LostClaim`.
+
+    `builds` holds all builds that the candidates name, `groups` those to compile. A build that is known but has no
+    verdict and nobody at work on one gets a group of its own to be verified. Groups of other jobs that this one now
+    waits for take its priority if it is higher. Verdicts that are known are given at once.
+    """
+    complete(session, claim)
+    job = _Job.load(session, str(claim.job_id))
+    live = _update_problems(session, problems)
+    candidates = [
+        (problem, candidate) for problem in problems if problem.id in live for candidate in problem.candidates
+    ]
+    _insert_candidates(session, candidates)
+    needed = {candidate.build for _, candidate in candidates}
+    added = _add_groups(session, job, [_only(group, needed) for group in groups], builds)
+    added += _add_verifications(session, job, needed, builds, venue, plan_version)
+    _raise_priorities(session, job, needed)
+    judged = set(judge_builds(session, needed, venue, plan_version))
+    judged.update(finish_judged(session, live))
+    return RecordedPlan(added, sorted(judged))
+
+
+@dataclass(frozen=True)
+class _Job:
+    id: str
+    priority: int
+
+    @staticmethod
+    def load(session: Session, job_id: str) -> _Job:
+        return _Job(job_id, session.scalars(select(JobRow.priority).where(JobRow.id == job_id)).one())
+
+
+def _update_problems(session: Session, problems: Sequence[PlannedProblem]) -> set[int]:
+    """Mark the problems planned; returns the ids of those that still wait for a plan."""
+    now = clock_of(session).now()
+    live = set()
+    for problem in problems:
+        found = session.execute(
+            update(JobProblemRow)
+            .where(JobProblemRow.id == problem.id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned)
+            .values(
+                planned=True,
+                state="running",
+                started_at=now,
+                space_size=problem.space_size,
+                candidate_count=len(problem.candidates),
+                rejections=dict(problem.rejections),
+                seconds={"lower": {"wall": problem.lower_wall, "cpu": problem.lower_cpu}},
+                error=problem.error,
+            )
+            .returning(JobProblemRow.id)
+        ).one_or_none()
+        if found is not None:
+            live.add(problem.id)
+    return live
+
+
+def _insert_candidates(session: Session, candidates: Iterable[tuple[PlannedProblem, NewCandidate]]) -> None:
+    rows = [
+        {
+            "job_problem_id": problem.id,
+            "candidate": candidate.candidate,
+            "schedule": candidate.schedule,
+            "kernel": candidate.kernel,
+            "build": candidate.build,
+        }
+        for problem, candidate in candidates
+    ]
+    insert_new(session, CandidateRow, rows)
+
+
+def _add_groups(session: Session, job: _Job, groups: Sequence[NewGroup], builds: Mapping[str, NewBuild]) -> list[str]:
+    added = []
+    taken = set(known_builds(session, [build for group in groups for build in group.builds]))
+    for group in groups:
+        mine = [build for build in dict.fromkeys(group.builds) if build not in taken]
+        taken.update(mine)
+        if mine:
+            share = group.predicted_seconds * len(mine) / len(group.builds)
+            kernels = [builds[build] for build in mine]
+            added.append(
+                add_group(session, COMPILE, job.id, job.priority, group.target, group.toolchain, kernels, share)
+            )
+    return added
+
+
+def _add_verifications(
+    session: Session, job: _Job, needed: set[str], builds: Mapping[str, NewBuild], venue: str, plan_version: str
+) -> list[str]:
+    """Groups that only get judged what was compiled before: for another test plan, or cut short by a cancel."""
+    unjudged = builds_without_verdict(session, known_builds(session, needed).values(), venue, plan_version)
+    at_work = _groups_at_work(session, {build.verify_group_id for build in unjudged})
+    by_toolchain: dict[tuple[str, str], list[Build]] = {}
+    for build in unjudged:
+        if build.verify_group_id not in at_work:
+            by_toolchain.setdefault((build.target, build.toolchain), []).append(build)
+    return [
+        add_group(session, VERIFY, job.id, job.priority, target, toolchain, [builds[build.id] for build in found], 0.0)
+        for (target, toolchain), found in by_toolchain.items()
+    ]
+
+
+def _groups_at_work(session: Session, group_ids: set[str | None]) -> set[str]:
+    """Those with a compile or verify item that waits or is claimed."""
+    found: set[str] = set()
+    for ids in chunks(group for group in group_ids if group is not None):
+        found.update(
+            session.scalars(
+                select(ItemRow.ref).where(
+                    ItemRow.kind.in_((COMPILE, VERIFY)), ItemRow.ref.in_(ids), ItemRow.state.in_(("waiting", "claimed"))
+                )
+            )
+        )
+    return found
+
+
+def _raise_priorities(session: Session, job: _Job, needed: set[str]) -> None:
+    """Work of a less urgent job that this one waits for becomes as urgent as this one."""
+    known = known_builds(session, needed).values()
+    groups = {group for build in known for group in (build.group_id, build.verify_group_id) if group is not None}
+    for ids in chunks(groups):
+        session.execute(
+            update(ItemRow)
+            .where(ItemRow.kind.in_((COMPILE, VERIFY)), ItemRow.ref.in_(ids), ItemRow.priority < job.priority)
+            .values(priority=job.priority)
+            .execution_options(synchronize_session=False)
+        )
+
+
+def _only(group: NewGroup, needed: set[str]) -> NewGroup:
+    """The group without builds that only problems ended meanwhile would have needed."""
+    kept = tuple(build for build in group.builds if build in needed)
+    share = len(kept) / len(group.builds) if group.builds else 0.0
+    return NewGroup(kept, group.target, group.toolchain, group.predicted_seconds * share)

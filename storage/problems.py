@@ -1,0 +1,107 @@
+"""A job's problems: loaded for a step, finished with a winner or with the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+
+from cukiln.types import StageSeconds
+from storage.database import Session, clock_of
+from storage.endings import settle_job
+from storage.errors import LostClaim
+from storage.items import Claim, complete
+from storage.judge import LIVE
+from storage.new_items import parse_plan_ref
+from storage.rows import core
+from storage.seconds import add_seconds
+from storage.tables import JobProblemRow
+
+
+@dataclass(frozen=True)
+class JobProblem:
+    id: int
+    job_id: str
+    position: int
+    name: str
+    operator: str
+    problem: dict[str, Any]
+    target: str
+    device_class: str
+    key: str
+    search: dict[str, Any]
+    state: str
+    cached: bool
+    planned: bool
+    space_size: int
+    candidate_count: int
+    rejections: dict[str, Any]
+    seconds: dict[str, Any]
+    winner: str | None
+    error: str | None
+    started_at: float | None
+    finished_at: float | None
+
+
+@dataclass(frozen=True)
+class FinishedProblem:
+    """`job_state` is the job's new state if this was its last problem."""
+
+    job_id: str
+    job_state: str | None
+
+
+def load_problem(session: Session, problem_id: int) -> JobProblem | None:
+    row = session.execute(select(core(JobProblemRow)).where(JobProblemRow.id == problem_id)).mappings().one_or_none()
+    return JobProblem(**row) if row else None
+
+
+def problems_to_plan(session: Session, claim: Claim) -> list[JobProblem]:
+    """The problems of a plan item that nobody has planned yet, in order."""
+    job_id, first, last = parse_plan_ref(claim.ref)
+    rows = session.execute(
+        select(core(JobProblemRow))
+        .where(JobProblemRow.job_id == job_id, JobProblemRow.position.between(first, last))
+        .where(~JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
+        .order_by(JobProblemRow.position)
+    ).mappings()
+    return [JobProblem(**row) for row in rows]
+
+
+def finish_problem(
+    session: Session,
+    claim: Claim,
+    *,
+    winner: str | None,
+    error: str | None,
+    extra_seconds: Mapping[str, StageSeconds] | None = None,
+) -> FinishedProblem:
+    """End the problem of a finish item: done with a winner (a candidate id), or failed with the reason.
+
+    Completes the item and closes the job with its last problem. `extra_seconds`: what finishing itself spent, by
+    stage. Raises `LostClaim`.
+    """
+    if (winner is None) == (error is None):
+        raise ValueError("a finished problem has either a winner or an error")
+    complete(session, claim)
+    problem_id = int(claim.ref)
+    state = "failed" if winner is None else "done"
+    job_id = session.scalar(
+        update(JobProblemRow)
+        .where(JobProblemRow.id == problem_id, JobProblemRow.state.in_(LIVE))
+        .values(state=state, winner=winner, error=error, finished_at=clock_of(session).now())
+        .returning(JobProblemRow.job_id)
+    )
+    if job_id is None:
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+    for stage, seconds in (extra_seconds or {}).items():
+        add_seconds(session, stage, {problem_id: seconds})
+    return FinishedProblem(job_id, settle_job(session, job_id))
+
+
+def problem_ids(session: Session, job_id: str) -> Iterable[int]:
+    """Ids of the job's problems in the order of the request."""
+    query = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id).order_by(JobProblemRow.position)
+    return list(session.scalars(query))

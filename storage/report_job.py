@@ -1,0 +1,111 @@
+"""The report of a job: a handful of queries, however many problems it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from sqlalchemy import RowMapping, func, select
+
+from cukiln.types import Job, ProblemReport, ProblemState, Seconds, StageSeconds, WinnerSummary
+from storage.database import Session
+from storage.jobs import job_state, priority_name
+from storage.progress import JobProgress, job_progress
+from storage.rows import chunks, core
+from storage.tables import CandidateRow, JobProblemRow, WinnerRow
+
+__all__ = ["JobProgress", "job_progress", "job_report"]
+
+
+def job_report(session: Session, job_id: str) -> Job | None:
+    """The job with all its problems, as the service answers it; None if there is no such job."""
+    job = job_state(session, job_id)
+    progress = job_progress(session, job_id)
+    if job is None or progress is None:
+        return None
+    rows = session.execute(
+        select(core(JobProblemRow)).where(JobProblemRow.job_id == job_id).order_by(JobProblemRow.position)
+    ).mappings()
+    problems = rows.all()
+    verdicts = _verdict_counts(session, job_id)
+    winners = _winner_summaries(session, problems)
+    return Job(
+        job=job.id,
+        state=job.state,
+        cached=job.cached,
+        priority=priority_name(job.priority),
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        budget_seconds=job.budget_seconds,
+        progress=progress.progress,
+        seconds=progress.seconds,
+        problems=[_report(row, verdicts.get(row["id"], {}), winners.get(row["id"])) for row in problems],
+        error=job.error,
+    )
+
+
+def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None) -> ProblemReport:
+    return ProblemReport(
+        name=row["name"],
+        key=row["key"],
+        operator=row["operator"],
+        problem=row["problem"],
+        target=row["target"],
+        device_class=row["device_class"],
+        state=cast(ProblemState, row["state"]),
+        cached=row["cached"],
+        candidates=row["candidate_count"],
+        winner=winner,
+        verdicts=verdicts,
+        rejected={rule: rejection["count"] for rule, rejection in row["rejections"].items()},
+        seconds=Seconds(**{stage: StageSeconds(**spent) for stage, spent in row["seconds"].items()}),
+        error=row["error"],
+    )
+
+
+def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:
+    """Judged candidates by verdict, for each problem that has any."""
+    counts: dict[int, dict[str, int]] = {}
+    rows = session.execute(
+        select(CandidateRow.job_problem_id, CandidateRow.verdict, func.count())
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(JobProblemRow.job_id == job_id, CandidateRow.verdict.is_not(None))
+        .group_by(CandidateRow.job_problem_id, CandidateRow.verdict)
+        .order_by(CandidateRow.verdict)
+    )
+    for problem_id, verdict, count in rows:
+        counts.setdefault(problem_id, {})[str(verdict)] = count
+    return counts
+
+
+def _winner_summaries(session: Session, problems: list[RowMapping] | Any) -> dict[int, WinnerSummary]:
+    """The winner of each problem that has one, from its record.
+
+    The record may have moved on since: a candidate that left the front is answered by the front's best.
+    """
+    won = [(row["id"], row["key"], row["winner"]) for row in problems if row["winner"] is not None]
+    fronts: dict[str, list[dict[str, Any]]] = {}
+    ranked_by: dict[str, Any] = {}
+    for keys in chunks({key for _, key, _ in won}):
+        # Records hold launch metadata and verdicts; only their fronts' summaries are wanted here.
+        for key, record in session.execute(select(WinnerRow.key, WinnerRow.record).where(WinnerRow.key.in_(keys))):
+            fronts[key], ranked_by[key] = record["front"], record["ranked_by"]
+    return {
+        problem_id: _summary(fronts[key], candidate, ranked_by[key])
+        for problem_id, key, candidate in won
+        if key in fronts
+    }
+
+
+def _summary(front: list[dict[str, Any]], candidate: str, ranked_by: Any) -> WinnerSummary:
+    entry: Mapping[str, Any] = next((entry for entry in front if entry["candidate"] == candidate), front[0])
+    return WinnerSummary(
+        candidate=entry["candidate"],
+        schedule=entry["schedule"],
+        verified=entry["verified"],
+        ranked_by=ranked_by,
+        predicted_us=entry["predicted_us"],
+        measured_us=entry["measured_us"],
+        so_sha256=entry["so_sha256"],
+    )

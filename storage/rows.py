@@ -1,0 +1,58 @@
+"""The few statements that several modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import sqlalchemy
+from sqlalchemy import CursorResult, Insert, Table, func
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.elements import ColumnElement
+
+from storage.database import Session
+from storage.tables import Base
+
+IDS_CHUNK = 10_000
+"""Ids per `IN (…)`, one parameter each: SQLite allows 32,766, PostgreSQL 65,535."""
+
+T = TypeVar("T")
+
+
+def chunks(values: Iterable[T], size: int = IDS_CHUNK) -> Iterator[list[T]]:
+    """Lists of at most `size`."""
+    kept = list(values)
+    for start in range(0, len(kept), size):
+        yield kept[start : start + size]
+
+
+def is_postgres(session: Session) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> int:
+    """Insert the rows whose unique keys are not taken yet; returns how many went in."""
+    if not rows:
+        return 0
+    statement: Insert
+    if is_postgres(session):
+        statement = postgresql.insert(core(table)).on_conflict_do_nothing()
+    else:
+        statement = sqlite.insert(core(table)).on_conflict_do_nothing()
+    return changed(session.execute(statement, [dict(row) for row in rows]))
+
+
+def core(table: type[Base]) -> Table:
+    """The table itself: its statements skip the ORM's bookkeeping, which thousands of rows would feel."""
+    return cast(Table, table.__table__)
+
+
+def changed(result: Any) -> int:
+    """Rows that a statement changed."""
+    return int(cast("CursorResult[Any]", result).rowcount)
+
+
+def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:
+    """Days since the epoch (UTC) of a column in seconds; a cast rounds on PostgreSQL and truncates on SQLite."""
+    days = column / 86_400.0
+    return sqlalchemy.cast(func.floor(days) if is_postgres(session) else days, sqlalchemy.Integer)

@@ -1,0 +1,151 @@
+"""Every setting of the server, read from the environment in one place: `load_settings()`. Nothing is read at import."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from storage.errors import SettingsError
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MIN_KEY_LENGTH = 16
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class LimitSettings:
+    """What one process tree may use."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    output_bytes: int
+
+
+class Settings(BaseSettings):
+    """The server's settings; the environment variable of each stands as its alias."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+    data_dir: Path = Field(Path(".cukiln"), alias="CUKILN_DATA")
+    database_url: str = Field("", alias="DATABASE_URL", description="default: SQLite in the data folder")
+    redis_url: str | None = Field(None, alias="REDIS_URL", description="default: an embedded valkey")
+    blobs_url: str = Field("", alias="CUKILN_BLOBS_URL", description="default: a folder in the data folder")
+
+    api_key: SecretStr | None = Field(None, alias="CUKILN_API_KEY")
+    host: str = Field("127.0.0.1", alias="CUKILN_HOST", min_length=1)
+    port: int = Field(8765, alias="CUKILN_PORT", ge=0, le=65535, description="0: any free port")
+    workers: int = Field(0, alias="CUKILN_WORKERS", ge=0, le=1024, description="0: one per core")
+    nvcc: str | None = Field(None, alias="CUKILN_NVCC", description="default: of the PyPI wheels, else of PATH")
+    host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
+    default_target: str = Field("sm_80", alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$")
+
+    max_body_bytes: int = Field(8 * 2**20, alias="CUKILN_MAX_BODY_BYTES", ge=1_000)
+    max_json_depth: int = Field(32, alias="CUKILN_MAX_JSON_DEPTH", ge=8, le=500)
+    max_problems: int = Field(10_000, alias="CUKILN_MAX_PROBLEMS", ge=1, le=10_000)
+    max_queued_jobs: int = Field(1_000, alias="CUKILN_MAX_QUEUED_JOBS", ge=1)
+    event_stream_length: int = Field(10_000, alias="CUKILN_EVENT_STREAM_LENGTH", ge=10)
+
+    lease_seconds: float = Field(5.0, alias="CUKILN_LEASE_SECONDS", ge=1, le=3600)
+    max_attempts: int = Field(3, alias="CUKILN_MAX_ATTEMPTS", ge=1, le=100)
+    poll_seconds: float = Field(1.0, alias="CUKILN_POLL_SECONDS", gt=0, le=60)
+    toolchain_live_seconds: float = Field(30.0, alias="CUKILN_TOOLCHAIN_LIVE_SECONDS", ge=5)
+
+    compile_wall_seconds: float = Field(300.0, alias="CUKILN_COMPILE_WALL_SECONDS", gt=0)
+    compile_cpu_seconds: float = Field(600.0, alias="CUKILN_COMPILE_CPU_SECONDS", gt=0)
+    compile_memory_bytes: int = Field(8 * GIB, alias="CUKILN_COMPILE_MEMORY_BYTES", ge=GIB // 4)
+    compile_output_bytes: int = Field(64 * 2**20, alias="CUKILN_COMPILE_OUTPUT_BYTES", ge=4096)
+    verify_wall_seconds: float = Field(120.0, alias="CUKILN_VERIFY_WALL_SECONDS", gt=0)
+    verify_cpu_seconds: float = Field(120.0, alias="CUKILN_VERIFY_CPU_SECONDS", gt=0)
+    verify_memory_bytes: int = Field(4 * GIB, alias="CUKILN_VERIFY_MEMORY_BYTES", ge=GIB // 4)
+    verify_output_bytes: int = Field(64 * 2**20, alias="CUKILN_VERIFY_OUTPUT_BYTES", ge=4096)
+
+    @field_validator("api_key")
+    @classmethod
+    def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and len(value.get_secret_value()) < MIN_KEY_LENGTH:
+            raise ValueError(f"an API key needs at least {MIN_KEY_LENGTH} characters: `openssl rand -hex 32` makes one")
+        return value
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, value: str) -> str:
+        if value and not value.startswith(("sqlite:///", "postgresql://", "postgres://", "postgresql+psycopg://")):
+            raise ValueError("allowed: sqlite:///FILE and postgresql://USER:PASSWORD@HOST/NAME")
+        if value.removeprefix("sqlite:///") in ("", ":memory:") and value.startswith("sqlite"):
+            raise ValueError("the database is shared by several processes: sqlite:/// needs a file")
+        return value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _known_redis(cls, value: str | None) -> str | None:
+        if value and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("allowed: redis://, rediss:// and unix:// URLs")
+        return value or None
+
+    @field_validator("blobs_url")
+    @classmethod
+    def _known_blobs(cls, value: str) -> str:
+        if value and not value.startswith(("file:///", "s3://", "gs://", "az://")):
+            raise ValueError("allowed: file:///FOLDER, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        """Fill what depends on the machine or on the data folder; an empty variable counts as not set."""
+        filled = {name: value for name, value in dict(values).items() if value not in ("", None)}
+        named = {name: str(field.alias) for name, field in cls.model_fields.items()}
+        filled = {named.get(name, name): value for name, value in filled.items()}
+        data = Path(filled.get("CUKILN_DATA", ".cukiln")).expanduser().absolute()
+        filled["CUKILN_DATA"] = data
+        filled.setdefault("DATABASE_URL", f"sqlite:///{data / 'cukiln.db'}")
+        filled.setdefault("CUKILN_BLOBS_URL", (data / "blobs").as_uri())
+        if str(filled.get("CUKILN_WORKERS", 0)) == "0":
+            filled["CUKILN_WORKERS"] = len(os.sched_getaffinity(0))
+        return filled
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Settings:
+        if self.api_key is None and self.host not in LOOPBACK:
+            raise ValueError(
+                f"CUKILN_HOST={self.host} is reachable by others: set CUKILN_API_KEY, or keep to {', '.join(LOOPBACK)}"
+            )
+        return self
+
+    @property
+    def is_database_embedded(self) -> bool:
+        return self.database_url.startswith("sqlite:")
+
+    @property
+    def compile_limits(self) -> LimitSettings:
+        """Of one compiler call with everything it starts."""
+        return self._limits("compile")
+
+    @property
+    def verify_limits(self) -> LimitSettings:
+        """Of one verification process."""
+        return self._limits("verify")
+
+    def _limits(self, stage: Literal["compile", "verify"]) -> LimitSettings:
+        return LimitSettings(
+            wall_seconds=getattr(self, f"{stage}_wall_seconds"),
+            cpu_seconds=getattr(self, f"{stage}_cpu_seconds"),
+            memory_bytes=getattr(self, f"{stage}_memory_bytes"),
+            output_bytes=getattr(self, f"{stage}_output_bytes"),
+        )
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment, `overrides` (by field name) first. Raises `SettingsError`."""
+    named = {str(Settings.model_fields[name].alias): value for name, value in overrides.items()}
+    try:
+        return Settings(**named)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors(include_input=False)]
+        raise SettingsError("; ".join(lines)) from error

@@ -1,0 +1,243 @@
+"""Every row that cukiln keeps. The database is the truth: Redis only carries tickets and progress.
+
+```
+jobs ─┬─ job_problems ─── candidates ──► builds (a kernel under a toolchain) ──► groups (one .cu file)
+      └─ items (work waiting, claimed or ended)        verdicts (what a build was proved to be)
+winners (by problem, architecture, device class)       blobs (bytes known to be durable)
+```
+Times are seconds since the epoch (UTC), durations are seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    # none_as_null: an absent value is NULL, not the JSON text `null`.
+    type_annotation_map = {dict[str, Any]: JSON(none_as_null=True), list[Any]: JSON(none_as_null=True)}  # noqa: RUF012 - SQLAlchemy reads a plain dict
+
+
+class JobRow(Base):
+    """One request. `state`: queued, running, done, partial, failed, cancelled."""
+
+    __tablename__ = "jobs"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    cached: Mapped[bool] = mapped_column(Boolean, default=False)
+    priority: Mapped[int] = mapped_column(Integer, default=0)  # higher goes first
+    budget_seconds: Mapped[float | None] = mapped_column(Float)
+    deadline: Mapped[float | None] = mapped_column(Float)  # set from the budget when the job starts running
+    workspace_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    created_at: Mapped[float] = mapped_column(Float, index=True)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class JobProblemRow(Base):
+    """One problem of a job. `state`: queued, running, done, failed, cancelled; `cached` when answered without work."""
+
+    __tablename__ = "job_problems"
+    __table_args__ = (UniqueConstraint("job_id", "position"),)
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    position: Mapped[int] = mapped_column(Integer)
+    name: Mapped[str] = mapped_column(String(256))
+    operator: Mapped[str] = mapped_column(String(64), index=True)
+    problem: Mapped[dict[str, Any]]  # canonical: every default filled in
+    target: Mapped[str] = mapped_column(String(16))
+    device_class: Mapped[str] = mapped_column(String(128))
+    key: Mapped[str] = mapped_column(String(64), index=True)  # of the winner record
+    search: Mapped[dict[str, Any]]
+    state: Mapped[str] = mapped_column(String(16))
+    cached: Mapped[bool] = mapped_column(Boolean, default=False)
+    planned: Mapped[bool] = mapped_column(Boolean, default=False)
+    space_size: Mapped[int] = mapped_column(BigInteger, default=0)
+    candidate_count: Mapped[int] = mapped_column(Integer, default=0)
+    rejections: Mapped[dict[str, Any]] = mapped_column(default=dict)  # rule -> {count, example, message}
+    seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # stage -> {wall, cpu}
+    winner: Mapped[str | None] = mapped_column(String(64))  # candidate id
+    error: Mapped[str | None] = mapped_column(Text)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+
+
+class CandidateRow(Base):
+    """A candidate of a job's problem: what was compiled or judged, never what a rule rejected."""
+
+    __tablename__ = "candidates"
+    job_problem_id: Mapped[int] = mapped_column(ForeignKey("job_problems.id", ondelete="CASCADE"), primary_key=True)
+    candidate: Mapped[str] = mapped_column(String(64), primary_key=True)
+    schedule: Mapped[dict[str, Any]]
+    kernel: Mapped[str] = mapped_column(String(64))
+    build: Mapped[str] = mapped_column(String(64), index=True)
+    verdict: Mapped[str | None] = mapped_column(String(20))  # null until judged
+    message: Mapped[str | None] = mapped_column(Text)
+    predicted_us: Mapped[float | None] = mapped_column(Float)
+    prediction: Mapped[dict[str, Any] | None]
+    measured_us: Mapped[float | None] = mapped_column(Float)
+
+
+class GroupRow(Base):
+    """One .cu file. `state`: waiting, compiled, failed, cancelled; `kernels`: {build, id, slice, kernel} in order.
+
+    A group whose builds stood before, made only to get them judged, is `compiled` from the start and has no blobs.
+    """
+
+    __tablename__ = "groups"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
+    target: Mapped[str] = mapped_column(String(16))
+    toolchain: Mapped[str | None] = mapped_column(String(64))
+    state: Mapped[str] = mapped_column(String(16))
+    kernels: Mapped[list[Any]]
+    predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
+    source: Mapped[str | None] = mapped_column(String(64))  # blob digests
+    log: Mapped[str | None] = mapped_column(String(64))
+    library: Mapped[str | None] = mapped_column(String(64))
+    cubin: Mapped[str | None] = mapped_column(String(64))
+    phases: Mapped[list[Any]] = mapped_column(default=list)  # [{name, seconds}]
+    codegen_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {wall, cpu}
+    compile_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    verify_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[float] = mapped_column(Float)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+
+
+class BuildRow(Base):
+    """A kernel's rendered slice under one toolchain. `state`: pending, ok, compile_error, compile_timeout."""
+
+    __tablename__ = "builds"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kernel: Mapped[str] = mapped_column(String(64), index=True)
+    slice: Mapped[str] = mapped_column(String(64), index=True)
+    toolchain: Mapped[str] = mapped_column(String(64))
+    target: Mapped[str] = mapped_column(String(16))
+    group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the group that compiles it, or did
+    verify_group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the group that gets it judged
+    state: Mapped[str] = mapped_column(String(20))
+    code_digest: Mapped[str | None] = mapped_column(String(64), index=True)
+    resources: Mapped[dict[str, Any] | None]
+    log: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class VerdictRow(Base):
+    """What a subject was proved to be: a code digest on a GPU, a slice digest on the CPU."""
+
+    __tablename__ = "verdicts"
+    subject: Mapped[str] = mapped_column(String(64), primary_key=True)
+    venue: Mapped[str] = mapped_column(String(8), primary_key=True)  # cpu, gpu
+    plan_version: Mapped[str] = mapped_column(String(64), primary_key=True)
+    verdict: Mapped[str] = mapped_column(String(20))
+    message: Mapped[str | None] = mapped_column(Text)
+    details: Mapped[dict[str, Any]]  # seeds, extents, errors against their bounds
+    wall_seconds: Mapped[float] = mapped_column(Float)
+    cpu_seconds: Mapped[float] = mapped_column(Float)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class WinnerRow(Base):
+    """The winner record of a problem on a device class; published by compare-and-set on `revision`."""
+
+    __tablename__ = "winners"
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    revision: Mapped[int] = mapped_column(Integer)
+    operator: Mapped[str] = mapped_column(String(64), index=True)
+    target: Mapped[str] = mapped_column(String(16))
+    device_class: Mapped[str] = mapped_column(String(128))
+    problem: Mapped[dict[str, Any]]
+    record: Mapped[dict[str, Any]]  # cukiln.types.WinnerRecord
+    searches: Mapped[list[Any]]  # search spaces covered: [{search, generator}]
+    attempt: Mapped[str] = mapped_column(String(32))  # token of the attempt that published this revision
+    updated_at: Mapped[float] = mapped_column(Float, index=True)
+
+
+class ItemRow(Base):
+    """Work. `kind`: plan, compile, verify, finish; `state`: waiting, claimed, done, failed, cancelled."""
+
+    __tablename__ = "items"
+    __table_args__ = (
+        UniqueConstraint("kind", "ref"),
+        # In the order of `claim`: the best waiting item of a kind is the first entry, however many wait.
+        Index("ix_items_best", "state", "kind", text("priority DESC"), text("predicted_seconds DESC"), "id"),
+    )
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    target: Mapped[str | None] = mapped_column(String(16))
+    ref: Mapped[str] = mapped_column(
+        String(64)
+    )  # what to work on: "job:first-last" positions, a group id, a job_problem id
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
+    priority: Mapped[int] = mapped_column(Integer, default=0)
+    predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
+    state: Mapped[str] = mapped_column(String(16), index=True)
+    attempt: Mapped[int] = mapped_column(Integer, default=0)
+    token: Mapped[str | None] = mapped_column(String(32))  # of the present attempt
+    worker: Mapped[str | None] = mapped_column(String(128))
+    lease_expires_at: Mapped[float | None] = mapped_column(Float, index=True)
+    created_at: Mapped[float] = mapped_column(Float)
+    started_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float | None] = mapped_column(Float)
+    error: Mapped[str | None] = mapped_column(Text)
+
+
+class LibraryRow(Base):
+    """A winner's own library: one kernel built alone, found by slice, toolchain and launch-time values."""
+
+    __tablename__ = "libraries"
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    kernel: Mapped[str] = mapped_column(String(64))
+    toolchain: Mapped[str] = mapped_column(String(64))
+    code_digest: Mapped[str] = mapped_column(String(64))
+    resources: Mapped[dict[str, Any]]
+    library: Mapped[str] = mapped_column(String(64))  # blob digests
+    cubin: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class BlobRow(Base):
+    """Bytes that are durable in the blob store: the row is committed only after file and folder were synced."""
+
+    __tablename__ = "blobs"
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+    media_type: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class ToolchainRow(Base):
+    """A compiler stack that made builds here, as its worker described it; also the sign of a live worker."""
+
+    __tablename__ = "toolchains"
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    description: Mapped[dict[str, Any]]
+    targets: Mapped[list[Any]]
+    seen_at: Mapped[float] = mapped_column(Float)

@@ -1,0 +1,81 @@
+"""What the tests of the CPU execution share: one toolchain per test process, kernels by a few words."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from codegen.kernel import Kernel
+from codegen.operators import load_operators
+from codegen.schedule import Schedule
+from workers.processes import Limits, Processes
+from workers.toolchain import Toolchain, find_toolchain
+from workers.verify_cpu import CpuVerdict, verify_on_cpu
+
+LIMITS = Limits(wall_seconds=240, cpu_seconds=240, memory_bytes=4 << 30, output_bytes=64 << 20)
+FAULTY = Path(__file__).parent / "operators" / "faulty"
+# A small tile: two warps of 32 threads, each computing 4 x 4 elements.
+SMALL_TILE = {
+    "tile_m": 32, "tile_n": 32, "tile_k": 8, "thread_m": 4, "thread_n": 4, "warp_m": 4, "stages": 1, "fragments": 1,
+    "padding": 0, "unroll_k": 4, "min_blocks": 1,
+}  # fmt: skip
+
+
+@cache
+def processes() -> Processes:
+    return Processes()
+
+
+@cache
+def toolchain() -> Toolchain:
+    return find_toolchain(processes())
+
+
+def verify(
+    kernels: Sequence[Kernel],
+    *,
+    seed: int = 1,
+    limits: Limits = LIMITS,
+    sanitize: bool = False,
+    cancel: threading.Event | None = None,
+    on_result: Callable[[CpuVerdict], None] | None = None,
+    kernel_cpu_seconds: float = 10.0,
+    kernel_wall_seconds: float = 60.0,
+    runner: Processes | None = None,
+) -> list[CpuVerdict]:
+    return verify_on_cpu(
+        kernels,
+        toolchain(),
+        runner or processes(),
+        limits,
+        seed=seed,
+        sanitize=sanitize,
+        cancel=cancel,
+        on_result=on_result,
+        kernel_cpu_seconds=kernel_cpu_seconds,
+        kernel_wall_seconds=kernel_wall_seconds,
+    )
+
+
+def faulty_kernel(fault: int) -> Kernel:
+    """A kernel of the operator `faulty` (tests/operators/faulty/kernel.cuh): wrong in one way, right for 0 and from 60."""
+    load_operators([FAULTY])
+    return Kernel.of("faulty", {}, Schedule.of({"fault": fault}))
+
+
+def matmul_kernel(
+    layout: str = "nn",
+    align: int | tuple[int, int, int] = 4,
+    epilogue: Sequence[str] = (),
+    operator: str = "matmul",
+    **tunables: Any,
+) -> Kernel:
+    a, b, c = (align, align, align) if isinstance(align, int) else align
+    signature = {
+        "layout": layout, "dtype": "float32", "acc_dtype": "float32", "out_dtype": "float32", "allow_tf32": False,
+        "epilogue": list(epilogue), "align_a": a, "align_b": b, "align_c": c,
+    }  # fmt: skip
+    return Kernel.of(operator, signature, Schedule.of({**SMALL_TILE, **tunables}))

@@ -1,0 +1,156 @@
+"""The real API of one test: uvicorn on a real socket, over a real SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from codegen.generator import generator
+from codegen.identity import winner_key
+from codegen.operators import operator
+from codegen.search import Search
+from cukiln.types import FrontEntry, Launch, WinnerRecord
+from service.__main__ import server_of
+from service.context import Service
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.settings import Settings, load_settings
+from storage.winners import get_winners, publish_winner
+
+MATMUL: dict[str, Any] = {"operator": "matmul", "m": 64, "n": 48, "k": 32}
+
+
+@dataclass
+class Api:
+    """A service that is up, and the stores behind it."""
+
+    url: str
+    client: httpx.Client
+    settings: Settings
+    database: Database
+    blobs: BlobStore
+    server: uvicorn.Server
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def service(self) -> Service:
+        found = self.server.config.app.state.service  # type: ignore[union-attr]
+        assert isinstance(found, Service)
+        return found
+
+    def rows(self) -> dict[str, int]:
+        """How many rows each table has."""
+        with sqlite3.connect(str(self.database.url.database)) as connection:
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
+
+    def submit(self, *problems: dict[str, Any], **fields: Any) -> httpx.Response:
+        return self.client.post("/v1/jobs", json={"problems": list(problems or (MATMUL,)), **fields})
+
+
+@contextmanager
+def serving(folder: Path, **overrides: Any) -> Iterator[Api]:
+    """A service over `folder` on a free port."""
+    settings = load_settings(data_dir=folder, port=0, host="127.0.0.1", **overrides)
+    database = Database(settings.database_url)
+    database.migrate()
+    server = server_of(settings)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not server.started:
+            assert thread.is_alive() and time.monotonic() < deadline, "the API did not start"
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            yield Api(url, client, settings, database, BlobStore(database, settings.blobs_url), server)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        database.dispose()
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    with serving(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """For tests that write nothing."""
+    with serving(tmp_path_factory.mktemp("api")) as found:
+        yield found
+
+
+def publish(
+    database: Database,
+    problem: dict[str, Any] = MATMUL,
+    *,
+    target: str = "sm_80",
+    search: dict[str, Any] | None = None,
+    made_by: str | None = None,
+    workspace: tuple[int, ...] = (0,),
+    predicted_us: float = 5.0,
+    blob: str = "0" * 64,
+) -> WinnerRecord:
+    """A winner record as the finish step would leave it; `workspace` has one value for each point of the front."""
+    kind = operator(problem["operator"])
+    parsed = kind.parse(problem)
+    device_class = f"predicted:{target}"
+    key = winner_key(parsed.digest, target, device_class)
+    with database.write() as session:
+        known = get_winners(session, [key]).get(key)
+        revision = known.revision if known else 0
+        record = WinnerRecord(
+            key=key,
+            revision=revision,
+            operator=kind.name,
+            problem=parsed.canonical(),
+            target=target,
+            device_class=device_class,
+            ranked_by="predicted",
+            front=[_entry(index, size, predicted_us + index, blob) for index, size in enumerate(workspace)],
+            searches=[{"search": search or Search().canonical(), "generator": made_by or generator(kind.name)}],
+            updated_at=time.time(),
+        )
+        publish_winner(session, record, expected_revision=revision, attempt="0" * 32)
+        return get_winners(session, [key])[key]
+
+
+def _entry(index: int, workspace: int, predicted_us: float, blob: str) -> FrontEntry:
+    launch = Launch(operands=[], extents={}, launch={}, scalars=[], functions=[], workspace_bytes=workspace)
+    return FrontEntry(
+        candidate=f"{index:064x}",
+        schedule={"tile_m": 64},
+        kernel="1" * 64,
+        so_sha256=blob,
+        cubin_sha256=blob,
+        source_sha256=blob,
+        code_digest="2" * 64,
+        toolchain="3" * 64,
+        launch=launch,
+        workspace_bytes=workspace,
+        deterministic=index == 0,
+        verified="cpu",
+        verdict={},
+        resources={},
+        predicted_us=predicted_us,
+        prediction=None,
+        measured_us=None,
+    )

@@ -1,0 +1,196 @@
+"""A real database in a temporary folder, and a small way through it: jobs, plans, compiled and verified groups.
+
+SQLite by default; where `CUKILN_TEST_POSTGRES` names a server, every test runs on a schema of its own there, too.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cukiln.types import StageSeconds
+from sqlalchemy import event, text
+from storage import items, jobs
+from storage.clock import FakeClock
+from storage.database import Database, Session
+from storage.groups import BuildOutcome, RecordedGroup, load_group, record_compiled
+from storage.items import Claim
+from storage.jobs import CreatedJob, NewJob, NewProblem
+from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, RecordedPlan, problems_to_plan, record_plan
+from storage.verdicts import NewVerdict, builds_to_verify, record_verified
+
+POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
+BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
+PLAN = {"venue": "cpu", "plan_version": "1"}
+TARGET, TOOLCHAIN = "sm_80", "t" * 64
+
+
+@contextmanager
+def fresh_url(backend: str, folder: Path) -> Iterator[str]:
+    """A database URL with nothing behind it yet."""
+    if backend == "sqlite":
+        yield f"sqlite:///{folder / 'cukiln.db'}"
+        return
+    schema = f"test_{uuid.uuid4().hex}"
+    admin = Database(str(POSTGRES))
+    with admin.write() as session:
+        session.execute(text(f"CREATE SCHEMA {schema}"))
+    try:
+        yield f"{POSTGRES}?options=-csearch_path%3D{schema}"
+    finally:
+        with admin.write() as session:
+            session.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+        admin.dispose()
+
+
+@pytest.fixture(params=BACKENDS)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with fresh_url(request.param, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def database(database_url: str, clock: FakeClock) -> Iterator[Database]:
+    opened = Database(database_url, clock)
+    opened.migrate()
+    yield opened
+    opened.dispose()
+
+
+@contextmanager
+def counted_statements(database: Database) -> Iterator[list[str]]:
+    """The statements that are executed inside."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        seen.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(database.engine, "before_cursor_execute", note)
+
+
+def new_problem(name: str = "p", **changes: Any) -> NewProblem:
+    values: dict[str, Any] = {
+        "name": name,
+        "operator": "matmul",
+        "problem": {"operator": "matmul", "m": 64},
+        "target": TARGET,
+        "device_class": "predicted:sm_80",
+        "key": f"{name:k>64}",
+        "search": {"level": 1},
+    }
+    return NewProblem(**{**values, **changes})
+
+
+def add_job(database: Database, count: int = 1, **changes: Any) -> CreatedJob:
+    """A job of `count` problems p0, p1, …"""
+    with database.write() as session:
+        return jobs.create_job(session, NewJob([new_problem(f"p{n}") for n in range(count)], **changes))
+
+
+def claim_one(database: Database, *kinds: str, worker: str = "w", lease: float = 5.0) -> Claim:
+    with database.write() as session:
+        claim = items.claim(session, kinds, None, worker, lease)
+    assert claim is not None, f"no {kinds} item waits"
+    return claim
+
+
+def new_build(name: str, built_from: str | None = None) -> NewBuild:
+    """Build `name`; its slice has the same name unless said otherwise."""
+    kernel = f"{name:0>64}"
+    return NewBuild(name, kernel, built_from or f"slice-{name}", {"operator": "matmul", "tunables": {"n": name}})
+
+
+def record(
+    session: Session, claim: Claim, builds: Sequence[str], groups: Sequence[Sequence[str]] | None = None, **plan: str
+) -> RecordedPlan:
+    """Plan every problem of the item with one candidate per build; one group of all builds unless `groups` are given."""
+    made = [builds] if groups is None else groups
+    planned = [
+        PlannedProblem(
+            problem.id,
+            [NewCandidate(f"c-{build}", {"n": build}, f"{build:0>64}", build) for build in builds],
+            space_size=len(builds) + 2,
+            rejections={"rule": {"count": 2, "example": {"n": 9}, "message": "too many"}},
+            lower_wall=0.5,
+            lower_cpu=0.25,
+        )
+        for problem in problems_to_plan(session, claim)
+    ]
+    new_groups = [NewGroup(tuple(group), TARGET, TOOLCHAIN, 2.0 * len(group)) for group in made if group]
+    return record_plan(session, claim, planned, {b: new_build(b) for b in builds}, new_groups, **{**PLAN, **plan})
+
+
+def plan_next(database: Database, *builds: str, groups: Sequence[Sequence[str]] | None = None) -> RecordedPlan:
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        return record(session, claim, builds, groups)
+
+
+def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), wall: float = 8.0) -> RecordedGroup:
+    """Record the group of a claimed compile item: all builds ok but the bad ones."""
+    with database.write() as session:
+        group = load_group(session, claim.ref)
+        assert group is not None
+        outcomes = [
+            BuildOutcome(kernel.build, "compile_error", log="x.cu(7): error: no such thing")
+            if kernel.build in bad
+            else BuildOutcome(
+                kernel.build,
+                "ok",
+                f"code-{kernel.build}",
+                {"registers": 32, "static_shared_bytes": 16, "dynamic_shared_bytes": 48, "spill_load_bytes": 4},
+            )
+            for kernel in group.kernels
+        ]
+        return record_compiled(
+            session,
+            claim,
+            outcomes,
+            source="a" * 64,
+            log="b" * 64,
+            library="c" * 64,
+            cubin="d" * 64,
+            phases=[{"name": "cicc", "seconds": 1.5}],
+            codegen=StageSeconds(wall=wall / 8, cpu=wall / 8),
+            compile=StageSeconds(wall=wall, cpu=wall),
+            **PLAN,
+        )
+
+
+def compile_next(database: Database, bad: Sequence[str] = ()) -> RecordedGroup:
+    return compile_claimed(database, claim_one(database, "compile"), bad)
+
+
+def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) -> list[int]:
+    """Record verdicts for what the group of a claimed verify item still needs: ok, but incorrect for the wrong ones."""
+    with database.write() as session:
+        verdicts = [
+            NewVerdict(
+                kernel.slice,
+                "incorrect" if kernel.build in wrong else "ok",
+                "off by one" if kernel.build in wrong else None,
+                {"cases": [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]},
+                1.0,
+                1.0,
+            )
+            for kernel in builds_to_verify(session, claim.ref, **PLAN)
+        ]
+        return record_verified(session, claim, verdicts, verify=StageSeconds(wall=4.0, cpu=4.0), **PLAN)
+
+
+def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[int]:
+    return verify_claimed(database, claim_one(database, "verify"), wrong)

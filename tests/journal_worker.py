@@ -1,0 +1,68 @@
+"""A worker whose steps write a journal: run by the queue tests in place of `python -m workers.main`.
+
+What a step does stands in its item's ref, before the colon. Each attempt holds a lock file of its item: where another
+attempt holds it, the item runs twice at once, and the journal says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from storage.settings import load_settings
+from workers.main import run_reconciler, run_worker, set_up_logging
+from workers.processes import Limits
+from workers.steps.context import GiveUp, StepContext
+
+JOURNAL = Path(os.environ["TEST_JOURNAL"])
+
+
+def write(word: str, context: StepContext) -> None:
+    with JOURNAL.open("a") as journal:
+        journal.write(f"{word} {context.claim.ref} {context.claim.attempt} {os.getpid()} {time.time()}\n")
+
+
+def step(context: StepContext) -> None:
+    behaviour = context.claim.ref.partition(":")[0].partition("_")[0]
+    with JOURNAL.with_name(context.claim.ref.replace(":", "_") + ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            write("TWICE", context)
+        write("start", context)
+        if behaviour == "first" and context.claim.attempt > 1:  # only the first attempt is long
+            write("end", context)
+            return
+        act(behaviour, context)
+        write("end", context)
+
+
+def act(behaviour: str, context: StepContext) -> None:
+    if behaviour in ("forever", "first"):
+        # a compiler that runs and runs: its tree must die with the horse
+        limits = Limits(wall_seconds=300, cpu_seconds=300, memory_bytes=1 << 30, output_bytes=1 << 20)
+        context.processes.run(["sleep", "300"], cwd=Path(tempfile.gettempdir()), limits=limits, cancel=context.cancel)
+        context.check()
+    elif behaviour == "brief":
+        time.sleep(2.0)
+    elif behaviour == "deaf":  # native code that keeps the interpreter for itself
+        sum_of_a_huge_power = pow(3, 2**26)
+        write(f"deaf-{sum_of_a_huge_power % 10}", context)
+    elif behaviour == "broken":
+        raise RuntimeError("the step is broken")
+    elif behaviour == "hopeless":
+        raise GiveUp("it cannot be done")
+
+
+STEPS = dict.fromkeys(("plan", "compile", "verify", "finish"), step)
+
+if __name__ == "__main__":
+    set_up_logging()
+    if sys.argv[1] == "reconcile":
+        run_reconciler(load_settings())
+    else:
+        run_worker(sys.argv[1], load_settings(), STEPS)

@@ -1,0 +1,331 @@
+"""Bad input is a 4xx that names the field and what is allowed; nothing of it is written or queued."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cukiln.types import ProblemDetail
+from service.errors import KINDS, MAX_FAULTS
+from service.strict_json import depth, read_json
+from tests.fixtures_api import MATMUL, Api, shared_api
+
+__all__ = ["shared_api"]
+
+PREFIX = "urn:cukiln:problem:"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written(shared_api: Api) -> Iterator[None]:
+    before = shared_api.rows()
+    yield
+    assert shared_api.rows() == before
+
+
+def problem(answer: Any) -> ProblemDetail:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    detail = ProblemDetail.model_validate_json(answer.content)
+    assert detail.status == answer.status_code == KINDS[detail.type.removeprefix(PREFIX)].status
+    assert detail.title and detail.detail.endswith((".", ")", "!", "?")), detail.detail
+    return detail
+
+
+def job(**fields: Any) -> dict[str, Any]:
+    return {"problems": [{**MATMUL, **fields}]}
+
+
+FIRST = "problems[0]"
+BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
+    ("not an object", [], "invalid-value", None),
+    ("no problems", {}, "missing-field", "problems"),
+    ("empty problems", {"problems": []}, "invalid-value", "problems"),
+    ("too many problems", {"problems": [{}] * 10_001}, "invalid-value", "problems"),
+    ("a problem that is no object", {"problems": [3]}, "invalid-value", "problems[0]"),
+    ("unknown job field", {**job(), "colour": "red"}, "unknown-field", "colour"),
+    ("no operator", {"problems": [{"m": 1}]}, "missing-field", f"{FIRST}.operator"),
+    ("unknown operator", {"problems": [{"operator": "matmult"}]}, "unknown-operator", f"{FIRST}.operator"),
+    ("operator of a wrong type", {"problems": [{"operator": ["matmul"]}]}, "unknown-operator", f"{FIRST}.operator"),
+    ("unknown field", job(zeta=1), "unknown-field", f"{FIRST}.zeta"),
+    ("missing extent", {"problems": [{"operator": "matmul", "m": 1, "n": 1}]}, "missing-field", f"{FIRST}.k"),
+    ("wrong dtype", job(dtype="float99"), "invalid-value", f"{FIRST}.dtype"),
+    ("dtype of a wrong type", job(dtype=32), "invalid-value", f"{FIRST}.dtype"),
+    ("zero", job(m=0), "invalid-value", f"{FIRST}.m"),
+    ("negative", job(n=-1), "invalid-value", f"{FIRST}.n"),
+    ("fraction", job(k=1.5), "invalid-value", f"{FIRST}.k"),
+    ("text", job(m="64"), "invalid-value", f"{FIRST}.m"),
+    ("boolean", job(m=True), "invalid-value", f"{FIRST}.m"),
+    ("null", job(m=None), "invalid-value", f"{FIRST}.m"),
+    ("over 32 bits", job(m=2**31), "invalid-value", f"{FIRST}.m"),
+    ("over 64 bits", job(m=2**64), "invalid-value", f"{FIRST}.m"),
+    ("over every width", job(m=10**400), "invalid-value", f"{FIRST}.m"),
+    ("overflow of an index", job(m=2**30, n=2**30, k=2**30), "extent-too-large", f"{FIRST}.lda"),
+    ("rows that overlap", job(lda=3), "invalid-value", f"{FIRST}.lda"),
+    ("unknown layout", job(layout="xx"), "invalid-value", f"{FIRST}.layout"),
+    ("unknown epilogue node", job(epilogue=[{"op": "magic"}]), "invalid-value", f"{FIRST}.epilogue[0]"),
+    ("field of an epilogue node", job(epilogue=[{"op": "gelu", "a": 1}]), "unknown-field", f"{FIRST}.epilogue[0].a"),
+    ("bias axis", job(epilogue=[{"op": "bias", "axis": "q"}]), "invalid-value", f"{FIRST}.epilogue[0].axis"),
+    ("scale too large", job(epilogue=[{"op": "scale", "value": 1e39}]), "invalid-value", f"{FIRST}.epilogue[0].value"),
+    ("endless epilogue", job(epilogue=[{"op": "relu"}] * 1000), "invalid-value", f"{FIRST}.epilogue"),
+    ("unknown target", {**job(), "target": "sm_42"}, "unknown-target", "target"),
+    ("a problem's unknown target", job(target="sm_42"), "unknown-target", f"{FIRST}.target"),
+    ("target of a wrong type", {**job(), "target": 80}, "invalid-value", "target"),
+    ("unknown tunable", {**job(), "search": {"tunables": {"magic": [1]}}}, "unknown-tunable", "search.tunables.magic"),
+    ("a problem's tunable", job(search={"tunables": {"x": [1]}}), "unknown-tunable", f"{FIRST}.search.tunables.x"),
+    ("value", job(search={"tunables": {"tile_m": [63]}}), "invalid-value", f"{FIRST}.search.tunables.tile_m"),
+    ("no tunables", job(search={"tunables": {}}), "empty-search-space", f"{FIRST}.search.tunables"),
+    ("no values", job(search={"tunables": {"tile_m": []}}), "empty-search-space", f"{FIRST}.search.tunables.tile_m"),
+    ("no schedules", {**job(), "search": {"schedules": []}}, "empty-search-space", "search.schedules"),
+    ("an empty schedule", {**job(), "search": {"schedules": [{}]}}, "empty-search-space", "search.schedules[0]"),
+    ("part of a schedule", job(search={"schedules": [{"tile_m": 64}]}), "invalid-value", None),
+    ("two searches", {**job(), "search": {"level": 1, "schedules": [{"a": 1}]}}, "invalid-value", "search"),
+    ("unknown level", {**job(), "search": {"level": 3}}, "invalid-value", "search.level"),
+    ("no schedules wanted", {**job(), "search": {"level": 1, "limit": 0}}, "invalid-value", "search.limit"),
+    ("negative seed", {**job(), "search": {"level": 1, "seed": -1}}, "invalid-value", "search.seed"),
+    ("unknown priority", {**job(), "priority": "urgent"}, "invalid-value", "priority"),
+    ("empty budget", {**job(), "budget": {}}, "missing-field", "budget.seconds"),
+    ("no time", {**job(), "budget": {"seconds": 0}}, "invalid-value", "budget.seconds"),
+    ("endless budget", {**job(), "budget": {"seconds": 1e300}}, "invalid-value", "budget.seconds"),
+    ("negative limit", {**job(), "workspace_limit_bytes": -1}, "invalid-value", "workspace_limit_bytes"),
+    ("fraction of a byte", {**job(), "workspace_limit_bytes": 0.5}, "invalid-value", "workspace_limit_bytes"),
+    ("device class", {**job(), "device_class": "NVIDIA H100"}, "invalid-value", "device_class"),
+    ("another's class", job(device_class="predicted:sm_75"), "invalid-value", f"{FIRST}.device_class"),
+    ("empty name", job(name=""), "invalid-value", f"{FIRST}.name"),
+    ("control characters", job(name="a\u0000b"), "invalid-value", f"{FIRST}.name"),
+    ("one name twice", {"problems": [{**MATMUL, "name": "a"}] * 2}, "duplicate-name", "problems[1].name"),
+    ("a default's name", {"problems": [{**MATMUL, "name": "problem1"}, MATMUL]}, "duplicate-name", "problems[1].name"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "field"), [case[1:] for case in BAD_JOBS], ids=[case[0] for case in BAD_JOBS])
+def test_a_bad_job_names_its_field(shared_api: Api, body: Any, kind: str, field: str | None) -> None:
+    detail = problem(shared_api.client.post("/v1/jobs", content=json.dumps(body), headers=JSON))
+    assert detail.type == PREFIX + kind, detail
+    if field is not None:
+        assert detail.field == field, detail
+
+
+JSON = {"Content-Type": "application/json"}
+ALLOWED: list[tuple[Any, Any]] = [
+    ({"problems": [{"operator": "x"}]}, ["matmul"]),
+    (job(layout="xx"), ["nn", "nt", "tn", "tt"]),
+    ({**job(), "priority": "urgent"}, ["low", "normal", "high"]),
+    (job(device_class="GPU"), ["predicted:sm_80"]),
+]
+
+
+@pytest.mark.parametrize(("body", "allowed"), ALLOWED)
+def test_an_error_says_what_is_allowed(shared_api: Api, body: Any, allowed: Any) -> None:
+    assert problem(shared_api.client.post("/v1/jobs", json=body)).allowed == allowed
+
+
+def test_bounds_of_a_number_are_what_is_allowed(shared_api: Api) -> None:
+    detail = problem(shared_api.submit({**MATMUL, "m": 0}))
+    assert detail.allowed["minimum"] == 1 and detail.allowed["maximum"] > 10**6
+
+
+def test_targets_that_are_allowed_are_listed(shared_api: Api) -> None:
+    detail = problem(shared_api.submit(target="sm_42"))
+    listed = [target["target"] for target in shared_api.client.get("/v1/targets").json()["targets"]]
+    assert detail.allowed == sorted(listed)
+
+
+def test_all_errors_are_listed_up_to_a_limit(shared_api: Api) -> None:
+    two = problem(shared_api.submit({**MATMUL, "m": 0, "zeta": 1}))
+    assert two.errors is not None
+    assert {error["field"] for error in two.errors} == {"problems[0].m", "problems[0].zeta"}
+    many = shared_api.submit(*({**MATMUL, "m": 0} for _ in range(500)))
+    assert many.json()["errors"][-1]["field"] == f"problems[{MAX_FAULTS - 1}].m"
+    assert len(many.json()["errors"]) == MAX_FAULTS and "500 errors" in many.json()["detail"]
+
+
+def test_what_stands_at_the_job_is_wrong_once(shared_api: Api) -> None:
+    detail = problem(shared_api.submit(*([MATMUL] * 50), target="sm_42"))
+    assert detail.errors is None and detail.field == "target"
+
+
+BAD_BODIES: list[tuple[str, bytes, str]] = [
+    ("empty", b"", "malformed-json"),
+    ("cut off", b'{"problems": [', "malformed-json"),
+    ("NaN", b'{"problems": NaN}', "malformed-json"),
+    ("Infinity", b'{"a": -Infinity}', "malformed-json"),
+    ("half a surrogate pair", b'{"problems": "\\ud800"}', "malformed-json"),
+    ("two values", b"{} {}", "malformed-json"),
+    ("latin-1", b'{"problems": "\xe9"}', "not-utf-8"),
+    ("UTF-16", '{"problems": []}'.encode("utf-16"), "not-utf-8"),
+    ("a key twice", b'{"problems": [], "problems": [1]}', "duplicate-key"),
+    ("a key twice inside", b'{"problems": [{"m": 1, "m": 2}]}', "duplicate-key"),
+    ("a bomb of arrays", b"[" * 100_000, "nested-too-deep"),
+    ("a closed bomb", b"[" * 5_000 + b"]" * 5_000, "nested-too-deep"),
+    ("a bomb of objects", b'{"a":' * 50_000, "nested-too-deep"),
+    ("a bomb inside", b'{"problems": [{"epilogue": ' + b"[" * 900 + b"]" * 900 + b"}]}", "nested-too-deep"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/lookups"])
+@pytest.mark.parametrize(("body", "kind"), [case[1:] for case in BAD_BODIES], ids=[case[0] for case in BAD_BODIES])
+def test_a_body_that_is_not_clean_json_is_refused(shared_api: Api, path: str, body: bytes, kind: str) -> None:
+    assert problem(shared_api.client.post(path, content=body, headers=JSON)).type == PREFIX + kind
+
+
+@pytest.mark.parametrize("spelled", ["1e400", "9" * 5000, "-1e999"])
+def test_a_number_beyond_all_widths_is_refused_by_its_field(shared_api: Api, spelled: str) -> None:
+    body = '{"problems": [{"operator": "matmul", "m": %s, "n": 1, "k": 1}]}' % spelled  # noqa: UP031
+    detail = problem(shared_api.client.post("/v1/jobs", content=body, headers=JSON))
+    assert (detail.type, detail.field) == (PREFIX + "invalid-value", "problems[0].m")
+
+
+@pytest.mark.parametrize("spelled", ["1e400", "9" * 5000])
+def test_a_scalar_beyond_all_widths_is_refused_by_its_field(shared_api: Api, spelled: str) -> None:
+    body = json.dumps(job(epilogue=[{"op": "scale", "value": 12345}])).replace("12345", spelled)
+    detail = problem(shared_api.client.post("/v1/jobs", content=body, headers=JSON))
+    assert (detail.type, detail.field) == (PREFIX + "invalid-value", "problems[0].epilogue[0].value")
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/lookups"])
+def test_ten_megabytes_are_too_large(shared_api: Api, path: str) -> None:
+    body = b'{"problems": [' + b" " * 10_000_000 + b"]}"
+    assert problem(shared_api.client.post(path, content=body, headers=JSON)).type == PREFIX + "body-too-large"
+
+
+def test_a_body_without_a_length_is_too_large_as_soon_as_it_is(shared_api: Api) -> None:
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 200_000_000:
+            sent += 1_000_000
+            yield b" " * 1_000_000
+
+    answer = shared_api.client.post("/v1/jobs", content=endless(), headers=JSON)
+    assert problem(answer).type == PREFIX + "body-too-large"
+    assert sent < 100_000_000
+
+
+def test_a_length_that_is_too_large_is_refused_before_the_body(shared_api: Api) -> None:
+    with socket.create_connection(("127.0.0.1", shared_api.port), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99999999999999999999\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+def test_another_content_type_is_refused(shared_api: Api, media_type: str) -> None:
+    answer = shared_api.client.post("/v1/jobs", content=json.dumps(job()), headers={"Content-Type": media_type})
+    assert problem(answer).type == PREFIX + "unsupported-media-type"
+
+
+BAD_CALLS: list[tuple[str, str, str]] = [
+    ("PUT", "/v1/jobs", "method-not-allowed"),
+    ("POST", f"/v1/jobs/{'0' * 32}", "method-not-allowed"),
+    ("DELETE", f"/v1/blobs/sha256/{'0' * 64}", "method-not-allowed"),
+    ("GET", "/", "not-found"),
+    ("GET", "/metrics", "not-found"),
+    ("GET", "/v1", "not-found"),
+    ("GET", "/v1/jobs/", "not-found"),
+    ("GET", "/v2/jobs", "not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}/profile", "not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}/trace", "not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}", "job-not-found"),
+    ("GET", "/v1/jobs/%00", "job-not-found"),
+    ("GET", "/v1/jobs/%ff%fe", "job-not-found"),
+    ("DELETE", f"/v1/jobs/{'0' * 32}", "job-not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}/events", "job-not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}/candidates", "job-not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}/rejections", "job-not-found"),
+    ("GET", f"/v1/groups/{'0' * 32}", "group-not-found"),
+    ("GET", "/v1/groups/..%2f..%2fetc", "not-found"),
+    ("GET", f"/v1/groups/{'0' * 32}/source", "group-not-found"),
+    ("GET", f"/v1/groups/{'0' * 32}/log", "group-not-found"),
+    ("GET", f"/v1/kernels/{'0' * 64}", "kernel-not-found"),
+    ("GET", "/v1/kernels/x", "kernel-not-found"),
+    ("GET", f"/v1/blobs/sha256/{'0' * 64}", "blob-not-found"),
+    ("GET", "/v1/blobs/sha256/xyz", "invalid-digest"),
+    ("GET", f"/v1/blobs/sha256/{'A' * 64}", "invalid-digest"),
+    ("GET", "/v1/jobs?limit=0", "invalid-value"),
+    ("GET", "/v1/jobs?limit=x", "invalid-value"),
+    ("GET", "/v1/jobs?state=sleeping", "invalid-value"),
+    ("GET", "/v1/jobs?cursor=nonsense", "invalid-cursor"),
+    ("GET", "/v1/jobs?cursor=%00", "invalid-cursor"),
+    ("GET", "/v1/jobs?cursor=WyJhIiwxXQ", "invalid-cursor"),
+    ("GET", "/v1/timings?by=week", "invalid-value"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "kind"), BAD_CALLS)
+def test_a_bad_call_is_a_problem(shared_api: Api, method: str, path: str, kind: str) -> None:
+    answer = shared_api.client.request(method, path)
+    assert problem(answer).type == PREFIX + kind
+    if kind == "method-not-allowed":
+        assert answer.headers["allow"]
+        assert problem(answer).allowed
+
+
+def test_no_answer_repeats_a_request_without_end(shared_api: Api) -> None:
+    long = "x" * 100_000
+    answer = shared_api.submit({**MATMUL, long: 1, "name": long, "target": long, "operator": long})
+    assert problem(answer)
+    assert len(answer.content) < 5_000
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(["matmul", "nn"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["op", "m", "level", "tunables", "schedules", "seconds", "tile_m"]) | st.text(max_size=5),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=10,
+)
+JOB_FIELDS = ["target", "search", "priority", "budget", "workspace_limit_bytes", "device_class", "deterministic"]
+PROBLEM_FIELDS = ["m", "n", "k", "batch", "layout", "dtype", "epilogue", "lda", "stride_a", "name", "search", "target"]
+bad_problems = st.builds(
+    lambda base, changes: {**base, **changes},
+    st.sampled_from([MATMUL, {}]),
+    st.dictionaries(st.sampled_from(PROBLEM_FIELDS), values, min_size=1, max_size=3),
+)
+bodies = values | st.builds(
+    lambda fields, problems: {**fields, "problems": problems},
+    st.dictionaries(st.sampled_from(JOB_FIELDS), values, max_size=3),
+    st.lists(bad_problems | values, max_size=3),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=bodies)
+def test_no_json_makes_the_service_fail(shared_api: Api, body: Any) -> None:
+    # Lookups read what jobs read and write nothing, so that what happens to be valid leaves no row.
+    answer = shared_api.client.post("/v1/lookups", content=json.dumps(body), headers=JSON)
+    assert answer.status_code < 500
+    if answer.status_code != 200:
+        problem(answer)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.binary(max_size=200) | st.text(alphabet='{}[]",:\\u0d8ntrue 1.-e', max_size=60).map(str.encode))
+def test_no_bytes_make_the_service_fail(shared_api: Api, body: bytes) -> None:
+    answer = shared_api.client.post("/v1/jobs", content=body, headers=JSON)
+    assert 400 <= answer.status_code < 500
+    problem(answer)
+
+
+@given(value=values.filter(lambda value: "NaN" not in json.dumps(value) and "Infinity" not in json.dumps(value)))
+def test_the_strict_reader_reads_what_the_standard_one_does(value: Any) -> None:
+    text = json.dumps(value)
+    if "\\ud" not in text:
+        assert read_json(text.encode()) == json.loads(text)
+
+
+@given(levels=st.integers(0, 40), text=st.text())
+def test_depth_counts_brackets_outside_of_strings(levels: int, text: str) -> None:
+    assert depth(b"[" * levels + json.dumps(text).encode() + b"]" * levels) == levels

@@ -1,0 +1,140 @@
+"""What people read: schedules, durations, progress, the table's notes."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from cukiln.cli_progress import LiveBars, PlainLines, duration, fraction, show_progress
+from cukiln.cli_table import microseconds, notes, print_job, schedule_text, summary
+from cukiln.types import Job, Progress, StageProgress
+from tests.fixtures_client import job_json, progress_json
+
+
+def progress(**changes: Any) -> Progress:
+    return Progress.model_validate({**progress_json(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 ms"),
+        (0.0004, "under 1 ms"),
+        (0.0094, "9 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min 0 s"),
+        (185, "3 min 5 s"),
+        (7260, "2 h 1 min"),
+    ],
+)
+def test_durations_read_as_a_person_says_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        ({"tile_m": 128, "tile_n": 64, "tile_k": 16, "raster": 8}, "tile 128×64×16, raster 8"),
+        ({"thread_m": 8, "thread_n": 4}, "thread 8×4"),
+        ({"a_m": 1, "a_n": 2, "z_m": 3, "z_n": 4, "z_k": 5}, "z 3×4×5, a 1×2"),
+        ({"tile_m": 128, "unroll_k": 8}, "tile_m 128, unroll_k 8"),
+        ({"algorithm": "winograd", "m": 1, "n": 2}, "algorithm winograd, m 1, n 2"),
+        ({}, ""),
+    ],
+)
+def test_a_schedule_is_short_and_complete(schedule: dict[str, Any], text: str) -> None:
+    assert schedule_text(schedule) == text
+
+
+names = st.from_regex(r"[a-z]{1,6}(_[mnk])?", fullmatch=True)
+
+
+@given(st.dictionaries(names, st.integers(0, 999), max_size=8))
+def test_no_value_of_a_schedule_is_lost(schedule: dict[str, int]) -> None:
+    text = schedule_text(schedule)
+    shown = [value for part in text.split(", ") if part for value in part.rpartition(" ")[2].split("×")]
+    assert sorted(map(int, shown)) == sorted(schedule.values())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "unknown"), (0.5, "0.5 µs"), (812.4, "812 µs"), (12345.6, "12,346 µs")]
+)
+def test_kernel_times_are_in_microseconds(value: float | None, text: str) -> None:
+    assert microseconds(value) == text
+
+
+def test_a_log_of_progress_stays_short_and_never_goes_back() -> None:
+    output = io.StringIO()
+    lines = PlainLines(Console(file=output, width=200))
+    for done in [*range(1001), 5, 1000]:
+        stage = StageProgress(done=done, total=1000)
+        lines.update(progress(lower=stage, compile=stage, verify=stage, finish=stage))
+    written = output.getvalue().splitlines()
+    assert len(written) == 21
+    assert written[0].startswith("lower 0/1000, compile 0/1000")
+    assert written[-1].startswith("lower 1000/1000, compile 1000/1000")
+
+
+def test_a_stage_of_unknown_size_has_not_begun() -> None:
+    whole, unknown = StageProgress(done=2, total=2), StageProgress(done=0, total=0)
+    assert fraction(progress(lower=whole, compile=unknown, verify=unknown, finish=unknown)) == 0.25
+
+
+def test_a_terminal_gets_a_bar_per_stage() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100)
+    display = LiveBars()
+    display.update(progress(compile={"done": 3, "total": 8}, candidates_failed=2, eta_seconds=None))
+    console.print(display.render())
+    text = output.getvalue()
+    for stage, unit in {
+        "lower": "problems",
+        "compile": "kernels",
+        "verify": "candidates",
+        "finish": "problems",
+    }.items():
+        assert any(line.find(stage) != -1 and unit in line for line in text.splitlines())
+    assert "3/8" in text
+    assert "candidates: 0 done, 2 failed" in text
+    assert "left" not in text
+    with show_progress(console) as update:
+        update(progress())
+
+
+def test_the_notes_explain_what_is_shown_and_nothing_else() -> None:
+    shown = notes(Job.model_validate(job_json("done")))
+    assert [line.split(":")[0] for line in shown] == [
+        "verified cpu",
+        "predicted µs",
+        "seconds",
+        "3 more schedules broke a rule of their operator and were not compiled",
+    ]
+    assert notes(Job.model_validate(job_json("queued"))) == shown[-1:]
+
+
+def test_a_measured_time_is_never_shown_as_predicted() -> None:
+    job = job_json("done")
+    winner = job["problems"][0]["winner"]
+    winner.update(ranked_by="measured", measured_us=40.0, verified="gpu")
+    output = io.StringIO()
+    print_job(Console(file=output, width=140), Job.model_validate(job))
+    assert "measured 40 µs" in output.getvalue()
+    assert "predicted" not in output.getvalue()
+
+
+def test_the_summary_counts_every_verdict() -> None:
+    job = job_json("partial")
+    job["problems"][0].update(verdicts={"compile_error": 2, "ok": 61, "incorrect": 1})
+    job["problems"].append({**job["problems"][0], "name": "second", "winner": None, "state": "failed", "error": "none"})
+    text = summary(Job.model_validate(job), 4.2)
+    assert text == (
+        "Job job1: 1 of 2 without a winner, 2 problems, 128 candidates (122 ok, 4 compile_error, 2 incorrect), 4.2 s."
+    )

@@ -1,0 +1,365 @@
+"""Groups: innocents survive, the guilty are named, and the machine's failures are never anybody's verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from codegen.cubin import read_cubin
+from codegen.elf import exported_symbols
+from codegen.errors import NotUnique
+from codegen.kernel import Kernel
+from codegen.render_group import render_device, symbols
+from codegen.render_library import group_exports
+from tests.fixtures_compile import *  # noqa: F403
+from tests.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe
+from workers import compile_group as module
+from workers.compile_file import CompileCancelled, FileCompiler, UnexpectedSymbols
+from workers.compile_group import GroupOutcome, compile_group
+from workers.find_culprits import find_culprits
+from workers.processes import InfrastructureError, Limits, Processes
+from workers.running import EndedBy, Finished
+from workers.toolchain import Toolchain
+
+
+class Faulty(Processes):
+    """The process seam with faults: `fault` may answer in a program's stead, given its name and its folder."""
+
+    def __init__(self, fault: Callable[[str, Path], Finished | None]) -> None:
+        super().__init__()
+        self.fault = fault
+        self.started: list[str] = []
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Finished:
+        self.started.append(Path(argv[0]).name)
+        answer = self.fault(self.started[-1], cwd)
+        return answer or super().run(argv, cwd=cwd, limits=limits, env=env, cancel=cancel)
+
+
+def ended(returncode: int, stderr: str = "", ended_by: EndedBy | None = None) -> Finished:
+    return Finished(("nvcc",), returncode, b"", stderr.encode(), 0.1, 0.2, 0, ended_by)
+
+
+def nvcc_fails_with(kernel: Kernel, finished: Finished) -> Callable[[str, Path], Finished | None]:
+    """nvcc ends like this whenever `kernel` is in the file."""
+
+    def fault(program: str, folder: Path) -> Finished | None:
+        guilty = program == "nvcc" and kernel.namespace in (folder / "group.cu").read_text()
+        return finished if guilty else None
+
+    return fault
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes, limits: Limits = LIMITS
+) -> GroupOutcome:
+    return compile_group(kernels, SM_90A, toolchain, processes, limits)
+
+
+def statuses(outcome: GroupOutcome, kernels: Sequence[Kernel]) -> list[str]:
+    return [outcome.outcomes[kernel.id].status for kernel in kernels]
+
+
+def test_a_group_becomes_one_cubin_and_one_library(toolchain: Toolchain, processes: Processes) -> None:
+    kernels = [*(one.kernel for one in matmul_candidates(2, epilogue=[{"op": "relu"}])), probe()]
+    outcome = compile_kernels(kernels, toolchain, processes)
+    assert statuses(outcome, kernels) == ["ok"] * 3
+    (artifact,) = outcome.artifacts
+    cubin = read_cubin(artifact.cubin)
+    assert artifact.kernels == tuple(kernel.id for kernel in kernels)
+    assert artifact.source == render_device(kernels).text
+    assert cubin.symbols == {name for kernel in kernels for name in symbols(kernel)}
+    assert exported_symbols(artifact.library) == group_exports(kernels)
+    assert artifact.cubin in artifact.library
+    for kernel in kernels[:2]:
+        found = outcome.outcomes[kernel.id]
+        assert found.artifact == 0 and found.log == ""
+        assert found.code_digest == cubin.kernels[symbols(kernel)[0]]
+        assert found.resources is not None and found.resources.registers > 20 and found.resources.barriers == 1
+    names = [phase.name for phase in artifact.phases]
+    assert {"cicc", "ptxas", "host", "link"} <= set(names)
+    assert all(phase.seconds >= 0 for phase in artifact.phases)
+    assert "$ nvcc" in artifact.log and "Used" in artifact.log and "$ g++" in artifact.log
+    assert outcome.cpu_seconds > 0 and outcome.wall_seconds > 0
+
+
+def test_equal_groups_give_equal_bytes(toolchain: Toolchain, processes: Processes) -> None:
+    first, second = (compile_kernels([probe(), probe(2)], toolchain, processes).artifacts[0] for _ in range(2))
+    assert (first.cubin, first.library) == (second.cubin, second.library)
+
+
+def test_a_kernel_of_two_functions_has_one_digest_of_both(toolchain: Toolchain, processes: Processes) -> None:
+    # Only `first` knows the factor: the second function is equal code.
+    kernels = [probe(3), probe(4)]
+    outcome = compile_kernels(kernels, toolchain, processes)
+    cubin = read_cubin(outcome.artifacts[0].cubin).kernels
+    assert cubin[symbols(kernels[0])[1]] == cubin[symbols(kernels[1])[1]]
+    assert outcome.outcomes[kernels[0].id].code_digest != outcome.outcomes[kernels[1].id].code_digest
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("front_end", "fault 1: the front end refuses this kernel"),
+        ("ptxas_line", "no_such_instruction"),
+        ("ptxas_symbol", "uses too much shared data"),
+        ("host", "fault 4: the host compiler refuses this kernel"),
+    ],
+)
+def test_a_bad_kernel_is_named_with_its_words_and_the_others_survive(
+    toolchain: Toolchain, processes: Processes, fault: str, words: str
+) -> None:
+    counting = Faulty(lambda program, folder: None)
+    good = [probe(1), probe(2), probe(3)]
+    bad = [probe(4, fault), probe(5, fault)]
+    kernels = [good[0], bad[0], good[1], bad[1], good[2]]
+    outcome = compile_kernels(kernels, toolchain, counting)
+    assert statuses(outcome, good) == ["ok"] * 3
+    for kernel in bad:
+        found = outcome.outcomes[kernel.id]
+        assert found.status == "compile_error"
+        assert words in found.log
+        assert (found.artifact, found.code_digest, found.resources) == (None, None, None)
+    assert [artifact.kernels for artifact in outcome.artifacts] == [tuple(kernel.id for kernel in good)]
+    # Named, not searched for. ptxas stops at the first kernel whose shared memory is too large.
+    assert counting.started.count("nvcc") <= 3
+
+
+def test_every_kind_of_fault_in_one_group(toolchain: Toolchain, processes: Processes) -> None:
+    good = [probe(1), *(one.kernel for one in matmul_candidates(1))]
+    bad = [probe(2, "front_end"), probe(3, "ptxas_line"), probe(4, "ptxas_symbol"), probe(5, "host")]
+    outcome = compile_kernels([bad[0], good[0], *bad[1:], good[1]], toolchain, processes)
+    assert statuses(outcome, good) == ["ok"] * 2
+    assert statuses(outcome, bad) == ["compile_error"] * 4
+
+
+def test_a_kernel_alone_keeps_the_whole_log(toolchain: Toolchain, processes: Processes) -> None:
+    kernel = probe(1, "front_end")
+    found = compile_kernels([kernel], toolchain, processes).outcomes[kernel.id]
+    assert found.status == "compile_error" and "error" in found.log
+
+
+@pytest.mark.parametrize(
+    ("finished", "status"),
+    [
+        (ended(-signal.SIGSEGV, "nvcc error : 'cicc' died due to signal 11"), "compile_error"),
+        (ended(-signal.SIGABRT), "compile_error"),
+        (ended(-signal.SIGKILL, ended_by="memory"), "compile_error"),
+        (ended(-signal.SIGKILL, ended_by="output"), "compile_error"),
+        (ended(-signal.SIGKILL, ended_by="wall"), "compile_timeout"),
+        (ended(-signal.SIGKILL, ended_by="cpu"), "compile_timeout"),
+        (ended(1, "nvcc fatal : nobody is named"), "compile_error"),
+    ],
+)
+def test_where_nobody_is_named_the_group_is_halved(toolchain: Toolchain, finished: Finished, status: str) -> None:
+    bad = probe(3)
+    kernels = [probe(1), probe(2), bad, probe(4), probe(5)]
+    outcome = compile_kernels(kernels, toolchain, Faulty(nvcc_fails_with(bad, finished)))
+    assert statuses(outcome, kernels) == ["ok", "ok", status, "ok", "ok"]
+    assert sorted(kernel for one in outcome.artifacts for kernel in one.kernels) == sorted(
+        kernel.id for kernel in kernels if kernel is not bad
+    )
+    if finished.ended_by:
+        assert "was ended" in outcome.outcomes[bad.id].log
+    # The seconds of the attempts that failed are part of the price.
+    assert outcome.cpu_seconds > 0.2
+
+
+@pytest.mark.parametrize(
+    "finished",
+    [
+        ended(-signal.SIGKILL, "nvcc error : 'cicc' died due to signal 9 (Kill signal)"),
+        ended(-signal.SIGTERM),
+        ended(-signal.SIGBUS),
+        ended(1, "group.cpp1.ii: No space left on device"),
+        ended(2, "cicc: Cannot allocate memory"),
+    ],
+)
+@pytest.mark.parametrize("program", ["nvcc", "g++"])
+def test_the_machines_failure_is_nobodys_verdict(toolchain: Toolchain, finished: Finished, program: str) -> None:
+    with pytest.raises(InfrastructureError):
+        compile_kernels([probe()], toolchain, Faulty(lambda name, folder: finished if name == program else None))
+
+
+def fake_nvcc(folder: Path, toolchain: Toolchain, body: str) -> Toolchain:
+    path = folder / "nvcc"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return replace(toolchain, nvcc=path)
+
+
+def test_a_compiler_that_is_killed_is_the_machines_failure(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    # nvcc reports its killed cicc with the exit status 137.
+    with pytest.raises(InfrastructureError, match="SIGKILL"):
+        compile_kernels([probe()], fake_nvcc(tmp_path, toolchain, "sh -c 'kill -9 $$'; exit 137"), processes)
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_it_started(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    marker = f"28810.{os.getpid()}"
+    hanging = fake_nvcc(tmp_path, toolchain, f"setsid sleep {marker} & sleep {marker}")
+    kernel = probe()
+    outcome = compile_kernels([kernel], hanging, processes, replace(LIMITS, wall_seconds=0.3))
+    assert outcome.outcomes[kernel.id].status == "compile_timeout"
+    assert "longer than 0.3 s" in outcome.outcomes[kernel.id].log
+    assert not any(
+        marker.encode() in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
+    )
+
+
+def test_a_full_disk_is_the_machines_failure(tmp_path: Path, toolchain: Toolchain, processes: Processes) -> None:
+    # /dev/full answers every write as a full file system does.
+    with pytest.raises(InfrastructureError, match="No space left on device"):
+        compile_kernels([probe()], fake_nvcc(tmp_path, toolchain, "cat group.cu > /dev/full"), processes)
+
+
+def test_sources_that_cannot_be_written_are_the_machines_failure(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    compiler = FileCompiler(tmp_path / "missing", toolchain, processes, LIMITS)
+    with pytest.raises(InfrastructureError, match=r"cannot write group\.cu"):
+        compiler.compile_device("", "sm_90a", frozenset())
+
+
+def test_cancelling_ends_the_compile(tmp_path: Path, toolchain: Toolchain, processes: Processes) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    started = time.monotonic()
+    with pytest.raises(CompileCancelled):
+        compile_group([probe()], SM_90A, fake_nvcc(tmp_path, toolchain, "sleep 300"), processes, LIMITS, cancel)
+    assert time.monotonic() - started < 60
+
+
+def test_private_folders_are_gone_whatever_happened(toolchain: Toolchain, tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path)
+    compile_kernels([probe(1), probe(2, "front_end")], toolchain, processes)
+    with pytest.raises(InfrastructureError):
+        compile_kernels([probe()], fake_nvcc(tmp_path, toolchain, "kill -9 $$"), processes)
+    (root,) = tmp_path.glob("cukiln-*")
+    assert list(root.iterdir()) == []
+    processes.close()
+    assert not root.exists()
+
+
+def test_a_helper_that_is_not_expected_stops_the_group_before_nvcc(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = Faulty(lambda program, folder: None)
+
+    def render(kernels: Sequence[Kernel]) -> object:
+        group = render_device(kernels)
+        return replace(group, text=group.text + "\n__global__ void stray() {}\n")
+
+    monkeypatch.setattr(module, "render_device", render)
+    with pytest.raises(NotUnique):
+        compile_kernels([probe()], toolchain, counting)
+    assert counting.started == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found | {"_ZN5extra3runEv"}, "missing \\['_ZN5extra3runEv'\\]"),
+        (lambda found: frozenset(sorted(found)[1:]), "not expected \\['_ZN23kernel_"),
+    ],
+)
+def test_a_cubin_with_other_kernels_than_expected_is_a_bug(
+    toolchain: Toolchain,
+    processes: Processes,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[frozenset[str]], frozenset[str]],
+    words: str,
+) -> None:
+    def render(kernels: Sequence[Kernel]) -> object:
+        group = render_device(kernels)
+        return replace(group, symbols=change(group.symbols))
+
+    monkeypatch.setattr(module, "render_device", render)
+    with pytest.raises(UnexpectedSymbols, match=words):
+        compile_kernels([probe()], toolchain, processes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('\nCUKILN_EXPORT int one_too_many() { return 0; }\n', "not expected \\['one_too_many'\\]"),
+        ("\n#define cukiln_prepare cukiln_other\n", "missing \\['cukiln_prepare'\\]"),
+    ],
+)
+def test_a_library_with_other_exports_than_expected_is_a_bug(
+    toolchain: Toolchain, processes: Processes, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    render_library = module.render_library
+
+    def render(kernels: Sequence[Kernel], *, target: str) -> str:
+        whole = render_library(kernels, target=target)
+        return whole + text if "EXPORT" in text else text + whole
+
+    monkeypatch.setattr(module, "render_library", render)
+    with pytest.raises(UnexpectedSymbols, match=words):
+        compile_kernels([probe()], toolchain, processes)
+
+
+def test_a_compiler_that_forgets_its_output_is_the_machines_failure(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    with pytest.raises(InfrastructureError, match=r"group\.cubin cannot be read"):
+        compile_kernels([probe()], fake_nvcc(tmp_path, toolchain, "exit 0"), processes)
+
+
+def test_words_about_the_shared_text_accuse_nobody() -> None:
+    kernels = [probe(1), probe(2)]
+    source = render_device(kernels).text
+    log = 'group.cu(3): error: identifier "x" is undefined\n\nptxas fatal   : Ptx assembly aborted due to errors\n'
+    assert find_culprits(kernels, log, source, None) == {}
+
+
+def test_a_line_inside_a_block_accuses_its_kernel() -> None:
+    kernels = [probe(1), probe(2)]
+    source = render_device(kernels).text
+    line = source[: source.index(kernels[1].namespace)].count("\n") + 2
+    log = f"group.cu({line}): error: expected a ;\n   words\n\n1 error detected\n"
+    assert list(find_culprits(kernels, log, source, None)) == [kernels[1].id]
+    assert list(find_culprits(kernels, log.replace(f"({line}):", f":{line}:7:"), source, None)) == [kernels[1].id]
+
+
+def test_an_error_does_not_speak_of_the_kernels_reported_after_it() -> None:
+    kernels = [probe(1), probe(2)]
+    guilty, innocent = (symbols(kernel)[0] for kernel in kernels)
+    log = (
+        f"ptxas error   : Entry function '{guilty}' uses too much shared data\n"
+        f"ptxas info    : Compiling entry function '{innocent}' for 'sm_90a'\n"
+    )
+    assert list(find_culprits(kernels, log, "", None)) == [kernels[0].id]
+
+
+def test_the_host_compilers_context_belongs_to_the_error_below_it() -> None:
+    kernels = [probe(1), probe(2)]
+    log = (
+        f"library.cpp: In instantiation of 'bind() [with C = {kernels[0].namespace}::Config]':\n"
+        "library.cpp:9:50:   required from here\n"
+        "library.cpp:4:10: error: static assertion failed\n"
+        f"library.cpp: In instantiation of 'size() [with C = {kernels[1].namespace}::Config]':\n"
+        "library.cpp:8:50:   required from here\n"
+        "library.cpp:5:10: warning: only a warning\n"
+    )
+    assert list(find_culprits(kernels, log, "", None)) == [kernels[0].id]

@@ -1,0 +1,345 @@
+"""A worker runs nothing but tickets, and each item once at a time, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from rq import Callback, Queue, Retry
+from rq.job import Job
+from rq.rate_limit import RateLimit
+from rq.repeat import Repeat
+from rq.serializers import JSONSerializer
+from rq.webhook import Webhook
+
+from storage import jobs
+from storage.items import NewItem, add_items
+from tests.fixtures_queue import Entry, QueueWorld, brief_leases, make_world, queue_world, valkey, wait_for  # noqa: F401
+from workers import tickets
+from workers.embedded_valkey import EmbeddedValkey
+from workers.queue_worker import live_workers
+
+# ---- forged tickets
+
+EVIL = '''
+from pathlib import Path
+MARK = Path(__file__).with_name("it-ran")
+MARK.write_text("imported")
+def run(*args, **kwargs):
+    MARK.write_text("called")
+    raise SystemExit
+'''
+PLAIN = {"args": ["plan", None], "timeout": -1}
+
+
+class Target:
+    """A worker that forgeries are aimed at, a module it could import, and an address that a webhook could fetch."""
+
+    def __init__(self, world: QueueWorld, modules: Path, listener: socket.socket) -> None:
+        self.world = world
+        self.mark = modules / "it-ran"
+        self.queue = Queue("cukiln:plan", connection=world.redis, serializer=JSONSerializer)
+        self.address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        self.listener = listener
+
+    def set_field(self, name: str, value: bytes | str) -> None:
+        """A plain ticket with one more field."""
+        job = self.queue.create_job(tickets.TICKET_FUNCTION, **PLAIN)
+        job.origin = self.queue.name
+        job.save()
+        self.world.redis.hset(job.key, name, value)
+        self.queue.push_job_id(job.id)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    folder = tmp_path_factory.mktemp("forged")
+    modules = folder / "modules"
+    modules.mkdir()
+    (modules / "evil_module.py").write_text(EVIL)
+    server = EmbeddedValkey(folder / "valkey")
+    server.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.MonkeyPatch.context() as patch:
+        listener.setblocking(False)
+        patch.setenv("PYTHONPATH", str(modules))
+        with make_world(folder, server.url) as world:
+            world.start("plan")
+            yield Target(world, modules, listener)
+    server.stop()
+
+
+class Unpickled:
+    """What runs a shell where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def with_pickled_call(target: Target) -> None:
+    Queue("cukiln:plan", connection=target.world.redis).enqueue(
+        tickets.TICKET_FUNCTION, Unpickled(target.mark), result_ttl=0
+    )
+
+
+def after_a_plain_ticket(target: Target) -> None:
+    """A job that RQ enqueues when the ticket it depends on has succeeded."""
+    ticket = target.queue.create_job(tickets.TICKET_FUNCTION, **PLAIN)
+    target.queue.enqueue("evil_module.run", depends_on=ticket)
+    target.queue.enqueue_job(ticket)
+
+
+def with_a_number_for_a_hash(target: Target) -> None:
+    target.world.redis.set("rq:job:number", 1)
+    target.queue.push_job_id("number")
+
+
+def with_a_name_that_is_no_text(target: Target) -> None:
+    target.world.redis.rpush(target.queue.key, b"\xff\xfe")
+
+
+FORGERIES: dict[str, Callable[[Target], object]] = {
+    "another function": lambda t: t.queue.enqueue("evil_module.run"),
+    "a shell": lambda t: t.queue.enqueue("os.system", f"touch {t.mark}"),
+    "another argument": lambda t: t.queue.enqueue(tickets.TICKET_FUNCTION, "plan", None, "evil_module"),
+    "another queue's arguments": lambda t: t.queue.enqueue(tickets.TICKET_FUNCTION, "compile", "sm_80"),
+    "on_success": lambda t: t.queue.enqueue_call(
+        tickets.TICKET_FUNCTION, **PLAIN, on_success=Callback("evil_module.run")
+    ),
+    "on_failure": lambda t: t.queue.enqueue_call("no.function", on_failure=Callback("evil_module.run")),
+    "on_failure of a ticket": lambda t: t.queue.enqueue_call(
+        tickets.TICKET_FUNCTION, **PLAIN, on_failure=Callback("evil_module.run")
+    ),
+    "on_stopped": lambda t: t.queue.enqueue_call(
+        tickets.TICKET_FUNCTION, **PLAIN, on_stopped=Callback("evil_module.run")
+    ),
+    "a webhook": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, webhooks=[Webhook(t.address)]),
+    "a webhook on failure": lambda t: t.queue.enqueue_call("no.function", webhooks=[Webhook(t.address)]),
+    "a retry": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, retry=Retry(max=3)),
+    "a repeat": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, repeat=Repeat(times=3)),
+    "a rate limit": lambda t: t.queue.enqueue_call(
+        tickets.TICKET_FUNCTION, **PLAIN, rate_limit=RateLimit("key", concurrency=1)
+    ),
+    "meta": lambda t: t.set_field("meta", pickle.dumps(Unpickled(t.mark))),
+    "a result": lambda t: t.set_field("result", pickle.dumps(Unpickled(t.mark))),
+    "a dependency": lambda t: t.set_field("dependency_ids", '["other"]'),
+    "an unknown field": lambda t: t.set_field("on_anything", "evil_module.run"),
+    "a pickled call": with_pickled_call,
+    "a dependant": after_a_plain_ticket,
+    "a number for a hash": with_a_number_for_a_hash,
+    "a name that is no text": with_a_name_that_is_no_text,
+    "a name without a job": lambda t: t.queue.push_job_id("nothing"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_ticket_runs_nothing_and_the_worker_goes_on(target: Target, forgery: str) -> None:
+    FORGERIES[forgery](target)
+    [ref] = target.world.add(f"after_{list(FORGERIES).index(forgery)}")
+    wait_for(lambda: target.world.journal("end", ref), what="the honest ticket")
+    wait_for(lambda: target.queue.count == 0)
+    assert not target.mark.exists()
+    with pytest.raises(BlockingIOError):
+        target.listener.accept()
+    left = [key for key in target.world.redis.keys("rq:job:*") if target.world.redis.type(key) == b"hash"]
+    assert all(b"evil_module" in dump(target, key) for key in left if forgery == "a dependant")
+    assert not left or forgery == "a dependant"
+    assert not target.world.redis.keys("rq:failed:*")
+    target.world.redis.delete(*target.world.redis.keys("rq:job:*"), "nothing")
+
+
+def dump(target: Target, key: bytes) -> bytes:
+    return Job.fetch(key.decode().removeprefix("rq:job:"), target.world.redis, JSONSerializer).data
+
+
+def test_the_mark_and_the_listener_would_notice(target: Target) -> None:
+    """The traps of the tests above work: RQ's own worker falls into them."""
+    from rq import SimpleWorker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(target.mark.parent))
+        queue = Queue("trap", connection=target.world.redis, serializer=JSONSerializer)
+        queue.enqueue_call("os.getpid", on_success=Callback("evil_module.run"))
+        SimpleWorker([queue], connection=target.world.redis, serializer=JSONSerializer).work(burst=True)
+    assert target.mark.read_text() == "called"
+    target.mark.unlink()
+    del sys.modules["evil_module"]
+
+
+# ---- deaths
+
+
+def runs_again(world: QueueWorld, ref: str) -> None:
+    wait_for(lambda: world.journal("end", ref), 10.0, f"{ref} to be run again\n{world.logs()}")
+    assert [entry.attempt for entry in world.journal("start", ref)] == [1, 2]
+    assert not world.journal("TWICE")
+
+
+def test_an_item_whose_worker_and_horse_were_killed_is_run_again_by_another(queue_world: QueueWorld) -> None:  # noqa: F811
+    worker, _, _ = queue_world.start("plan"), queue_world.start("reconcile"), wait_until_live(queue_world, 1)
+    [ref] = queue_world.add("first")
+    [start] = wait_until_started(queue_world, ref)
+    queue_world.start("plan")
+    wait_until_live(queue_world, 2)
+    worker.kill()
+    os.kill(start.pid, signal.SIGKILL)
+    runs_again(queue_world, ref)
+
+
+def test_a_horse_dies_with_its_worker_and_its_compiler_with_it(brief_leases: QueueWorld) -> None:  # noqa: F811
+    worker = brief_leases.start("plan")
+    [ref] = brief_leases.add("first")
+    [start] = wait_until_started(brief_leases, ref)
+    horse = psutil.Process(start.pid)
+    wait_for(lambda: [child for child in horse.children(recursive=True) if child.name() == "sleep"])
+    tree = horse.children(recursive=True)
+    worker.kill()
+    worker.wait()
+    wait_for(lambda: not any(alive(process) for process in [horse, *tree]), what="the tree to die")
+    brief_leases.start("plan")
+    brief_leases.start("reconcile")
+    runs_again(brief_leases, ref)
+
+
+def test_an_item_whose_horse_was_killed_is_run_again(brief_leases: QueueWorld) -> None:  # noqa: F811
+    brief_leases.start("plan")
+    brief_leases.start("reconcile")
+    [ref] = brief_leases.add("first")
+    [start] = wait_until_started(brief_leases, ref)
+    os.kill(start.pid, signal.SIGKILL)
+    runs_again(brief_leases, ref)
+
+
+def test_a_horse_that_hangs_in_native_code_is_ended_before_its_item_is_given_away(brief_leases: QueueWorld) -> None:  # noqa: F811
+    brief_leases.start("plan")
+    brief_leases.start("plan")
+    brief_leases.start("reconcile")
+    [ref] = brief_leases.add("deaf")
+    wait_for(lambda: len(brief_leases.journal("start", ref)) > 1, what="the second attempt")
+    assert not brief_leases.journal("TWICE")
+
+
+def test_a_horse_that_cannot_renew_its_lease_ends_itself(brief_leases: QueueWorld) -> None:  # noqa: F811
+    brief_leases.start("plan")
+    [ref] = brief_leases.add("first")
+    [start] = wait_until_started(brief_leases, ref)
+    horse = psutil.Process(start.pid)
+    with brief_leases.database.write():  # nobody else can write meanwhile
+        wait_for(lambda: not alive(horse), what="the horse to end")
+    assert not brief_leases.journal("end", ref)
+
+
+def test_a_stopped_worker_hands_its_item_back_uncounted_with_a_ticket(queue_world: QueueWorld) -> None:  # noqa: F811
+    worker = queue_world.start("plan")
+    [ref] = queue_world.add("forever")
+    wait_until_started(queue_world, ref)
+    worker.terminate()
+    assert worker.wait(10) == 0
+    assert queue_world.waiting() == tickets.queued_tickets(queue_world.redis, "plan", None) == 1
+    queue_world.start("plan")
+    wait_for(lambda: len(queue_world.journal("start", ref)) == 2)
+    assert {entry.attempt for entry in queue_world.journal("start", ref)} == {1}
+    assert live_workers(queue_world.redis) != []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_worker_stops_at_once_and_leaves_no_registration(queue_world: QueueWorld, number: signal.Signals) -> None:  # noqa: F811
+    worker = queue_world.start("plan")
+    wait_until_live(queue_world, 1)
+    worker.send_signal(number)
+    assert worker.wait(10) == 0
+    assert live_workers(queue_world.redis) == []
+    assert not queue_world.redis.smembers("rq:workers")
+
+
+def test_the_step_of_a_cancelled_job_is_stopped_and_the_worker_takes_the_next(queue_world: QueueWorld) -> None:  # noqa: F811
+    queue_world.start("plan")
+    with queue_world.database.write() as session:
+        job = jobs.create_job(session, jobs.NewJob([a_problem()])).id
+        add_items(session, [NewItem(kind="plan", ref="forever:0-0", job_id=job, priority=10)])
+    tickets.ensure_ticket(queue_world.redis, "plan", None)
+    [start] = wait_until_started(queue_world, "forever:0-0")
+    horse = psutil.Process(start.pid)
+    with queue_world.database.write() as session:
+        jobs.cancel_job(session, job)
+    wait_for(lambda: not alive(horse), what="the horse to end")
+    assert not queue_world.journal("end", "forever:0-0")
+    [ref] = queue_world.add("quick")
+    wait_for(lambda: queue_world.journal("end", ref))
+
+
+# ---- a Redis that comes and goes
+
+
+def test_a_worker_outlives_its_redis_and_its_result_is_kept(queue_world: QueueWorld, valkey: EmbeddedValkey) -> None:  # noqa: F811
+    worker = queue_world.start("plan")
+    queue_world.start("reconcile")
+    [ref] = queue_world.add("brief")
+    wait_until_started(queue_world, ref)
+    valkey.stop()
+    wait_for(lambda: queue_world.journal("end", ref))
+    wait_for(lambda: queue_world.waiting() == 0)
+    time.sleep(1.5)  # some rounds of an idle worker without its Redis
+    queue_world.add("quick", ticket=False)
+    valkey.start()
+    wait_for(lambda: queue_world.journal("end", "quick:0-0"), what="the next item")
+    assert worker.poll() is None
+    assert len(queue_world.journal("start", ref)) == 1
+
+
+def test_a_flushed_redis_costs_a_moment(queue_world: QueueWorld) -> None:  # noqa: F811
+    queue_world.start("plan")
+    wait_until_live(queue_world, 1)
+    refs = queue_world.add("brief", "quick_1", "quick_2")
+    wait_until_started(queue_world, refs[0])
+    queue_world.redis.flushall()
+    queue_world.start("reconcile")
+    wait_for(lambda: len(queue_world.journal("end")) == 3, what="all items")
+    wait_until_live(queue_world, 1)  # it registers itself again
+    assert len(queue_world.journal("start")) == 3
+
+
+def test_a_doubled_ticket_runs_an_item_once(queue_world: QueueWorld) -> None:  # noqa: F811
+    queue_world.start("plan")
+    queue_world.start("plan")
+    wait_until_live(queue_world, 2)
+    for _ in range(5):
+        tickets.ensure_ticket(queue_world.redis, "plan", None)
+    [ref] = queue_world.add("quick")
+    wait_for(lambda: tickets.queued_tickets(queue_world.redis, "plan", None) == 0)
+    wait_for(lambda: queue_world.journal("end", ref))
+    [again] = queue_world.add("quick_2")
+    wait_for(lambda: queue_world.journal("end", again))
+    assert len(queue_world.journal("start")) == 2
+
+
+def wait_until_live(world: QueueWorld, count: int) -> None:
+    wait_for(lambda: len(live_workers(world.redis)) >= count, what=f"{count} workers\n{world.logs()}")
+
+
+def wait_until_started(world: QueueWorld, ref: str) -> list[Entry]:
+    wait_for(lambda: world.journal("start", ref), what=f"{ref} to start\n{world.logs()}")
+    return world.journal("start", ref)
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def a_problem() -> jobs.NewProblem:
+    return jobs.NewProblem(
+        name="p", operator="matmul", problem={}, target="sm_80", device_class="predicted:sm_80", key="0" * 64, search={}
+    )

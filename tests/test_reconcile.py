@@ -1,0 +1,147 @@
+"""What the database says is waiting gets tickets again, whatever happened to Redis, to workers and to budgets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from storage import items, jobs
+from storage.blobs import BlobStore
+from storage.clock import FakeClock
+from storage.database import Database
+from tests.fixtures_queue import QueueWorld, queue_world, valkey, wait_for  # noqa: F401
+from workers import tickets
+from workers.embedded_valkey import EmbeddedValkey
+from workers.reconcile import Reconciler
+
+
+class World:
+    """A queue world whose time stands still until told."""
+
+    def __init__(self, world: QueueWorld) -> None:
+        self.clock = FakeClock()
+        self.queue = world
+        world.database.dispose()
+        world.database = self.database = Database(world.settings.database_url, self.clock)
+        self.reconciler = self.another_reconciler()
+
+    def another_reconciler(self) -> Reconciler:
+        blobs = BlobStore(self.database, self.queue.settings.blobs_url)
+        return Reconciler(self.queue.settings, self.database, blobs, self.queue.redis)
+
+    def queued(self, kind: str = "plan", target: str | None = None) -> int:
+        return tickets.queued_tickets(self.queue.redis, kind, target)
+
+    def claim(self) -> items.Claim:
+        with self.database.write() as session:
+            claim = items.claim(session, ["plan"], None, "worker", 5.0)
+        assert claim is not None
+        return claim
+
+
+@pytest.fixture
+def world(queue_world: QueueWorld) -> Iterator[World]:  # noqa: F811
+    yield World(queue_world)
+
+
+def test_missing_tickets_are_written_for_each_queue_once(world: World) -> None:
+    world.queue.add("a", "b", ticket=False)
+    world.queue.add("c", kind="compile", target="sm_80", ticket=False)
+    world.queue.add("d", kind="verify", target="sm_80", ticket=True)
+    assert world.reconciler.run_once().tickets == 3
+    assert (world.queued(), world.queued("compile", "sm_80")) == (2, 2)
+    assert world.reconciler.run_once().tickets == 0
+
+
+def test_a_flushed_redis_has_its_tickets_back_after_a_round(world: World) -> None:
+    world.queue.add("a", "b", "c")
+    world.queue.redis.flushall()
+    world.reconciler.run_once()
+    assert world.queued() == 3
+
+
+def test_copies_of_the_reconciler_do_not_disturb_each_other(world: World) -> None:
+    world.queue.add("a", ticket=False)
+    other = world.another_reconciler()
+    assert world.reconciler.run_once().tickets + other.run_once().tickets == 1
+
+
+def test_an_item_whose_lease_is_over_waits_again_with_a_ticket(world: World) -> None:
+    world.queue.add("a", ticket=False)
+    world.claim()
+    world.clock.advance(4.9)
+    assert world.reconciler.run_once().expired == ()
+    world.clock.advance(0.2)
+    done = world.reconciler.run_once()
+    assert [(item.kind, item.state) for item in done.expired] == [("plan", "waiting")]
+    assert world.queued() == 1
+    assert world.claim().attempt == 2
+
+
+def test_a_job_whose_item_used_up_its_attempts_ends_and_its_watchers_are_told(world: World) -> None:
+    job = a_job(world)
+    for _ in range(world.queue.settings.max_attempts):
+        world.claim()
+        world.clock.advance(6.0)
+        done = world.reconciler.run_once()
+    assert [item.state for item in done.expired] == ["failed"]
+    with world.database.read() as session:
+        assert jobs.job_state(session, job).state == "failed"  # type: ignore[union-attr]
+    last = tickets.read(world.queue.redis, job)[-1]
+    assert (last.type, last.data) == ("state", {"state": "failed"})
+
+
+def test_a_spent_budget_ends_the_search(world: World) -> None:
+    job = a_job(world, budget_seconds=10.0)
+    claim = world.claim()
+    world.clock.advance(11.0)
+    assert world.reconciler.run_once().over_budget == (job,)
+    with world.database.write() as session:
+        assert items.renew(session, claim, 5.0) in (items.Renewal.CANCELLED, items.Renewal.DEADLINE)
+
+
+def test_items_of_a_later_release_are_left_alone(world: World) -> None:
+    world.queue.add("a", ticket=False)
+    with world.database.write() as session:
+        items.add_items(session, [items.NewItem(kind="measure", ref="b")])
+    assert world.reconciler.run_once().tickets == 1
+
+
+def test_a_round_without_redis_still_expires_leases(world: World, valkey: EmbeddedValkey) -> None:  # noqa: F811
+    world.queue.add("a", ticket=False)
+    world.claim()
+    world.clock.advance(6.0)
+    valkey.stop()
+    done = world.reconciler.run_once()
+    assert (len(done.expired), done.tickets) == (1, 0)
+    valkey.start()
+    assert world.reconciler.run_once().tickets == 1
+
+
+def test_the_loop_outlives_a_database_that_is_away_and_ends_when_told(world: World) -> None:
+    world.queue.add("a", ticket=False)
+    path = world.queue.settings.data_dir / "cukiln.db"
+    world.database.dispose()
+    path.rename(path.with_suffix(".away"))
+    path.mkdir()  # what cannot be opened as a database
+    stop = threading.Event()
+    loop = threading.Thread(target=world.reconciler.run, args=(stop,))
+    loop.start()
+    try:
+        stop.wait(0.1)
+        path.rmdir()
+        path.with_suffix(".away").rename(path)
+        wait_for(lambda: world.queued() == 1, what="the ticket")
+    finally:
+        stop.set()
+        loop.join()
+
+
+def a_job(world: World, budget_seconds: float | None = None) -> str:
+    problem = jobs.NewProblem(
+        name="p", operator="matmul", problem={}, target="sm_80", device_class="predicted:sm_80", key="0" * 64, search={}
+    )
+    with world.database.write() as session:
+        return jobs.create_job(session, jobs.NewJob([problem], budget_seconds=budget_seconds)).id

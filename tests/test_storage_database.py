@@ -1,0 +1,174 @@
+"""The database: schema, transactions, many processes, crashes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, inspect, text
+from storage.database import Database
+from storage.errors import SchemaMissing
+from storage.tables import Base, BlobRow
+from storage.toolchains import live_toolchains, register_toolchain
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
+    migrated, written = tmp_path / "migrated.db", tmp_path / "written.db"
+    Database(f"sqlite:///{migrated}").migrate()
+    Base.metadata.create_all(create_engine(f"sqlite:///{written}"))
+
+    def schema(path: Path) -> dict[str, list[str]]:
+        query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
+        # Words, sorted: Alembic writes the constraints of a table in another order.
+        return {name: sorted(re.findall(r"\w+", sql)) for name, sql in sqlite3.connect(path).execute(query)}
+
+    assert schema(migrated) == schema(written)
+
+
+def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_url: str) -> None:
+    database = Database(database_url)
+    with pytest.raises(SchemaMissing, match="empty"):
+        database.check()
+    database.migrate()
+    database.check()
+    database.migrate()  # again: nothing to do
+    database.check()
+    database.dispose()
+
+
+def _migrate(url: str, barrier: object) -> None:
+    barrier.wait()  # type: ignore[attr-defined]
+    Database(url).migrate()
+
+
+def test_processes_that_migrate_at_once_wait_for_each_other(database_url: str) -> None:
+    barrier = SPAWN.Barrier(3)
+    processes = [SPAWN.Process(target=_migrate, args=(database_url, barrier)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    database = Database(database_url)
+    database.check()
+    assert set(Base.metadata.tables) <= set(inspect(database.engine).get_table_names())
+    database.dispose()
+
+
+def test_an_exception_rolls_everything_back(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError), database.write() as session:
+        register_toolchain(session, "t", {}, [])
+        _ = 1 / 0
+    with database.read() as session:
+        assert live_toolchains(session, 60) == []
+
+
+def test_a_read_sees_one_snapshot(database: Database) -> None:
+    with database.read() as session:
+        assert live_toolchains(session, 60) == []
+        with database.write() as writing:
+            register_toolchain(writing, "t", {}, [])
+        assert live_toolchains(session, 60) == []
+    with database.read() as session:
+        assert [found.digest for found in live_toolchains(session, 60)] == ["t"]
+
+
+def test_a_write_commits_durably_and_keeps_foreign_keys(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'd.db'}")
+    database.migrate()
+    with database.write() as session:
+        found = {name: session.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "foreign_keys")}
+        synchronous = session.execute(text("PRAGMA synchronous")).scalar()
+    assert found == {"journal_mode": "wal", "foreign_keys": 1}
+    assert synchronous == 2  # FULL
+
+
+def _count_up(url: str, times: int) -> None:
+    database = Database(url)
+    for _ in range(times):
+        with database.write() as session:
+            # Read, then write: with a deferred BEGIN two of these would fail with SQLITE_BUSY at once.
+            row = session.get(BlobRow, "counter")
+            assert row is not None
+            row.size += 1
+
+
+def test_writers_of_several_processes_lose_no_update_and_never_fail(database: Database, database_url: str) -> None:
+    with database.write() as session:
+        session.add(BlobRow(digest="counter", size=0, media_type="-", created_at=0.0))
+    processes = [SPAWN.Process(target=_count_up, args=(database_url, 40)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 4
+    with database.read() as session:
+        assert session.get_one(BlobRow, "counter").size == 160
+
+
+def test_a_forked_child_opens_its_own_connections(database: Database) -> None:
+    with database.write() as session:
+        register_toolchain(session, "parent", {}, [])
+    child = os.fork()
+    if child == 0:  # everything here ends in _exit: the child must not run pytest's own end
+        status = 1
+        try:
+            with database.write() as session:
+                register_toolchain(session, "child", {}, [])
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with database.write() as session:
+        register_toolchain(session, "parent again", {}, [])
+    with database.read() as session:
+        assert {found.digest for found in live_toolchains(session, 60)} == {"parent", "child", "parent again"}
+
+
+WRITE_FOREVER = """
+import itertools, sys
+from storage.database import Database
+from storage.tables import BlobRow
+database = Database(sys.argv[1])
+for number in itertools.count():
+    with database.write() as session:
+        session.add_all(BlobRow(digest=f"{number}-{part}", size=0, media_type="-", created_at=0.0) for part in range(5))
+    print(number, flush=True)
+"""
+
+
+def test_kill_9_between_writes_loses_nothing_acknowledged_and_leaves_nothing_half(
+    database: Database, database_url: str
+) -> None:
+    for _ in range(3):
+        with database.write() as session:
+            session.query(BlobRow).delete()
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITE_FOREVER, database_url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(15)][-1]
+        writer.send_signal(signal.SIGKILL)
+        acknowledged = max([acknowledged, *(int(line) for line in writer.stdout.read().split())])
+        writer.wait()
+        writer.stdout.close()
+        with database.write() as session:
+            parts: dict[int, int] = {}
+            for row in session.query(BlobRow):
+                number = int(row.digest.split("-")[0])
+                parts[number] = parts.get(number, 0) + 1
+        assert set(range(acknowledged + 1)) <= set(parts)
+        assert set(parts.values()) == {5}

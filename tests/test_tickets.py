@@ -1,0 +1,185 @@
+"""Tickets, events and invalidations over a real valkey, and over one that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from tests.fixtures_queue import valkey  # noqa: F401
+from workers import tickets
+from workers.embedded_valkey import EmbeddedValkey
+from workers.queue_worker import read_ticket
+
+
+@pytest.fixture
+def client(valkey: EmbeddedValkey) -> Redis:  # noqa: F811
+    return tickets.connect(valkey.url)
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Redis:
+    """A client whose server is not there."""
+    return tickets.connect(f"unix://{tmp_path}/no.sock")
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "queue"),
+    [
+        ("plan", None, "cukiln:plan"),
+        ("plan", "sm_80", "cukiln:plan"),
+        ("compile", "sm_80", "cukiln:compile:sm_80"),
+        ("verify", "sm_90a", "cukiln:compile:sm_90a"),
+        ("finish", "sm_120", "cukiln:compile:sm_120"),
+    ],
+)
+def test_each_kind_of_item_has_the_queue_of_its_workers(kind: str, target: str | None, queue: str) -> None:
+    assert tickets.queue_name(kind, target) == queue
+
+
+@pytest.mark.parametrize(("kind", "target"), [("brew", None), ("compile", None), ("verify", "sm_80:x"), ("finish", "")])
+def test_no_queue_for_an_unknown_kind_or_a_malformed_target(kind: str, target: str | None) -> None:
+    with pytest.raises(ValueError, match=kind):
+        tickets.queue_name(kind, target)
+
+
+def test_every_kind_of_item_is_done_by_one_kind_of_worker() -> None:
+    done = [(item, worker) for worker, kinds in tickets.ITEMS_OF.items() for item in kinds]
+    assert sorted(done) == sorted(tickets.WORKER_OF.items())
+
+
+@pytest.mark.parametrize(("kind", "target"), [("plan", None), ("plan", "sm_80"), ("verify", "sm_80")])
+def test_a_written_ticket_is_read_as_its_workers_kind_and_target(client: Redis, kind: str, target: str | None) -> None:
+    assert tickets.ensure_ticket(client, kind, target)
+    [key] = client.keys("rq:job:*")
+    worker = tickets.WORKER_OF[kind]
+    assert read_ticket(client.hgetall(key)) == (worker, target if worker == "compile" else None)
+    assert 0 < client.ttl(key) <= tickets.TICKET_SECONDS
+
+
+def test_missing_tickets_are_counted_against_what_is_queued(client: Redis) -> None:
+    tickets.ensure_ticket(client, "verify", "sm_80")
+    assert tickets.ensure_tickets(client, "compile", "sm_80", 4) == 3
+    assert tickets.ensure_tickets(client, "finish", "sm_80", 4) == 0
+    assert tickets.ensure_tickets(client, "compile", "sm_80", 9, at_most=2) == 2
+    assert tickets.queued_tickets(client, "compile", "sm_80") == 6
+    assert tickets.queued_tickets(client, "compile", "sm_90a") == 0
+
+
+def test_where_redis_is_away_nothing_is_raised_and_the_caller_is_told(nobody: Redis) -> None:
+    assert tickets.ensure_ticket(nobody, "plan", None) is False
+    assert tickets.ensure_tickets(nobody, "plan", None, 3) == 0
+    assert tickets.publish(nobody, "job", "state", {}) is False
+    assert tickets.announce_winner(nobody, "key") is False
+
+
+def test_only_tickets_that_stay_taken_between_two_sweeps_are_removed(client: Redis) -> None:
+    key = "rq:queue:cukiln:plan:intermediate"
+    client.rpush(key, "dead")
+    client.hset("rq:job:dead", "data", b"x")
+    seen = tickets.sweep_taken(client, "plan", None, frozenset())
+    client.rpush(key, "fresh")
+    tickets.sweep_taken(client, "plan", None, seen)
+    assert client.lrange(key, 0, -1) == [b"fresh"]
+    assert not client.exists("rq:job:dead")
+
+
+def test_events_come_back_in_order_and_after_an_id(client: Redis) -> None:
+    for number in range(5):
+        tickets.publish(client, "job", "progress", {"number": number})
+    tickets.publish(client, "other", "progress", {"number": 99})
+    events = tickets.read(client, "job")
+    assert [(event.type, event.data["number"]) for event in events] == [("progress", n) for n in range(5)]
+    assert tickets.read(client, "job", events[2].id) == events[3:]
+    assert tickets.read(client, "job", count=2) == events[:2]
+    assert tickets.read(client, "job", events[-1].id, wait_seconds=0.05) == []
+    assert all(tickets.valid_event_id(event.id) for event in events)
+    assert 0 < client.ttl(tickets.events_key("job")) <= tickets.EVENT_SECONDS
+
+
+@pytest.mark.parametrize("text", ["", "x", "1-", "-1", "1-2-3", "$", "1" * 30, "١"])
+def test_a_malformed_last_event_id_is_found(text: str) -> None:
+    assert not tickets.valid_event_id(text)
+
+
+def test_a_stream_is_kept_to_its_length(client: Redis) -> None:
+    for number in range(500):
+        tickets.publish(client, "job", "progress", {"number": number}, length=100)
+    kept = tickets.read(client, "job")
+    assert kept[-1].data == {"number": 499}
+    assert 100 <= len(kept) <= 250  # trimming is approximate: whole nodes of the stream
+
+
+def test_following_yields_what_is_published_meanwhile_and_gives_turns(valkey: EmbeddedValkey, client: Redis) -> None:  # noqa: F811
+    async def watch() -> list[list[int]]:
+        follower = tickets.connect_async(valkey.url)
+        batches: list[list[int]] = []
+        tickets.publish(client, "job", "progress", {"number": 1})
+        async for events in tickets.follow(follower, "job", wait_seconds=0.02):
+            batches.append([event.data["number"] for event in events])
+            if not events:
+                if len(batches) > 2:
+                    break
+                tickets.publish(client, "job", "progress", {"number": 2})
+        await follower.aclose()
+        return batches
+
+    assert asyncio.run(watch()) == [[1], [], [2], []]
+
+
+def test_a_new_winner_is_announced_on_the_channel(client: Redis) -> None:
+    with client.pubsub(ignore_subscribe_messages=True) as listener:
+        listener.subscribe(tickets.WINNERS_CHANNEL)
+        listener.get_message(timeout=1.0)
+        assert tickets.announce_winner(client, "k" * 64)
+        assert listener.get_message(timeout=5.0)["data"] == b"k" * 64
+
+
+def call(*words: object) -> dict[bytes, bytes]:
+    return {b"origin": b"cukiln:compile:sm_80", b"data": zlib.compress(json.dumps(words).encode())}
+
+
+FUNCTION = tickets.TICKET_FUNCTION
+
+
+def test_the_plain_call_is_a_ticket() -> None:
+    assert read_ticket(call(FUNCTION, None, ["compile", "sm_80"], {})) == ("compile", "sm_80")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        call("os.system", None, ["compile", "sm_80"], {}),
+        call(FUNCTION, "instance", ["compile", "sm_80"], {}),
+        call(FUNCTION, None, ["compile", "sm_80"], {"more": 1}),
+        call(FUNCTION, None, ["compile", "sm_80", "more"], {}),
+        call(FUNCTION, None, ["compile", "sm_90a"], {}),
+        call(FUNCTION, None, ["verify", "sm_80"], {}),
+        call(FUNCTION, None, ["plan", None], {}),
+        call(FUNCTION, None, ["compile", None], {}),
+        call(FUNCTION, None, [["compile"], "sm_80"], {}),
+        call(FUNCTION),
+        {b"origin": b"cukiln:plan"} | {b"data": call(FUNCTION, None, ["plan", "sm_80"], {})[b"data"]},
+        {b"origin": b"cukiln:compile:sm_80", b"data": b"not compressed"},
+        {b"origin": b"cukiln:compile:sm_80", b"data": zlib.compress(b"\xff")},
+        {b"origin": b"cukiln:compile:sm_80", b"data": zlib.compress(b"[" * 100_000)},
+        {b"origin": b"\xff", b"data": call(FUNCTION, None, ["compile", "sm_80"], {})[b"data"]},
+        {},
+    ],
+)
+def test_any_other_call_is_refused(fields: dict[bytes, bytes]) -> None:
+    assert isinstance(read_ticket(fields), str)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["success_callback_name", "failure_callback_name", "stopped_callback_name", "webhooks", "meta", "dependency_ids"]
+    + ["dependency_id", "retries_left", "repeats_left", "rate_limit_key", "group_id", "result", "exc_info", "anything"],
+)
+def test_a_field_beyond_a_plain_ticket_is_refused_by_name(name: str) -> None:
+    fields = call(FUNCTION, None, ["compile", "sm_80"], {}) | {name.encode(): b"x"}
+    assert name in str(read_ticket(fields))

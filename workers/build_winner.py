@@ -1,0 +1,117 @@
+"""Build the winner's own library: its kernel alone, launch-time values baked in, callable through tvm-ffi and plain
+C."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.scan_functions import assert_unique
+
+from codegen.kernel import Candidate
+from codegen.operators import operator
+from codegen.ptxas_report import Resources
+from codegen.render_group import render_device, symbols
+from codegen.render_library import render_library, render_plan, winner_exports
+from codegen.targets import Target
+from cukiln.types import Launch, LaunchFunction
+from cukiln.types import Operand as OperandAnswer
+from workers.compile_file import CompileFault, FileCompiler, Phase
+from workers.compile_group import code_digest_of, worst_resources
+from workers.processes import Limits, ProcessError, Processes
+from workers.toolchain import Toolchain
+
+
+class WinnerNotBuilt(ProcessError):
+    """The kernel compiled in its group but not alone: `log` says why. The candidate cannot win."""
+
+    def __init__(self, candidate: str, log: str) -> None:
+        super().__init__(candidate, log)
+        self.candidate, self.log = candidate, log
+
+    def __str__(self) -> str:
+        return f"candidate {self.candidate} does not compile alone: {self.log[-300:]}"
+
+
+@dataclass(frozen=True)
+class WinnerBuild:
+    """What is published: the `.cu`, the cubin, the library, and how to call them. Where `code_digest` equals the judged
+    one, verdict and measurement carry over; else the candidate is judged again."""
+
+    source: str
+    cubin: bytes
+    library: bytes
+    code_digest: str
+    resources: Resources
+    launch: Launch
+    log: str
+    phases: tuple[Phase, ...]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+def build_winner(
+    candidate: Candidate,
+    target: Target,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+) -> WinnerBuild:
+    """Raises WinnerNotBuilt, InfrastructureError, CompileCancelled. Equal inputs give equal bytes."""
+    kernel = candidate.kernel
+    group = render_device([kernel])
+    assert_unique(group.text, group.functions)
+    text = render_library(
+        [kernel], target=target.name, launch=operator(kernel.operator).launch_values(candidate.schedule)
+    )
+    with processes.private_folder() as folder:
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
+        try:
+            code = compiler.compile_device(group.text, target.name, group.symbols)
+            library = compiler.link_library(text, winner_exports())
+            plan = compiler.run_program(render_plan(candidate), "plan")
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    names = symbols(kernel)
+    return WinnerBuild(
+        source=group.text,
+        cubin=code.cubin,
+        library=library,
+        code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
+        resources=worst_resources([code.resources[name] for name in names]),
+        launch=_launch(candidate, names, plan),
+        log=compiler.log,
+        phases=tuple(compiler.phases),
+        wall_seconds=compiler.wall_seconds,
+        cpu_seconds=compiler.cpu_seconds,
+    )
+
+
+def _launch(candidate: Candidate, names: Sequence[str], plan: str) -> Launch:
+    """The launch metadata, from what the plan program printed: numbers of the launch code itself, not a second
+    formula."""
+    op, problem = operator(candidate.kernel.operator), candidate.problem
+    *launches, workspace = [list(map(int, line.split())) for line in plan.splitlines()]
+    functions = [
+        LaunchFunction(
+            symbol=names[function],
+            grid=(grid_x, grid_y, grid_z),
+            block=(block_x, block_y, block_z),
+            shared_bytes=shared,
+        )
+        for function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared in launches
+    ]
+    operands = [
+        OperandAnswer(name=o.name, dtype=o.dtype, role=o.role, shape=list(o.shape), strides=list(o.strides))
+        for o in op.operands(problem)
+    ]
+    return Launch(
+        operands=operands,
+        extents=dict(zip(op.extent_names, op.extents(problem), strict=True)),
+        launch=dict(zip(op.launch_tunables, op.launch_values(candidate.schedule), strict=True)),
+        scalars=op.scalars(problem),
+        functions=functions,
+        workspace_bytes=workspace[0],
+    )

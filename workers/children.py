@@ -1,0 +1,105 @@
+"""A child process that is kept running: started tied to this process, started again when it ends, stopped in two steps."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from workers.tether import tethered
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+STEADY_SECONDS = 60.0  # a child that has lived this long starts again at once
+
+
+class Child:
+    """One kept process. All methods belong to one thread, which must outlive the process (see `workers.tether`)."""
+
+    def __init__(
+        self, name: str, argv: Sequence[str], *, env: Mapping[str, str], log: Path | None, grace_seconds: float
+    ) -> None:
+        self.name = name
+        self.argv = tuple(argv)
+        self.grace_seconds = grace_seconds
+        self.restarts = 0
+        self._env = dict(env)
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._pause = FIRST_PAUSE_SECONDS
+        self._start_again_at: float | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start it. Its output goes to the log file, else where ours goes. Its session is its own: Ctrl-C in a terminal
+        reaches the supervisor alone."""
+        output = self._log.open("ab") if self._log is not None else None
+        try:
+            self._process = subprocess.Popen(
+                tethered(self.argv),
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                start_new_session=True,
+            )
+        finally:
+            if output is not None:
+                output.close()
+        self._started_at = time.monotonic()
+        self._start_again_at = None
+
+    def ended(self) -> int | None:
+        """Its exit code where it has ended (negative: a signal), else None."""
+        return self._process.poll() if self._process is not None else None
+
+    def keep(self) -> str | None:
+        """Look after it: start it again, after a growing pause, where it has ended. Returns what there is to tell."""
+        if self._start_again_at is not None:
+            if time.monotonic() < self._start_again_at:
+                return None
+            self.restarts += 1
+            self.start()
+            return f"{self.name} started again, pid {self.pid}"
+        code = self.ended()
+        if code is None:
+            return None
+        steady = time.monotonic() - self._started_at > STEADY_SECONDS
+        self._pause = FIRST_PAUSE_SECONDS if steady else min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+        pause = FIRST_PAUSE_SECONDS if steady or self.restarts == 0 else self._pause
+        self._start_again_at = time.monotonic() + pause
+        where = f"; its log: {self._log}" if self._log is not None else ""
+        return f"{self.name} {describe_exit(code)}, starting it again in {pause:g} s{where}"
+
+    def ask_to_end(self) -> None:
+        """SIGTERM."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+    def end(self, grace_seconds: float) -> bool:
+        """Wait, then SIGKILL. Returns whether it ended by itself."""
+        if self._process is None:
+            return True
+        try:
+            self._process.wait(max(0.0, grace_seconds))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
+
+    def log_tail(self, characters: int = 1500) -> str:
+        """The end of its log; empty where it has none."""
+        if self._log is None or not self._log.exists():
+            return ""
+        return self._log.read_text(errors="replace")[-characters:]
+
+
+def describe_exit(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"

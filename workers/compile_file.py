@@ -1,0 +1,206 @@
+"""Compile one rendered `.cu` into a cubin and a shared library, in a private folder, and assert what came out.
+
+```
+CompileFault                     what one file can end with beside success; values, raised only between these modules
+├── CompileFailed                the compiler refused it: `log`, `text` it speaks of
+├── CompileCrashed               the compiler itself died, or needed more than its memory or output limit
+└── CompileTimedOut              the wall-clock or CPU limit ended it
+CompileCancelled (ProcessError)  the caller's cancel event was set
+UnexpectedSymbols                the result holds other kernels or exports than were asked for: a bug, never a verdict
+```
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.cubin import Cubin, read_cubin
+from codegen.elf import exported_symbols
+from codegen.ptxas_report import Resources, parse_resources
+from codegen.render_library import EMBED_ASSEMBLY
+from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
+from workers.toolchain import Toolchain
+
+# One set of names for all groups: a compiler may write a name into its output.
+SOURCE, CUBIN, PTX, PHASES = "group.cu", "group.cubin", "group.ptx", "phases.csv"
+HOST_SOURCE, OBJECT, EMBED, LIBRARY = "library.cpp", "library.o", "embed.s", "library.so"
+
+
+class CompileFault(Exception):
+    """How a file failed. `log` is what the tools said."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__(log[-300:])
+        self.log = log
+
+
+class CompileFailed(CompileFault):
+    """The compiler refused the file `source` (its text). `ptx` is what ptxas was given, where it came that far."""
+
+    def __init__(self, log: str, source: str, ptx: str | None = None) -> None:
+        super().__init__(log)
+        self.source = source
+        self.ptx = ptx
+
+
+class CompileCrashed(CompileFault):
+    """The compiler died of itself, or of its memory or output limit."""
+
+
+class CompileTimedOut(CompileFault):
+    """The wall-clock or CPU limit ended the compiler."""
+
+
+class CompileCancelled(ProcessError):
+    """The caller's cancel event ended the compiler."""
+
+
+class UnexpectedSymbols(Exception):
+    """The kernels of a cubin or the exports of a library are not the expected set."""
+
+    def __init__(self, what: str, found: frozenset[str], expected: frozenset[str]) -> None:
+        super().__init__(what, found, expected)
+        self.what, self.found, self.expected = what, found, expected
+
+    def __str__(self) -> str:
+        missing, surplus = sorted(self.expected - self.found), sorted(self.found - self.expected)
+        return f"{self.what}: missing {missing}, not expected {surplus}"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a compile, in wall seconds; nvcc's own steps (`cicc`, `ptxas`, …), then `host` and `link`."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """nvcc's result for one file: `cubin` and what it holds; resources by mangled kernel name."""
+
+    cubin: bytes
+    contents: Cubin
+    resources: dict[str, Resources]
+
+
+class FileCompiler:
+    """One file's way in one private folder. Adds up wall and CPU seconds, the log and the phases of all its tools."""
+
+    def __init__(
+        self,
+        folder: Path,
+        toolchain: Toolchain,
+        processes: Processes,
+        limits: Limits,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        self._folder = folder
+        self._toolchain = toolchain
+        self._processes = processes
+        self._limits = limits
+        self._cancel = cancel
+        self.wall_seconds = 0.0
+        self.cpu_seconds = 0.0
+        self.log = ""
+        self.phases: list[Phase] = []
+
+    def compile_device(self, text: str, target: str, symbols: frozenset[str]) -> DeviceCode:
+        """nvcc's device pass. Raises CompileFault, InfrastructureError, CompileCancelled, and UnexpectedSymbols where
+        the cubin's kernels are not exactly `symbols`."""
+        self._write(SOURCE, text)
+        finished = self._run(self._toolchain.device_command(target, SOURCE, CUBIN, PHASES))
+        self.phases += self._nvcc_phases()
+        if finished.returncode:
+            ptx = self._folder / PTX
+            raise CompileFailed(finished.text(), text, ptx.read_text(errors="replace") if ptx.is_file() else None)
+        cubin = self._read(CUBIN)
+        contents, resources = read_cubin(cubin), parse_resources(finished.text())
+        for what, found in (
+            ("kernels of the cubin", contents.symbols),
+            ("kernels of ptxas' report", frozenset(resources)),
+        ):
+            if found != symbols:
+                raise UnexpectedSymbols(what, found, symbols)
+        return DeviceCode(cubin, contents, resources)
+
+    def link_library(self, text: str, exports: frozenset[str]) -> bytes:
+        """g++ on launch code and stub, linked around the cubin of `compile_device`. Raises as that does."""
+        self._write(HOST_SOURCE, text)
+        self._write(EMBED, EMBED_ASSEMBLY)
+        for name, command in (
+            ("host", self._toolchain.host_command(HOST_SOURCE, OBJECT)),
+            ("link", self._toolchain.link_command([OBJECT, EMBED], LIBRARY)),
+        ):
+            finished = self._run(command)
+            self.phases.append(Phase(name, finished.wall_seconds))
+            if finished.returncode:
+                raise CompileFailed(finished.text(), text)
+        library = self._read(LIBRARY)
+        found = exported_symbols(library)
+        if found != exports:
+            raise UnexpectedSymbols("exports of the library", found, exports)
+        return library
+
+    def run_program(self, text: str, name: str) -> str:
+        """Compile a host program, run it, and return what it prints. Raises as above."""
+        self._write(f"{name}.cpp", text)
+        for command in (self._toolchain.program_command(f"{name}.cpp", name), [str(self._folder / name)]):
+            finished = self._run(command)
+            if finished.returncode:
+                raise CompileFailed(finished.text(), text)
+        return finished.stdout.decode("ascii")
+
+    def _run(self, command: Sequence[str]) -> Finished:
+        finished = self._processes.run(command, cwd=self._folder, limits=self._limits, cancel=self._cancel)
+        self.wall_seconds += finished.wall_seconds
+        self.cpu_seconds += finished.cpu_seconds
+        shown = " ".join([Path(command[0]).name, *command[1:]])
+        self.log += f"$ {shown}\n{finished.text()}"
+        if finished.ended_by == "cancelled":
+            raise CompileCancelled("cancelled")
+        if finished.ended_by in ("wall", "cpu"):
+            raise CompileTimedOut(
+                f"{self.log}\n{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}"
+            )
+        if finished.ended_by is not None:
+            raise CompileCrashed(
+                f"{self.log}\n{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}"
+            )
+        if reason := finished.infrastructure_failure():
+            raise InfrastructureError(reason)
+        if finished.returncode < 0:
+            raise CompileCrashed(f"{self.log}\n{Path(command[0]).name} died of signal {-finished.returncode}")
+        return finished
+
+    def _nvcc_phases(self) -> list[Phase]:
+        """`--time` writes a CSV row per step: source, phase, inputs, output, arch, tool, milliseconds, unit."""
+        path = self._folder / PHASES
+        if not path.is_file():
+            return []
+        rows = [line.split(",") for line in path.read_text(errors="replace").splitlines()[1:]]
+        return [Phase(row[1].strip(), float(row[-2]) / 1e3) for row in rows if len(row) >= 8]
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            (self._folder / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InfrastructureError(f"cannot write {name}: {error}") from error
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self._folder / name).read_bytes()
+        except OSError as error:
+            raise InfrastructureError(f"the compiler succeeded but {name} cannot be read: {error}") from error
+
+
+def _limit_words(finished: Finished, limits: Limits) -> str:
+    return {
+        "wall": f"it ran longer than {limits.wall_seconds:g} s",
+        "cpu": f"it used more than {limits.cpu_seconds:g} CPU seconds",
+        "memory": f"it used more than {limits.memory_bytes} bytes of memory",
+        "output": f"it wrote more than {limits.output_bytes} bytes",
+    }[finished.ended_by or "wall"]

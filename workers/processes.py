@@ -1,0 +1,224 @@
+"""The one seam that starts processes: compilers, assemblers, kernels run on the CPU. Tests fake process faults here
+only.
+
+```
+ProcessError                what was asked cannot be started here
+├── ProgramMissing          the program is not installed
+└── InfrastructureError     the machine failed, not the work: killed from outside, out of memory, disk full
+```
+
+A run owns a tree of processes, not one: killing nvcc alone leaves cicc and its temporary files behind for seconds.
+Where a PID namespace is allowed, the tree is
+
+```
+caller ─ setpriv ► sh ► unshare ─ sh (process 1 of the namespace) ─ the program ─ what it starts
+         (► : exec, same process; ─ : child)
+```
+and ends as a whole with process 1, which ends with unshare (`--kill-child`), which ends with the caller
+(`--pdeathsig`), also where the caller is SIGKILLed. Elsewhere `sweep_children.py`, a sub-reaper, stands in unshare's
+place.
+
+Limits are enforced by looking at the whole tree every 20 to 50 ms, because every limit of the kernel is per process:
+- CPU: utime + stime of the living and of the reaped; RLIMIT_CPU a little above it is the backstop;
+- memory: resident anonymous pages. RLIMIT_AS would be wrong: address-sanitised programs map terabytes that they never
+  touch, and a tool that runs into it dies with words of its own that look like a verdict on the kernel;
+- output: RLIMIT_FSIZE per file, and stdout and stderr together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from workers.running import EndedBy, Finished, Limits, Stream
+
+__all__ = [
+    "EndedBy",
+    "Finished",
+    "InfrastructureError",
+    "Limits",
+    "ProcessError",
+    "Processes",
+    "ProgramMissing",
+    "Stream",
+]
+
+
+class ProcessError(Exception):
+    """What was asked cannot be started on this machine."""
+
+
+class ProgramMissing(ProcessError):
+    """The program is not installed; `program` names it."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(program)
+        self.program = program
+
+    def __str__(self) -> str:
+        return f"program not found: {self.program}"
+
+
+class InfrastructureError(ProcessError):
+    """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere."""
+
+
+# Process 1 of a namespace ignores signals it has no handler for, abort() included, so the program is its child.
+# dash would exec the last command of -c: hence the exit.
+_INIT = '"$@" 2>&3 3>&-; exit $?'
+# PPID closes the race of a caller that died before setpriv had asked for its death signal. -f counts 512-byte blocks.
+# Descriptor 3 is the program's stderr: what sh ("Killed") and unshare say must not mix with the tool's words.
+_GUARD = (
+    '[ "$PPID" = "$1" ] || exit 125; ulimit -c 0; ulimit -t "$2"; ulimit -f "$3"; shift 3; exec "$@" 3>&2 2>/dev/null'
+)
+
+
+@cache
+def _namespace_prefix() -> tuple[str, ...] | None:
+    """unshare with the flags that work here; None where namespaces (or util-linux) are not to be had. Asked once."""
+    if not (shutil.which("unshare") and shutil.which("setpriv") and shutil.which("sh")):
+        return None
+    for extra in ((), ("--user", "--map-root-user")):
+        prefix = ("unshare", *extra, "--pid", "--fork", "--kill-child")
+        probe = subprocess.run([*prefix, "sh", "-c", "exit 0"], capture_output=True, check=False, timeout=10)
+        if probe.returncode == 0:
+            return prefix
+    return None
+
+
+class Processes:
+    """Starts programs under limits. `isolation`: "namespace", "sweep" or "auto", which takes the first where it can.
+
+    All private folders live in one folder of this object. A shell that holds the other end of a pipe removes it as soon
+    as this process is gone, however it went: a SIGKILLed worker leaves no temporary files.
+    """
+
+    def __init__(self, *, isolation: Literal["auto", "namespace", "sweep"] = "auto", root: Path | None = None) -> None:
+        self._isolation = isolation
+        self._parent = root
+        self._lock = threading.Lock()
+        self._root: Path | None = None
+        self._owner = 0
+        self._undertaker: subprocess.Popen[bytes] | None = None
+
+    @property
+    def isolation(self) -> Literal["namespace", "sweep"]:
+        """What a run is fenced with on this machine."""
+        if self._isolation == "auto":
+            return "namespace" if _namespace_prefix() else "sweep"
+        return self._isolation
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Finished:
+        """Run to the end and return how it ended. `env` adds to the minimal environment; nothing else is inherited.
+        Raises ProgramMissing and InfrastructureError (no process, no folder can be made)."""
+        with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel) as stream:
+            return stream.wait()
+
+    @contextlib.contextmanager
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Stream]:
+        """Run with stdout read line by line. Leaving the block kills what still runs."""
+        program = shutil.which(argv[0], path=_path()) if "/" not in argv[0] else argv[0]
+        if program is None or not os.access(program, os.X_OK):
+            raise ProgramMissing(argv[0])
+        with self.private_folder("tmp") as temporary:
+            environment = {
+                "PATH": _path(),
+                "LANG": "C",
+                "LC_ALL": "C",
+                "TMPDIR": str(temporary),
+                "HOME": str(temporary),
+            }
+            try:
+                process = subprocess.Popen(
+                    self._command([program, *argv[1:]], limits),
+                    cwd=cwd,
+                    env={**environment, **(env or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
+            stream = Stream(tuple(argv), process, limits, cancel, namespace=self.isolation == "namespace")
+            try:
+                yield stream
+            finally:
+                stream.close()
+
+    @contextlib.contextmanager
+    def private_folder(self, name: str = "work") -> Iterator[Path]:
+        """A folder nobody else reads (mode 700), removed on leaving the block and with the death of this process."""
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=name + "-", dir=self._private_root()))
+        except OSError as error:
+            raise InfrastructureError(f"cannot make a temporary folder: {error}") from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the folder of this object. Further runs make a new one."""
+        with self._lock:
+            undertaker, self._undertaker, self._root = self._undertaker, None, None
+            if undertaker is None or self._owner != os.getpid():
+                return
+        assert undertaker.stdin is not None
+        undertaker.stdin.close()
+        undertaker.wait()
+
+    def _command(self, argv: Sequence[str], limits: Limits) -> list[str]:
+        cpu, blocks = str(int(limits.cpu_seconds) + 2), str(max(1, limits.output_bytes // 512))
+        if self.isolation == "namespace":
+            prefix = _namespace_prefix()
+            if prefix is None:
+                raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
+            guard = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _GUARD, "guard", str(os.getpid()), cpu, blocks]
+            return [*guard, *prefix, "sh", "-c", _INIT, "init", *argv]
+        sweeper = Path(__file__).with_name("sweep_children.py")
+        return [sys.executable, "-I", "-S", str(sweeper), str(os.getpid()), cpu, str(limits.output_bytes), *argv]
+
+    def _private_root(self) -> Path:
+        with self._lock:
+            # A forked worker must not use its parent's folder: its undertaker watches the parent.
+            if self._root is None or self._owner != os.getpid() or not self._root.is_dir():
+                self._root = Path(tempfile.mkdtemp(prefix="cukiln-", dir=self._parent))
+                self._owner = os.getpid()
+                self._undertaker = subprocess.Popen(
+                    ["sh", "-c", 'trap "" HUP INT TERM; read line; rm -rf -- "$1"', "undertaker", str(self._root)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            return self._root
+
+
+def _path() -> str:
+    return os.environ.get("PATH", os.defpath)

@@ -1,0 +1,283 @@
+"""An RQ worker that takes tickets and nothing else, and that outlives its Redis.
+
+What RQ 3.0 does with a job was written for trusted queues: it imports any function, callback or serialiser that the job's
+hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the hash is read by `read_ticket` alone, which knows
+one function name and refuses every field beyond a plain ticket; RQ's own parsing, its registries, retries, commands over
+pub/sub and maintenance (which marks a stuck job failed) are not used. A ticket is forgotten as soon as it is taken: what
+it was for is in the database, claimed under a lease, so there is nothing for RQ to recover.
+
+```
+worker  ── forks ──► horse (SIGKILLed by the kernel when the worker ends, however it ends)
+   │ heartbeat every second, gone after 4 s       └── run_ticket: claims, renews, completes in the database
+```
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import random
+import secrets
+import select
+import signal
+import socket
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+from redis import Redis
+from redis.exceptions import RedisError
+from rq import Queue, Worker, worker_registration
+from rq.exceptions import DequeueTimeout, StopRequested
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.utils import now
+
+from workers import tickets
+from workers.tether import die_with_parent
+
+log = logging.getLogger("cukiln.worker")
+
+HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_TTL_SECONDS = 4  # RQ adds a literal 60 to its own; a worker that is gone should be known to be gone
+HORSE_GRACE_SECONDS = 5.0  # for a horse to hand its item back when the worker is stopped
+AWAY_SECONDS = 0.2  # between two looks for a Redis that is away
+
+_TICKET_BYTES = 4096  # of the decompressed call; a real one has about 60
+_PLAIN_FIELDS = frozenset(
+    b"status created_at data origin description enqueued_at timeout ttl result_ttl failure_ttl".split()
+)
+
+
+def live_workers(client: Redis) -> list[str]:
+    """Names of the workers whose heartbeat is fresh: `host.pid.random`. Raises RedisError."""
+    keys: Any = client.smembers(Worker.redis_workers_keys)
+    names = sorted(key.decode("utf-8", "replace").removeprefix(Worker.redis_worker_namespace_prefix) for key in keys)
+    return [name for name in names if client.exists(Worker.redis_worker_namespace_prefix + name)]
+
+
+class TicketJob(Job):
+    """A job whose hash is only ever read as a ticket. `refusal` says why it is none."""
+
+    refusal: str | None = "never read"
+
+    def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
+        """Instead of RQ's parsing, which trusts the hash."""
+        call = read_ticket(raw_data)
+        self.origin = raw_data.get(b"origin", b"").decode("utf-8", "replace")
+        self.refusal = call if isinstance(call, str) else None
+        if not isinstance(call, str):
+            self._func_name, self._instance, self._args, self._kwargs = tickets.TICKET_FUNCTION, None, call, {}
+
+    @property
+    def func(self) -> NoReturn:
+        raise PermissionError("a ticket names no function to import")
+
+    def perform(self) -> NoReturn:
+        raise PermissionError("a ticket is run by its worker, never by RQ")
+
+
+def read_ticket(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
+    """The (kind, target) of a plain ticket, or the reason why a job's hash is none."""
+    for name, value in fields.items():
+        if value and name not in _PLAIN_FIELDS:
+            return f"the field {name.decode('utf-8', 'replace')!r} is not allowed in a ticket"
+    packed = zlib.decompressobj()
+    try:
+        call = json.loads(packed.decompress(fields.get(b"data", b""), _TICKET_BYTES))
+    except (zlib.error, ValueError, RecursionError):
+        return "its call is not compressed JSON"
+    if not tickets.is_ticket(call, fields.get(b"origin", b"").decode("utf-8", "replace")):
+        return f"its call is not {tickets.TICKET_FUNCTION}(kind, target) in the queue of that kind and target"
+    kind, target = call[2]
+    return kind, target
+
+
+class QueueWorker(Worker):
+    """Takes tickets from `queues` and forks a horse for each that calls `perform(kind, target)`.
+
+    `before_fork` closes what must not be shared with a child (database connections). `beat` is called about every second,
+    idle or busy, for the owner's own signs of life; neither may raise.
+    """
+
+    job_class = TicketJob
+
+    def __init__(
+        self,
+        queues: Sequence[str],
+        connection: Redis,
+        perform: Callable[[str, str | None], object],
+        *,
+        before_fork: Callable[[], None] = lambda: None,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        name = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        super().__init__(
+            list(queues),
+            name=name,
+            connection=connection,
+            worker_ttl=16,  # RQ blocks for worker_ttl - 15 seconds: one, so that heartbeats go on
+            job_class=TicketJob,
+            serializer=JSONSerializer,
+            prepare_for_work=False,  # it would talk to a Redis that may be away
+        )
+        self.hostname, self.pid, self.ip_address = socket.gethostname(), os.getpid(), "unknown"
+        self.birth_date = self.last_heartbeat = now()
+        self._perform = perform
+        self._before_fork = before_fork
+        self._beat = beat
+        self._waiting = False
+        self._kill_horse_at: float | None = None
+
+    # ---- the loop
+
+    def work(self, *args: Any, **kwargs: Any) -> bool:  # the arguments of RQ's are of no use here
+        """Until a signal asks to stop. Redis may come and go meanwhile. Returns whether a ticket was taken."""
+        taken = False
+        self._install_signal_handlers()  # type: ignore[no-untyped-call]
+        gc.collect()
+        gc.freeze()  # what is loaded now is never copied into a horse because the collector touched it
+        try:
+            while not self._stop_requested:
+                ticket = self._take()
+                if ticket is not None:
+                    taken = True
+                    self.execute_job(*ticket)
+                    self._turn_queues()
+        except StopRequested:
+            log.debug("stopped while waiting for a ticket")
+        self._leave()
+        return taken
+
+    def _take(self) -> tuple[Job, Queue] | None:
+        try:
+            self._waiting = True
+            if self._stop_requested:  # the signal came before the line above
+                raise StopRequested
+            self._live()
+            return self.queue_class.dequeue_any(
+                self._ordered_queues,
+                self.dequeue_timeout,
+                connection=self.connection,
+                job_class=self.job_class,
+                serializer=self.serializer,
+            )
+        except DequeueTimeout:
+            return None
+        except RedisError as error:
+            log.warning("Redis is away, or holds something that is no ticket: %s", error)
+            time.sleep(AWAY_SECONDS)
+            return None
+        except (ValueError, TypeError) as error:  # an id that is no text or no id: it has been popped, so it is gone
+            log.error("refused a ticket that cannot be read: %s", error)
+            return None
+        finally:
+            self._waiting = False
+
+    def _turn_queues(self) -> None:
+        """BLPOP prefers the first queue that has something: turn them, so that no target starves another."""
+        self._ordered_queues = [*self._ordered_queues[1:], *self._ordered_queues[:1]]
+
+    # ---- one ticket
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Refuse it, or forget it and run a horse."""
+        assert isinstance(job, TicketJob)
+        refusal = job.refusal or (None if job.origin == queue.name else f"it was written for {job.origin!r}")
+        if refusal is not None:
+            log.error("refused ticket %s in %s: %s", job.id, queue.name, refusal)
+            job.origin = queue.name
+        try:
+            tickets.forget(self.connection, job)
+        except RedisError as error:
+            log.warning("ticket %s not removed: %s", job.id, error)  # taken twice, it finds nothing left to claim
+        if refusal is None:
+            self._before_fork()
+            self.pid = os.getpid()
+            self.fork_work_horse(job, queue)
+            self._await_horse()
+
+    def main_work_horse(self, job: Job, queue: Queue) -> NoReturn:
+        """The horse. It must not outlive its worker: the lease of a lost worker is given to another."""
+        try:
+            die_with_parent(self.pid or 0)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            random.seed()
+            self._is_horse = True
+            kind, target = job.args
+            self._perform(kind, target)
+        except BaseException:  # nothing may unwind into the worker's loop, of which this process holds a copy
+            log.exception("the horse of %s failed", queue.name)
+            os._exit(1)
+        os._exit(0)
+
+    def _await_horse(self) -> None:
+        """Until the horse has ended, with heartbeats."""
+        handle = os.pidfd_open(self._horse_pid)
+        try:
+            while not select.select([handle], [], [], HEARTBEAT_SECONDS)[0]:
+                self._live()
+                if self._kill_horse_at is not None and time.monotonic() > self._kill_horse_at:
+                    self.kill_horse()
+        finally:
+            os.close(handle)
+        _, status = os.waitpid(self._horse_pid, 0)
+        horse, self._horse_pid = self._horse_pid, 0
+        if status != 0:
+            log.warning("horse %d ended with %d; its item waits again when its lease is over", horse, status)
+
+    def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
+        """The horse alone: what it started dies with it. RQ's killpg would hit the worker if the horse had no group yet."""
+        if self._horse_pid:
+            try:
+                os.kill(self._horse_pid, sig)
+            except ProcessLookupError:
+                log.debug("horse %d had ended already", self._horse_pid)
+
+    # ---- signals
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """First SIGTERM or SIGINT: the horse hands its item back, the worker ends. The second kills the horse."""
+        if self._is_horse:
+            return
+        if self._stop_requested:
+            self.kill_horse()
+            return
+        self._stop_requested = True
+        self._kill_horse_at = time.monotonic() + HORSE_GRACE_SECONDS
+        self.kill_horse(signal.SIGTERM)
+        if self._waiting:
+            raise StopRequested
+
+    # ---- signs of life
+
+    def _live(self) -> None:
+        self._beat()
+        try:
+            self.heartbeat()
+        except RedisError as error:
+            log.warning("no heartbeat: %s", error)
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """Write the whole registration, so that it is back one second after a flush. Raises RedisError."""
+        self.last_heartbeat = now()
+        state = "busy" if self._horse_pid else "idle"
+        with self.connection.pipeline() as batch:
+            batch.hset(self.key, mapping={**self.serialize(), "state": state})
+            batch.expire(self.key, HEARTBEAT_TTL_SECONDS)
+            worker_registration.register(self, batch)
+            batch.execute()
+
+    def _leave(self) -> None:
+        try:
+            with self.connection.pipeline() as batch:
+                worker_registration.unregister(self, batch)
+                batch.delete(self.key)
+                batch.execute()
+        except RedisError as error:
+            log.warning("not unregistered, the registration ends by itself: %s", error)

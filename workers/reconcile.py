@@ -1,0 +1,102 @@
+"""Bring tickets, leases and budgets back in line with the database, every second.
+
+Every worker may die, Redis may be flushed, a ticket lost or doubled: this loop is what makes it harmless. Any number of
+copies may run; each round is a few short transactions, of which those that find nothing write nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Set
+from dataclasses import dataclass, field
+from threading import Event
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from storage import items, jobs
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.errors import StorageError
+from storage.failures import DATABASE_ERRORS
+from storage.settings import Settings
+from workers import tickets
+
+log = logging.getLogger("cukiln.reconcile")
+
+SWEEP_SECONDS = 60.0  # between looks for what crashes leave behind; nothing waits for it
+_DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round did."""
+
+    expired: tuple[items.Expired, ...] = ()
+    over_budget: tuple[str, ...] = ()
+    tickets: int = 0
+
+
+@dataclass
+class Reconciler:
+    """`run` until told to stop, or `run_once`."""
+
+    settings: Settings
+    database: Database
+    blobs: BlobStore
+    redis: Redis
+    _sweep_at: float = field(default=0.0, init=False)
+    _taken: dict[tuple[str, str | None], Set[str]] = field(default_factory=dict, init=False)
+
+    def run(self, stop: Event) -> None:
+        """A round every `settings.poll_seconds`. A database that is away ends a round, not the loop."""
+        while not stop.is_set():
+            try:
+                self.run_once()
+            except _DATABASE_AWAY as error:
+                log.warning("this round was not finished: %s", error)
+            stop.wait(self.settings.poll_seconds)
+
+    def run_once(self) -> Round:
+        """End budgets and leases, settle what that ended, write the missing tickets; sometimes sweep."""
+        with self.database.write() as session:
+            over_budget = jobs.expire_budgets(session)
+            expired = items.expire_leases(session, self.settings.max_attempts)
+            touched = {*over_budget, *(item.job_id for item in expired if item.job_id and item.state == "failed")}
+            states = [jobs.job_state(session, job) for job in sorted(touched)]
+        for item in expired:
+            log.warning("lease of %s %s ended, it is %s", item.kind, item.ref, item.state)
+        for state in states:
+            if state is not None and state.finished_at is not None:
+                tickets.publish(self.redis, state.id, "state", {"state": state.state})
+        written = self._write_tickets()
+        if time.monotonic() >= self._sweep_at:
+            self._sweep_at = time.monotonic() + SWEEP_SECONDS
+            self._sweep()
+        return Round(tuple(expired), tuple(over_budget), written)
+
+    def _write_tickets(self) -> int:
+        with self.database.read() as session:
+            waiting = items.waiting_counts(session)
+        needed: Counter[tuple[str, str | None]] = Counter()
+        for (kind, target), count in waiting.items():
+            worker = tickets.WORKER_OF.get(kind)
+            if worker is None:
+                log.debug("%d items of kind %s are for workers of another release", count, kind)
+                continue
+            needed[(worker, None if worker == tickets.PLAN else target)] += count
+        for queue in needed:
+            self._taken.setdefault(queue, frozenset())
+        return sum(tickets.ensure_tickets(self.redis, kind, target, n) for (kind, target), n in needed.items())
+
+    def _sweep(self) -> None:
+        swept = self.blobs.sweep()
+        if swept.files:
+            log.info("swept %d left-over files, %d bytes", swept.files, swept.bytes)
+        for (kind, target), seen in self._taken.items():
+            try:
+                self._taken[(kind, target)] = tickets.sweep_taken(self.redis, kind, target, seen)
+            except RedisError as error:
+                log.warning("taken tickets not swept: %s", error)

@@ -1,0 +1,102 @@
+"""What a ticket does: claim the best waiting item, run its step under a lease, say in the database how it ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from storage import items, jobs
+from storage.errors import LostClaim
+from workers import tickets
+from workers.lease import Lease
+from workers.processes import InfrastructureError
+from workers.steps.context import Cancel, Cancelled, GiveUp, Step, StepContext, Workplace
+
+log = logging.getLogger("cukiln.run_ticket")
+
+_MACHINE_PAUSE_SECONDS = 1.0  # before another attempt where the machine failed: a full disk is not empty at once
+
+
+def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
+    """Run one item of a worker kind in this process, which may be killed for it. Returns whether there was one.
+
+    The ticket's own target says only that something is waiting: a worker of several targets takes the best of all."""
+    held_since = time.monotonic()
+    with workplace.database.write() as session:
+        claim = items.claim(
+            session, tickets.ITEMS_OF[kind], workplace.targets, workplace.name, workplace.settings.lease_seconds
+        )
+    if claim is None:
+        log.debug("a ticket of %s %s found nothing to do", kind, target)
+        return False
+    cancel = Cancel()
+    seconds = workplace.settings.lease_seconds
+    with Lease(workplace.database, claim, cancel, lease_seconds=seconds, held_since=held_since):
+        run_item(StepContext(workplace, claim, cancel), steps)
+    log.info("%s %s, attempt %d: %.3f s", claim.kind, claim.ref, claim.attempt, time.monotonic() - held_since)
+    return True
+
+
+def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
+    """Run the step of a claimed item and end the attempt. Raises what the database raises: the lease then runs out."""
+    claim, cancel = context.claim, context.cancel
+    try:
+        steps[claim.kind](context)
+    except Cancelled as told:
+        log.info("%s %s stopped: %s", claim.kind, claim.ref, told.reason)
+        _stopped(context)
+    except LostClaim as lost:
+        log.warning("%s", lost)
+    except GiveUp as error:
+        _failed(context, str(error), retry=False)
+    except Exception as error:
+        if cancel.is_set():  # a tool that was killed under the step may show as any error
+            log.info("%s %s stopped: %s (%s)", claim.kind, claim.ref, cancel.reason, error)
+            _stopped(context)
+            return
+        log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)
+        if isinstance(error, InfrastructureError):
+            cancel.wait(_MACHINE_PAUSE_SECONDS * claim.attempt)
+        _failed(context, f"{type(error).__name__}: {error}", retry=True)
+    else:
+        _completed(context)
+
+
+def _completed(context: StepContext) -> None:
+    """End the item, where the step has not done so in a transaction of its own."""
+    try:
+        with context.database.write() as session:
+            items.complete(session, context.claim)
+    except LostClaim:
+        log.debug("%s %s has been ended by its step", context.claim.kind, context.claim.ref)
+
+
+def _stopped(context: StepContext) -> None:
+    """A stopping worker hands its item back at once. Any other reason: the database has ended the item already."""
+    if context.cancel.reason != "stopping":
+        return
+    try:
+        with context.database.write() as session:
+            items.release(session, context.claim)
+    except LostClaim as lost:
+        log.warning("%s", lost)
+        return
+    context.enqueue(context.claim.kind, context.claim.target)
+
+
+def _failed(context: StepContext, error: str, *, retry: bool) -> None:
+    claim = context.claim
+    try:
+        with context.database.write() as session:
+            state = items.fail(session, claim, error, retry=retry, max_attempts=context.settings.max_attempts)
+            job = jobs.job_state(session, claim.job_id) if claim.job_id is not None else None
+    except LostClaim as lost:
+        log.warning("%s", lost)
+        return
+    if state == "waiting":
+        context.enqueue(claim.kind, claim.target)
+    else:
+        context.publish("failed", {"kind": claim.kind, "ref": claim.ref, "error": error})
+        if job is not None and job.finished_at is not None:
+            context.publish("state", {"state": job.state})

@@ -1,0 +1,248 @@
+"""One running process tree: its limits, its output, its end. Made by `workers.processes`, which re-exports the
+types."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from workers import process_tree
+
+EndedBy = Literal["wall", "cpu", "memory", "output", "cancelled"]
+MAX_TAIL = 300  # characters of a tool's words that go into an error message
+_TICK_SECONDS = 0.05
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a whole process tree. Seconds and bytes; `output_bytes` bounds each file and the captured text."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended. `returncode` is negative for a signal, as in subprocess, also where a shell or a compiler driver
+    reported the death of a child of its own as 128 + signal. CPU seconds are of the whole tree."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    wall_seconds: float
+    cpu_seconds: float
+    peak_memory_bytes: int
+    ended_by: EndedBy | None
+
+    @property
+    def ok(self) -> bool:
+        return self.returncode == 0 and self.ended_by is None
+
+    def text(self) -> str:
+        """Both streams, as text."""
+        return (self.stdout + self.stderr).decode("utf-8", "replace")
+
+    def infrastructure_failure(self) -> str | None:
+        """Why the machine and not the work is to blame for the end; None where it is not, or where a limit ended it."""
+        if self.ended_by is not None or self.returncode == 0:
+            return None
+        tail = self.text().strip()[-MAX_TAIL:]
+        if -self.returncode in MACHINE_SIGNALS:
+            return f"{Path(self.argv[0]).name} was killed by {signal.Signals(-self.returncode).name}: {tail}"
+        text = self.text()
+        for words in MACHINE_WORDS:
+            if words in text:
+                return f"{Path(self.argv[0]).name} failed: {words}: {tail}"
+        return None
+
+
+# Nobody but a person, the out-of-memory killer or (SIGBUS) a full disk under a mapped file sends these to a compiler.
+# SIGSEGV, SIGABRT, SIGFPE, SIGILL are its own crashes.
+MACHINE_SIGNALS = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGBUS, signal.SIGQUIT}
+)
+# What libc and the tools say where the machine is exhausted. A kernel cannot make a compiler say these: text from a
+# request never reaches a file, and no header of ours holds the words.
+MACHINE_WORDS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Cannot allocate memory",
+    "Input/output error",
+    "Read-only file system",
+    "Too many open files",
+    "Resource temporarily unavailable",
+    "error while loading shared libraries",
+)
+
+
+class Stream:
+    """A running tree. Read it with `lines` or `wait`; `finished` is set once it has ended."""
+
+    def __init__(
+        self,
+        argv: tuple[str, ...],
+        process: subprocess.Popen[bytes],
+        limits: Limits,
+        cancel: threading.Event | None,
+        *,
+        namespace: bool,
+    ) -> None:
+        self.finished: Finished | None = None
+        self._argv = argv
+        self._process = process
+        self._limits = limits
+        self._cancel = cancel
+        self._namespace = namespace
+        self._started = time.monotonic()
+        self._ended_by: EndedBy | None = None
+        self._taken = {"stdout": bytearray(), "stderr": bytearray()}
+        self._line_start = 0
+        self._cpu = 0.0
+        self._peak = 0
+        self._next_look = self._started + 0.02
+        self._selector = selectors.DefaultSelector()
+        self._open = 0
+        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, name)
+            self._open += 1
+
+    def wait(self) -> Finished:
+        """Until the end, under the limits."""
+        while self.finished is None:
+            self._pump()
+        return self.finished
+
+    def lines(self, timeout: float | None = None) -> Iterator[bytes]:
+        """Yield stdout's lines (without their ends) until the tree has ended; `finished` is then set. Where no line
+        comes for `timeout` seconds, the tree is killed and `finished.ended_by` is "wall". Limits are enforced while
+        iterating."""
+        quiet_since = time.monotonic()
+        taken = self._taken["stdout"]
+        while True:
+            end = taken.find(b"\n", self._line_start)
+            if end >= 0:
+                line = bytes(taken[self._line_start : end])
+                self._line_start = end + 1
+                yield line
+                quiet_since = time.monotonic()
+                continue
+            if self.finished is not None:
+                break
+            if timeout is not None and time.monotonic() - quiet_since > timeout:
+                self._kill("wall")
+            self._pump()
+        if self._line_start < len(taken):
+            line, self._line_start = bytes(taken[self._line_start :]), len(taken)
+            yield line
+
+    def kill(self) -> None:
+        """End the tree now; `finished` is set, `ended_by` is "cancelled"."""
+        if self.finished is None:
+            self._kill("cancelled")
+            self.wait()
+
+    def close(self) -> None:
+        """Kill what still runs and free the pipes."""
+        self.kill()
+        self._selector.close()
+
+    def _pump(self) -> None:
+        """Read what is there, look at the limits, notice the end. At most one tick long."""
+        if self._open:
+            for key, _ in self._selector.select(_TICK_SECONDS if self._ended_by is None else 0.005):
+                self._read(key.data, key.fileobj)  # type: ignore[arg-type]
+        else:
+            time.sleep(0.005)
+        self._look()
+        # The pipes close when the last process of the tree is gone, so the exit is looked for only near the end.
+        if not self._open or self._ended_by is not None:
+            self._reap()
+
+    def _read(self, name: str, pipe: IO[bytes]) -> None:
+        data = os.read(pipe.fileno(), _READ_BYTES)
+        if not data:
+            self._selector.unregister(pipe)
+            pipe.close()
+            self._open -= 1
+            return
+        room = self._limits.output_bytes - sum(map(len, self._taken.values()))
+        self._taken[name] += data[: max(0, room)]
+        if len(data) > room:
+            self._kill("output")
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._ended_by is None and self._cancel is not None and self._cancel.is_set():
+            self._kill("cancelled")
+        if self._ended_by is None and now - self._started > self._limits.wall_seconds:
+            self._kill("wall")
+        if now < self._next_look or self._ended_by is not None:
+            return
+        use = process_tree.usage(self._process.pid)
+        self._cpu, self._peak = max(self._cpu, use.cpu_seconds), max(self._peak, use.memory_bytes)
+        if self._cpu > self._limits.cpu_seconds:
+            self._kill("cpu")
+        elif use.memory_bytes > self._limits.memory_bytes:
+            self._kill("memory")
+        self._next_look = now + _TICK_SECONDS
+
+    def _kill(self, ended_by: EndedBy) -> None:
+        """Kill the tree from its process 1, so that unshare can still reap it and its CPU seconds are not lost."""
+        if self._ended_by is None:
+            self._ended_by = ended_by
+            if self._namespace:
+                process_tree.kill_namespace(self._process.pid)
+            else:
+                process_tree.end_sweeper(self._process.pid)
+
+    def _reap(self) -> None:
+        pid, status, use = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        if self._open:  # an outsider may hold a pipe that a dead tree has left: take what is there, wait for no more
+            for key, _ in self._selector.select(0):
+                self._read(key.data, key.fileobj)  # type: ignore[arg-type]
+            for key in list(self._selector.get_map().values()):
+                self._selector.unregister(key.fileobj)
+                key.fileobj.close()  # type: ignore[union-attr]
+            self._open = 0
+        returncode = os.waitstatus_to_exitcode(status)
+        if self._ended_by is not None:
+            returncode = -signal.SIGKILL
+        elif 128 < returncode <= 128 + signal.NSIG:
+            returncode = 128 - returncode
+        self._process.returncode = returncode
+        cpu = max(self._cpu, use.ru_utime + use.ru_stime)
+        self.finished = Finished(
+            argv=self._argv,
+            returncode=returncode,
+            stdout=bytes(self._taken["stdout"]),
+            stderr=bytes(self._taken["stderr"]),
+            wall_seconds=time.monotonic() - self._started,
+            cpu_seconds=cpu,
+            peak_memory_bytes=max(self._peak, use.ru_maxrss * 1024),
+            ended_by=self._ended_by or _limit_of_the_kernel(returncode, cpu, self._limits),
+        )
+
+
+def _limit_of_the_kernel(returncode: int, cpu_seconds: float, limits: Limits) -> EndedBy | None:
+    """Which rlimit ended the program, where the look at the tree came too late."""
+    if returncode == -signal.SIGXFSZ:
+        return "output"
+    if returncode in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds > limits.cpu_seconds:
+        return "cpu"
+    return None

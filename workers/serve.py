@@ -1,0 +1,399 @@
+"""`cukiln serve`: the whole service on one machine, started, watched and stopped by one process.
+
+```
+serve ─┬─ valkey          unless REDIS_URL names a server
+       ├─ api             python -m service
+       ├─ reconcile       leases, budgets, missing tickets
+       ├─ plan worker
+       └─ compile worker  CUKILN_WORKERS of them
+```
+Every child is tied to the supervisor (`workers.tether`): a SIGKILL of the supervisor ends them all. Children are started
+and watched by one thread for its whole life, because the kernel ties a child to the thread that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pydantic import SecretStr
+from redis.exceptions import RedisError
+
+from storage.database import Database
+from storage.errors import SettingsError
+from storage.settings import Settings, load_settings
+from workers import tickets
+from workers.children import Child, describe_exit
+from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
+from workers.queue_worker import HORSE_GRACE_SECONDS, live_workers
+from workers.toolchain import ToolchainMissing, find_toolchain
+
+READY_SECONDS = 60.0
+API_GRACE_SECONDS = 3.0  # open event streams would keep it alive for ever
+WATCH_SECONDS = 0.1
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+class ServeError(Exception):
+    """The service cannot be started; the message says what to change."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """What the children run."""
+
+    api: Sequence[str] = (sys.executable, "-m", "service")
+    worker: Sequence[str] = (sys.executable, "-m", "workers.main")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service that is up."""
+
+    url: str
+    redis_url: str
+    data_dir: Path
+    pids: dict[str, int]  # by name: valkey, api, plan worker, compile worker 1, …
+
+
+class Supervisor:
+    """Start, watch and stop the service. All from one thread; `stop_now` from any."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        say: Callable[[str], None],
+        logs: Path | None = None,
+        commands: Commands | None = None,
+    ) -> None:
+        """`logs`: a folder for the children's output; None lets them write where this process writes."""
+        self.settings = settings
+        self._say = say
+        self._logs = logs
+        self._commands = commands or Commands()
+        self._valkey: EmbeddedValkey | None = None
+        self._children: list[Child] = []
+        self._lock_file = -1
+        self._stop = False
+        self._force = False
+        self._valkey_again_at = 0.0
+
+    # ---- the way of a service
+
+    def start(self) -> Running:
+        """Everything up, or nothing: raises ServeError after stopping what it had started."""
+        try:
+            return self._start()
+        except (ValkeyFailed, ToolchainMissing, OSError) as error:
+            self.stop()
+            raise ServeError(str(error)) from error
+        except BaseException:
+            self.stop()
+            raise
+
+    def watch(self) -> None:
+        """Keep the children running until `ask_to_stop`."""
+        while not self._stop:
+            self._keep_valkey()
+            for child in self._children:
+                if told := child.keep():
+                    self._say(told)
+            time.sleep(WATCH_SECONDS)
+
+    def ask_to_stop(self) -> None:
+        """End `watch` soon; the second call makes `stop` stop waiting."""
+        self._force = self._stop
+        self._stop = True
+
+    def stop(self) -> None:
+        """In order: no new jobs, then workers hand back what they hold, then the queue."""
+        groups = [[c for c in self._children if c.name == "api"], [c for c in self._children if c.name != "api"]]
+        for group in groups:
+            for child in group:
+                child.ask_to_end()
+            self._end(group)
+        self._children = []
+        if self._valkey is not None:
+            self._valkey.stop()
+            self._valkey = None
+        if self._lock_file >= 0:
+            os.close(self._lock_file)
+            self._lock_file = -1
+
+    # ---- starting
+
+    def _start(self) -> Running:
+        settings = self.settings
+        refuse_open_host(settings)
+        self._lock_file = lock_folder(settings.data_dir)
+        find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        if settings.port == 0:
+            settings = self.settings = settings.model_copy(update={"port": free_port(settings.host)})
+        else:
+            refuse_busy_port(settings.host, settings.port)
+        database = Database(settings.database_url)
+        database.migrate()
+        database.dispose()
+        if settings.redis_url is None:
+            self._valkey = EmbeddedValkey(settings.data_dir / "valkey")
+            settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.start()})
+        self._make_children()
+        for child in self._children:
+            child.start()
+        self._wait_until_ready()
+        assert settings.redis_url is not None
+        pids = {child.name: child.pid or 0 for child in self._children}
+        if self._valkey is not None:
+            pids["valkey"] = self._valkey.pid or 0
+        running = Running(url_of(settings), settings.redis_url, settings.data_dir, pids)
+        os.ftruncate(self._lock_file, 0)
+        os.pwrite(self._lock_file, f"pid {os.getpid()}, {running.url}".encode(), 0)
+        return running
+
+    def _make_children(self) -> None:
+        worker = self._commands.worker
+        named: list[tuple[str, Sequence[str], float]] = [
+            ("api", self._commands.api, API_GRACE_SECONDS),
+            ("reconcile", [*worker, "reconcile"], 2.0),
+            ("plan worker", [*worker, tickets.PLAN], HORSE_GRACE_SECONDS + 1),
+        ]
+        for number in range(1, self.settings.workers + 1):
+            named.append((f"compile worker {number}", [*worker, tickets.COMPILE], HORSE_GRACE_SECONDS + 1))
+        environment = child_environment(self.settings)
+        if self._logs is not None:
+            self._logs.mkdir(parents=True, exist_ok=True)
+        for name, argv, grace in named:
+            log = self._logs / f"{name.replace(' ', '-')}.log" if self._logs is not None else None
+            if log is not None:
+                log.unlink(missing_ok=True)
+            self._children.append(Child(name, argv, env=environment, log=log, grace_seconds=grace))
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while self._missing():
+            for child in self._children:
+                if (code := child.ended()) is not None:
+                    tail = child.log_tail()
+                    raise ServeError(f"{child.name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
+            if self._stop:
+                raise ServeError("stopped before it was ready")
+            if time.monotonic() > deadline:
+                raise ServeError(f"not ready after {READY_SECONDS:g} s: {', '.join(self._missing())}")
+            time.sleep(0.02)
+
+    def _api_answers(self) -> bool:
+        connection = http.client.HTTPConnection(_reachable(self.settings.host), self.settings.port, timeout=2.0)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _missing_workers(self) -> list[str]:
+        workers = {f"{socket.gethostname()}.{c.pid}": c.name for c in self._children if "worker" in c.name}
+        client = tickets.connect(self.settings.redis_url or "")
+        try:
+            alive = {name.rpartition(".")[0] for name in live_workers(client)}
+        except RedisError:
+            alive = set()
+        finally:
+            client.close()
+        return [name for worker, name in workers.items() if worker not in alive]
+
+    def _missing(self) -> list[str]:
+        return [*(() if self._api_answers() else ("api",)), *self._missing_workers()]
+
+    # ---- watching and stopping
+
+    def _keep_valkey(self) -> None:
+        if self._valkey is None or self._valkey.poll() is None or time.monotonic() < self._valkey_again_at:
+            return
+        self._say(f"valkey {describe_exit(self._valkey.poll() or 0)}, starting it again")
+        self._valkey_again_at = time.monotonic() + 2.0
+        try:
+            self._valkey.start()
+        except ValkeyFailed as error:
+            self._say(str(error))
+
+    def _end(self, children: Sequence[Child]) -> None:
+        deadline = time.monotonic() + max((child.grace_seconds for child in children), default=0.0)
+        while any(child.pid is not None and child.ended() is None for child in children):
+            if self._force or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        for child in children:
+            if not child.end(0.0):
+                self._say(f"{child.name} did not end in time and was killed")
+
+
+def serve(settings: Settings, *, say: Callable[[str], None] | None = None, commands: Commands | None = None) -> int:
+    """Run until SIGINT or SIGTERM; a second one stops at once. Returns the exit status. For the main thread."""
+    tell = say or _say
+    supervisor = Supervisor(settings, say=tell, commands=commands)
+
+    def asked(number: int, frame: FrameType | None) -> None:
+        supervisor.ask_to_stop()
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        tell(f"cukiln serve: data in {settings.data_dir}")
+        running = supervisor.start()
+        for name, pid in sorted(running.pids.items()):
+            tell(f"  {name:<18} pid {pid}")
+        tell(f"  {'queue':<18} {running.redis_url if settings.redis_url is None else 'REDIS_URL'}")
+        tell(f"ready: {running.url} (Ctrl-C stops it)")
+        supervisor.watch()
+        tell("stopping; Ctrl-C again stops without waiting")
+    except ServeError as error:
+        tell(f"cukiln serve: {error}")
+        return 1
+    finally:
+        supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    tell("stopped")
+    return 0
+
+
+@contextlib.contextmanager
+def embedded(
+    settings: Settings, *, commands: Commands | None = None, say: Callable[[str], None] = lambda told: None
+) -> Iterator[Running]:
+    """A service for as long as the block runs, on a free port unless the settings were given one; the children's output
+    goes to `logs` in the data folder. Raises ServeError."""
+    supervisor = Supervisor(settings, say=say, logs=settings.data_dir / "logs", commands=commands)
+    up = threading.Event()
+    outcome: list[Running | BaseException] = []
+
+    def live() -> None:
+        try:
+            outcome.append(supervisor.start())
+            up.set()
+            supervisor.watch()
+            supervisor.stop()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            outcome.append(error)
+        finally:
+            up.set()
+
+    thread = threading.Thread(target=live, name="supervisor")
+    thread.start()
+    try:
+        up.wait()
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+        yield outcome[0]
+    finally:
+        supervisor.ask_to_stop()
+        thread.join()
+
+
+def main() -> int:
+    """`cukiln serve`."""
+    try:
+        return serve(load_settings())
+    except SettingsError as error:
+        sys.stderr.write(f"cukiln serve: {error}\n")
+        return 78
+
+
+# ---- checks before the start
+
+
+def refuse_open_host(settings: Settings) -> None:
+    """Without a key the service is for this machine alone. Raises ServeError."""
+    if settings.api_key is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
+        raise ServeError(
+            f"CUKILN_HOST={settings.host} can be reached from other machines: set CUKILN_API_KEY to a secret, "
+            "or serve on 127.0.0.1"
+        )
+
+
+def lock_folder(folder: Path) -> int:
+    """Hold the data folder for this process: two supervisors over one valkey log would ruin it. Returns the open file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 200).decode(errors="replace") or "still starting"
+        os.close(lock)
+        raise ServeError(
+            f"another cukiln serve ({holder}) uses the data folder {folder}: stop it, or set CUKILN_DATA to another folder"
+        ) from None
+    return lock
+
+
+def refuse_busy_port(host: str, port: int) -> None:
+    """Raises ServeError where something else listens there."""
+    try:
+        _bind(host, port).close()
+    except OSError as error:
+        raise ServeError(
+            f"cannot listen on {host} port {port} ({error.strerror}): set CUKILN_PORT to a free port, or to 0 for any"
+        ) from None
+
+
+def free_port(host: str) -> int:
+    """A port that is free now."""
+    with _bind(host, 0) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    probe = socket.socket(family, kind, protocol)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: TIME_WAIT is not "in use"
+        probe.bind(address)
+    except BaseException:
+        probe.close()
+        raise
+    return probe
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def url_of(settings: Settings) -> str:
+    host = _reachable(settings.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+
+
+def child_environment(settings: Settings) -> dict[str, str]:
+    """Our environment, with every setting as it is here, however it was given."""
+    environment = dict(os.environ)
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if value is None:
+            environment.pop(str(field.alias), None)
+        else:
+            environment[str(field.alias)] = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    paths = [str(_ROOT), str(_ROOT / "client"), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def _say(told: str) -> None:
+    sys.stdout.write(told + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

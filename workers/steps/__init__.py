@@ -1,0 +1,11 @@
+"""The steps of a job, one module each, in the order that an item goes through them."""
+
+from __future__ import annotations
+
+from workers.steps.compile import compile_kernels
+from workers.steps.context import Step
+from workers.steps.finish import finish
+from workers.steps.plan import plan
+from workers.steps.verify import verify
+
+STEPS: dict[str, Step] = {"plan": plan, "compile": compile_kernels, "verify": verify, "finish": finish}

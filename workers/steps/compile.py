@@ -1,0 +1,118 @@
+"""Compile: one group of kernels becomes a cubin and a library; what nvcc refuses is remembered by build."""
+
+from __future__ import annotations
+
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.render_group import render_device
+from codegen.targets import target as find_target
+from cukiln.types import StageSeconds
+from storage.groups import BuildOutcome, Group, load_group, record_compiled, start_group
+from workers.compile_group import Artifact, GroupOutcome, compile_group
+from workers.limits import process_limits
+from workers.steps.context import GiveUp, StepContext
+from workers.steps.plan import VENUE
+from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.verify import predicted_seconds
+from workers.stopwatch import Stopwatch
+from workers.verify_cpu import plan_version
+
+
+class WrongToolchain(Exception):
+    """This worker's compiler is not the one that the group's builds are keyed by; another worker may have it."""
+
+
+def compile_kernels(context: StepContext) -> None:
+    """Compile the group of the item; its builds, artifacts and the verify item are written in one transaction."""
+    with context.database.write() as session:
+        group = load_group(session, context.claim.ref)
+        if group is None:
+            raise GiveUp(f"group {context.claim.ref} does not exist")
+        start_group(session, context.claim)
+    if group.toolchain != context.toolchain.digest:
+        raise WrongToolchain(
+            f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {context.toolchain.digest}"
+        )
+    kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
+    stopwatch = Stopwatch()
+    outcome = compile_group(
+        list(kernels),
+        find_target(group.target),
+        context.toolchain,
+        context.processes,
+        process_limits(context.settings.compile_limits),
+        context.cancel,
+    )
+    codegen = _own_seconds(stopwatch, outcome)
+    context.check()
+    _record(context, group, kernels, outcome, codegen)
+    publish_progress(context)
+
+
+def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
+    """What of `compile_group` was not the tools': rendering, the assertions, reading the cubin."""
+    spent = stopwatch.read()
+    return StageSeconds(wall=max(0.0, spent.wall - outcome.wall_seconds), cpu=spent.cpu)
+
+
+def _record(context: StepContext, group: Group, kernels: dict[Kernel, str], outcome: GroupOutcome, codegen: StageSeconds) -> None:
+    # The one artifact of a group that compiled whole; where a group was split, that with the most kernels speaks for it.
+    shown = max(outcome.artifacts, key=lambda artifact: len(artifact.kernels), default=None)
+    source = shown.source if shown else render_device(list(kernels)).text
+    blobs = context.blobs.put_many(
+        [
+            (source.encode(), "text/x-cuda"),
+            (_log(outcome, shown).encode(), "text/plain"),
+            *([(shown.library, "application/x-sharedlib"), (shown.cubin, "application/x-cubin")] if shown else []),
+        ]
+    )
+    digests = [blob.digest for blob in blobs]
+    with context.database.write() as session:
+        recorded = record_compiled(
+            session,
+            context.claim,
+            [_build_outcome(kernels[kernel], outcome, kernel) for kernel in kernels],
+            source=digests[0],
+            log=digests[1],
+            library=digests[2] if shown else None,
+            cubin=digests[3] if shown else None,
+            phases=_phases(outcome),
+            codegen=codegen,
+            compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
+            venue=VENUE,
+            plan_version=plan_version(),
+            verify_predicted_seconds=predicted_seconds(len(kernels)),
+        )
+    if recorded.verify:
+        context.enqueue("verify", group.target)
+    for _ in recorded.judged:
+        context.enqueue("finish", group.target)
+    publish_problems(context, recorded.judged)
+
+
+def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:
+    """The words of the tools: of the file that is shown, then of every kernel that failed."""
+    failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
+    return "\n".join([*([shown.log] if shown else []), *failed])
+
+
+def _phases(outcome: GroupOutcome) -> list[dict[str, str | float]]:
+    """nvcc's phases, summed over the files that the group became."""
+    seconds: dict[str, float] = {}
+    for artifact in outcome.artifacts:
+        for phase in artifact.phases:
+            seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.seconds
+    return [{"name": name, "seconds": spent} for name, spent in seconds.items()]
+
+
+def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel) -> BuildOutcome:
+    found = outcome.outcomes[kernel.id]
+    resources = None
+    if found.resources is not None:
+        own = operator(kernel.operator)
+        resources = {
+            **found.resources.as_dict(),
+            "dynamic_shared_bytes": own.shared_bytes(kernel),
+            "threads": own.threads(kernel),
+        }
+    return BuildOutcome(build, found.status, found.code_digest, resources, found.log)

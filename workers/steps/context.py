@@ -1,0 +1,123 @@
+"""What a step is given: the item it works on, the stores, and the word to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from redis import Redis
+
+from storage.blobs import BlobStore
+from storage.database import Database
+from storage.items import Claim
+from storage.settings import Settings
+from workers import tickets
+from workers.processes import Processes
+from workers.toolchain import Toolchain, find_toolchain
+
+StopReason = Literal["lost", "cancelled", "deadline", "stopping"]
+
+
+class Cancelled(Exception):
+    """The step was told to stop and did. `reason`: the lease was lost, the job cancelled, its budget spent, or the
+    worker is stopping and the item will be done by another."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class GiveUp(Exception):
+    """The item cannot be done, now or later: it is failed without another attempt. The message goes to the user."""
+
+
+class Cancel(threading.Event):
+    """Set when the step should stop; the first reason stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason: StopReason | None = None
+
+    def because(self, reason: StopReason) -> None:
+        if self.reason is None:
+            self.reason = reason
+        self.set()
+
+
+@dataclass
+class Workplace:
+    """What the items of one worker share. Made once in the worker, before it forks."""
+
+    settings: Settings
+    database: Database
+    blobs: BlobStore
+    redis: Redis
+    processes: Processes
+    name: str  # of the worker, as `items.worker` shows it
+    targets: tuple[str, ...] | None = None  # which targets' items it takes; None: plan items, which have none
+
+    @cached_property
+    def toolchain(self) -> Toolchain:
+        """Found on first use (0.1 s). Raises ToolchainMissing."""
+        return find_toolchain(
+            self.processes, nvcc=self.settings.nvcc, host_compiler=self.settings.host_compiler
+        )
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """One attempt at one item.
+
+    A step either ends the item itself, in the transaction that writes its results, or returns, and the item is completed
+    then; both under the claim, so that an attempt that has lost its lease writes nothing. It raises `Cancelled` (see
+    `check`) where `cancel` was set, `GiveUp` where another attempt is useless; anything else is tried again.
+    """
+
+    workplace: Workplace
+    claim: Claim
+    cancel: Cancel
+
+    @property
+    def settings(self) -> Settings:
+        return self.workplace.settings
+
+    @property
+    def database(self) -> Database:
+        return self.workplace.database
+
+    @property
+    def blobs(self) -> BlobStore:
+        return self.workplace.blobs
+
+    @property
+    def redis(self) -> Redis:
+        return self.workplace.redis
+
+    @property
+    def processes(self) -> Processes:
+        return self.workplace.processes
+
+    @property
+    def toolchain(self) -> Toolchain:
+        return self.workplace.toolchain
+
+    def check(self) -> None:
+        """Raise `Cancelled` where the step should stop."""
+        if self.cancel.is_set():
+            raise Cancelled(self.cancel.reason or "stopping")
+
+    def publish(self, type: str, data: Mapping[str, Any], *, job_id: str | None = None) -> None:
+        """Tell the watchers of the item's job, or of `job_id`. Best effort."""
+        job = job_id or self.claim.job_id
+        if job is not None:
+            tickets.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
+
+    def enqueue(self, kind: str, target: str | None) -> None:
+        """Write a ticket for an item that this step has just committed. Best effort: the reconciler writes missing ones."""
+        tickets.ensure_ticket(self.redis, kind, target)
+
+
+Step = Callable[[StepContext], None]

@@ -1,0 +1,190 @@
+"""Finish: rank what was proved right, build the winner alone, publish its record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.generator import generator
+from codegen.kernel import Candidate
+from codegen.operators import operator
+from codegen.predict import Prediction, predict
+from codegen.ptxas_report import Resources
+from codegen.schedule import Schedule
+from codegen.targets import target as find_target
+from codegen.verified import verified_label
+from cukiln.types import FrontEntry, StageSeconds, WinnerRecord
+from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
+from storage.errors import Conflict
+from storage.problems import JobProblem, finish_problem, load_problem
+from storage.verdicts import known_verdicts
+from storage.winners import get_winners, merge_searches, publish_winner
+from workers import tickets
+from workers.build_winner import WinnerBuild, build_winner
+from workers.choose_winner import merge_front, ranked_by
+from workers.limits import process_limits
+from workers.steps.context import GiveUp, StepContext
+from workers.steps.plan import VENUE
+from workers.steps.progress import publish_problems, publish_progress
+from workers.stopwatch import Stopwatch
+from workers.verify_cpu import plan_version
+
+PUBLISH_ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate that was proved right, with its estimate."""
+
+    stored: StoredCandidate
+    candidate: Candidate
+    prediction: Prediction
+
+
+def finish(context: StepContext) -> None:
+    """Choose and publish the winner of the item's problem, or say why it has none."""
+    with context.database.read() as session:
+        problem = load_problem(session, int(context.claim.ref))
+        stored = candidates_of_problem(session, problem.id) if problem else []
+    if problem is None:
+        raise GiveUp(f"problem {context.claim.ref} does not exist")
+    ranked = _rank(context, problem, [one for one in stored if one.verdict == "ok"])
+    if not ranked:
+        _end(context, problem, winner=None, error=_why_none(stored))
+        return
+    best = ranked[0]
+    stopwatch = Stopwatch()
+    build = _build(context, problem, best)
+    entry = _entry(context, best, build)
+    spent = StageSeconds(wall=stopwatch.read().wall, cpu=build.cpu_seconds)
+    winner = _publish(context, problem, entry, complete=all(one.verdict != "skipped" for one in stored))
+    _end(context, problem, winner=winner, error=None, compile_seconds=spent)
+
+
+def _rank(context: StepContext, problem: JobProblem, right: Sequence[StoredCandidate]) -> list[Ranked]:
+    """Fastest prediction first; predictions are written to the candidates' rows."""
+    kind = operator(problem.operator)
+    parsed, target = kind.parse(problem.problem), find_target(problem.target)
+    found = []
+    for stored in right:
+        candidate = kind.candidate(parsed, Schedule.of(stored.schedule))
+        prediction = predict(candidate, Resources.from_dict(stored.resources or {}), target)
+        found.append(Ranked(stored, candidate, prediction))
+    with context.database.write() as session:
+        set_predictions(
+            session,
+            [Predicted(problem.id, one.candidate.id, one.prediction.us, one.prediction.as_dict()) for one in found],
+        )
+    return sorted(found, key=lambda one: (one.prediction.us, one.candidate.id))
+
+
+def _build(context: StepContext, problem: JobProblem, best: Ranked) -> WinnerBuild:
+    limits = process_limits(context.settings.compile_limits)
+    target = find_target(problem.target)
+    return build_winner(best.candidate, target, context.toolchain, context.processes, limits, context.cancel)
+
+
+def _entry(context: StepContext, best: Ranked, build: WinnerBuild) -> FrontEntry:
+    library, cubin, source = context.blobs.put_many(
+        [
+            (build.library, "application/x-sharedlib"),
+            (build.cubin, "application/x-cubin"),
+            (build.source.encode(), "text/x-cuda"),
+        ]
+    )
+    return FrontEntry(
+        candidate=best.candidate.id,
+        schedule=best.candidate.schedule.as_dict(),
+        kernel=best.candidate.kernel.id,
+        so_sha256=library.digest,
+        cubin_sha256=cubin.digest,
+        source_sha256=source.digest,
+        code_digest=build.code_digest,
+        toolchain=context.toolchain.digest,
+        launch=build.launch,
+        workspace_bytes=build.launch.workspace_bytes,
+        deterministic=True,
+        # CPU verdicts belong to the slice, and the library was built from the very slice that was judged.
+        verified=verified_label(best.candidate.kernel),
+        verdict=_proof(context, best),
+        resources=build.resources.as_dict(),
+        predicted_us=best.prediction.us,
+        prediction=best.prediction.as_dict(),
+        measured_us=None,
+    )
+
+
+def _proof(context: StepContext, best: Ranked) -> dict[str, Any]:
+    """How the winner was proved right: venue, seeds, extents, errors against their bounds."""
+    subject = best.stored.slice or ""
+    with context.database.read() as session:
+        verdict = known_verdicts(session, [subject], VENUE, plan_version())[subject]
+    return {"venue": VENUE, "plan_version": verdict.plan_version, **verdict.details}
+
+
+def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, *, complete: bool) -> str:
+    """Merge the entry into the problem's record by compare-and-set; returns the front's first candidate.
+
+    A search that a spent budget cut short is not recorded as covered: the next job looks at the rest."""
+    covered = [{"search": problem.search, "generator": generator(problem.operator)}] if complete else []
+    for attempt in range(PUBLISH_ATTEMPTS):
+        context.check()
+        with context.database.write() as session:
+            known = get_winners(session, [problem.key]).get(problem.key)
+            front = merge_front(known.front if known else [], entry)
+            record = WinnerRecord(
+                key=problem.key,
+                revision=known.revision if known else 0,
+                operator=problem.operator,
+                problem=problem.problem,
+                target=problem.target,
+                device_class=problem.device_class,
+                ranked_by=ranked_by(front),
+                front=front,
+                searches=merge_searches(known.searches if known else [], covered),
+                updated_at=context.database.clock.now(),
+            )
+            try:
+                publish_winner(session, record, expected_revision=record.revision, attempt=context.claim.token)
+            except Conflict:
+                if attempt + 1 == PUBLISH_ATTEMPTS:
+                    raise
+                continue
+        tickets.announce_winner(context.redis, problem.key)
+        return front[0].candidate
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _why_none(stored: Sequence[StoredCandidate]) -> str:
+    """How the candidates fell, and the words of one of each kind."""
+    counts = Counter(one.verdict for one in stored)
+    examples = {one.verdict: one.message for one in stored if one.message}
+    parts = [
+        f"{count} {verdict}" + (f" (for example: {examples[verdict]})" if verdict in examples else "")
+        for verdict, count in counts.most_common()
+    ]
+    return f"none of {len(stored)} candidates was proved right: {', '.join(parts)}"
+
+
+def _end(
+    context: StepContext,
+    problem: JobProblem,
+    *,
+    winner: str | None,
+    error: str | None,
+    compile_seconds: StageSeconds | None = None,
+) -> None:
+    with context.database.write() as session:
+        finished = finish_problem(
+            session,
+            context.claim,
+            winner=winner,
+            error=error,
+            extra_seconds={"compile": compile_seconds} if compile_seconds else None,
+        )
+    publish_problems(context, [problem.id])
+    publish_progress(context)
+    if finished.job_state is not None:
+        context.publish("state", {"state": finished.job_state}, job_id=finished.job_id)

@@ -1,0 +1,123 @@
+"""Plan: problems become candidates, candidates share kernels, kernels that nobody has built become groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from codegen.group import group
+from codegen.identity import build_id
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import Lowered, lower
+from codegen.operators import operator
+from codegen.render_group import slice_digest
+from codegen.search import Search
+from codegen.targets import target as find_target
+from storage.builds import known_builds
+from storage.jobs import job_state
+from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.problems import JobProblem
+from workers.steps.context import StepContext
+from workers.steps.progress import publish_progress, publish_problems
+from workers.stopwatch import Stopwatch
+from workers.verify_cpu import plan_version
+
+VENUE = "cpu"  # where verdicts are looked for; a device class with a GPU will bring its own
+
+
+def plan(context: StepContext) -> None:
+    """Lower the item's problems, record candidates and groups in one transaction, write the groups' tickets."""
+    with context.database.read() as session:
+        problems = problems_to_plan(session, context.claim)
+        status = job_state(session, problems[0].job_id) if problems else None
+    workspace_limit = status.workspace_limit_bytes if status else None
+
+    planned: list[PlannedProblem] = []
+    builds: dict[str, NewBuild] = {}
+    kernels: dict[tuple[str, str], Kernel] = {}  # (build, target) -> kernel
+    for problem in problems:
+        context.check()
+        stopwatch = Stopwatch()
+        lowered = _lower(problem, workspace_limit)
+        by_kernel = {candidate.kernel: _new_build(candidate.kernel, problem.target, context) for candidate in lowered.candidates}
+        for kernel, build in by_kernel.items():
+            builds[build.id] = build
+            kernels[build.id, problem.target] = kernel
+        planned.append(_planned(problem, lowered, by_kernel, stopwatch))
+
+    with context.database.read() as session:
+        known = known_builds(session, list(builds))
+    groups = _groups(context, {place: kernel for place, kernel in kernels.items() if place[0] not in known})
+    with context.database.write() as session:
+        recorded = record_plan(
+            session, context.claim, planned, builds, groups, venue=VENUE, plan_version=plan_version()
+        )
+    targets = {problem.id: problem.target for problem in problems}
+    for new_group in groups:
+        context.enqueue("compile", new_group.target)
+    for judged in recorded.judged:
+        context.enqueue("finish", targets[judged])
+    publish_problems(context, [problem.id for problem in problems])
+    publish_progress(context)
+
+
+def _lower(problem: JobProblem, workspace_limit: int | None) -> Lowered:
+    parsed = operator(problem.operator).parse(problem.problem)
+    return lower(parsed, find_target(problem.target), Search.model_validate(problem.search), workspace_limit)
+
+
+def _new_build(kernel: Kernel, target: str, context: StepContext) -> NewBuild:
+    digest = slice_digest(kernel)
+    return NewBuild(build_id(kernel.id, digest, context.toolchain.digest, target), kernel.id, digest, kernel.to_json())
+
+
+def _planned(
+    problem: JobProblem, lowered: Lowered, builds: Mapping[Kernel, NewBuild], stopwatch: Stopwatch
+) -> PlannedProblem:
+    spent = stopwatch.read()
+    return PlannedProblem(
+        id=problem.id,
+        candidates=[_new_candidate(candidate, builds) for candidate in lowered.candidates],
+        space_size=lowered.space_size,
+        rejections={
+            rule: {"count": rejection.count, "example": rejection.example, "message": rejection.message}
+            for rule, rejection in lowered.rejections.items()
+        },
+        lower_wall=spent.wall,
+        lower_cpu=spent.cpu,
+        error=None if lowered.candidates else _why_empty(lowered),
+    )
+
+
+def _new_candidate(candidate: Candidate, builds: Mapping[Kernel, NewBuild]) -> NewCandidate:
+    return NewCandidate(
+        candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, builds[candidate.kernel].id
+    )
+
+
+def _why_empty(lowered: Lowered) -> str:
+    rules = "; ".join(
+        f"{rule} rejected {rejection.count}, for example: {rejection.message}"
+        for rule, rejection in sorted(lowered.rejections.items(), key=lambda pair: -pair[1].count)
+    )
+    return f"no candidate is left of {lowered.space_size} schedules: {rules}"
+
+
+def _groups(context: StepContext, kernels: Mapping[tuple[str, str], Kernel]) -> list[NewGroup]:
+    """Groups of one target each, those that take longest first."""
+    found: list[NewGroup] = []
+    for target in sorted({target for _, target in kernels}):
+        build_of = {kernel: build for (build, of), kernel in kernels.items() if of == target}
+        for members in group(list(build_of), workers=context.settings.workers):
+            found.append(
+                NewGroup(
+                    builds=tuple(build_of[kernel] for kernel in members),
+                    target=target,
+                    toolchain=context.toolchain.digest,
+                    predicted_seconds=_predicted_seconds(members),
+                )
+            )
+    return found
+
+
+def _predicted_seconds(kernels: Iterable[Kernel]) -> float:
+    return sum(operator(kernel.operator).predicted_compile_seconds(kernel) for kernel in kernels)

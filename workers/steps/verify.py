@@ -1,0 +1,59 @@
+"""Verify: every kernel of a group is run on the CPU against its operator's reference before it may win."""
+
+from __future__ import annotations
+
+from codegen.kernel import Kernel
+from cukiln.types import StageSeconds
+from storage.verdicts import NewVerdict, builds_to_verify, record_verified
+from workers.limits import process_limits
+from workers.steps.context import StepContext
+from workers.steps.plan import VENUE
+from workers.steps.progress import publish_problems, publish_progress
+from workers.stopwatch import Stopwatch
+from workers.verify_cpu import CpuVerdict, plan_version, verify_on_cpu
+
+SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles only
+
+
+def verify(context: StepContext) -> None:
+    """Judge what the item's group compiled and nobody has judged; verdicts belong to slices."""
+    group_id = context.claim.ref.partition("/")[0]
+    with context.database.read() as session:
+        members = builds_to_verify(session, group_id, VENUE, plan_version())
+    slices = {Kernel.from_json(member.kernel_json): member.slice for member in members}
+    seed = int(context.database.clock.new_id()[:SEED_DIGITS], 16)
+    stopwatch = Stopwatch()
+    verdicts = verify_on_cpu(
+        list(slices),
+        context.toolchain,
+        context.processes,
+        process_limits(context.settings.verify_limits),
+        seed=seed,
+        cancel=context.cancel,
+    )
+    context.check()
+    by_id = {kernel.id: digest for kernel, digest in slices.items()}
+    with context.database.write() as session:
+        judged = record_verified(
+            session,
+            context.claim,
+            [_new_verdict(by_id[verdict.kernel_id], verdict) for verdict in verdicts],
+            venue=VENUE,
+            plan_version=plan_version(),
+            verify=StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts)),
+        )
+    for _ in judged:
+        context.enqueue("finish", context.claim.target)
+    publish_problems(context, judged)
+    publish_progress(context)
+
+
+def predicted_seconds(kernels: int) -> float:
+    """Of one verify item; orders the queue and the ETA. A fixed part (g++'s headers, the child) and one per kernel."""
+    return 1.0 + 0.25 * kernels
+
+
+def _new_verdict(subject: str, verdict: CpuVerdict) -> NewVerdict:
+    return NewVerdict(
+        subject, verdict.verdict, verdict.message, verdict.details, verdict.wall_seconds, verdict.cpu_seconds
+    )

@@ -1,0 +1,240 @@
+"""Names and messages that the service and the workers share over Redis: queues, tickets, events, invalidations.
+
+Redis holds nothing that cannot be lost. A ticket says "something of this kind may be waiting": the worker that takes it
+claims the best item from the database, and the reconciler writes the tickets that are missing. An event tells a watcher
+something that the database also knows. So everything written here is best effort: where Redis is away, the writer logs
+it, returns False and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+from redis import Redis
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+log = logging.getLogger("cukiln.tickets")
+
+PLAN = "plan"
+COMPILE = "compile"
+# Which kind of worker does which kind of item. A compile worker has the compiler that verify and finish need too.
+WORKER_OF = {"plan": PLAN, "compile": COMPILE, "verify": COMPILE, "finish": COMPILE}
+# What comes last in a job's way goes first: what is begun gets finished before more is begun.
+ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile")}
+
+TICKET_FUNCTION = "workers.run_ticket.run_ticket"  # the only function that a ticket may name
+TICKET_SECONDS = 24 * 3600  # what a crash between taking a ticket and forgetting it leaves behind ends by itself
+
+WINNERS_CHANNEL = "cukiln:winners"  # pub/sub: a winner's key, whenever its record has a new revision
+
+EVENTS_PER_JOB = 10_000  # of a job with 10,000 problems, at least one event each can be replayed
+EVENT_SECONDS = 24 * 3600  # a watcher that comes back within a day misses nothing
+
+_TARGET = re.compile(r"[a-z0-9_]{1,16}")
+_EVENT_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+
+
+def queue_name(kind: str, target: str | None) -> str:
+    """RQ queue of an item kind or worker kind (they share names): `cukiln:plan`, `cukiln:compile:<target>`.
+
+    Raises ValueError for an unknown kind, or a target that is missing, malformed, or not wanted (plan)."""
+    if kind not in WORKER_OF:
+        raise ValueError(f"unknown kind of work {kind!r}: allowed are {', '.join(WORKER_OF)}")
+    worker = WORKER_OF[kind]
+    if worker == PLAN:
+        return "cukiln:plan"
+    if target is None or not _TARGET.fullmatch(target):
+        raise ValueError(f"{kind} needs a target such as sm_80, not {target!r}")
+    return f"cukiln:{worker}:{target}"
+
+
+def connect(url: str) -> Redis:
+    """A client that bridges a reconnect by itself (3 tries in about 0.1 s) and gives up on a silent server after 5 s."""
+    return Redis.from_url(url, retry=_retry(), socket_timeout=5.0, socket_connect_timeout=2.0)
+
+
+def connect_async(url: str) -> redis.asyncio.Redis:
+    """The same for an event loop. Its socket timeout leaves room for the blocking read of `follow`."""
+    from redis.asyncio.retry import Retry as AsyncRetry
+
+    retry = AsyncRetry(ExponentialBackoff(cap=0.05, base=0.01), retries=3)
+    return redis.asyncio.Redis.from_url(url, retry=retry, socket_timeout=10.0, socket_connect_timeout=2.0)
+
+
+def _retry() -> Retry:
+    return Retry(ExponentialBackoff(cap=0.05, base=0.01), retries=3)
+
+
+# ---- tickets
+
+
+def ensure_ticket(client: Redis, kind: str, target: str | None) -> bool:
+    """Write one ticket for an item that has just become waiting. False where Redis is away: the reconciler will."""
+    return _write_tickets(client, kind, target, 1)
+
+
+def ensure_tickets(client: Redis, kind: str, target: str | None, waiting: int, *, at_most: int = 1000) -> int:
+    """Write the tickets that `waiting` items lack, `at_most` at once; returns how many. One too many is harmless."""
+    try:
+        missing = min(waiting - queued_tickets(client, kind, target), at_most)
+    except RedisError as error:
+        log.warning("cannot count the tickets of %s: %s", queue_name(kind, target), error)
+        return 0
+    return missing if missing > 0 and _write_tickets(client, kind, target, missing) else 0
+
+
+def queued_tickets(client: Redis, kind: str, target: str | None) -> int:
+    """Tickets waiting in the queue. Raises RedisError."""
+    return Queue(queue_name(kind, target), connection=client, serializer=JSONSerializer).count
+
+
+def _write_tickets(client: Redis, kind: str, target: str | None, count: int) -> bool:
+    queue = Queue(queue_name(kind, target), connection=client, serializer=JSONSerializer)
+    worker = WORKER_OF[kind]
+    try:
+        with client.pipeline() as pipeline:
+            for _ in range(count):
+                queue.enqueue_call(
+                    TICKET_FUNCTION,
+                    args=(worker, None if worker == PLAN else target),
+                    timeout=-1,  # the lease and the deadline of the item bound the work, not RQ
+                    ttl=TICKET_SECONDS,
+                    result_ttl=0,
+                    failure_ttl=60,
+                    description=queue.name,
+                    pipeline=pipeline,
+                )
+            pipeline.execute()
+    except RedisError as error:
+        log.warning("no ticket written to %s, the reconciler will: %s", queue.name, error)
+        return False
+    return True
+
+
+def is_ticket(call: object, queue: str) -> bool:
+    """Whether a deserialised RQ call is exactly what `ensure_ticket` writes to this queue."""
+    match call:
+        case [function, None, [str(kind), None | str() as target], {**nothing}]:
+            if function != TICKET_FUNCTION or nothing or kind not in ITEMS_OF or (kind == PLAN and target is not None):
+                return False
+            try:
+                return queue_name(kind, target) == queue
+            except ValueError:
+                return False
+    return False
+
+
+def forget(client: Redis, ticket: Job) -> None:
+    """Remove what is left of a taken ticket. Raises RedisError."""
+    name = Queue.redis_queue_namespace_prefix + ticket.origin
+    with client.pipeline() as pipeline:
+        pipeline.lrem(f"{name}:intermediate", 1, ticket.id)
+        pipeline.delete(ticket.key)
+        pipeline.execute()
+
+
+def sweep_taken(client: Redis, kind: str, target: str | None, seen: Set[str]) -> Set[str]:
+    """Remove the tickets that were already taken and not forgotten when `seen` was returned: their worker died between
+    the two. Returns what is there now, for the next sweep. Raises RedisError."""
+    key = f"{Queue.redis_queue_namespace_prefix}{queue_name(kind, target)}:intermediate"
+    taken: Any = client.lrange(key, 0, -1)
+    for ticket in taken:
+        if _text(ticket) in seen:
+            client.lrem(key, 1, ticket)
+            client.delete(f"{Job.redis_job_namespace_prefix}{_text(ticket)}")
+    return frozenset(map(_text, taken))
+
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class Event:
+    """One entry of a job's stream. `id` grows and is what a watcher sends back as Last-Event-ID."""
+
+    id: str
+    type: str
+    data: dict[str, Any]
+
+
+def events_key(job_id: str) -> str:
+    return f"cukiln:events:{job_id}"
+
+
+def publish(client: Redis, job_id: str, type: str, data: Mapping[str, Any], *, length: int = EVENTS_PER_JOB) -> bool:
+    """Append an event to the job's stream. False where Redis is away: watchers then learn it from the database."""
+    key = events_key(job_id)
+    fields: dict[Any, Any] = {"type": type, "data": json.dumps(data, separators=(",", ":"), allow_nan=False)}
+    try:
+        with client.pipeline(transaction=False) as pipeline:
+            pipeline.xadd(key, fields, maxlen=length, approximate=True)
+            pipeline.expire(key, EVENT_SECONDS)
+            pipeline.execute()
+    except RedisError as error:
+        log.warning("event %s of job %s not published: %s", type, job_id, error)
+        return False
+    return True
+
+
+def valid_event_id(text: str) -> bool:
+    """Whether a Last-Event-ID is one of ours: `milliseconds` or `milliseconds-sequence`."""
+    return _EVENT_ID.fullmatch(text) is not None
+
+
+def read(client: Redis, job_id: str, after: str = "0", *, wait_seconds: float = 0.0, count: int = 500) -> list[Event]:
+    """Events after the id `after`, oldest first; waits up to `wait_seconds` for the first. Raises RedisError."""
+    block = max(1, int(wait_seconds * 1000)) if wait_seconds > 0 else None
+    answer: Any = client.xread({events_key(job_id): after}, count=count, block=block)
+    return _events(answer)
+
+
+async def follow(
+    client: redis.asyncio.Redis, job_id: str, after: str = "0", *, wait_seconds: float = 1.0
+) -> AsyncIterator[list[Event]]:
+    """Batches of events after the id `after`, for ever. An empty batch after `wait_seconds` of silence gives the caller
+    its turn: to send a heartbeat, to ask the database whether the job has ended. Raises RedisError."""
+    while True:
+        answer: Any = await client.xread({events_key(job_id): after}, count=500, block=max(1, int(wait_seconds * 1000)))
+        events = _events(answer)
+        if events:
+            after = events[-1].id
+        yield events
+
+
+def _events(answer: Any) -> list[Event]:
+    """From XREAD's answer: a list of pairs under RESP2, a mapping under RESP3, nothing after a timeout."""
+    if not answer:
+        return []
+    entries = next(iter(answer.values())) if isinstance(answer, dict) else answer[0][1]
+    if entries and isinstance(entries[0], list):  # RESP3 wraps the entries of a stream once more
+        entries = entries[0]
+    return [Event(_text(id), _text(fields[b"type"]), json.loads(fields[b"data"])) for id, fields in entries]
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+# ---- winners
+
+
+def announce_winner(client: Redis, key: str) -> bool:
+    """Tell every process that caches winner records that this one has changed. False where Redis is away: caches also
+    age by themselves."""
+    try:
+        client.publish(WINNERS_CHANNEL, key)
+    except RedisError as error:
+        log.warning("winner %s not announced: %s", key, error)
+        return False
+    return True

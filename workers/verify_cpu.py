@@ -1,0 +1,259 @@
+"""Judge kernels by running them on the CPU: build, run the test plan in a child process that may die, collect verdicts.
+
+A child runs many kernels and streams a line for each. One that crashes, hangs or may have damaged its process ends with
+a verdict of its own; another child takes up the rest.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Literal
+
+from codegen import epilogue_reference, render_cpu, test_plan
+from codegen.canonical import digest
+from codegen.kernel import Kernel
+from codegen.operators import operator, operators
+from workers.build_cpu import CPU_FLAGS, CpuBuild, build_cpu
+from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
+from workers.toolchain import Toolchain
+
+Verdict = Literal["ok", "incorrect", "runtime_error", "run_timeout", "compile_error"]
+
+# A whole plan takes about 0.1 CPU seconds: a kernel that needs a hundred times as much does not end.
+KERNEL_CPU_SECONDS = 10.0
+# Wall time only backs the CPU limit up (a sanitised kernel, a damaged child), so it may be generous on a busy machine.
+KERNEL_WALL_SECONDS = 60.0
+SANITIZER_EXIT = 86  # tells the sanitizer's end of a child from Python's
+MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
+_ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class CpuVerdict:
+    """What a kernel was proved to be on the CPU. `details`: seed, and per case extents, kind, runs, errors against
+    bounds. Seconds are the kernel's own run plus its share of g++."""
+
+    kernel_id: str
+    verdict: Verdict
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+def plan_version() -> str:
+    """Digest of everything but the kernel that gives a CPU verdict its meaning: the twin and the harness, the plan, how
+    it is run and built, and the operators' own Python (reduced problems, inputs, references, bounds)."""
+    return _plan_version(tuple(sorted((op.name, op.folder) for op in operators().values())))
+
+
+@cache
+def _plan_version(known: tuple[tuple[str, Traversable], ...]) -> str:
+    codegen = resources.files("codegen")
+    texts = _texts("cpu", codegen / "device" / "cpu", ".h")
+    for name, folder in known:
+        texts |= _texts(name, folder, ".py")
+    for module in (test_plan, epilogue_reference, render_cpu):
+        texts[module.__name__] = inspect.getsource(module)
+    for name in ("run_on_cpu.py", "cpu_library.py"):
+        texts[name] = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return digest("cpu_plan", test_plan.PLAN_SCHEMA, texts=texts, flags=list(CPU_FLAGS))
+
+
+def _texts(label: str, folder: Traversable, ending: str) -> dict[str, str]:
+    return {f"{label}/{p.name}": p.read_text(encoding="utf-8") for p in folder.iterdir() if p.name.endswith(ending)}
+
+
+def verify_on_cpu(
+    kernels: Sequence[Kernel],
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    *,
+    seed: int,
+    sanitize: bool = False,
+    cancel: threading.Event | None = None,
+    on_result: Callable[[CpuVerdict], None] | None = None,
+    kernel_cpu_seconds: float = KERNEL_CPU_SECONDS,
+    kernel_wall_seconds: float = KERNEL_WALL_SECONDS,
+) -> list[CpuVerdict]:
+    """The verdicts of `kernels`, in their order; of those done so far where `cancel` was set.
+
+    `limits` hold for each process that is started (g++ or a child), the two kernel limits for the whole plan of one
+    kernel. `on_result` is called as soon as a verdict is there. `sanitize` builds with the address and
+    undefined-behaviour sanitizers. Raises InfrastructureError where the machine failed and not a kernel.
+    """
+    verdicts: dict[str, CpuVerdict] = {}
+
+    def keep(verdict: CpuVerdict) -> None:
+        verdicts[verdict.kernel_id] = verdict
+        if on_result is not None:
+            on_result(verdict)
+
+    with processes.private_folder("cpu") as folder:
+        build = build_cpu(kernels, toolchain, processes, limits, folder=folder, sanitize=sanitize, cancel=cancel)
+        share = _Share(build, len(kernels))
+        for kernel_id, words in build.errors.items():
+            keep(share.add(CpuVerdict(kernel_id, "compile_error", words)))
+        children = _Children(processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel)
+        if sanitize:
+            children.python = _sanitized_python(toolchain, processes, limits, folder)
+        for library, held in build.libraries:
+            for verdict in children.judge(library, held):
+                keep(share.add(verdict))
+    return [verdicts[kernel.id] for kernel in kernels if kernel.id in verdicts]
+
+
+class _Share:
+    """Spreads the seconds of g++ evenly over the kernels that were compiled together."""
+
+    def __init__(self, build: CpuBuild, kernels: int) -> None:
+        self._wall = build.wall_seconds / max(1, kernels)
+        self._cpu = build.cpu_seconds / max(1, kernels)
+
+    def add(self, verdict: CpuVerdict) -> CpuVerdict:
+        return replace(
+            verdict,
+            details={**verdict.details, "build_seconds": {"wall": self._wall, "cpu": self._cpu}},
+            wall_seconds=verdict.wall_seconds + self._wall,
+            cpu_seconds=verdict.cpu_seconds + self._cpu,
+        )
+
+
+class _Children:
+    """Runs one child after the other until every kernel of a library has its verdict."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        limits: Limits,
+        folder: Path,
+        seed: int,
+        cpu_seconds: float,
+        wall_seconds: float,
+        cancel: threading.Event | None,
+    ) -> None:
+        self._processes = processes
+        self._limits = limits
+        self._folder = folder
+        self._seed = seed
+        self._cpu_seconds = cpu_seconds
+        self._wall_seconds = wall_seconds
+        self._cancel = cancel
+        # One BLAS thread: the references are small, and the CPU limit counts the time of every thread.
+        self.python: tuple[str, ...] = (sys.executable,)
+        self._environment = {
+            "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client"))),
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def judge(self, library: Path, kernels: Sequence[Kernel]) -> Iterable[CpuVerdict]:
+        waiting = {kernel.id: kernel for kernel in kernels}
+        while waiting and not (self._cancel and self._cancel.is_set()):
+            running: str | None = None
+            judged = 0
+            argv = [*self.python, "-m", "workers.run_on_cpu", self._request(library, list(waiting.values()))]
+            with self._processes.stream(
+                argv, cwd=self._folder, limits=self._limits, env=self._environment, cancel=self._cancel
+            ) as stream:
+                for line in stream.lines(self._wall_seconds):
+                    message = json.loads(line)
+                    if "start" in message:
+                        running = message["start"]
+                        continue
+                    running = None
+                    judged += 1
+                    del waiting[message["kernel"]]
+                    yield _verdict(message)
+                finished = stream.finished
+            assert finished is not None, "lines() ends only when the child has"
+            if finished.ended_by == "cancelled":
+                return
+            if finished.ok and judged:
+                continue
+            # A child that used up its own limits over many kernels says nothing about the last one: try that again.
+            if running is not None and finished.ended_by in ("cpu", "memory", "output", "wall") and judged:
+                continue
+            yield _death(running, finished)
+            del waiting[str(running)]
+
+    def _request(self, library: Path, kernels: Sequence[Kernel]) -> str:
+        folders = {kernel.operator: str(operator(kernel.operator).folder) for kernel in kernels}
+        request = {
+            "library": str(library),
+            "kernels": [kernel.to_json() for kernel in kernels],
+            "operators": folders,
+            "seed": self._seed,
+            "cpu_seconds": self._cpu_seconds,
+        }
+        path = library.with_suffix(".json")
+        path.write_text(json.dumps(request), encoding="utf-8")
+        return str(path)
+
+
+def _verdict(message: dict[str, Any]) -> CpuVerdict:
+    return CpuVerdict(
+        kernel_id=message["kernel"],
+        verdict=message["verdict"],
+        message=message["message"],
+        details=message["details"],
+        wall_seconds=message["wall_seconds"],
+        cpu_seconds=message["cpu_seconds"],
+    )
+
+
+def _death(running: str | None, finished: Finished) -> CpuVerdict:
+    """The verdict of the kernel that a child died of. Raises InfrastructureError where it died of something else."""
+    words = finished.stderr.decode("utf-8", "replace").strip()
+    # Python ends with 1 after an exception: the plan or the machine failed, and that says nothing about the kernel.
+    if running is None or finished.returncode == 1:
+        raise InfrastructureError(f"the child that runs kernels failed: {words[-MAX_WORDS:]}")
+    verdict: Verdict = "runtime_error"
+    if finished.ended_by in ("wall", "cpu"):
+        verdict, message = "run_timeout", f"still running after {finished.wall_seconds:.1f} s"
+    elif finished.ended_by is not None:
+        message = f"reached the limit on {finished.ended_by}"
+    elif reason := finished.infrastructure_failure():
+        raise InfrastructureError(reason)
+    elif finished.returncode == SANITIZER_EXIT:
+        message = f"sanitizer: {_report_of(words)}"
+    elif finished.returncode < 0:
+        message = f"the process ended with signal {-finished.returncode}: {words[-MAX_WORDS:]}"
+    else:
+        message = f"the process ended with exit status {finished.returncode}: {words[-MAX_WORDS:]}"
+    return CpuVerdict(running, verdict, message, {}, finished.wall_seconds, finished.cpu_seconds)
+
+
+def _report_of(words: str) -> str:
+    """The sanitizer's report from its first telling line on."""
+    starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := words.find(mark)) >= 0]
+    start = words.rfind("\n", 0, min(starts)) + 1 if starts else 0
+    return words[start : start + MAX_WORDS]
+
+
+def _sanitized_python(toolchain: Toolchain, processes: Processes, limits: Limits, folder: Path) -> tuple[str, ...]:
+    """The command that starts Python under the sanitizers. Their library must be loaded before everything else, but
+    only into Python: what stands between this process and the child has no use for it."""
+    asked = processes.run([str(toolchain.host_compiler), "-print-file-name=libasan.so"], cwd=folder, limits=limits)
+    library = asked.stdout.decode().strip()
+    if not asked.ok or not Path(library).is_absolute():
+        raise ProcessError(f"{toolchain.host_compiler} has no address sanitizer (libasan.so): install it or go without")
+    return (
+        "env",
+        f"LD_PRELOAD={library}",
+        f"ASAN_OPTIONS=exitcode={SANITIZER_EXIT}:detect_leaks=0:detect_stack_use_after_return=0",
+        f"UBSAN_OPTIONS=exitcode={SANITIZER_EXIT}:print_stacktrace=1",
+        "PYTHONMALLOC=malloc",
+        sys.executable,
+    )
