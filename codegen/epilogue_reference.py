@@ -1,10 +1,10 @@
 """The epilogue in float64, with a bound on what fp32 arithmetic may differ by.
 
-Each node maps (value, error) to (value, error): the incoming error grows by the node's Lipschitz constant, and
-the node adds its own. One rounding to fp32 is at most u |x| with u = 2^-24 (Higham, "Accuracy and Stability of Numerical
-Algorithms", 2nd ed., theorem 2.2), below the normal range half a subnormal. CUDA's expf, erff and tanhf are within 2 ulp
-(CUDA C++ Programming Guide, "Mathematical Functions", table of maximum ulp errors: 1 to 2 for all three), and 1 ulp is
-at most 2u |x|. Division is correctly rounded without --use_fast_math (the same table).
+Each node maps (value, error) to (value, error): the incoming error grows by the node's Lipschitz constant, and the node
+adds its own. One rounding to fp32 is at most u |x| with u = 2^-24 (Higham, "Accuracy and Stability of Numerical
+Algorithms", 2nd ed., theorem 2.2), below the normal range half a subnormal. CUDA's expf, erff and tanhf are within 2
+ulp (CUDA C++ Programming Guide, "Mathematical Functions", table of maximum ulp errors: 1 to 2 for all three), and 1 ulp
+is at most 2u |x|. Division is correctly rounded without --use_fast_math (the same table).
 """
 
 from __future__ import annotations

@@ -95,6 +95,8 @@ class _Scanner:
             else:
                 at_line_start = False
                 kept.append(token)
+                if token.line >= first_kernel_line and token.text in self.macros.by_name.keys() - _QUALIFIERS:
+                    raise Unclassified(f"line {token.line}: macro {token.text} after the shared headers")
             index += 1
         return kept
 
@@ -154,7 +156,7 @@ class _Scanner:
         self._require_plain(head, inside)
         first = head[0].text if head else ""
         if first in _CLASSES and not self._is_function(head):
-            return self._class(tokens, head, end, ends_with)
+            return self._class(tokens, head, end, inside)
         if first == "static_assert" and ends_with == ";":
             return end + 1
         if first == "using" and len(head) > 2 and head[2].text == "=" and ends_with == ";":
@@ -231,17 +233,13 @@ class _Scanner:
 
     def _require_plain(self, head: list[Token], inside: tuple[str, ...]) -> None:
         for token in head:
-            if (
-                token.kind in ("string", "character")
-                or token.text in _NEVER
-                or (token.text == "extern" and token.kind == "name")
-            ):
+            if token.kind == "name" and token.text in (*_NEVER, "extern"):
                 raise self._unclassified(token, head)
             if token.text in self.macros.by_name and token.text not in _QUALIFIERS:
                 raise Unclassified(f"line {token.line}: macro {token.text} in a declaration")
 
-    def _class(self, tokens: list[Token], head: list[Token], end: int, ends_with: str) -> int:
-        if ends_with == ";":
+    def _class(self, tokens: list[Token], head: list[Token], end: int, inside: tuple[str, ...]) -> int:
+        if tokens[end].text == ";":
             return end + 1
         close = _matching(tokens, end)
         for token in tokens[end:close]:
@@ -249,6 +247,8 @@ class _Scanner:
                 raise Unclassified(
                     f"line {token.line}: {token.text} inside {head[0].text} may define a function outside it"
                 )
+        if inside and inside[0] != SHARED:
+            self._require_kernel_body(tokens[end:close], frozenset({"using", "template"}))
         if close + 1 == len(tokens) or tokens[close + 1].text != ";":
             raise Unclassified(f"line {tokens[close].line}: text between {head[0].text} and its semicolon")
         return close + 2
@@ -276,12 +276,10 @@ class _Scanner:
         self.functions.append(Function("::".join((*inside, name.text)) if inside else f"::{name.text}", name.line))
         return close + 1
 
-    def _require_kernel_body(self, tokens: list[Token]) -> None:
+    def _require_kernel_body(self, tokens: list[Token], allowed: frozenset[str] = frozenset()) -> None:
         for token in tokens:
-            if token.text in _NEVER_IN_A_KERNEL or (
-                token.text in self.macros.by_name and token.text not in _QUALIFIERS
-            ):
-                raise Unclassified(f"line {token.line}: {token.text} in a kernel's function")
+            if token.text in _NEVER_IN_A_KERNEL - allowed:
+                raise Unclassified(f"line {token.line}: {token.text} in a kernel's namespace")
 
     def _is_variable(self, head: list[Token], inside: tuple[str, ...]) -> bool:
         words = [token.text for token in head]

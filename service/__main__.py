@@ -47,6 +47,7 @@ def server_of(settings: Settings) -> uvicorn.Server:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
     return uvicorn.Server(config)

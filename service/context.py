@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from redis import Redis
 
+from codegen.operators import load_operators
 from codegen.targets import targets
 from service.resolve import Known
 from service.winner_cache import WinnerCache
@@ -30,6 +31,7 @@ class Service:
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
+        load_operators(settings.operator_folders)
         database = Database(settings.database_url)
         redis = tickets.connect(settings.redis_url) if settings.redis_url else None
         return cls(settings, database, BlobStore(database, settings.blobs_url), redis, WinnerCache(database))

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.answers import problem_response
 from service.errors import Fault, Refused, refuse
@@ -30,7 +31,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(SchemaMissing, _no_schema)
     for kind in (*DATABASE_ERRORS, OSError):
         app.add_exception_handler(kind, _machine)
-    app.add_exception_handler(Exception, _defect)
+    app.add_middleware(AnswerDefects)
 
 
 def _path(request: Request) -> str:
@@ -100,5 +101,31 @@ def _unavailable(detail: str) -> Refused:
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    """Starlette logs the traceback after this answer; a caller sees none of it."""
+    """What a caller is told of a defect: nothing of the inside."""
     return problem_response(refuse("internal", "The service failed; its log says why."), _path(request))
+
+
+class AnswerDefects:
+    """ASGI middleware: an exception that nothing else handles is logged and answered.
+
+    FastAPI's own handler answers too, but raises again, and uvicorn then resets the connection under its client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+            response = await _defect(Request(scope), error)
+            await response(scope, receive, send)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sqlalchemy import select
+
 from storage.database import Session, clock_of
-from storage.rows import insert_new
+from storage.rows import chunks, insert_new
 from storage.tables import ItemRow
 
 PLAN, COMPILE, VERIFY, FINISH = "plan", "compile", "verify", "finish"
+
+_places = select(ItemRow.kind, ItemRow.ref)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,10 @@ class NewItem:
 def add_items(session: Session, items: Iterable[NewItem]) -> int:
     """Add what is not there yet (found by kind and ref, whatever its state); returns how many were new."""
     now = clock_of(session).now()
+    wanted = {(item.kind, item.ref): item for item in items}
+    known: set[tuple[str, str]] = set()
+    for refs in chunks({ref for _, ref in wanted}):
+        known.update((kind, ref) for kind, ref in session.execute(_places.where(ItemRow.ref.in_(refs))))
     rows = [
         {
             "kind": item.kind,
@@ -39,9 +47,11 @@ def add_items(session: Session, items: Iterable[NewItem]) -> int:
             "attempt": 0,
             "created_at": now,
         }
-        for item in items
+        for place, item in wanted.items()
+        if place not in known
     ]
-    return insert_new(session, ItemRow, rows)
+    insert_new(session, ItemRow, rows)
+    return len(rows)
 
 
 def plan_ref(job_id: str, first: int, last: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy
-from sqlalchemy import CursorResult, Insert, Table, func
+from sqlalchemy import Insert, Table, func
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -30,26 +30,21 @@ def is_postgres(session: Session) -> bool:
     return session.get_bind().dialect.name == "postgresql"
 
 
-def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Insert the rows whose unique keys are not taken yet; returns how many went in."""
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows whose unique keys are not taken yet."""
     if not rows:
-        return 0
+        return
     statement: Insert
     if is_postgres(session):
         statement = postgresql.insert(core(table)).on_conflict_do_nothing()
     else:
         statement = sqlite.insert(core(table)).on_conflict_do_nothing()
-    return changed(session.execute(statement, [dict(row) for row in rows]))
+    session.execute(statement, [dict(row) for row in rows])
 
 
 def core(table: type[Base]) -> Table:
     """The table itself: its statements skip the ORM's bookkeeping, which thousands of rows would feel."""
     return cast(Table, table.__table__)
-
-
-def changed(result: Any) -> int:
-    """Rows that a statement changed."""
-    return int(cast("CursorResult[Any]", result).rowcount)
 
 
 def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:

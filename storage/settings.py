@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", alias="CUKILN_HOST", min_length=1)
     port: int = Field(8765, alias="CUKILN_PORT", ge=0, le=65535, description="0: any free port")
     workers: int = Field(0, alias="CUKILN_WORKERS", ge=0, le=1024, description="0: one per core")
+    operator_path: str = Field("", alias="OPERATOR_PATH", description="trusted operator folders, separated by colons")
     nvcc: str | None = Field(None, alias="CUKILN_NVCC", description="default: of the PyPI wheels, else of PATH")
     host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
     default_target: str = Field("sm_80", alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$")
@@ -121,6 +122,11 @@ class Settings(BaseSettings):
     @property
     def is_database_embedded(self) -> bool:
         return self.database_url.startswith("sqlite:")
+
+    @property
+    def operator_folders(self) -> list[Path]:
+        """Folders of OPERATOR_PATH, to be given to `codegen.operators.load_operators`."""
+        return [Path(folder) for folder in self.operator_path.split(os.pathsep) if folder]
 
     @property
     def compile_limits(self) -> LimitSettings:

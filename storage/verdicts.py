@@ -105,7 +105,8 @@ def record_verified(
     """Complete a verify item; returns the problems that are now completely judged (their finish items are added).
 
     A kernel that was found wrong once is wrong: a finding replaces an earlier "ok", never the other way round.
-    Raises `LostClaim`.
+    Raises `LostClaim`, and `ValueError` if a compiled kernel of the group is left without a verdict: its candidates
+    would wait for ever.
     """
     complete(session, claim)
     now = clock_of(session).now()
@@ -136,6 +137,8 @@ def record_verified(
                 )
                 .values(row)
             )
+    if left := builds_to_verify(session, claim.ref, venue, plan_version):
+        raise ValueError(f"group {claim.ref}: no verdict for {', '.join(kernel.kernel for kernel in left)}")
     group = session.execute(select(GroupRow.job_id, GroupRow.kernels).where(GroupRow.id == claim.ref)).one()
     session.execute(
         update(core(GroupRow)).where(core(GroupRow).c.id == claim.ref).values(verify_seconds=verify.model_dump())

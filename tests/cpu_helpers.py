@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from codegen import operators
 from codegen.kernel import Kernel
-from codegen.operators import load_operators
 from codegen.schedule import Schedule
 from workers.processes import Limits, Processes
 from workers.toolchain import Toolchain, find_toolchain
@@ -60,9 +61,20 @@ def verify(
     )
 
 
+@contextmanager
+def loaded(folders: Iterable[Path]) -> Iterator[None]:
+    """Operator folders that exist for a while only: other tests count the operators."""
+    before = dict(operators._LOADED)
+    operators.load_operators(folders)
+    try:
+        yield
+    finally:
+        operators._LOADED.clear()
+        operators._LOADED.update(before)
+
+
 def faulty_kernel(fault: int) -> Kernel:
-    """A kernel of the operator `faulty` (tests/operators/faulty/kernel.cuh): wrong in one way, right for 0 and from 60."""
-    load_operators([FAULTY])
+    """A kernel of tests/operators/faulty, which must be loaded: wrong in one way, right for 0 and from 60 on."""
     return Kernel.of("faulty", {}, Schedule.of({"fault": fault}))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def publish(
             searches=[{"search": search or Search().canonical(), "generator": made_by or generator(kind.name)}],
             updated_at=time.time(),
         )
-        publish_winner(session, record, expected_revision=revision, attempt="0" * 32)
+        publish_winner(session, record, expected_revision=revision, attempt=uuid.uuid4().hex)
         return get_winners(session, [key])[key]
 
 

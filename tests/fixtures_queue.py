@@ -147,6 +147,6 @@ def queue_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[QueueWorld]:
 
 @pytest.fixture
 def brief_leases(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[QueueWorld]:
-    """With leases of two seconds, so that a test need not wait for five."""
-    with make_world(tmp_path, valkey.url, lease_seconds=2) as world:
+    """With leases of one second, so that a test need not wait for five."""
+    with make_world(tmp_path, valkey.url, lease_seconds=1) as world:
         yield world

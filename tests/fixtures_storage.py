@@ -6,6 +6,7 @@ SQLite by default; where `CUKILN_TEST_POSTGRES` names a server, every test runs 
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cukiln.types import StageSeconds
 from sqlalchemy import event, text
+
+from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage import items, jobs
 from storage.clock import FakeClock
 from storage.database import Database, Session
@@ -59,10 +61,23 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy: migrating takes longer than most tests."""
+    path = tmp_path_factory.mktemp("migrated") / "cukiln.db"
+    template = Database(f"sqlite:///{path}")
+    template.migrate()
+    template.dispose()  # the last connection writes the log back into the file
+    return path
+
+
 @pytest.fixture
-def database(database_url: str, clock: FakeClock) -> Iterator[Database]:
+def database(database_url: str, clock: FakeClock, migrated_file: Path) -> Iterator[Database]:
     opened = Database(database_url, clock)
-    opened.migrate()
+    if opened.is_sqlite:
+        shutil.copy(migrated_file, str(opened.url.database))
+    else:
+        opened.migrate()
     yield opened
     opened.dispose()
 
@@ -117,7 +132,7 @@ def new_build(name: str, built_from: str | None = None) -> NewBuild:
 def record(
     session: Session, claim: Claim, builds: Sequence[str], groups: Sequence[Sequence[str]] | None = None, **plan: str
 ) -> RecordedPlan:
-    """Plan every problem of the item with one candidate per build; one group of all builds unless `groups` are given."""
+    """Plan the problems of the item, each with one candidate per build; one group of all builds unless given."""
     made = [builds] if groups is None else groups
     planned = [
         PlannedProblem(
@@ -194,3 +209,40 @@ def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) 
 
 def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[int]:
     return verify_claimed(database, claim_one(database, "verify"), wrong)
+
+
+def winner_record(key: str, candidate: str, **changes: Any) -> WinnerRecord:
+    """A record with one entry on its front."""
+    launch = Launch(operands=[], extents={}, launch={}, scalars=[], functions=[], workspace_bytes=0)
+    entry = FrontEntry(
+        candidate=candidate,
+        schedule={"tile_m": 64},
+        kernel="e" * 64,
+        so_sha256="1" * 64,
+        cubin_sha256="2" * 64,
+        source_sha256="3" * 64,
+        code_digest="4" * 64,
+        toolchain=TOOLCHAIN,
+        launch=launch,
+        workspace_bytes=0,
+        deterministic=True,
+        verified="cpu",
+        verdict={},
+        resources={},
+        predicted_us=12.5,
+        prediction={},
+        measured_us=None,
+    )
+    values: dict[str, Any] = {
+        "key": key,
+        "revision": 0,
+        "operator": "matmul",
+        "problem": {"m": 64},
+        "target": TARGET,
+        "device_class": "predicted:sm_80",
+        "ranked_by": "predicted",
+        "front": [entry],
+        "searches": [],
+        "updated_at": 0.0,
+    }
+    return WinnerRecord(**{**values, **changes})

@@ -63,6 +63,7 @@ def write_operator(folder: Path, base: str, class_name: str, name: str, text: st
     (folder / "kernel.cuh").write_text(text.replace(f"namespace {base}", f"namespace {name}"))
     (folder / "__init__.py").write_text(
         f"from pathlib import Path\n\nfrom codegen.operators.{base} import {class_name}\n\n\n"
-        f"class Mutant({class_name}):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Mutant()\n"
+        f"class Mutant({class_name}):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\n"
+        "OPERATOR = Mutant()\n"
     )
     return folder

@@ -126,6 +126,7 @@ def test_an_error_says_what_is_allowed(shared_api: Api, body: Any, allowed: Any)
 
 def test_bounds_of_a_number_are_what_is_allowed(shared_api: Api) -> None:
     detail = problem(shared_api.submit({**MATMUL, "m": 0}))
+    assert detail.allowed is not None
     assert detail.allowed["minimum"] == 1 and detail.allowed["maximum"] > 10**6
 
 

@@ -68,7 +68,7 @@ def test_tune_shows_progress_on_stderr_and_the_winners_on_stdout(cukiln: Run, sc
     assert "cpu" in row
     assert "predicted 812 µs" in row
     assert row.split()[-4:] == ["0.00", "0.00", "4.20", "0.00"]
-    assert "predicted µs: an estimate" in out
+    assert "predicted µs: an estimate for sm_90a" in out
     assert "verified cpu: the kernel's own source, run on the CPU" in out
     assert "Job job1: done, 1 problem, 64 candidates (64 ok)" in out
     assert "lower 1/4, compile 1/4, verify 1/4, finish 1/4; candidates: 1 done, 0 failed; about 3.0 s left" in err

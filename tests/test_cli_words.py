@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cukiln.cli_progress import LiveBars, PlainLines, duration, fraction, show_progress
+from cukiln.cli_progress import LiveBars, PlainLines, counts, duration, fraction, show_progress
 from cukiln.cli_table import microseconds, notes, print_job, schedule_text, summary
 from cukiln.types import Job, Progress, StageProgress
 from tests.fixtures_client import job_json, progress_json
@@ -86,6 +86,14 @@ def test_a_log_of_progress_stays_short_and_never_goes_back() -> None:
 def test_a_stage_of_unknown_size_has_not_begun() -> None:
     whole, unknown = StageProgress(done=2, total=2), StageProgress(done=0, total=0)
     assert fraction(progress(lower=whole, compile=unknown, verify=unknown, finish=unknown)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("eta", "words"),
+    [(None, "2 failed"), (0.0, "; under 1 s left"), (0.99, "; under 1 s left"), (75.0, "; about 1 min 15 s left")],
+)
+def test_the_time_left_is_an_estimate_or_nothing(eta: float | None, words: str) -> None:
+    assert counts(progress(candidates_failed=2, eta_seconds=eta)).endswith(words)
 
 
 def test_a_terminal_gets_a_bar_per_stage() -> None:

@@ -18,7 +18,8 @@ from codegen.elf import exported_symbols
 from codegen.errors import NotUnique
 from codegen.kernel import Kernel
 from codegen.render_group import render_device, symbols
-from codegen.render_library import group_exports
+from codegen.render_library import group_exports, render_library
+from codegen.targets import target
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe
 from workers import compile_group as module
@@ -97,6 +98,15 @@ def test_a_group_becomes_one_cubin_and_one_library(toolchain: Toolchain, process
     assert all(phase.seconds >= 0 for phase in artifact.phases)
     assert "$ nvcc" in artifact.log and "Used" in artifact.log and "$ g++" in artifact.log
     assert outcome.cpu_seconds > 0 and outcome.wall_seconds > 0
+
+
+@pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120"])
+def test_other_targets_compile_too(toolchain: Toolchain, processes: Processes, name: str) -> None:
+    sheet = target(name)
+    epilogue = [{"op": "gelu"}, {"op": "cast", "dtype": "bfloat16"}]
+    (kernel,) = (one.kernel for one in matmul_candidates(1, sheet, epilogue=epilogue))
+    outcome = compile_group([kernel], sheet, toolchain, processes, LIMITS)
+    assert statuses(outcome, [kernel]) == ["ok"], outcome.outcomes[kernel.id].log
 
 
 def test_equal_groups_give_equal_bytes(toolchain: Toolchain, processes: Processes) -> None:
@@ -301,15 +311,13 @@ def test_a_cubin_with_other_kernels_than_expected_is_a_bug(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('\nCUKILN_EXPORT int one_too_many() { return 0; }\n', "not expected \\['one_too_many'\\]"),
+        ("\nCUKILN_EXPORT int one_too_many() { return 0; }\n", "not expected \\['one_too_many'\\]"),
         ("\n#define cukiln_prepare cukiln_other\n", "missing \\['cukiln_prepare'\\]"),
     ],
 )
 def test_a_library_with_other_exports_than_expected_is_a_bug(
     toolchain: Toolchain, processes: Processes, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
-    render_library = module.render_library
-
     def render(kernels: Sequence[Kernel], *, target: str) -> str:
         whole = render_library(kernels, target=target)
         return whole + text if "EXPORT" in text else text + whole

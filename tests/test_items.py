@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+
 from storage import items, jobs
 from storage.clock import FakeClock
 from storage.database import Database

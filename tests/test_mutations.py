@@ -1,8 +1,9 @@
-"""Every barrier and every bounds check of matmul's kernel.cuh is needed, and the CPU execution notices when one is gone."""
+"""Every barrier and bounds check of matmul's kernel.cuh is needed: the CPU execution notices when one is gone."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from codegen.kernel import Kernel
-from codegen.operators import load_operators, operator
-from tests.cpu_helpers import matmul_kernel, verify
+from codegen.operators import operator
+from tests.cpu_helpers import loaded, matmul_kernel, verify
 from tests.mutants import Mutant, mutants, write_operator
 
 ARTIFACT = Path(__file__).parent.parent / ".cukiln" / "mutants.json"
@@ -40,7 +41,9 @@ def is_uneven(kernel: Kernel) -> bool:
     """Whether some thread has no vector of a tile to bring: else the compiler drops that bounds check."""
     t, s = kernel.tunables.as_dict(), kernel.signature_dict
     threads = operator("matmul").threads(kernel)
-    vectors = [int(t[f"tile_{axis}"]) * int(t["tile_k"]) // s[f"align_{name}"] for axis, name in (("m", "a"), ("n", "b"))]
+    vectors = [
+        int(t[f"tile_{axis}"]) * int(t["tile_k"]) // s[f"align_{name}"] for axis, name in (("m", "a"), ("n", "b"))
+    ]
     return any(count % threads for count in vectors)
 
 
@@ -62,17 +65,21 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
     """By site and config; the unmutated kernel is site "none". One g++ file and one verification for all."""
     folder = tmp_path_factory.mktemp("mutants")
     names = {"none": "matmul"}
+    folders = []
     for number, mutant in enumerate(all_mutants()):
         names[mutant.site] = f"matmul_mutant_{number}"
-        load_operators([write_operator(folder / str(number), "matmul", "Matmul", names[mutant.site], mutant.text)])
+        folders.append(write_operator(folder / str(number), "matmul", "Matmul", names[mutant.site], mutant.text))
     kernels = {site: kernels_of(name) for site, name in names.items()}
-    judged = {verdict.kernel_id: verdict for verdict in verify([k for group in kernels.values() for k in group])}
+    with loaded(folders):
+        judged = {verdict.kernel_id: verdict for verdict in verify([k for group in kernels.values() for k in group])}
     found = {
         site: [{"verdict": judged[kernel.id].verdict, "message": judged[kernel.id].message} for kernel in group]
         for site, group in kernels.items()
     }
     ARTIFACT.parent.mkdir(exist_ok=True)
     ARTIFACT.write_text(json.dumps({"configs": CONFIGS, "verdicts": found}, indent=1))
+    for site, results in found.items():
+        sys.stdout.write(f"{site}: {', '.join(result['verdict'] for result in results)}\n")
     return found
 
 

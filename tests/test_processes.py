@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +33,11 @@ def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proces
 
 
 def limits(**changes: float) -> Limits:
-    return Limits(**{**vars(LIMITS), **changes})  # type: ignore[arg-type]
+    return Limits(**{**vars(LIMITS), **changes})
 
 
-def run(processes: Processes, script: str, cwd: Path, *, bounds: Limits = LIMITS, **more: object) -> Finished:
-    return processes.run(["sh", "-c", script], cwd=cwd, limits=bounds, **more)  # type: ignore[arg-type]
+def run(processes: Processes, script: str, cwd: Path, *, bounds: Limits = LIMITS, **more: Any) -> Finished:
+    return processes.run(["sh", "-c", script], cwd=cwd, limits=bounds, **more)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
@@ -226,9 +227,7 @@ def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> N
         run(processes, "true", tmp_path)
 
 
-def test_namespaces_asked_for_where_there_are_none_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_namespaces_asked_for_where_there_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_namespace_prefix", lambda: None)
     with pytest.raises(ProcessError, match="sweep"):
         run(Processes(isolation="namespace", root=tmp_path), "true", tmp_path)

@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 from rq import Callback, Queue, Retry
-from rq.job import Job
 from rq.rate_limit import RateLimit
 from rq.repeat import Repeat
 from rq.serializers import JSONSerializer
@@ -123,8 +122,8 @@ FORGERIES: dict[str, Callable[[Target], object]] = {
     "on_stopped": lambda t: t.queue.enqueue_call(
         tickets.TICKET_FUNCTION, **PLAIN, on_stopped=Callback("evil_module.run")
     ),
-    "a webhook": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, webhooks=[Webhook(t.address)]),
-    "a webhook on failure": lambda t: t.queue.enqueue_call("no.function", webhooks=[Webhook(t.address)]),
+    "a webhook": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, webhooks=[Webhook(t.address, job_status="finished")]),
+    "a webhook on failure": lambda t: t.queue.enqueue_call("no.function", webhooks=[Webhook(t.address, job_status="failed")]),
     "a retry": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, retry=Retry(max=3)),
     "a repeat": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, repeat=Repeat(times=3)),
     "a rate limit": lambda t: t.queue.enqueue_call(
@@ -147,19 +146,18 @@ def test_a_forged_ticket_runs_nothing_and_the_worker_goes_on(target: Target, for
     FORGERIES[forgery](target)
     [ref] = target.world.add(f"after_{list(FORGERIES).index(forgery)}")
     wait_for(lambda: target.world.journal("end", ref), what="the honest ticket")
-    wait_for(lambda: target.queue.count == 0)
+    wait_for(lambda: not target.queue.count and not undecided(target), what="no ticket to be left")
     assert not target.mark.exists()
     with pytest.raises(BlockingIOError):
         target.listener.accept()
-    left = [key for key in target.world.redis.keys("rq:job:*") if target.world.redis.type(key) == b"hash"]
-    assert all(b"evil_module" in dump(target, key) for key in left if forgery == "a dependant")
-    assert not left or forgery == "a dependant"
     assert not target.world.redis.keys("rq:failed:*")
-    target.world.redis.delete(*target.world.redis.keys("rq:job:*"), "nothing")
+    target.world.redis.delete("rq:job:number")
 
 
-def dump(target: Target, key: bytes) -> bytes:
-    return Job.fetch(key.decode().removeprefix("rq:job:"), target.world.redis, JSONSerializer).data
+def undecided(target: Target) -> list[bytes]:
+    """Jobs that are neither forgotten nor waiting for ever for another."""
+    keys = [key for key in target.world.redis.keys("rq:job:*") if target.world.redis.type(key) == b"hash"]
+    return [key for key in keys if target.world.redis.hget(key, "status") != b"deferred"]
 
 
 def test_the_mark_and_the_listener_would_notice(target: Target) -> None:
@@ -234,7 +232,8 @@ def test_a_horse_that_cannot_renew_its_lease_ends_itself(brief_leases: QueueWorl
     [ref] = brief_leases.add("first")
     [start] = wait_until_started(brief_leases, ref)
     horse = psutil.Process(start.pid)
-    with brief_leases.database.write():  # nobody else can write meanwhile
+    with brief_leases.database.write() as session:
+        add_items(session, [NewItem(kind="finish", ref="0")])  # until this is committed nobody else can write
         wait_for(lambda: not alive(horse), what="the horse to end")
     assert not brief_leases.journal("end", ref)
 

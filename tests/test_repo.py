@@ -95,6 +95,13 @@ def test_the_readme_shows_both_commands_on_its_first_screen() -> None:
     assert any(line.startswith("make test") for line in first_screen)
 
 
+def test_every_benchmark_the_makefile_runs_exists() -> None:
+    modules = re.findall(r"-m (benchmarks\.\w+)", (ROOT / "Makefile").read_text())
+    assert len(modules) == len([target for target in make_targets() if target.startswith("bench-")])
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
 def commands_of(pages: list[Path]) -> set[str]:
     """The words after `cukiln` in code: a prose line may begin with the name too."""
     codes = [code for page in pages for code in re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.DOTALL | re.M)]
@@ -171,7 +178,7 @@ def test_the_settings_table_is_that_of_the_code() -> None:
     assert set(rows) == set(fields)
     computed = {"CUKILN_WORKERS", "CUKILN_API_KEY", *(name for name, default in fields.items() if not default)}
     for name in set(fields) - computed:
-        assert rows[name] == f"`{fields[name]}`", name
+        assert rows[name] == f"`{fields[name]}`", f"{name}: {rows[name]}, but the code says {fields[name]}"
 
 
 # ---- what is installed

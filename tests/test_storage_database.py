@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
+
 from storage.database import Database
 from storage.errors import SchemaMissing
 from storage.tables import Base, BlobRow

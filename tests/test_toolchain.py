@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,9 +55,7 @@ def test_without_wheels_the_path_is_searched(
         ({"host_compiler": "no-such-g++"}, "apt-get install g\\+\\+"),
     ],
 )
-def test_what_is_missing_is_named_with_what_to_do(
-    processes: Processes, arguments: dict[str, str], words: str
-) -> None:
+def test_what_is_missing_is_named_with_what_to_do(processes: Processes, arguments: dict[str, str], words: str) -> None:
     with pytest.raises(ToolchainMissing, match=words):
         find_toolchain(processes, **arguments)
 
@@ -68,9 +67,7 @@ def test_no_nvcc_at_all_says_how_to_get_one(processes: Processes, monkeypatch: p
         find_toolchain(processes, host_compiler="/usr/bin/g++")
 
 
-@pytest.mark.parametrize(
-    ("body", "words"), [("exit 3", "failed with 3"), ("echo no version here", "says no version")]
-)
+@pytest.mark.parametrize(("body", "words"), [("exit 3", "failed with 3"), ("echo no version here", "says no version")])
 def test_an_nvcc_that_does_not_work_is_a_missing_one(
     tmp_path: Path, processes: Processes, body: str, words: str
 ) -> None:
@@ -100,10 +97,10 @@ def test_supported_targets_have_a_data_sheet_and_code(toolchain: Toolchain) -> N
         {"versions": (("nvcc", "13.2.86"), ("host_compiler", "g++ 12"), ("tvm_ffi", "2"))},
     ],
 )
-def test_the_digest_differs_on_a_version(toolchain: Toolchain, change: dict[str, object]) -> None:
+def test_the_digest_differs_on_a_version(toolchain: Toolchain, change: dict[str, Any]) -> None:
     versions = (("nvcc", "13.2.86"), ("host_compiler", "g++ 12"), ("tvm_ffi", "1"))
     base = dataclasses.replace(toolchain, versions=versions)
-    assert dataclasses.replace(base, **change).digest != base.digest  # type: ignore[arg-type]
+    assert dataclasses.replace(base, **change).digest != base.digest
 
 
 @pytest.mark.parametrize("flags", ["DEVICE_FLAGS", "HOST_FLAGS", "LINK_FLAGS"])
@@ -122,10 +119,8 @@ def test_the_digest_knows_no_path_and_no_list_of_targets(toolchain: Toolchain) -
 
 def test_versions_are_asked_through_the_process_seam() -> None:
     class Deaf(Processes):
-        def run(self, argv: object, **more: object) -> Finished:  # type: ignore[override]
+        def run(self, argv: object, **more: object) -> Finished:
             return Finished(("nvcc",), 1, b"", b"No space left on device", 0.0, 0.0, 0, None)
 
     with pytest.raises(InfrastructureError, match="No space left"):
         find_toolchain(Deaf())
-
-

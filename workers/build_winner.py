@@ -7,13 +7,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.scan_functions import assert_unique
-
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.ptxas_report import Resources
 from codegen.render_group import render_device, symbols
 from codegen.render_library import render_library, render_plan, winner_exports
+from codegen.scan_functions import assert_unique
 from codegen.targets import Target
 from cukiln.types import Launch, LaunchFunction
 from cukiln.types import Operand as OperandAnswer

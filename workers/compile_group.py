@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from codegen.scan_functions import assert_unique
-
 from codegen.canonical import digest
 from codegen.kernel import Kernel
 from codegen.ptxas_report import Resources
 from codegen.render_group import render_device, symbols
 from codegen.render_library import group_exports, render_library
+from codegen.scan_functions import assert_unique
 from codegen.targets import Target
 from workers.compile_file import CompileFailed, CompileFault, CompileTimedOut, FileCompiler, Phase
 from workers.find_culprits import find_culprits

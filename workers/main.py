@@ -20,6 +20,7 @@ from types import FrameType
 
 import tenacity
 
+from codegen.operators import load_operators
 from storage import items
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -37,8 +38,7 @@ from workers.toolchain import ToolchainMissing, supported_targets
 
 log = logging.getLogger("cukiln.worker")
 
-EXIT_USAGE = 64  # sysexits.h
-EXIT_CONFIG = 78
+EXIT_CONFIG = 78  # sysexits.h
 DATABASE_WAIT_SECONDS = 60.0  # until the schema is there: `serve` or the API migrates it, perhaps on another machine
 _DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 
@@ -102,6 +102,8 @@ def run_worker(
             raise WorkerError(f"nvcc here cannot compile for {', '.join(unknown)}: allowed are {', '.join(known)}")
         workplace.targets = tuple(targets or known)
         beat = ToolchainBeat(workplace)
+    else:
+        find_early(workplace)
     log.info("processes are fenced by %s", workplace.processes.isolation)  # asked before the fork: 10 ms
     warm_up(workplace.database)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
@@ -112,6 +114,15 @@ def run_worker(
         before_fork=workplace.database.dispose,
         beat=beat,
     ).work()
+
+
+def find_early(workplace: Workplace) -> None:
+    """Find the toolchain before the first fork, so that no horse has to. A plan worker can do without: its step says so
+    where it needs one."""
+    try:
+        log.info("toolchain %s", workplace.toolchain.digest[:16])
+    except ToolchainMissing as error:
+        log.warning("%s", error)
 
 
 def run_reconciler(settings: Settings) -> None:
@@ -125,6 +136,7 @@ def run_reconciler(settings: Settings) -> None:
 
 def make_workplace(settings: Settings) -> Workplace:
     """Open what a worker needs. Waits for the database's schema. Raises WorkerError."""
+    load_operators(settings.operator_folders)
     database = Database(settings.database_url)
     wait_for_schema(database)
     return Workplace(

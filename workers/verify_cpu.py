@@ -87,12 +87,13 @@ def verify_on_cpu(
     kernel_cpu_seconds: float = KERNEL_CPU_SECONDS,
     kernel_wall_seconds: float = KERNEL_WALL_SECONDS,
 ) -> list[CpuVerdict]:
-    """The verdicts of `kernels`, in their order; of those done so far where `cancel` was set.
+    """The verdicts of `kernels`, one each in their order; of those done so far where `cancel` was set.
 
     `limits` hold for each process that is started (g++ or a child), the two kernel limits for the whole plan of one
     kernel. `on_result` is called as soon as a verdict is there. `sanitize` builds with the address and
     undefined-behaviour sanitizers. Raises InfrastructureError where the machine failed and not a kernel.
     """
+    kernels = tuple(dict.fromkeys(kernels))
     verdicts: dict[str, CpuVerdict] = {}
 
     def keep(verdict: CpuVerdict) -> None:

@@ -85,7 +85,8 @@ def counts(progress: Progress) -> str:
     text = f"candidates: {progress.candidates_done} done, {progress.candidates_failed} failed"
     if progress.eta_seconds is None:
         return text
-    return f"{text}; about {duration(progress.eta_seconds)} left"
+    left = f"about {duration(progress.eta_seconds)}" if progress.eta_seconds >= 1 else "under 1 s"
+    return f"{text}; {left} left"
 
 
 def duration(seconds: float) -> str:

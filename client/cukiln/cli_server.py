@@ -60,8 +60,8 @@ def find_service(url: str | None, console: Any) -> Iterator[Service]:
     if running is not None:
         yield Service(running, embedded=False)
         return
+    console.print(f"Starting a service for this command; its data stay in {settings.data_dir}", soft_wrap=True)
     with _embedded(_load_settings({"port": 0})) as started:
-        console.print(f"Started a service for this command; its data are in {settings.data_dir}", soft_wrap=True)
         try:
             yield Service(started.url, embedded=True, api_key=environment.api_key)
         except ServiceFailed as error:

@@ -19,10 +19,13 @@ _VERIFIED = {
     "never compared with a real GPU",
 }
 _PREDICTED = (
-    "predicted µs: an estimate from the compiled kernel's registers and shared memory and the GPU's data sheet; "
-    "nothing was measured"
+    "predicted µs: an estimate for {targets} from the compiled kernel's registers and shared memory and the GPU's data "
+    "sheet; nothing was measured"
 )
-_SECONDS = "seconds: wall time, summed over the processes that worked; a kernel that problems share counts in each"
+_SECONDS = (
+    "seconds: wall time, summed over the processes that worked; the time of a kernel that problems share is split "
+    "between them"
+)
 
 
 def print_job(console: Console, job: Job) -> None:
@@ -60,8 +63,8 @@ def notes(job: Job) -> list[str]:
     winners = [problem.winner for problem in job.problems if problem.winner is not None]
     lines = [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
     if any(winner.ranked_by == "predicted" for winner in winners):
-        lines.append(_PREDICTED)
-    if not job.cached and winners:
+        lines.append(_PREDICTED.format(targets=", ".join(sorted({problem.target for problem in job.problems}))))
+    if any(stage.wall for problem in job.problems for stage in dict(problem.seconds).values()):
         lines.append(_SECONDS)
     rejected = sum(sum(problem.rejected.values()) for problem in job.problems)
     if rejected:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from codegen.errors import InvalidOperator, UnknownOperator
 from codegen.operator import Operator
-from codegen.operators.matmul import MATMUL
 
-_PACKAGED: dict[str, Operator] = {MATMUL.name: MATMUL}
 _LOADED: dict[str, Operator] = {}
+
+
+@cache
+def _packaged() -> dict[str, Operator]:
+    """Every folder beside this file is an operator: adding one touches no list."""
+    folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    found = [importlib.import_module(f"{__name__}.{folder}").OPERATOR for folder in folders]
+    return {one.name: one for one in found}
 
 
 def operators() -> dict[str, Operator]:
     """All operators by name."""
-    return {**_PACKAGED, **_LOADED}
+    return {**_packaged(), **_LOADED}
 
 
 def operator(name: str) -> Operator:
     """The operator; raises UnknownOperator, which lists what is allowed."""
-    found = _PACKAGED.get(name) or _LOADED.get(name)
+    found = _packaged().get(name) or _LOADED.get(name)
     if found is None:
         allowed = sorted(operators())
         raise UnknownOperator(

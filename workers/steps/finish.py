@@ -52,7 +52,7 @@ def finish(context: StepContext) -> None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     ranked = _rank(context, problem, [one for one in stored if one.verdict == "ok"])
     if not ranked:
-        _end(context, problem, winner=None, error=_why_none(stored))
+        _end(context, problem, winner=None, error=problem.error or _why_none(stored))
         return
     best = ranked[0]
     stopwatch = Stopwatch()

@@ -17,7 +17,7 @@ from storage.jobs import job_state
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
 from storage.problems import JobProblem
 from workers.steps.context import StepContext
-from workers.steps.progress import publish_progress, publish_problems
+from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 from workers.verify_cpu import plan_version
 

@@ -97,13 +97,15 @@ constexpr size_t stack_bytes = 512 * 1024;  // sanitised frames carry red zones 
 constexpr size_t stack_bytes = 128 * 1024;
 #endif
 constexpr int max_threads = 1024;
+// Wider than a page, because a function with a large frame may touch its far end first and step over a single page.
+constexpr size_t guard_bytes = 64 * 1024;
 
 inline size_t page_bytes() {
   static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
 }
 
-// One fiber. `stack` is its lowest usable address, above a page that nobody may touch.
+// One fiber. `stack` is its lowest usable address, above `guard_bytes` that nobody may touch.
 struct Fiber {
   char* stack;
   void* saved;       // stack pointer while it does not run
@@ -123,12 +125,11 @@ inline void* scheduler_fake_stack = nullptr;
 
 // Makes sure that at least `count` fibers have a stack. Stacks are kept until the process ends. False: out of memory.
 inline bool reserve_fibers(int count) {
-  const size_t page = page_bytes();
   while (fiber_count < count) {
-    void* mapped = mmap(nullptr, page + stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* mapped = mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) return false;
-    if (mprotect(mapped, page, PROT_NONE) != 0) return false;
-    fibers[fiber_count++].stack = static_cast<char*>(mapped) + page;
+    if (mprotect(mapped, guard_bytes, PROT_NONE) != 0) return false;
+    fibers[fiber_count++].stack = static_cast<char*>(mapped) + guard_bytes;
   }
   return true;
 }

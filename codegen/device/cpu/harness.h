@@ -42,7 +42,7 @@ inline void say_fault(const siginfo_t* info) {
   if (info->si_signo != SIGSEGV && info->si_signo != SIGBUS) return;
   const char* const stack = fibers[current].stack;
   const Buffer* buffer = buffer_near(at);
-  if (at < stack && at >= stack - page_bytes()) {
+  if (at < stack && at >= stack - guard_bytes) {
     say(": the thread's stack of %zu bytes overflowed", stack_bytes);
   } else if (buffer) {
     const ptrdiff_t offset = at - buffer->begin;

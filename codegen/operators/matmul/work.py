@@ -90,5 +90,6 @@ def _dram(problem: MatmulProblem, t: Mapping[str, Any], grid: int, tiles: float,
     band = {0: 1, 1: tiles_m}.get(raster, raster)
     rows = min(tiles_m, max(band, wave // tiles_n if tiles_n < wave else 1)) if raster != 1 else min(tiles_m, wave)
     columns = min(tiles_n, max(1, wave // rows))
-    per_wave = 4.0 * problem.k * (min(problem.m, rows * t["tile_m"]) + min(problem.n, columns * t["tile_n"]))
+    shared_by_wave: int = min(problem.m, rows * t["tile_m"]) + min(problem.n, columns * t["tile_n"])
+    per_wave = 4.0 * problem.k * shared_by_wave
     return min(tiles, max(inputs, per_wave * math.ceil(grid / wave))) + rest

@@ -1,5 +1,7 @@
-"""out = in * scale, in two launches; `fault` makes a kernel that a compiler refuses. Loaded by tests as an operator from
-outside, so it also shows what a folder on OPERATOR_PATH needs."""
+"""out = in * scale, in two launches; `fault` makes a kernel that a compiler refuses.
+
+Loaded by tests as an operator from outside, so it also shows what a folder on OPERATOR_PATH needs.
+"""
 
 from __future__ import annotations
 

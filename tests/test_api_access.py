@@ -1,0 +1,106 @@
+"""Who may call: loopback names without a key, the key on every /v1 call with one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.__main__ import refuse_exposed
+from service.auth import host_name, is_loopback
+from storage.errors import SettingsError
+from storage.settings import Settings, load_settings
+from tests.fixtures_api import Api, serving, shared_api
+from workers.serve import child_environment
+
+__all__ = ["shared_api"]
+
+KEY = "correct horse battery staple"
+PATHS = ["/v1/jobs", "/v1/nothing", "/v1", "/v1/operators", f"/v1/blobs/sha256/{'0' * 64}"]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    with serving(tmp_path_factory.mktemp("guarded"), api_key=KEY) as found:
+        yield found
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}", KEY, "Bearer \xff"]
+)
+def test_every_v1_call_needs_the_key(guarded: Api, path: str, header: str | None) -> None:
+    headers = {} if header is None else {b"Authorization": header.encode("latin-1")}
+    answer = guarded.client.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == "urn:cukiln:problem:unauthorized"
+    assert answer.json()["field"] == "Authorization"
+
+
+def test_without_the_key_nothing_is_read_or_written(guarded: Api) -> None:
+    before = guarded.rows()
+    assert guarded.submit().status_code == 401
+    assert guarded.rows() == before
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_the_key_opens(guarded: Api, scheme: str) -> None:
+    assert guarded.client.get("/v1/jobs", headers={"Authorization": f"{scheme} {KEY}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/docs", "/openapi.json"])
+def test_probes_and_docs_need_no_key(guarded: Api, path: str) -> None:
+    assert guarded.client.get(path).status_code == 200
+
+
+def test_with_a_key_any_host_name_may_be_used(guarded: Api) -> None:
+    answer = guarded.client.get("/v1/jobs", headers={"Host": "cukiln.example", "Authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "localhost.evil.example", "10.0.0.1", "", "[::2]"]
+)
+def test_without_a_key_a_rebound_name_is_refused(shared_api: Api, host: str) -> None:
+    answer = shared_api.client.get("/healthz", headers={"Host": host})
+    assert answer.status_code == 421
+    assert answer.json()["type"] == "urn:cukiln:problem:wrong-host"
+    assert "localhost" in answer.json()["allowed"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:80", "127.8.8.8", "[::1]:9", "app.localhost"])
+def test_loopback_names_are_answered(shared_api: Api, host: str) -> None:
+    assert is_loopback(host_name(host))
+    assert shared_api.client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+def test_an_exposed_service_without_a_key_does_not_start(tmp_path: Path) -> None:
+    environment = {**child_environment(load_settings(data_dir=tmp_path)), "CUKILN_HOST": "0.0.0.0"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "service"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert "CUKILN_API_KEY" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "cukiln.example"])
+def test_only_loopback_counts_as_not_exposed(tmp_path: Path, host: str) -> None:
+    settings = load_settings(data_dir=tmp_path).model_copy(update={"host": host})
+    with pytest.raises(SettingsError, match="CUKILN_API_KEY"):
+        refuse_exposed(settings)
+    refuse_exposed(Settings.model_construct(api_key=object(), host=host))
+
+
+def test_a_page_of_another_origin_may_not_post(shared_api: Api) -> None:
+    # What a browser sends across origins without asking first: a "simple" content type.
+    answer = shared_api.client.post("/v1/jobs", content="{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415
+    asked = shared_api.client.request("OPTIONS", "/v1/jobs", headers={"Origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in asked.headers
+    assert isinstance(asked, httpx.Response) and asked.status_code == 405

@@ -1,0 +1,185 @@
+"""What the service says about itself: operators, targets, timings, groups, probes, its own documentation."""
+
+from __future__ import annotations
+
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cukiln.types import GroupReport, Operators, Targets, Timings
+from service.errors import KINDS, TYPE_PREFIX
+from storage.tables import GroupRow
+from storage.toolchains import register_toolchain
+from tests.fixtures_api import MATMUL, Api, api, publish, serving, shared_api
+from tests.fixtures_queue import valkey
+from workers.embedded_valkey import EmbeddedValkey
+
+__all__ = ["api", "shared_api", "valkey"]
+
+TOOLCHAIN = "7" * 64
+GROUP = "a" * 32
+
+
+def register(api: Api, *targets: str) -> None:
+    with api.database.write() as session:
+        register_toolchain(session, TOOLCHAIN, {"nvcc": "13.2"}, targets)
+
+
+def test_operators_are_json_schemas_with_their_tunables(shared_api: Api) -> None:
+    found = Operators.model_validate_json(shared_api.client.get("/v1/operators").content)
+    matmul = next(operator for operator in found.operators if operator.operator == "matmul")
+    jsonschema.validate(MATMUL, matmul.schema_)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**MATMUL, "m": 0}, matmul.schema_)
+    jsonschema.validate({"level": 2, "limit": 3}, matmul.search)
+    assert len(matmul.tunables) >= 6
+    assert all({"allowed", "launch_time", "meaning"} == set(tunable) for tunable in matmul.tunables.values())
+
+
+def test_every_tunable_value_that_is_listed_may_be_asked_for(api: Api) -> None:
+    tunables = api.client.get("/v1/operators").json()["operators"][0]["tunables"]
+    named = {name: tunable["allowed"] for name, tunable in tunables.items()}
+    assert api.submit(search={"tunables": named, "limit": 1}).status_code == 202
+
+
+def test_targets_name_the_toolchains_that_are_alive(api: Api) -> None:
+    before = Targets.model_validate_json(api.client.get("/v1/targets").content)
+    assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100"} <= {target.target for target in before.targets}
+    assert before.toolchains == []
+    register(api, "sm_80", "sm_90a")
+    after = Targets.model_validate_json(api.client.get("/v1/targets").content)
+    alive = {target.target for target in after.targets if target.toolchains == [TOOLCHAIN]}
+    assert alive == {"sm_80", "sm_90a"}
+    assert after.toolchains[0]["description"] == {"nvcc": "13.2"}
+
+
+def test_a_target_that_no_live_toolchain_compiles_for_is_refused(api: Api) -> None:
+    register(api, "sm_80", "sm_90a", "sm_999")
+    refused = api.submit(target="sm_75").json()
+    assert refused["type"] == TYPE_PREFIX + "unknown-target"
+    assert refused["allowed"] == ["sm_80", "sm_90a"]
+    assert api.submit(target="sm_90a").status_code == 202
+
+
+def test_timings_count_problems_by_operator_and_by_job(api: Api) -> None:
+    publish(api.database)
+    job = api.submit(MATMUL, {**MATMUL, "name": "again"}).json()["job"]
+    by_operator = Timings.model_validate_json(api.client.get("/v1/timings").content)
+    assert [(row.operator, row.problems, row.cached) for row in by_operator.timings] == [("matmul", 2, 2)]
+    by_job = Timings.model_validate_json(api.client.get("/v1/timings", params={"by": "job"}).content)
+    assert [row.job for row in by_job.timings] == [job]
+    assert api.client.get("/v1/timings", params={"by": "day"}).json()["timings"][0]["day"]
+
+
+def group(api: Api, **changes: Any) -> None:
+    with api.database.write() as session:
+        row = {"id": GROUP, "target": "sm_80", "state": "waiting", "kernels": [], "created_at": time.time(), **changes}
+        session.add(GroupRow(**row))
+
+
+def test_a_group_shows_its_source_and_nvccs_words(api: Api) -> None:
+    source = api.blobs.put(b"__global__ void run();\n", "text/x-cuda")
+    log = api.blobs.put("ptxas info: \xb5s <script>\n".encode(), "text/plain")
+    group(api, state="compiled", source=source.digest, log=log.digest, phases=[{"name": "cicc", "seconds": 0.5}])
+    report = GroupReport.model_validate_json(api.client.get(f"/v1/groups/{GROUP}").content)
+    assert (report.state, report.source_sha256) == ("compiled", source.digest)
+    assert [(phase.name, phase.seconds) for phase in report.phases] == [("cicc", 0.5)]
+    for what, blob in (("source", source), ("log", log)):
+        answer = api.client.get(f"/v1/groups/{GROUP}/{what}")
+        assert answer.content == api.blobs.get(blob.digest)
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("what", ["source", "log"])
+def test_a_group_that_is_not_compiled_has_no_files(api: Api, what: str) -> None:
+    group(api)
+    answer = api.client.get(f"/v1/groups/{GROUP}/{what}")
+    assert (answer.status_code, answer.json()["type"]) == (404, TYPE_PREFIX + "group-file-not-found")
+
+
+def test_the_process_is_alive_though_everything_else_is_missing(tmp_path: Path) -> None:
+    with serving(tmp_path, redis_url="redis://127.0.0.1:9/0") as api:
+        assert api.client.get("/healthz").json() == {"status": "ok", "checks": {}}
+
+
+def test_ready_needs_a_database_blobs_redis_and_a_worker(tmp_path: Path, valkey: EmbeddedValkey) -> None:
+    with serving(tmp_path / "ready", redis_url=valkey.url) as api:
+        assert missing(api) == {"workers"}
+        register(api, "sm_80")
+        ready = api.client.get("/readyz")
+        assert (ready.status_code, set(ready.json()["checks"])) == (200, {"database", "blobs", "redis", "workers"})
+        valkey.stop()
+        assert missing(api) == {"redis"}
+        folder = tmp_path / "ready" / "blobs"
+        folder.rename(tmp_path / "away")
+        assert missing(api) == {"redis", "blobs"}
+
+
+def missing(api: Api) -> set[str]:
+    """What /readyz says is not there."""
+    answer = api.client.get("/readyz")
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    body = answer.json()
+    assert body["type"] == TYPE_PREFIX + "not-ready"
+    return {error["field"] for error in body.get("errors") or [body]}
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
+
+
+def test_the_docs_page_needs_nothing_from_elsewhere(shared_api: Api) -> None:
+    answer = shared_api.client.get("/docs")
+    page = _Tags()
+    page.feed(answer.text)
+    assert "script" not in page.tags
+    assert all(link.startswith(("#", "/openapi.json")) for link in page.links)
+    identifiers = set(re.findall(r"id='([^']+)'", answer.text))
+    assert {link[1:] for link in page.links if link.startswith("#")} <= identifiers
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for kind in KINDS:
+        assert TYPE_PREFIX + kind in answer.text
+    for path in shared_api.client.get("/openapi.json").json()["paths"]:
+        assert path in answer.text
+
+
+CALLS = {
+    ("post", "/v1/jobs"), ("get", "/v1/jobs"), ("get", "/v1/jobs/{job}"), ("delete", "/v1/jobs/{job}"),
+    ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/candidates"), ("get", "/v1/jobs/{job}/rejections"),
+    ("get", "/v1/groups/{group}"), ("get", "/v1/groups/{group}/source"), ("get", "/v1/groups/{group}/log"),
+    ("post", "/v1/lookups"), ("get", "/v1/kernels/{key}"), ("get", "/v1/blobs/sha256/{digest}"),
+    ("get", "/v1/operators"), ("get", "/v1/targets"), ("get", "/v1/timings"), ("get", "/healthz"), ("get", "/readyz"),
+}  # fmt: skip
+
+
+def test_the_openapi_document_has_every_call_with_its_problems(shared_api: Api) -> None:
+    document = shared_api.client.get("/openapi.json").json()
+    found = {(method, path): call for path, calls in document["paths"].items() for method, call in calls.items()}
+    assert set(found) == CALLS
+    for (method, path), call in found.items():
+        if path == "/healthz":
+            continue
+        assert "application/problem+json" in call["responses"]["default"]["content"], (method, path)
+        assert "HTTPValidationError" not in str(call)
+    body = found["post", "/v1/jobs"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body == {"$ref": "#/components/schemas/JobRequest"}
+    assert {"200", "202", "413", "415", "422", "429"} <= set(found["post", "/v1/jobs"]["responses"])
+
+
+def test_every_reference_of_the_openapi_document_leads_somewhere(shared_api: Api) -> None:
+    document = shared_api.client.get("/openapi.json").json()
+    references = set(re.findall(r"#/components/schemas/([A-Za-z_0-9]+)", str(document)))
+    assert references <= set(document["components"]["schemas"])

@@ -1,0 +1,165 @@
+"""Events over HTTP: replayed, followed, ended; from the database where Redis has nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from httpx_sse import EventSource, ServerSentEvent
+from redis import Redis
+
+from service import events
+from storage.jobs import cancel_job
+from tests.fixtures_api import MATMUL, Api, publish, serving
+from tests.fixtures_queue import valkey
+from workers import tickets
+from workers.embedded_valkey import EmbeddedValkey
+
+__all__ = ["valkey"]
+
+
+@pytest.fixture
+def redis(valkey: EmbeddedValkey) -> Iterator[Redis]:
+    with tickets.connect(valkey.url) as client:
+        yield client
+
+
+@pytest.fixture
+def live(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Api]:
+    with serving(tmp_path / "live", redis_url=valkey.url) as found:
+        yield found
+
+
+@pytest.fixture
+def without_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+    monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
+    with serving(tmp_path / "alone", redis_url="redis://127.0.0.1:9/0") as found:
+        yield found
+
+
+def watch(api: Api, job: str, after: str | None = None) -> Iterator[ServerSentEvent]:
+    headers = {"Last-Event-ID": after} if after else {}
+    with api.client.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield from EventSource(response).iter_sse()
+
+
+def end(api: Api, job: str) -> None:
+    with api.database.write() as session:
+        cancel_job(session, job)
+
+
+def submit(api: Api, **changes: Any) -> str:
+    return str(api.submit({**MATMUL, **changes}).json()["job"])
+
+
+def test_events_are_replayed_from_the_first_and_end_with_the_job(live: Api, redis: Redis) -> None:
+    job = submit(live)
+    for number in range(3):
+        tickets.publish(redis, job, "progress", {"number": number})
+    end(live, job)
+    tickets.publish(redis, job, "state", {"state": "cancelled"})
+    found = list(watch(live, job))
+    assert [event.event for event in found] == ["progress"] * 3 + ["state", "end"]
+    assert [event.json().get("number") for event in found[:3]] == [0, 1, 2]
+    assert found[-1].json() == {"job": job, "state": "cancelled"}
+
+
+def test_last_event_id_goes_on_behind_it(live: Api, redis: Redis) -> None:
+    job = submit(live)
+    for number in range(3):
+        tickets.publish(redis, job, "progress", {"number": number})
+    end(live, job)
+    tickets.publish(redis, job, "state", {"state": "cancelled"})
+    second = list(watch(live, job))[1]
+    rest = list(watch(live, job, after=second.id))
+    assert [event.json().get("number") for event in rest[:1]] == [2]
+    assert [event.event for event in rest] == ["progress", "state", "end"]
+
+
+def test_events_come_while_the_job_runs(live: Api, redis: Redis) -> None:
+    job = submit(live)
+    stream = watch(live, job)
+    assert next(stream).event == "snapshot"
+    tickets.publish(redis, job, "progress", {"number": 1})
+    assert next(stream).json() == {"number": 1}
+    live.client.delete(f"/v1/jobs/{job}").raise_for_status()
+    assert [event.event for event in stream] == ["state", "end"]
+
+
+def test_a_lost_stream_begins_with_a_snapshot(live: Api, redis: Redis) -> None:
+    job = submit(live)
+    tickets.publish(redis, job, "progress", {"number": 1})
+    redis.flushall()
+    end(live, job)
+    found = list(watch(live, job, after="1-0"))
+    assert [event.event for event in found] == ["snapshot", "end"]
+    data = found[0].json()
+    assert (data["job"], data["state"]) == (job, "cancelled")
+    assert "compile" in data["progress"]
+
+
+def test_a_stream_that_lost_its_beginning_begins_with_a_snapshot(live: Api, redis: Redis) -> None:
+    job = submit(live)
+    tickets.publish(redis, job, "progress", {"number": 1})
+    end(live, job)
+    assert [event.event for event in watch(live, job, after="1-0")] == ["snapshot", "progress", "end"]
+
+
+def test_the_end_needs_no_event(live: Api, redis: Redis) -> None:
+    job = submit(live)
+    stream = watch(live, job)
+    next(stream)
+    end(live, job)  # in the database alone
+    assert [event.event for event in stream] == ["end"]
+
+
+def test_a_job_that_was_cached_ends_at_once(live: Api) -> None:
+    publish(live.database)
+    job = submit(live)
+    assert [event.event for event in watch(live, job)] == ["snapshot", "end"]
+
+
+def test_without_redis_the_job_is_accepted_and_its_watcher_reads_the_database(without_redis: Api) -> None:
+    job = submit(without_redis)
+    stream = watch(without_redis, job)
+    first = next(stream)
+    assert (first.event, first.json()["state"]) == ("snapshot", "queued")
+    end(without_redis, job)
+    last = list(stream)
+    assert [event.event for event in last] == ["end"]
+    assert last[0].json()["state"] == "cancelled"
+
+
+def test_a_watcher_survives_the_end_of_redis(live: Api, valkey: EmbeddedValkey) -> None:
+    job = submit(live)
+    stream = watch(live, job)
+    next(stream)
+    valkey.stop()
+    end(live, job)
+    assert [event.event for event in stream][-1] == "end"
+
+
+def test_a_new_job_wakes_a_planner(live: Api, redis: Redis) -> None:
+    live.submit(*({**MATMUL, "m": m} for m in range(1, 40)))  # two plan items of at most 32 problems
+    assert tickets.queued_tickets(redis, tickets.PLAN, None) == live.rows()["items"] == 2
+
+
+@pytest.mark.parametrize("after", ["x", "1-2-3", "-1", "99999999999999999999", "1-99999999999999999999", "$"])
+def test_an_id_of_no_event_is_refused(live: Api, after: str) -> None:
+    job = submit(live)
+    answer = live.client.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": after})
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:cukiln:problem:invalid-event-id")
+    assert answer.json()["field"] == "Last-Event-ID"
+
+
+def test_a_closed_service_ends_its_streams(tmp_path: Path, valkey: EmbeddedValkey) -> None:
+    with serving(tmp_path / "closing", redis_url=valkey.url) as api:
+        stream = watch(api, submit(api))
+        next(stream)
+    with pytest.raises(httpx.HTTPError):
+        list(stream)

@@ -1,0 +1,132 @@
+"""Winner records over HTTP: looked up in numbers, read with their revision, never older than they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from cukiln.types import Lookups, WinnerRecord
+from service.winner_cache import FRESH_SECONDS, WinnerCache
+from storage.database import Session
+from storage.winners import get_winners
+from tests.fixtures_api import MATMUL, Api, api, publish
+
+__all__ = ["api"]
+
+OTHER = {**MATMUL, "m": 65}
+
+
+def test_a_lookup_answers_hits_and_misses_in_order(api: Api) -> None:
+    record = publish(api.database)
+    answer = api.client.post("/v1/lookups", json={"problems": [OTHER, {**MATMUL, "name": 'a "name"'}, OTHER]})
+    found = Lookups.model_validate_json(answer.content)
+    assert (found.hits, found.misses) == (1, 2)
+    assert [result.name for result in found.results] == ["problem0", 'a "name"', "problem2"]
+    assert [result.record for result in found.results] == [None, record, None]
+    assert found.results[1].key == record.key
+    assert found.results[0].key == found.results[2].key != record.key
+
+
+def test_a_jobs_body_is_a_lookups_body(api: Api) -> None:
+    publish(api.database, target="sm_90a")
+    body = {
+        "problems": [MATMUL],
+        "target": "sm_90a",
+        "search": {"level": 2},
+        "priority": "low",
+        "budget": {"seconds": 1},
+    }
+    assert api.client.post("/v1/lookups", json=body).json()["hits"] == 1
+    assert api.rows()["jobs"] == 0
+
+
+def test_a_lookup_may_name_any_device_class(api: Api) -> None:
+    publish(api.database)
+    body = {"problems": [MATMUL, {**MATMUL, "device_class": "NVIDIA H200"}]}
+    answer = api.client.post("/v1/lookups", json=body).json()
+    assert [result["record"] is None for result in answer["results"]] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("policy", "candidates"),
+    [
+        ({}, ["0", "1", "2"]),
+        ({"workspace_limit_bytes": 100}, ["1", "2"]),
+        ({"workspace_limit_bytes": 0}, ["2"]),
+        ({"deterministic": True}, ["0"]),
+        ({"workspace_limit_bytes": 0, "deterministic": True}, None),
+    ],
+)
+def test_a_policy_picks_from_the_front(api: Api, policy: dict[str, object], candidates: list[str] | None) -> None:
+    publish(api.database, workspace=(4096, 64, 0))
+    result = api.client.post("/v1/lookups", json={"problems": [MATMUL], **policy}).json()["results"][0]
+    front = result["record"] and [entry["candidate"].lstrip("0") or "0" for entry in result["record"]["front"]]
+    assert front == candidates
+
+
+def test_ten_thousand_problems_are_one_lookup(api: Api) -> None:
+    publish(api.database, {**MATMUL, "m": 9_999})
+    problems = [{**MATMUL, "m": m} for m in range(1, 10_001)]
+    answer = api.client.post("/v1/lookups", json={"problems": problems}).json()
+    assert (answer["hits"], answer["misses"], len(answer["results"])) == (1, 9_999, 10_000)
+    assert answer["results"][9_998]["record"] is not None
+
+
+def test_a_new_revision_is_answered_by_every_process(api: Api) -> None:
+    now = 100.0
+    cache = WinnerCache(api.database, clock=lambda: now)
+    first = publish(api.database)
+    assert cache.get([first.key])[first.key].record == first
+    second = publish(api.database, predicted_us=1.0)
+    assert second.revision == first.revision + 1
+    now += FRESH_SECONDS / 2
+    assert cache.get([first.key])[first.key].record == first
+    now += FRESH_SECONDS
+    assert cache.get([first.key])[first.key].record == second
+    assert WinnerRecord.model_validate_json(cache.get([first.key])[first.key].json) == second
+
+
+def test_an_unchanged_record_is_not_read_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    cache = WinnerCache(api.database, clock=lambda: now)
+    record = publish(api.database)
+    cache.get([record.key])
+    read: list[str] = []
+
+    def reading(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord]:
+        read.extend(wanted := list(keys))
+        return get_winners(session, wanted)
+
+    monkeypatch.setattr("service.winner_cache.get_winners", reading)
+    now += 10 * FRESH_SECONDS
+    assert cache.get([record.key])[record.key].record == record
+    assert read == []
+
+
+def test_a_miss_is_never_remembered(api: Api) -> None:
+    cache = WinnerCache(api.database, clock=lambda: 100.0)
+    key = api.client.post("/v1/lookups", json={"problems": [MATMUL]}).json()["results"][0]["key"]
+    assert cache.get([key]) == {}
+    publish(api.database)
+    assert key in cache.get([key])
+
+
+def test_a_full_cache_forgets_the_oldest_and_still_answers(api: Api) -> None:
+    cache = WinnerCache(api.database, clock=lambda: 100.0, capacity=2)
+    keys = [publish(api.database, {**MATMUL, "m": m}).key for m in (1, 2, 3)]
+    assert set(cache.get(keys)) == set(keys)
+    assert len(cache._known) == 2
+    assert set(cache.get(keys)) == set(keys)
+
+
+def test_a_record_is_sent_once_per_revision(api: Api) -> None:
+    first = publish(api.database)
+    path = f"/v1/kernels/{first.key}"
+    answer = api.client.get(path)
+    assert WinnerRecord.model_validate_json(answer.content) == first
+    again = api.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    second = publish(api.database, predicted_us=1.0)
+    newer = api.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+    assert (newer.status_code, newer.json()["revision"]) == (200, second.revision)

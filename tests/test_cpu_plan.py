@@ -1,0 +1,118 @@
+"""The test plan reaches every launch, order and problem, and judges without mercy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codegen.operators import operator
+from codegen.test_plan import EXACT_ORDERS, Case, differing, judge, plan_cases
+from tests.cpu_helpers import FAULTY, loaded, matmul_kernel
+from workers import verify_cpu
+from workers.verify_cpu import plan_version
+
+MATMUL = operator("matmul")
+
+
+def cases(seed: int = 1) -> list[Case]:
+    return list(plan_cases(MATMUL, matmul_kernel(epilogue=("bias.n", "gelu")), seed))
+
+
+def test_every_problem_is_run_exactly_and_approximately() -> None:
+    problems = MATMUL.test_problems(matmul_kernel(epilogue=("bias.n", "gelu")))
+    assert [(case.problem, case.kind, case.exact) for case in cases()] == [
+        pair for problem in problems for pair in ((problem, "integer", True), (problem, "normal", False))
+    ]
+
+
+def test_every_launch_and_every_order_runs_exactly_on_every_problem() -> None:
+    launches = {tuple(values) for values in MATMUL.test_launches(matmul_kernel())}
+    assert len(launches) > len(EXACT_ORDERS)
+    for case in cases():
+        if case.exact:
+            assert {run.launch for run in case.runs} == launches
+            assert {run.order for run in case.runs} == set(EXACT_ORDERS)
+
+
+def test_approximate_runs_are_repeated_in_another_order_with_the_same_launch() -> None:
+    for case in cases():
+        if not case.exact:
+            assert len(case.runs) == 2
+            assert len({run.order for run in case.runs}) == 2
+            assert len({run.launch for run in case.runs}) == 1
+
+
+def test_a_launch_is_not_always_paired_with_the_same_order() -> None:
+    pairs = Counter((run.launch, run.order) for case in cases() if case.exact for run in case.runs)
+    assert max(pairs.values()) < len([case for case in cases() if case.exact])
+
+
+def test_the_seed_alone_decides_a_plan() -> None:
+    assert cases(seed=5) == cases(seed=5)
+    assert not {case.seed for case in cases(seed=5)} & {case.seed for case in cases(seed=6)}
+    assert len({case.seed for case in cases()}) == len(cases())
+
+
+def test_an_exact_judgement_forgives_nothing_but_the_sign_of_zero() -> None:
+    expected = np.array([[1.0, -2.0], [0.0, 4.0]])
+    loose = np.full(expected.shape, 1e3)
+    assert judge(np.float32([[1, -2], [-0.0, 4]]), expected, loose, exact=True).ok
+    found = judge(np.nextafter(np.float32([[1, -2], [0, 4]]), np.float32(9)), expected, loose, exact=True)
+    assert (found.wrong, found.index, found.expected, found.bound) == (4, (0, 0), 1.0, 0.0)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_wrong_whatever_the_finite_bound(bad: float, exact: bool) -> None:
+    found = judge(np.float32([1, bad, 3]), np.array([1.0, 2.0, 3.0]), np.full(3, 1e300), exact=exact)
+    assert (found.wrong, found.index, found.size) == (1, (1,), 3)
+    assert ("never written" in found.sentence()) == np.isnan(bad)
+
+
+def test_infinities_that_agree_are_right_and_an_infinite_bound_allows_anything() -> None:
+    assert judge(np.float32([np.inf]), np.array([np.inf]), np.zeros(1), exact=False).ok
+    found = judge(np.float32([np.inf, 7]), np.array([1.0, 7.0]), np.array([np.inf, 0.0]), exact=True)
+    assert (found.wrong, found.max_error, found.max_ratio) == (0, 0.0, 0.0)
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8), st.integers(0, 7), st.floats(1e-3, 10))
+def test_an_error_is_wrong_just_when_it_exceeds_its_bound(values: list[float], place: int, bound: float) -> None:
+    expected = np.array(values)
+    place %= len(values)
+    bounds = np.full(expected.shape, bound)
+    for factor in (0.9, 1.1):
+        got = expected.copy()
+        got[place] += factor * bound
+        found = judge(got, expected, bounds, exact=False)
+        assert found.ok == (factor < 1)
+        assert found.max_ratio == pytest.approx(factor, rel=1e-6)
+        assert found.index == (None if factor < 1 else (place,))
+
+
+def test_the_sentence_counts_and_places_what_is_wrong() -> None:
+    found = judge(np.float32([[1, 5], [3, 9]]), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array(0.5), exact=False)
+    assert found.sentence() == "2 of 4 elements are wrong; the first is out[0, 1] = 5.0, expected 2.0 within 0.5"
+
+
+def test_bits_that_differ_are_counted_even_where_values_are_equal() -> None:
+    assert differing(np.float32([0.0, 1.0, np.nan]), np.float32([-0.0, 1.0, np.nan])) == 1
+
+
+def test_the_plan_version_follows_everything_that_gives_a_verdict_its_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = plan_version()
+    with loaded([FAULTY]):
+        assert plan_version() != before  # an operator's references and reduced problems
+    assert plan_version() == before
+    monkeypatch.setattr(verify_cpu, "CPU_FLAGS", ("-O0",))
+    verify_cpu._plan_version.cache_clear()
+    assert plan_version() != before
+    monkeypatch.undo()
+    verify_cpu._plan_version.cache_clear()
+    assert plan_version() == before

@@ -1,0 +1,148 @@
+"""The embedded valkey keeps what it is given, is nobody else's, and never outlives its owner."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from tests.fixtures_queue import processes_of, wait_for
+from workers import tickets
+from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, url_file
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedValkey]:
+    found = EmbeddedValkey(tmp_path / "valkey")
+    yield found
+    found.stop()
+
+
+def client_of(server: EmbeddedValkey) -> Redis:
+    return tickets.connect(server.url)
+
+
+def test_it_is_append_only_never_evicts_and_listens_on_no_port(server: EmbeddedValkey) -> None:
+    server.start()
+    settings = client_of(server).config_get("*")
+    expected = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "port": "0"}
+    assert {name: settings[name] for name in expected} == expected
+    assert not [c for c in psutil.Process(server.pid).net_connections() if c.family.name != "AF_UNIX"]
+
+
+def test_only_its_user_can_open_the_socket(server: EmbeddedValkey) -> None:
+    server.start()
+    path = Path(server.url.removeprefix("unix://"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(server.folder.stat().st_mode) == 0o700
+
+
+def test_a_full_memory_fails_a_write_and_drops_nothing(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path / "valkey", max_memory_bytes=4 << 20)
+    server.start()
+    try:
+        client = client_of(server)
+        with pytest.raises(ResponseError, match="maxmemory"):
+            for number in range(1000):
+                client.set(f"key{number}", b"x" * 65536)
+        assert client.exists("key0")
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_tickets_are_there_after_a_restart(server: EmbeddedValkey, how: str) -> None:
+    server.start()
+    tickets.ensure_tickets(client_of(server), "plan", None, 20)
+    if how == "killed":
+        psutil.Process(server.pid).kill()
+        wait_for(lambda: server.poll() is not None)
+    server.stop()
+    server.start()
+    assert tickets.queued_tickets(client_of(server), "plan", None) == 20
+
+
+def test_stopping_leaves_data_and_log_only(server: EmbeddedValkey) -> None:
+    server.start()
+    assert url_file(server.folder).read_text() == server.url
+    assert (server.folder / "valkey.pid").exists()
+    server.stop()
+    assert sorted(path.name for path in server.folder.iterdir()) == ["appendonlydir", "valkey.log"]
+    assert not processes_of(server.folder)
+
+
+def test_a_data_folder_too_deep_for_a_socket_works_all_the_same(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path / ("deep" * 30) / "valkey")
+    server.start()
+    socket_folder = Path(server.url.removeprefix("unix://")).parent
+    assert client_of(server).ping()
+    server.stop()
+    assert not socket_folder.exists()
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from workers.embedded_valkey import EmbeddedValkey
+server = EmbeddedValkey(Path(sys.argv[1]))
+server.start()
+print(server.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def test_it_dies_with_an_owner_that_is_killed_and_its_folder_can_be_used_again(server: EmbeddedValkey) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(server.folder)], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        orphan = psutil.Process(int(owner.stdout.readline()))
+        assert orphan.name() == "valkey-server"
+        owner.kill()
+        wait_for(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
+    server.start()
+    assert client_of(server).ping()
+
+
+def test_a_left_over_server_is_ended_before_its_folder_is_used(server: EmbeddedValkey) -> None:
+    server.start()
+    left_over = psutil.Process(server.pid)
+    process, server._process = server._process, None  # as if its owner were gone and the death signal not delivered
+    server.start()
+    assert client_of(server).ping()
+    assert not left_over.is_running() or left_over.status() == psutil.STATUS_ZOMBIE
+    assert process is not None
+    assert process.wait() == 0  # it was asked, not killed
+
+
+def test_a_pid_file_that_names_a_stranger_harms_nobody(server: EmbeddedValkey) -> None:
+    with subprocess.Popen(["sleep", "300"]) as stranger:
+        try:
+            server.folder.mkdir()
+            (server.folder / "valkey.pid").write_text(f"{stranger.pid}\n")
+            assert not is_valkey_over(stranger.pid, server.folder)
+            server.start()
+            assert stranger.poll() is None
+        finally:
+            stranger.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("words", ["", "not a number", "0", "-1", "99999999"])
+def test_a_broken_pid_file_is_removed(tmp_path: Path, words: str) -> None:
+    (tmp_path / "valkey.pid").write_text(words)
+    end_orphan(tmp_path)
+    assert not (tmp_path / "valkey.pid").exists()
+
+
+def test_a_server_that_cannot_start_says_why(server: EmbeddedValkey) -> None:
+    server.folder.mkdir()
+    (server.folder / "appendonlydir").write_text("a file where a folder must be")
+    with pytest.raises(ValkeyFailed, match="(?s)ended with 1.*appendonlydir"):
+        server.start()
+    assert not processes_of(server.folder)

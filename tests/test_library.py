@@ -1,0 +1,455 @@
+"""A winner's library, called as frameworks and C programs call it. The driver is faked where a launch is looked at."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.cubin import read_cubin
+from codegen.elf import exported_symbols
+from codegen.kernel import Candidate
+from codegen.operators import operator
+from codegen.render_group import render_device, symbols
+from codegen.render_library import winner_exports
+from tests.fixtures_compile import *  # noqa: F403
+from tests.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
+from workers.build_winner import WinnerBuild, WinnerNotBuilt, build_winner
+from workers.compile_group import compile_group
+from workers.processes import Processes
+from workers.toolchain import Toolchain
+
+FAKES = Path(__file__).parent / "fake_cuda"
+EPILOGUE = [{"op": "bias", "axis": "n"}, {"op": "leaky_relu", "slope": 0.25}, {"op": "residual"}]
+RASTER_OFFSET = 3 * 8 + 4 * 4 + 6 * 8  # of `raster` in cukiln::matmul::Arguments
+
+
+@dataclass(frozen=True)
+class Built:
+    candidate: Candidate
+    build: WinnerBuild
+    path: Path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("library")
+
+
+@pytest.fixture(scope="module")
+def fake_driver(folder: Path, toolchain: Toolchain, processes: Processes) -> Path:
+    """A folder with a libcuda.so.1 that writes down what it is asked."""
+    (folder / "driver").mkdir()
+    command = [str(toolchain.host_compiler), "-x", "c", "-std=c11", "-shared", "-fPIC", str(FAKES / "driver.c")]
+    done = processes.run([*command, "-o", "driver/libcuda.so.1"], cwd=folder, limits=LIMITS)
+    assert done.ok, done.text()
+    return folder / "driver"
+
+
+def build(candidate: Candidate, folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
+    made = build_winner(candidate, SM_90A, toolchain, processes, LIMITS)
+    path = folder / f"{candidate.id}.so"
+    path.write_bytes(made.library)
+    return Built(candidate, made, path)
+
+
+@pytest.fixture(scope="module")
+def matmul(folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
+    """A matmul whose winner has a raster other than 0, so that baked and given launch values can be told apart."""
+    candidates = matmul_candidates(1, epilogue=EPILOGUE)
+    schedule = candidates[0].schedule.as_dict() | {"raster": 4}
+    chosen = operator("matmul").candidate(candidates[0].problem, type(candidates[0].schedule).of(schedule))
+    return build(chosen, folder, toolchain, processes)
+
+
+@pytest.fixture(scope="module")
+def two_launches(folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
+    return build(probe_candidate(n=1000), folder, toolchain, processes)
+
+
+class Child:
+    """Runs Python in a process of its own: a library's state and a driver belong to a process."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self._folder, self._processes = folder, processes
+
+    def __call__(self, body: str, *, driver: Path | None = None, **environment: str) -> tuple[Any, list[str]]:
+        """What `body` leaves in `answer`, and the driver's log."""
+        log = self._folder / "log"
+        log.write_text("")
+        head = f"import json, sys\nsys.path.insert(0, {str(FAKES)!r})\n"
+        script = f"{head}{textwrap.dedent(body)}\nprint(json.dumps(answer))"
+        extra = {"FAKE_CUDA_LOG": str(log), **environment}
+        if driver is not None:
+            extra["LD_LIBRARY_PATH"] = str(driver)
+        done = self._processes.run([sys.executable, "-c", script], cwd=self._folder, limits=LIMITS, env=extra)
+        assert done.ok, done.text()
+        return json.loads(done.stdout.splitlines()[-1]), log.read_text().splitlines()
+
+
+@pytest.fixture
+def child(folder: Path, processes: Processes) -> Child:
+    return Child(folder, processes)
+
+
+def calls(path: Path, body: str) -> str:
+    """A script that loads the library through tvm-ffi; `attempt(name, *arguments)` is a value or [error, message]."""
+    return f"""
+import tvm_ffi
+from tensors import FakeTensor as T
+library = tvm_ffi.load_module({str(path)!r})
+def attempt(name, *arguments):
+    try:
+        return getattr(library, name)(*arguments)
+    except Exception as error:
+        return [type(error).__name__, str(error).splitlines()[0]]
+{textwrap.dedent(body)}"""
+
+
+def plain(path: Path, body: str) -> str:
+    """A script that loads the library by dlopen alone."""
+    return f"""
+import ctypes
+library = ctypes.CDLL({str(path)!r})
+library.cukiln_last_error.restype = ctypes.c_char_p
+library.cukiln_workspace_bytes.restype = ctypes.c_int64
+def error(): return library.cukiln_last_error().decode()
+def array(kind, *values): return (kind * max(1, len(values)))(*values)
+{textwrap.dedent(body)}"""
+
+
+def launches(log: list[str]) -> list[dict[str, Any]]:
+    pattern = re.compile(
+        r"launch grid=(\S+) block=(\S+) shared=(\d+) context=(\d+) peek=(-?\d+) first=(\S+) (\d+) (\d+)"
+    )
+    found = []
+    for line in log:
+        if match := pattern.match(line):
+            grid, block = (tuple(map(int, match[i].split(","))) for i in (1, 2))
+            found.append(
+                {"grid": grid, "block": block, "shared": int(match[3]), "context": int(match[4]), "peek": int(match[5]),
+                 "first": int(match[6], 16), "function": int(match[7]), "stream": int(match[8])}
+            )  # fmt: skip
+    return found
+
+
+def test_a_winner_exports_its_entry_points_alone(matmul: Built, two_launches: Built) -> None:
+    assert winner_exports() == {
+        "cukiln_launch", "cukiln_prepare", "cukiln_workspace_bytes", "cukiln_last_error",
+        "__tvm_ffi_run", "__tvm_ffi_prepare", "__tvm_ffi_workspace_bytes",
+    }  # fmt: skip
+    for built in (matmul, two_launches):
+        assert exported_symbols(built.build.library) == winner_exports()
+
+
+def test_a_winner_holds_its_kernel_alone(matmul: Built) -> None:
+    cubin = read_cubin(matmul.build.cubin)
+    assert cubin.symbols == set(symbols(matmul.candidate.kernel))
+    assert matmul.build.source == render_device([matmul.candidate.kernel]).text
+    assert {matmul.build.code_digest} == set(cubin.kernels.values())
+    assert matmul.build.cubin in matmul.build.library
+
+
+def test_the_winners_code_is_that_of_its_group(matmul: Built, toolchain: Toolchain, processes: Processes) -> None:
+    kernels = [probe(), matmul.candidate.kernel]
+    group = compile_group(kernels, SM_90A, toolchain, processes, LIMITS)
+    assert group.outcomes[matmul.candidate.kernel.id].code_digest == matmul.build.code_digest
+    assert group.outcomes[matmul.candidate.kernel.id].resources == matmul.build.resources
+
+
+def test_equal_inputs_give_equal_bytes(
+    two_launches: Built, folder: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    again = build_winner(two_launches.candidate, SM_90A, toolchain, processes, LIMITS)
+    assert (again.library, again.cubin, again.launch) == (
+        two_launches.build.library,
+        two_launches.build.cubin,
+        two_launches.build.launch,
+    )
+
+
+def test_a_kernel_that_does_not_compile_cannot_win(toolchain: Toolchain, processes: Processes) -> None:
+    with pytest.raises(WinnerNotBuilt, match="fault 1"):
+        build_winner(probe_candidate(fault="front_end"), SM_90A, toolchain, processes, LIMITS)
+
+
+def test_without_a_driver_prepare_says_so(matmul: Built, child: Child) -> None:
+    (kind, message), _ = child(calls(matmul.path, "answer = attempt('prepare', 0)"))
+    assert kind == "RuntimeError"
+    assert message.startswith("no NVIDIA driver: libcuda.so.1")
+
+
+def test_a_plain_dlopen_needs_no_tvm_ffi(matmul: Built, child: Child) -> None:
+    body = """
+    extents = array(ctypes.c_int64, 1, 256, 192, 64, 64, 192, 192, 0, 0, 0)
+    codes = [library.cukiln_prepare(0), error(), library.cukiln_workspace_bytes(extents)]
+    answer = [*codes, "tvm_ffi" in sys.modules, "libtvm_ffi" in open("/proc/self/maps").read()]
+    """
+    answer, _ = child(plain(matmul.path, body))
+    assert answer[0] != 0 and "no NVIDIA driver" in answer[1]
+    assert answer[2:] == [0, False, False]
+
+
+def test_a_call_launches_what_the_metadata_says(matmul: Built, child: Child, fake_driver: Path) -> None:
+    body = """
+    operands = [T((256, 64)), T((64, 192)), T((256, 192), address=0x71000000), T((192,)), T((256, 192))]
+    answer = attempt("run", *operands, 0.25)
+    """
+    answer, log = child(calls(matmul.path, body), driver=fake_driver, FAKE_CUDA_PEEK=str(RASTER_OFFSET))
+    (function,) = matmul.build.launch.functions
+    (launch,) = launches(log)
+    assert answer is None
+    assert (launch["grid"], launch["block"], launch["shared"]) == (function.grid, function.block, function.shared_bytes)
+    assert (launch["first"], launch["peek"], launch["stream"]) == (0x70000000, 4, 0)
+    assert any(line.startswith(function.symbol) for line in log)
+    # The module is loaded with the primary context current, and nothing of that stays on the thread.
+    steps = [word for word in (line.split()[0] for line in log) if word in ("push", "load", "pop")]
+    assert steps == ["push", "load", "pop", "push", "pop"]
+
+
+def test_the_metadata_describes_the_call(matmul: Built) -> None:
+    launch = matmul.build.launch
+    assert [operand.name for operand in launch.operands] == ["a", "b", "out", "bias", "residual"]
+    assert list(launch.extents) == ["batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"]
+    assert (launch.extents["m"], launch.extents["n"], launch.extents["k"]) == (256, 192, 64)
+    assert (launch.launch, launch.scalars, launch.workspace_bytes) == ({"raster": 4}, [0.25], 0)
+    assert launch.functions[0].shared_bytes == operator("matmul").shared_bytes(matmul.candidate.kernel)
+    assert launch.functions[0].block == (operator("matmul").threads(matmul.candidate.kernel), 1, 1)
+
+
+def test_several_launches_share_a_workspace(two_launches: Built, child: Child, fake_driver: Path) -> None:
+    body = """
+    vectors = [T((1000,)), T((1000,))]
+    answer = [
+        attempt("workspace_bytes", 1000),
+        attempt("workspace_bytes", *vectors),
+        attempt("run", *vectors, 2.5, T((4000,), "uint8", address=0x72000000)),
+        attempt("run", *vectors, 2.5, 0x73000000),
+        attempt("run", *vectors, 2.5),
+        attempt("run", *vectors, 2.5, T((3999,), "uint8")),
+        attempt("run", *vectors, 2.5, T((4000,), "uint8", device=1)),
+        attempt("run", *vectors, "2.5", 0),
+        attempt("run", *vectors, 2.5, 0),
+        attempt("run", *vectors, 2.5, "here"),
+        attempt("workspace_bytes", 1000, 2),
+    ]
+    """
+    answer, log = child(calls(two_launches.path, body), driver=fake_driver, FAKE_CUDA_PEEK="16")
+    assert answer[:4] == [4000, 4000, None, None]
+    assert answer[4] == [
+        "TypeError",
+        "3 arguments were given; this call takes 2 tensors, then 1 numbers, then the workspace",
+    ]
+    assert answer[5] == ["ValueError", "the workspace has 3999 bytes; 4000 on cuda:0 are needed"]
+    assert answer[6][0] == "ValueError"
+    assert answer[7] == ["TypeError", "argument 2 must be a number (a scalar of the epilogue)"]
+    assert answer[8] == ["ValueError", "the workspace is null; this call needs 4000 bytes"]
+    assert answer[9] == ["TypeError", "the workspace must be a CUDA tensor or an address"]
+    assert answer[10] == ["TypeError", "2 extents were given; this kernel has 1"]
+    seen = launches(log)
+    assert [(one["grid"], one["block"], one["shared"]) for one in seen[:2]] == [
+        (function.grid, function.block, function.shared_bytes) for function in two_launches.build.launch.functions
+    ]
+    assert [one["function"] for one in seen] == [1000, 1001, 1000, 1001]
+    assert [one["peek"] for one in seen] == [0x72000000] * 2 + [0x73000000] * 2  # low half of the workspace pointer
+    assert two_launches.build.launch.workspace_bytes == 4000
+
+
+REFUSED = {
+    "no arguments": ("", "TypeError", "0 tensors were given; this kernel takes 5"),
+    "one tensor less": ("a, b, c, v", "TypeError", "4 tensors were given; this kernel takes 5"),
+    "one tensor more": ("a, b, c, v, c, c, 0.5", "TypeError", "7 arguments were given; this call takes 5 tensors"),
+    "no scalar": ("a, b, c, v, c", "TypeError", "then 1 numbers"),
+    "a scalar that is text": ("a, b, c, v, c, 'x'", "TypeError", "argument 5 must be a number"),
+    "a list": ("[1], b, c, v, c, 0.5", "TypeError", "0 tensors were given"),
+    "dtype": ("a, T((64, 192), 'float16'), c, v, c, 0.5", "TypeError", "b is float16; float32 is allowed"),
+    "rank": ("a, b, c, T((1, 192)), c, 0.5", "ValueError", "bias must be a contiguous vector of 192"),
+    "rank too high": ("T((1,) * 7 + (256, 64)), b, c, v, c, 0.5", "ValueError", "rank 9; at most 8"),
+    "extents": ("a, T((60, 192)), c, v, c, 0.5", "ValueError", "k differs between a and b: 64 and 60"),
+    "strides": ("T((256, 64), strides=(1, 256)), b, c, v, c, 0.5", "ValueError", "last axis of a has stride 256"),
+    "pitch": ("T((256, 64), strides=(66, 1)), b, c, v, c, 0.5", "ValueError", "multiple of 4"),
+    "alignment": ("a, b, T((256, 192), address=0x70000004), v, c, 0.5", "ValueError", "multiple of 16 bytes"),
+    "byte offset": ("T((256, 64), offset=4), b, c, v, c, 0.5", "ValueError", "multiple of 16 bytes"),
+    "device": ("a, b, T((256, 192), device=1), v, c, 0.5", "ValueError", "out is on cuda:1, but a is on cuda:0"),
+    "host memory": ("T((256, 64), device_type=1), b, c, v, c, 0.5", "ValueError", "a is in host memory"),
+    "empty": ("T((0, 64)), b, c, v, c, 0.5", "ValueError", "a is empty"),
+    "residual's strides": ("a, b, c, v, T((256, 192), strides=(196, 1)), 0.5", "ValueError", "strides of out"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def refusals(matmul: Built, folder: Path, processes: Processes, fake_driver: Path) -> dict[str, list[str]]:
+    body = "a, b, c, v = T((256, 64)), T((64, 192)), T((256, 192)), T((192,))\nanswer = {}\n"
+    body += "\n".join(f"answer[{name!r}] = attempt('run', {arguments})" for name, (arguments, _, _) in REFUSED.items())
+    answer, log = Child(folder, processes)(calls(matmul.path, body), driver=fake_driver)
+    assert log == []  # nothing of these reached the driver
+    return dict(answer)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_wrong_call_is_refused_with_what_is_allowed(refusals: dict[str, list[str]], name: str) -> None:
+    _, kind, words = REFUSED[name]
+    assert refusals[name][0] == kind
+    assert words in refusals[name][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ("", "TypeError", "one argument"),
+        ("'cuda'", "TypeError", "one argument"),
+        ("tvm_ffi.device('cpu')", "TypeError", "a CUDA device"),
+        ("-1", "ValueError", "0 to 63"),
+        ("64", "ValueError", "0 to 63"),
+        ("7", "RuntimeError", "there is no device cuda:7"),
+    ],
+)
+def test_prepare_refuses_what_is_no_device(
+    matmul: Built, child: Child, fake_driver: Path, arguments: str, kind: str, words: str
+) -> None:
+    answer, _ = child(calls(matmul.path, f"answer = attempt('prepare', {arguments})"), driver=fake_driver)
+    assert answer[0] == kind and words in answer[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("cuInit", "does not start"),
+        ("cuModuleLoadData", "made for sm_90a, cannot be loaded on cuda:1: no kernel image"),
+    ],
+)
+def test_a_driver_that_refuses_is_quoted_and_asked_again(
+    matmul: Built, child: Child, fake_driver: Path, function: str, words: str
+) -> None:
+    body = """
+    import ctypes
+    first = attempt("prepare", 1)
+    ctypes.CDLL(None).unsetenv(b"FAKE_CUDA_FAIL")
+    answer = [first, attempt("prepare", tvm_ffi.device("cuda:1"))]
+    """
+    answer, _ = child(calls(matmul.path, body), driver=fake_driver, FAKE_CUDA_FAIL=function)
+    assert answer[0][0] == "RuntimeError" and words in answer[0][1]
+    assert answer[1] is None
+
+
+def test_a_driver_that_lacks_a_function_is_too_old(
+    matmul: Built, folder: Path, toolchain: Toolchain, processes: Processes, child: Child
+) -> None:
+    old = folder / "old"
+    old.mkdir()
+    (old / "old.c").write_text("int cuInit(unsigned flags) { return 0; }\n")
+    command = [str(toolchain.host_compiler), "-x", "c", "-shared", "-fPIC", "old.c", "-o", "libcuda.so.1"]
+    assert processes.run(command, cwd=old, limits=LIMITS).ok
+    answer, _ = child(calls(matmul.path, "answer = attempt('prepare', 0)"), driver=old)
+    assert answer == ["RuntimeError", "the NVIDIA driver is too old: libcuda.so.1 has no cuDeviceGet"]
+
+
+def test_a_module_is_loaded_once_per_device_by_any_number_of_threads(
+    matmul: Built, child: Child, fake_driver: Path
+) -> None:
+    body = """
+    import threading
+    threads = [threading.Thread(target=library.prepare, args=(device,)) for device in (0, 1) * 8]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    answer = None
+    """
+    _, log = child(calls(matmul.path, body), driver=fake_driver)
+    assert sorted(line for line in log if line.startswith("load")) == ["load 100 0", "load 101 0"]
+    # All shared memory that the device can give a block, less what the kernel has of its own.
+    assert sum("232000" in line for line in log if line.startswith("dynamic")) == 2
+
+
+CALL = "[T((256, 64)), T((64, 192)), T((256, 192)), T((192,)), T((256, 192)), 0.25]"
+
+
+def test_a_module_is_never_loaded_under_graph_capture(matmul: Built, child: Child, fake_driver: Path) -> None:
+    body = f"""
+    first = attempt("run", *{CALL})
+    library.prepare(0)
+    answer = [first, attempt("run", *{CALL})]
+    """
+    answer, log = child(calls(matmul.path, body), driver=fake_driver, FAKE_CUDA_CAPTURING="1")
+    assert answer[0][0] == "RuntimeError" and "prepare(0) must be called before graph capture" in answer[0][1]
+    assert answer[1] is None
+    assert len(launches(log)) == 1
+
+
+def test_a_launch_that_fails_is_quoted(matmul: Built, child: Child, fake_driver: Path) -> None:
+    answer, log = child(
+        calls(matmul.path, f"answer = attempt('run', *{CALL})"), driver=fake_driver, FAKE_CUDA_FAIL="cuLaunchKernel"
+    )
+    assert answer == ["RuntimeError", "the launch failed: no kernel image is available (CUDA error 209)"]
+    assert log[-1].startswith("pop")
+
+
+def test_a_call_goes_to_the_frameworks_stream(matmul: Built, child: Child, fake_driver: Path) -> None:
+    body = f"""
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), 4242):
+        answer = attempt("run", *{CALL})
+    """
+    _, log = child(calls(matmul.path, body), driver=fake_driver)
+    assert [one["stream"] for one in launches(log)] == [4242]
+
+
+def test_the_plain_entry_launches_on_the_current_device(matmul: Built, child: Child, fake_driver: Path) -> None:
+    body = """
+    pointers = array(ctypes.c_void_p, *range(0x70000000, 0x70005000, 0x1000))
+    extents = array(ctypes.c_int64, 1, 256, 192, 64, 64, 192, 192, 0, 0, 0)
+    scalars = array(ctypes.c_double, 0.25)
+    given = array(ctypes.c_int32, 1)
+    launch, stream = library.cukiln_launch, ctypes.c_void_p(77)
+    answer = [
+        launch(pointers, extents, None, scalars, None, stream),
+        launch(pointers, extents, given, scalars, None, stream),
+        launch(None, extents, None, scalars, None, stream), error(),
+        launch(pointers, extents, None, None, None, stream), error(),
+    ]
+    """
+    answer, log = child(
+        plain(matmul.path, body), driver=fake_driver, FAKE_CUDA_CURRENT="1", FAKE_CUDA_PEEK=str(RASTER_OFFSET)
+    )
+    assert answer[:2] == [0, 0]
+    assert answer[2] != 0 and "pointers, extents or scalars is null" in answer[3]
+    assert answer[4] != 0 and "1 scalars are needed" in answer[5]
+    baked, given = launches(log)
+    assert (baked["peek"], given["peek"]) == (4, 1)
+    assert (baked["context"], baked["stream"], baked["first"]) == (101, 77, 0x70000000)
+
+
+def test_the_plain_entry_needs_a_current_context(matmul: Built, child: Child, fake_driver: Path) -> None:
+    body = """
+    pointers, extents, scalars = array(ctypes.c_void_p), array(ctypes.c_int64), array(ctypes.c_double)
+    answer = [library.cukiln_launch(pointers, extents, None, scalars, None, None), error()]
+    """
+    answer, _ = child(plain(matmul.path, body), driver=fake_driver)
+    assert answer[0] != 0 and "no current CUDA context" in answer[1]
+
+
+def test_a_group_library_launches_each_of_its_kernels(
+    folder: Path, toolchain: Toolchain, processes: Processes, child: Child, fake_driver: Path
+) -> None:
+    kernels = [probe(1, threads=32), probe(2, threads=128)]
+    group = compile_group(kernels, SM_90A, toolchain, processes, LIMITS)
+    path = folder / "group.so"
+    path.write_bytes(group.artifacts[0].library)
+    body = f"""
+    pointers, extents = array(ctypes.c_void_p, 4096, 8192), array(ctypes.c_int64, 1000)
+    scalars, workspace = array(ctypes.c_double, 1.0), ctypes.c_void_p(12288)
+    answer = [
+        getattr(library, "cukiln_launch_" + name)(pointers, extents, None, scalars, workspace, None)
+        for name in {[kernel.id[:16] for kernel in kernels]}
+    ]
+    """
+    # A group's library has no cukiln_workspace_bytes of its own: one per kernel.
+    script = plain(path, body).replace("library.cukiln_workspace_bytes.restype = ctypes.c_int64\n", "")
+    answer, log = child(script, driver=fake_driver, FAKE_CUDA_CURRENT="0")
+    assert answer == [0, 0]
+    assert [one["block"][0] for one in launches(log)] == [32, 32, 128, 128]
+    assert [one["function"] for one in launches(log)] == [1000, 1001, 1002, 1003]

@@ -1,0 +1,163 @@
+"""Matmul problems: what is refused, where the fault is said to be, and what is filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from codegen.errors import InvalidOperator, UnknownOperator
+from codegen.operators import load_operators, operator, operators
+from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
+from tests.fixtures_codegen import matmul
+
+
+def faults(**fields: Any) -> dict[str, str]:
+    """Where the problem is refused, and the sentence."""
+    with pytest.raises(ValidationError) as refused:
+        matmul(**fields)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in refused.value.errors()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "said"),
+    [
+        ({"m": 0}, "m", "greater than or equal to 1"),
+        ({"n": -1}, "n", "greater than or equal to 1"),
+        ({"k": 1.5}, "k", "valid integer"),
+        ({"k": "64"}, "k", "valid integer"),
+        ({"m": True}, "m", "valid integer"),
+        ({"m": None}, "m", "valid integer"),
+        ({"m": float("nan")}, "m", "valid integer"),
+        ({"m": float("inf")}, "m", "valid integer"),
+        ({"m": LARGEST_EXTENT + 1}, "m", str(LARGEST_EXTENT)),
+        ({"k": 10**400}, "k", str(LARGEST_EXTENT)),
+        ({"n": 1e300}, "n", "valid integer"),
+        ({"batch": 2**31}, "batch", str(LARGEST_EXTENT)),
+        ({"m": 2**22, "k": 2**20}, "lda", str(LARGEST_ELEMENTS)),
+        ({"n": 2**22, "k": 2**20}, "ldb", str(LARGEST_ELEMENTS)),
+        ({"m": 2**22, "n": 2**20}, "ldc", str(LARGEST_ELEMENTS)),
+        ({"m": 2**20, "k": 2**19, "batch": 4}, "stride_a", str(LARGEST_ELEMENTS)),
+        ({"batch": 2**30, "stride_c": 2**40}, "stride_c", str(LARGEST_ELEMENTS)),
+        ({"layout": "xx"}, "layout", "'nn', 'nt', 'tn' or 'tt'"),
+        ({"dtype": "float16"}, "dtype", "'float32'"),
+        ({"acc_dtype": "float16"}, "acc_dtype", "'float32'"),
+        ({"out_dtype": "float16"}, "out_dtype", "'float32'"),
+        ({"allow_tf32": True}, "allow_tf32", "False"),
+        ({"allow_tf32": 0}, "allow_tf32", "False"),
+        ({"tile": 3}, "tile", "not permitted"),
+        ({"lda": 63}, "lda", "at least 64"),
+        ({"ldb": 0}, "ldb", "greater than or equal to 1"),
+        ({"ldc": 2**41}, "ldc", str(LARGEST_ELEMENTS)),
+        ({"lda": 64.5}, "lda", "valid integer"),
+        ({"batch": 2, "stride_a": 4095}, "stride_a", "at least 4096 or 0"),
+        ({"batch": 2, "stride_c": 0}, "stride_c", "at least 4096 is allowed"),
+        ({"batch": 2, "stride_b": -1}, "stride_b", "greater than or equal to 0"),
+        ({"stride_b": -1}, "stride_b", "greater than or equal to 0"),
+        ({"epilogue": [{"op": "evil"}]}, "epilogue.0", "'gelu'"),
+        ({"epilogue": [{"op": "gelu", "value": 1.0}]}, "epilogue.0.gelu.value", "not permitted"),
+        ({"epilogue": ["x * 2"]}, "epilogue.0", "valid dictionary"),
+        ({"epilogue": [{"op": "relu"}] * 9}, "epilogue", "at most 8"),
+        ({"epilogue": [{"op": "bias", "axis": "k"}]}, "epilogue.0.bias.axis", "'m' or 'n'"),
+        ({"epilogue": [{"op": "scale"}]}, "epilogue.0.scale.value", "required"),
+        ({"epilogue": [{"op": "scale", "value": 1e39}]}, "epilogue.0.scale.value", "fit float32"),
+        ({"epilogue": [{"op": "scale", "value": "2"}]}, "epilogue.0.scale.value", "valid number"),
+        ({"epilogue": [{"op": "scale", "value": float("nan")}]}, "epilogue.0.scale.value", "finite"),
+        ({"epilogue": [{"op": "clip", "lo": 2.0, "hi": 1.0}]}, "epilogue.0.clip", "lo must be at most hi"),
+        ({"epilogue": [{"op": "cast", "dtype": "float8"}]}, "epilogue.0.cast.dtype", "'float16' or 'bfloat16'"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named_with_what_is_allowed(fields: dict[str, Any], field: str, said: str) -> None:
+    found = faults(**fields)
+    assert field in found
+    assert said in found[field]
+
+
+def test_only_the_field_at_fault_is_named() -> None:
+    assert faults(m=0).keys() == {"m"}
+    assert faults(layout="xx", lda=3).keys() == {"layout"}
+
+
+def test_the_largest_extent_is_allowed_where_operands_stay_small() -> None:
+    assert matmul(m=LARGEST_EXTENT, n=1, k=1).m == LARGEST_EXTENT
+
+
+def test_defaults_are_packed() -> None:
+    problem = matmul(m=3, n=5, k=7, batch=2, layout="tn")
+    assert (problem.lda, problem.ldb, problem.ldc) == (3, 5, 5)
+    assert (problem.stride_a, problem.stride_b, problem.stride_c) == (21, 35, 15)
+
+
+def test_operands_follow_the_launch_abi() -> None:
+    epilogue = [{"op": "bias", "axis": "m"}, {"op": "relu"}, {"op": "mask"}, {"op": "bias"}, {"op": "scale", "value": 3.0},
+                {"op": "clip", "lo": -1.0, "hi": 2.0}, {"op": "leaky_relu", "slope": 0.5}]  # fmt: skip
+    problem = matmul(m=3, n=5, k=7, batch=2, layout="nt", stride_b=0, ldc=8, epilogue=epilogue)
+    op = operator("matmul")
+    shown = [(one.name, one.dtype, one.role, one.shape, one.strides) for one in op.operands(problem)]
+    assert shown == [
+        ("a", "float32", "in", (2, 3, 7), (21, 7, 1)),
+        ("b", "float32", "in", (2, 5, 7), (0, 7, 1)),
+        ("out", "float32", "out", (2, 3, 5), (24, 8, 1)),
+        ("bias_0", "float32", "in", (3,), (1,)),
+        ("mask", "uint8", "in", (2, 3, 5), (24, 8, 1)),
+        ("bias_3", "float32", "in", (5,), (1,)),
+    ]
+    assert op.extents(problem) == [2, 3, 5, 7, 7, 7, 8, 21, 0, 24]
+    assert op.extent_names == ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
+    assert op.scalars(problem) == [3.0, -1.0, 2.0, 0.5]
+    out = op.operands(problem)[2]
+    assert out.elements == 24 + 16 + 5
+    assert not out.contiguous
+    assert op.operands(matmul())[0].contiguous
+    assert op.operands(matmul())[0].shape == (64, 64)
+
+
+@given(
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3), st.sampled_from(["nn", "nt", "tn", "tt"])
+)  # fmt: skip
+def test_vectors_are_only_used_where_every_row_starts_on_one(m: int, n: int, k: int, batch: int, layout: str) -> None:
+    problem = matmul(m=m, n=n, k=k, batch=batch, layout=layout)
+    signature = operator("matmul").signature(problem)
+    for operand, name in zip(operator("matmul").operands(problem), ("align_a", "align_b", "align_c"), strict=False):
+        aligned = operand.shape[-1] % 4 == 0 and all(stride % 4 == 0 for stride in operand.strides[:-1])
+        assert signature[name] == (4 if aligned else 1)
+
+
+def test_the_schema_does_not_show_derived_defaults() -> None:
+    schema = operator("matmul").schema()
+    assert "default" not in schema["properties"]["lda"]
+    assert schema["properties"]["m"]["maximum"] == LARGEST_EXTENT
+    assert schema["additionalProperties"] is False
+
+
+def test_an_unknown_operator_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownOperator, match="allowed: .*matmul") as refused:
+        operator("x" * 10_000)
+    assert refused.value.field == "operator"
+    assert refused.value.allowed == sorted(operators())
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "needs a file __init__.py"),
+        ({"__init__.py": "OPERATOR = 1"}, "needs a file kernel.cuh"),
+        ({"__init__.py": "OPERATOR = 1", "kernel.cuh": ""}, "must define OPERATOR"),
+        ({"__init__.py": "from codegen.operators.matmul import Matmul\n"
+          "class Other(Matmul):\n    folder = __import__('pathlib').Path(__file__).parent\nOPERATOR = Other()",
+          "kernel.cuh": ""}, "called 'matmul' exists already"),
+    ],
+)  # fmt: skip
+def test_an_operator_folder_that_is_none_is_refused(tmp_path: Any, files: dict[str, str], said: str) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    before = operators()
+    with pytest.raises(InvalidOperator, match=said):
+        load_operators([folder])
+    assert operators() == before

@@ -1,0 +1,151 @@
+"""The prediction: occupancy by the calculator's rules, ranks that make sense, and what each resource costs."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.operators.matmul.rules import registers
+from codegen.predict import Prediction, occupancy, predict
+from codegen.ptxas_report import Resources
+from codegen.search import Search
+from codegen.targets import target, targets
+from tests.fixtures_codegen import default_candidate, matmul
+
+LARGE = {"m": 4096, "n": 4096, "k": 4096}
+WIDE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "warp_m": 4}
+TINY = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "thread_m": 1, "thread_n": 1, "warp_m": 4}
+SMALL = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "thread_m": 2, "thread_n": 4, "warp_m": 4}
+
+
+def report(registers: int = 96, shared: int = 0, spilled: int = 0) -> Resources:
+    return Resources(registers, shared, spilled, spilled, 0, 1)
+
+
+def predicted(fields: dict[str, int], schedule: dict[str, int], arch: str = "sm_90a", **resources: int) -> Prediction:
+    return predict(default_candidate(matmul(**fields), arch, **schedule), report(**resources), target(arch))
+
+
+# Figures of NVIDIA's CUDA Occupancy Calculator.
+@pytest.mark.parametrize(
+    ("arch", "threads", "registers", "shared", "blocks", "limited_by"),
+    [
+        ("sm_90a", 256, 32, 0, 8, "threads"),
+        ("sm_90a", 256, 128, 0, 2, "registers"),
+        ("sm_90a", 256, 255, 0, 1, "registers"),
+        ("sm_90a", 32, 32, 0, 32, "blocks"),
+        ("sm_90a", 256, 32, 100 * 1024, 2, "shared_memory"),
+        ("sm_90a", 256, 32, 113 * 1024, 2, "shared_memory"),
+        ("sm_90a", 256, 32, 114 * 1024, 1, "shared_memory"),
+        ("sm_90a", 1024, 72, 0, 0, "registers"),
+        ("sm_75", 256, 64, 0, 4, "registers"),
+        ("sm_75", 256, 32, 32 * 1024, 2, "shared_memory"),
+        ("sm_75", 64, 32, 0, 16, "threads"),
+        ("sm_86", 512, 40, 0, 3, "registers"),
+        ("sm_80", 96, 33, 0, 16, "registers"),
+    ],
+)
+def test_occupancy_is_the_calculator_s(
+    arch: str, threads: int, registers: int, shared: int, blocks: int, limited_by: str
+) -> None:
+    found = occupancy(threads, registers, shared, target(arch))
+    assert (found.blocks_per_sm, found.limited_by) == (blocks, limited_by)
+    assert found.fraction == pytest.approx(blocks * math.ceil(threads / 32) * 32 / target(arch).max_threads_per_sm)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 32), st.integers(1, 254), st.integers(0, 60000), st.sampled_from(sorted(targets())))
+def test_more_resources_never_raise_occupancy(warps: int, registers: int, shared: int, arch: str) -> None:
+    sheet = target(arch)
+    now = occupancy(32 * warps, registers, shared, sheet).blocks_per_sm
+    assert occupancy(32 * warps, registers + 1, shared, sheet).blocks_per_sm <= now
+    assert occupancy(32 * warps, registers, shared + 512, sheet).blocks_per_sm <= now
+    assert now * 32 * warps <= sheet.max_threads_per_sm
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100"])
+def test_register_blocking_beats_one_output_per_thread_on_a_large_problem(arch: str) -> None:
+    assert predicted(LARGE, WIDE, arch, registers=128).us < predicted(LARGE, TINY, arch, registers=32).us / 2
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100"])
+def test_small_tiles_beat_large_ones_on_a_small_problem(arch: str) -> None:
+    small = {"m": 128, "n": 128, "k": 1024}
+    assert predicted(small, SMALL, arch, registers=48).us < predicted(small, WIDE, arch, registers=128).us
+
+
+def test_tiles_that_are_mostly_padding_cost_what_they_compute() -> None:
+    narrow = {"m": 16, "n": 8192, "k": 1024}
+    assert predicted(narrow, {**WIDE, "tile_m": 16}).us < predicted(narrow, WIDE).us
+
+
+def test_spills_cost_time() -> None:
+    clean, spilled = predicted(LARGE, WIDE), predicted(LARGE, WIDE, spilled=400)
+    assert spilled.us > 1.1 * clean.us
+    assert spilled.spilled
+    assert not clean.spilled
+
+
+def test_low_occupancy_costs_time_where_a_thread_has_few_independent_sums() -> None:
+    few = {**SMALL, "tile_m": 32, "tile_n": 32, "thread_m": 2, "thread_n": 2, "fragments": 1}
+    assert predicted(LARGE, few, registers=255).us > predicted(LARGE, few, registers=32).us
+
+
+def test_a_kernel_that_does_not_fit_comes_last() -> None:
+    fits = predicted(LARGE, TINY)
+    assert predicted(LARGE, {**WIDE, "thread_m": 4, "thread_n": 4}, registers=128).us > fits.us
+    assert predicted(LARGE, {**WIDE, "thread_m": 4, "thread_n": 4}, registers=128).occupancy == 0.0
+
+
+def test_double_buffering_helps() -> None:
+    assert predicted(LARGE, {**WIDE, "stages": 2}).us < predicted(LARGE, {**WIDE, "stages": 1}).us
+
+
+def test_padding_helps_where_a_tile_is_turned() -> None:
+    assert predicted(LARGE, {**WIDE, "padding": 4}).us < predicted(LARGE, {**WIDE, "padding": 0}).us
+
+
+def test_bands_help_where_the_operands_exceed_the_l2() -> None:
+    huge = {"m": 16384, "n": 16384, "k": 16384}
+    rows, bands = predicted(huge, {**WIDE, "raster": 0}, "sm_86"), predicted(huge, {**WIDE, "raster": 8}, "sm_86")
+    assert bands.roofs_us["dram"] < rows.roofs_us["dram"]
+
+
+@pytest.mark.parametrize("arch", sorted(targets()))
+def test_no_prediction_beats_the_data_sheet(arch: str) -> None:
+    problem, sheet = matmul(**LARGE), target(arch)
+    flops = operator("matmul").cost(problem, default_candidate(problem, arch).schedule).flops
+    for candidate in lower(problem, sheet, Search(level=2, limit=60)).candidates:
+        found = predict(candidate, report(registers(candidate.schedule.as_dict())), sheet)
+        assert found.us > flops / sheet.fp32_gflops / 1e3
+        assert math.isfinite(found.us)
+        assert found.bound_by in found.roofs_us
+
+
+def test_a_streaming_problem_is_bound_by_dram() -> None:
+    found = predicted({"m": 16, "n": 16384, "k": 8192}, {**SMALL, "tile_n": 64, "thread_n": 8}, "sm_75", registers=64)
+    assert found.bound_by == "dram"
+    assert found.us > 4 * 16384 * 8192 / 320e9 * 1e6
+
+
+def test_the_prediction_is_deterministic_and_json() -> None:
+    one, two = predicted(LARGE, WIDE), predicted(LARGE, WIDE)
+    assert one == two
+    assert json.loads(json.dumps(one.as_dict())) == one.as_dict()
+
+
+def test_cost_counts_what_must_be_computed_and_moved() -> None:
+    op = operator("matmul")
+    problem = matmul(m=10, n=20, k=30, batch=4, stride_b=0, epilogue=[{"op": "bias"}, {"op": "mask"}, {"op": "residual"}])
+    cost = op.cost(problem, default_candidate(matmul()).schedule)
+    outputs = 4 * 10 * 20
+    assert cost.flops == 2 * outputs * 30 + 3 * outputs
+    assert cost.bytes_read == 4 * (4 * 10 * 30 + 20 * 30 + 20) + outputs + 4 * outputs
+    assert cost.bytes_written == 4 * outputs
+    assert (cost.launches, cost.workspace_bytes) == (1, 0)

@@ -1,0 +1,139 @@
+"""The files in `examples/` are what their README says, and what `make run` promises."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+
+from codegen.group import group
+from codegen.kernel import Candidate
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search import Search
+from codegen.targets import target
+from tests.fixtures_client import *  # noqa: F403
+from tests.fixtures_client import ScriptedService, job_json, problem_json, record_json
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+QUICKSTART = json.loads((EXAMPLES / "quickstart.json").read_text())
+BERT_BASE = {  # Devlin et al. 2019: hidden size 768, 12 heads of 64, inner size 3072; here 8 sequences of 128 tokens
+    "qkv": (1, 8 * 128, 3 * 768, 768, "nt", ["bias"]),
+    "proj": (1, 8 * 128, 768, 768, "nt", ["bias"]),
+    "ffn1": (1, 8 * 128, 4 * 768, 768, "nt", ["bias", "gelu"]),
+    "ffn2": (1, 8 * 128, 768, 4 * 768, "nt", ["bias"]),
+    "qk": (8 * 12, 128, 128, 64, "nt", []),
+    "pv": (8 * 12, 128, 64, 128, "nn", []),
+}
+
+
+def candidates() -> dict[str, tuple[Candidate, ...]]:
+    search = Search.model_validate(QUICKSTART["search"])
+    problems = {p["name"]: {k: v for k, v in p.items() if k != "name"} for p in QUICKSTART["problems"]}
+    return {
+        name: tuple(lower(operator("matmul").parse(fields), target(QUICKSTART["target"]), search).candidates)
+        for name, fields in problems.items()
+    }
+
+
+def test_the_quickstart_is_bert_base_in_fp32() -> None:
+    found: dict[str, Any] = {}
+    for problem in QUICKSTART["problems"]:
+        assert problem["dtype"] == "float32"
+        extents = (problem.get("batch", 1), problem["m"], problem["n"], problem["k"])
+        found[problem["name"]] = (*extents, problem["layout"], [node["op"] for node in problem.get("epilogue", [])])
+    assert found == BERT_BASE
+
+
+def test_the_quickstart_has_64_candidates_per_problem_and_several_groups() -> None:
+    lowered = candidates()
+    assert all(len({candidate.id for candidate in found}) >= 64 for found in lowered.values())
+    kernels = {candidate.kernel.id: candidate.kernel for found in lowered.values() for candidate in found}
+    assert len(group(kernels.values(), workers=2)) >= 2
+
+
+def test_problems_that_differ_in_extents_share_their_kernels() -> None:
+    kernels = {name: {candidate.kernel.id for candidate in found} for name, found in candidates().items()}
+    assert kernels["qkv"] == kernels["proj"] == kernels["ffn2"]
+    assert not kernels["qkv"] & kernels["ffn1"]
+
+
+def test_the_readme_names_every_example() -> None:
+    listed = (EXAMPLES / "README.md").read_text()
+    names = {path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"}
+    assert all(f"`{name}`" in listed for name in names)
+
+
+def run(command: list[str], service: ScriptedService, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUKILN_URL": service.url, "XDG_CACHE_HOME": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_use_winner_without_a_winner_says_what_to_run(scripted: ScriptedService, tmp_path: Path) -> None:
+    missed = {"name": "ffn1", "key": "a" * 64, "record": None}
+    scripted.on("POST", "/v1/lookups", {"results": [missed], "hits": 0, "misses": 1})
+    done = run([sys.executable, str(EXAMPLES / "use_winner.py")], scripted, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("No winner for ffn1 yet: run `cukiln tune examples/quickstart.json`")
+    assert scripted.seen[0].json["problems"] == [p for p in QUICKSTART["problems"] if p["name"] == "ffn1"]
+
+
+def test_use_winner_with_a_damaged_library_is_one_line(scripted: ScriptedService, tmp_path: Path) -> None:
+    hit = {"name": "ffn1", "key": "a" * 64, "record": record_json()}
+    scripted.on("POST", "/v1/lookups", {"results": [hit], "hits": 1, "misses": 0})
+    scripted.on("GET", f"/v1/blobs/sha256/{'d' * 64}", {"not": "the library"})
+    done = run([sys.executable, str(EXAMPLES / "use_winner.py")], scripted, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "does not have the promised content" in done.stderr
+
+
+def test_use_winner_passes_the_operands_of_its_problem() -> None:
+    (ffn1,) = (p for p in QUICKSTART["problems"] if p["name"] == "ffn1")
+    fields = {name: value for name, value in ffn1.items() if name != "name"}
+    operands = operator("matmul").operands(operator("matmul").parse(fields))
+    tree = ast.parse((EXAMPLES / "use_winner.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "kernel"]
+    assert [ast.unparse(argument) for argument in calls[0].args] == [operand.name for operand in operands]
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="submit.sh is for people who have curl")
+
+
+@needs_curl
+@pytest.mark.parametrize("cached", [False, True])
+def test_submit_sh_follows_a_job_to_its_winners(cached: bool, scripted: ScriptedService, tmp_path: Path) -> None:
+    ended = job_json("done", cached=cached)
+    scripted.on("POST", "/v1/jobs", ended if cached else job_json("queued"))
+    stream = Response('event: end\ndata: {"state": "done"}\n\n', media_type="text/event-stream")
+    scripted.on("GET", "/v1/jobs/job1/events", stream)
+    scripted.on("GET", "/v1/jobs/job1", ended)
+    done = run([str(EXAMPLES / "submit.sh")], scripted, tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"job job1: {'done' if cached else 'queued'}"
+    assert ("event: end" in lines) != cached
+    assert lines[-1].startswith("ffn1 {'tile_m': 128")
+    assert scripted.seen[0].json == QUICKSTART
+
+
+@needs_curl
+def test_submit_sh_sends_the_key_and_shows_a_refusal(
+    scripted: ScriptedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUKILN_API_KEY", "secret")
+    scripted.on("POST", "/v1/jobs", problem_json(422, "unknown-target", "sm_1 is unknown"))
+    done = run([str(EXAMPLES / "submit.sh")], scripted, tmp_path)
+    assert done.returncode == 1
+    assert "sm_1 is unknown" in done.stderr
+    assert scripted.seen[0].headers["authorization"] == "Bearer secret"

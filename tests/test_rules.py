@@ -1,0 +1,114 @@
+"""Each rule rejects what breaks it, with its name and the numbers, and accepts what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.operators import operator
+from codegen.operators.matmul import rules as matmul_rules
+from codegen.problem import LARGEST_EXTENT
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.schedule import Schedule
+from codegen.targets import target
+from tests.fixtures_codegen import matmul
+
+GOOD = {
+    "tile_m": 64, "tile_n": 64, "tile_k": 16, "thread_m": 4, "thread_n": 4, "warp_m": 4, "stages": 2, "fragments": 2,
+    "padding": 4, "unroll_k": 8, "min_blocks": 1, "raster": 0,
+}  # fmt: skip
+
+
+def judge(change: dict[str, int], fields: dict[str, Any] | None = None, arch: str = "sm_90a") -> Accepted | Rejected:
+    problem = matmul(**{"m": 1024, "n": 1024, "k": 1024, **(fields or {})})
+    return operator("matmul").rules(problem, Schedule.of({**GOOD, **change}), target(arch))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"])
+def test_a_good_schedule_is_accepted(arch: str) -> None:
+    assert judge({}, arch=arch) == ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "fields", "arch", "said"),
+    [
+        ("thread_tile", {"tile_m": 68, "thread_m": 8}, {}, "sm_90a", "threads of 8x4 do not cover a tile of 68x64"),
+        ("thread_tile", {"tile_n": 68, "thread_n": 8}, {}, "sm_90a", "a tile of 64x68"),
+        ("threads", {"tile_m": 128, "thread_m": 1, "tile_n": 64, "thread_n": 4}, {}, "sm_90a", "= 2048 threads"),
+        ("threads", {"tile_m": 16, "tile_n": 16}, {}, "sm_90a", "16x16 / 4x4 = 16 threads"),
+        ("threads", {"tile_m": 48, "thread_m": 8, "tile_n": 48, "thread_n": 4}, {}, "sm_90a", "= 72 threads"),
+        ("warp", {"warp_m": 32}, {}, "sm_90a", "16 threads along m are no multiple of warp_m = 32"),
+        ("warp", {"tile_n": 16, "thread_n": 4, "warp_m": 4}, {}, "sm_90a", "4 threads along n are no multiple of 32 / warp_m = 8"),
+        ("warp", {"warp_m": 3}, {}, "sm_90a", "warp_m = 3"),
+        ("unroll", {"unroll_k": 32}, {}, "sm_90a", "unroll_k = 32 does not divide tile_k = 16"),
+        ("fragments", {"unroll_k": 1}, {}, "sm_90a", "even unroll_k, not 1"),
+        ("padding", {"padding": 2}, {}, "sm_90a", "padding = 2"),
+        ("vector", {"tile_k": 6, "unroll_k": 6}, {"layout": "nn"}, "sm_90a", "a tile row of A has 6 elements, no multiple of 4"),
+        ("vector", {"tile_k": 6, "unroll_k": 6}, {"layout": "tt"}, "sm_90a", "a tile row of B has 6 elements, no multiple of 4"),
+        ("shared_memory", {"tile_m": 256, "tile_n": 256, "tile_k": 32, "thread_m": 8, "thread_n": 8}, {}, "sm_75",
+         "133120 bytes of shared memory; sm_75 has 65536"),
+        ("registers", {"thread_m": 16, "thread_n": 16, "tile_m": 128, "tile_n": 128}, {}, "sm_90a", "at most 255"),
+        ("registers", {"tile_m": 128, "tile_n": 128, "thread_m": 4, "fragments": 2, "min_blocks": 2}, {}, "sm_90a", "2 x 1024 threads of about"),
+        ("min_blocks", {"tile_m": 32, "tile_n": 32, "thread_m": 1, "thread_n": 1, "fragments": 1, "min_blocks": 2, "tile_k": 8}, {}, "sm_75",
+         "2 x 1024 threads; sm_75 holds 1024"),
+        ("min_blocks", {"tile_m": 128, "tile_n": 128, "thread_m": 8, "thread_n": 8, "fragments": 1, "min_blocks": 2}, {}, "sm_75",
+         "2 x 33792 bytes of shared memory; sm_75 has 65536"),
+        ("min_blocks", {"min_blocks": 2}, {}, "sm_90a", "fit unasked"),
+        ("tile_m", {}, {"m": 32}, "sm_90a", "tile_m = 64 is mostly padding for m = 32"),
+        ("tile_n", {}, {"n": 31}, "sm_90a", "tile_n = 64 is mostly padding for n = 31"),
+        ("tile_k", {"stages": 1}, {"k": 8}, "sm_90a", "tile_k = 16 is mostly padding for k = 8"),
+        ("stages", {}, {"k": 16}, "sm_90a", "2 stages with one step: k = 16, tile_k = 16"),
+        ("raster", {"raster": 1}, {"m": 64}, "sm_90a", "orders 1 x 16 tiles as 0 does"),
+        ("raster", {"raster": 8}, {"n": 64}, "sm_90a", "orders 16 x 1 tiles as 0 does"),
+        ("raster", {"raster": 8}, {"m": 512}, "sm_90a", "bands of 8 rows order 8 rows of tiles"),
+        ("grid", {"tile_m": 16, "tile_n": 16, "thread_m": 2, "warp_m": 8},
+         {"batch": LARGEST_EXTENT, "m": 17, "n": 17, "k": 32, "stride_a": 0, "stride_b": 0}, "sm_90a",
+         f"{4 * LARGEST_EXTENT} blocks; a launch has at most {LARGEST_EXTENT}"),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_rule_is_rejected_with_the_numbers(
+    rule: str, change: dict[str, int], fields: dict[str, Any], arch: str, said: str
+) -> None:
+    outcome = judge(change, fields, arch)
+    assert isinstance(outcome, Rejected)
+    assert outcome.rule == rule
+    assert said in outcome.message
+
+
+def test_workspace_is_checked_against_the_request_s_limit() -> None:
+    assert check_workspace(100, None) is None
+    assert check_workspace(100, 100) is None
+    assert check_workspace(101, 100) == Rejected("workspace", "needs 101 bytes of workspace, the limit is 100")
+    schedule = Schedule.of(GOOD)
+    problem = matmul(m=1024, n=1024, k=1024)
+    assert operator("matmul").rules(problem, schedule, target("sm_90a"), 0) == ACCEPTED
+    assert isinstance(operator("matmul").rules(problem, schedule, target("sm_90a"), -1), Rejected)
+
+
+def test_check_chains_with_or() -> None:
+    assert (check(True, "a", "x") or check(False, "b", "y") or ACCEPTED) == Rejected("b", "y")
+    assert (check(True, "a", "x") or ACCEPTED) == ACCEPTED
+
+
+def test_shared_memory_is_what_the_kernel_s_launch_code_asks_for() -> None:
+    text = (Path(matmul_rules.__file__).parent / "kernel.cuh").read_text()
+    assert "C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float)" in text
+    assert matmul_rules.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
+
+
+def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
+    text = (Path(matmul_rules.__file__).parent / "kernel.cuh").read_text()
+    known = {
+        "a tile row must be a whole number of vectors": "vector",
+        "threads is what the tile and the thread tile make it": "config",
+        "thread tiles must cover the tile": "thread_tile",
+        "warps must cover the tile": "warp",
+        "a block is 1 to 32 whole warps": "threads",
+        "unrolled steps must cover the tile": "unroll",
+        "two fragment buffers need an even number of unrolled steps": "fragments",
+        "rows of shared memory stay aligned to vectors": "padding",
+    }
+    asserted = [line.rsplit('"', 2)[1] for line in text.splitlines() if "static_assert(" in line]
+    assert sorted(asserted) == sorted(known)

@@ -1,0 +1,292 @@
+"""`cukiln serve` starts everything or nothing, keeps it running, and leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.settings import Settings, load_settings
+from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, make_world, processes_of, wait_for
+from workers import children, serve, tickets
+from workers.children import Child
+from workers.embedded_valkey import url_file
+from workers.serve import Commands, ServeError
+
+COMMANDS = Commands(worker=JOURNAL_WORKER)
+SERVE = f"""
+import sys
+from storage.settings import load_settings
+from workers.serve import Commands, serve
+sys.exit(serve(load_settings(), commands=Commands(worker={JOURNAL_WORKER!r}, api=eval(sys.argv[1]))))
+"""
+NAMES = {"api", "compile worker 1", "plan worker", "reconcile", "valkey"}
+
+
+class Serving:
+    """A `cukiln serve` in a process of its own."""
+
+    def __init__(self, folder: Path, settings: Settings, api: tuple[str, ...] = Commands().api) -> None:
+        self.folder, self.settings = folder, settings
+        self.output = folder / "serve.txt"
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", SERVE, repr(api)],
+                env=serve.child_environment(settings),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def wait_until_ready(self) -> str:
+        wait_for(lambda: "ready: " in self.said() or self.process.poll() is not None, 60.0)
+        match = re.search(r"ready: (\S+)", self.said())
+        assert match is not None, self.said()
+        return match[1]
+
+    def pids(self) -> dict[str, int]:
+        """By name, as last said."""
+        said = re.findall(r"^  (.+?) +pid (\d+)$|^(.+) started again, pid (\d+)$", self.said(), re.MULTILINE)
+        return {name or again: int(pid or new) for name, pid, again, new in said}
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("TEST_JOURNAL", str(tmp_path / "journal"))
+    return load_settings(data_dir=tmp_path / "data", port=0, workers=1, max_attempts=50)
+
+
+@pytest.fixture
+def serving(tmp_path: Path, settings: Settings) -> Iterator[Serving]:
+    found = Serving(tmp_path, settings)
+    yield found
+    found.process.kill()
+    found.process.wait()
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+def world_of(serving: Serving, folder: Path) -> QueueWorld:
+    url = url_file(serving.settings.data_dir / "valkey").read_text()
+    world = make_world(folder, url)
+    return world.__enter__()  # nothing is started in it: what runs belongs to `serving`
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_everything_is_started_kept_running_and_stopped_in_order(serving: Serving, tmp_path: Path) -> None:
+    url = serving.wait_until_ready()
+    before = serving.pids()
+    assert set(before) == NAMES
+    assert answers(url)
+
+    world = world_of(serving, tmp_path)
+    [ref] = world.add("quick")
+    wait_for(lambda: world.journal("end", ref), what=serving.said())
+    world.add("flushed", ticket=False)
+    wait_for(lambda: world.journal("end", "flushed:0-0"), what="the reconciler's ticket")
+
+    for name in ("api", "plan worker", "valkey"):
+        os.kill(before[name], signal.SIGKILL)
+    wait_for(lambda: serving.said().count("started again, pid") == 2, what=serving.said())
+    wait_for(lambda: answers(url), 30.0, serving.said())
+    [ref] = world.add("later", ticket=False)
+    wait_for(lambda: world.journal("end", ref), 30.0, serving.said())
+
+    [ref] = world.add("forever")
+    wait_for(lambda: world.journal("start", ref), 30.0, serving.said())
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.process.wait(30) == 0, serving.said()
+    assert serving.said().endswith("stopped\n")
+    assert "was killed" not in serving.said().partition("stopping;")[2]
+    assert world.waiting() == 1  # handed back
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+    assert not answers(url)
+
+
+def test_a_killed_supervisor_leaves_no_process_and_the_next_one_goes_on(serving: Serving, tmp_path: Path) -> None:
+    serving.wait_until_ready()
+    world = world_of(serving, tmp_path)
+    [ref] = world.add("first")
+    wait_for(lambda: [p for p in processes_of(tmp_path) if p.name() == "sleep"], what="the compiler")
+    pids = [*serving.pids().values(), *(process.pid for process in processes_of(tmp_path))]
+    serving.process.kill()
+    serving.process.wait()
+    wait_for(lambda: all(map(gone, pids)), what="all to die")
+    wait_for(lambda: not processes_of(tmp_path))
+
+    with serve.embedded(serving.settings, commands=COMMANDS) as running:
+        assert answers(running.url)
+        wait_for(lambda: world.journal("end", ref), what="the item to be run again")
+    assert not world.journal("TWICE")
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(settings: Settings, tmp_path: Path) -> None:
+    with serve.embedded(settings, commands=COMMANDS) as running:
+        assert answers(running.url)
+        assert set(running.pids) == NAMES
+        assert running.url in (settings.data_dir / "serve.lock").read_text()
+        with pytest.raises(ServeError, match=f"another cukiln serve.*{running.url}.*CUKILN_DATA"):
+            serve.Supervisor(settings, say=str).start()
+        assert answers(running.url)
+        port = running.url.rpartition(":")[2]
+        second = settings.model_copy(update={"port": int(port), "data_dir": tmp_path / "other"})
+        with pytest.raises(ServeError, match=f"port {port}.*CUKILN_PORT"):
+            serve.Supervisor(second, say=str).start()
+    assert all(map(gone, running.pids.values()))
+    assert not answers(running.url)
+
+
+def test_an_error_in_the_block_stops_the_embedded_service_and_passes_through(settings: Settings) -> None:
+    with pytest.raises(RuntimeError, match="in the block"), serve.embedded(settings, commands=COMMANDS) as running:
+        raise RuntimeError("in the block")
+    assert all(map(gone, running.pids.values()))
+
+
+def test_a_child_that_ends_at_its_start_stops_everything_and_shows_its_words(settings: Settings, tmp_path: Path) -> None:
+    broken = Commands(api=(sys.executable, "-c", "import sys; sys.exit('no such animal')"), worker=JOURNAL_WORKER)
+    with (
+        pytest.raises(ServeError, match=r"(?s)api ended with 1 at its start:\n.*no such animal"),
+        serve.embedded(settings, commands=broken),
+    ):
+        pass
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+STUBBORN = """
+import http.server, os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).serve_forever()
+"""
+
+
+def test_a_second_signal_stops_without_waiting(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = Serving(tmp_path, settings, api=(sys.executable, "-c", STUBBORN))
+    serving.wait_until_ready()
+    serving.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: "stopping;" in serving.said())
+    serving.process.send_signal(signal.SIGTERM)
+    assert serving.process.wait(30) == 0
+    assert "api did not end in time and was killed" in serving.said()
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+# ---- checks before the start
+
+
+def test_a_host_that_others_can_reach_needs_a_key(settings: Settings) -> None:
+    open_host = settings.model_copy(update={"host": "0.0.0.0"})
+    with pytest.raises(ServeError, match=r"0\.0\.0\.0.*CUKILN_API_KEY"):
+        serve.Supervisor(open_host, say=str).start()
+    assert not settings.data_dir.exists()
+
+
+def test_a_busy_port_is_named_with_its_setting(capsys: pytest.CaptureFixture[str], settings: Settings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert serve.serve(settings.model_copy(update={"port": port})) == 1
+    assert re.search(rf"127\.0\.0\.1 port {port} .*CUKILN_PORT", capsys.readouterr().out)
+
+
+def test_without_a_compiler_it_says_what_to_install(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(settings.data_dir))
+    with pytest.raises(ServeError, match=r"g\+\+"):
+        serve.Supervisor(settings, say=str).start()
+
+
+def test_children_get_every_setting_as_it_is_here(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+    changed = load_settings(
+        data_dir=settings.data_dir, redis_url="unix:///here", api_key="k" * 32, lease_seconds=7, workers=3
+    )
+    environment = serve.child_environment(changed)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        assert load_settings() == changed
+    assert "REDIS_URL" not in serve.child_environment(settings.model_copy(update={"redis_url": None}))
+
+
+# ---- one kept child
+
+
+def a_child(tmp_path: Path, words: str) -> Child:
+    return Child("it", [sys.executable, "-c", words], env={}, log=tmp_path / "it.log", grace_seconds=1.0)
+
+
+def test_a_child_is_started_again_after_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(children, "LONGEST_PAUSE_SECONDS", 0.04)
+    child = a_child(tmp_path, "print('here'); raise SystemExit(3)")
+    child.start()
+    told: list[str] = []
+    while child.restarts < 4:
+        told.append(child.keep() or "")
+    pauses = [float(match[1]) for words in told if (match := re.search(r"ended with 3, starting it again in (\S+) s", words))]
+    assert pauses == [0.01, 0.02, 0.04, 0.04]
+    child.end(5.0)
+    assert child.log_tail().count("here") == 5
+
+
+def test_a_child_that_was_killed_is_said_to_have_been(tmp_path: Path) -> None:
+    child = a_child(tmp_path, "import time; time.sleep(300)")
+    child.start()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    wait_for(lambda: child.ended() is not None)
+    assert "was killed by SIGKILL" in (child.keep() or "")
+
+
+def test_a_child_dies_with_the_thread_that_started_it(tmp_path: Path) -> None:
+    """Why the supervisor starts and watches its children from one thread."""
+    child = a_child(tmp_path, "import time; print('up', flush=True); time.sleep(300)")
+    enough = threading.Event()
+    thread = threading.Thread(target=lambda: child.start() or enough.wait())  # type: ignore[func-returns-value]
+    thread.start()
+    wait_for(lambda: "up" in child.log_tail())
+    assert child.ended() is None
+    enough.set()
+    thread.join()
+    wait_for(lambda: child.ended() == -signal.SIGKILL)
+
+
+def test_tickets_of_the_embedded_queue_can_be_found_by_a_worker_started_by_hand(settings: Settings) -> None:
+    from workers.main import WorkerError, redis_url
+
+    with pytest.raises(WorkerError, match="REDIS_URL.*cukiln serve"):
+        redis_url(settings)
+    with serve.embedded(settings, commands=COMMANDS) as running:
+        assert redis_url(settings) == running.redis_url
+        assert tickets.connect(redis_url(settings)).ping()

@@ -1,0 +1,495 @@
+"""Plans, compiled groups and verdicts: builds are shared, owned once, judged once; problems are finished once."""
+
+from __future__ import annotations
+
+import pytest
+from cukiln.types import StageSeconds
+from sqlalchemy import select
+from storage import items, jobs
+from storage.builds import known_builds
+from storage.candidates import Predicted, candidates_of_builds, candidates_of_problem, kernel_json_of, set_predictions
+from storage.clock import FakeClock
+from storage.database import Database
+from storage.errors import LostClaim
+from storage.groups import BuildOutcome, load_group, record_compiled, start_group
+from storage.items import Renewal
+from storage.problems import finish_problem, load_problem, problem_ids, problems_to_plan
+from storage.tables import BuildRow, ItemRow
+from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, record_verified
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import (
+    PLAN,
+    add_job,
+    claim_one,
+    compile_claimed,
+    compile_next,
+    new_problem,
+    plan_next,
+    record,
+    verify_claimed,
+    verify_next,
+)
+
+
+def verdicts_of(database: Database, job_id: str) -> list[dict[str, str | None]]:
+    """Candidate -> verdict, for each problem of the job."""
+    with database.read() as session:
+        return [
+            {found.candidate: found.verdict for found in candidates_of_problem(session, problem_id)}
+            for problem_id in problem_ids(session, job_id)
+        ]
+
+
+def unended(database: Database, *kinds: str) -> list[str]:
+    with database.read() as session:
+        query = select(ItemRow.kind).where(ItemRow.state.in_(("waiting", "claimed"))).order_by(ItemRow.id)
+        return [kind for kind in session.scalars(query) if not kinds or kind in kinds]
+
+
+def finish_next(database: Database, winner: str | None = "c-a", error: str | None = None) -> str | None:
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        return finish_problem(session, claim, winner=winner, error=error).job_state
+
+
+def test_a_job_goes_from_plan_to_done(database: Database) -> None:
+    job = add_job(database)
+    assert len(plan_next(database, "a", "b").groups) == 1
+    assert compile_next(database, bad=["b"]).verify is True
+    assert verdicts_of(database, job.id) == [{"c-a": None, "c-b": "compile_error"}]
+    assert len(verify_next(database)) == 1
+    assert verdicts_of(database, job.id) == [{"c-a": "ok", "c-b": "compile_error"}]
+    assert finish_next(database) == "done"
+    assert unended(database) == []
+    with database.read() as session:
+        (failed,) = (c for c in candidates_of_builds(session, ["b"]))
+        (fine,) = (c for c in candidates_of_builds(session, ["a"]))
+    assert failed.message == "x.cu(7): error: no such thing"
+    assert fine.code_digest == "code-a"
+    assert fine.verdict_details == {"cases": [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]}
+
+
+def test_a_group_in_which_nothing_compiled_needs_no_verification(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    recorded = compile_next(database, bad=["a", "b"])
+    assert recorded.verify is False
+    assert len(recorded.judged) == 1
+    assert unended(database) == ["finish"]
+
+
+def test_a_problem_is_finished_when_its_last_candidate_is_judged_and_once(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    compile_next(database)
+    compile_next(database)
+    assert verify_next(database) == []
+    assert len(verify_next(database)) == 1
+    assert unended(database) == ["finish"]
+
+
+def test_a_problem_without_candidates_is_finished_at_once_with_its_reason(database: Database) -> None:
+    job = add_job(database)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        recorded = record(session, claim, [])
+    assert (recorded.groups, len(recorded.judged)) == ([], 1)
+    assert finish_next(database, winner=None, error="rule: too many") == "failed"
+    with database.read() as session:
+        status = jobs.job_state(session, job.id)
+    assert status is not None and status.error == "1 of 1 problems failed; the first, p0: rule: too many"
+
+
+def test_a_job_with_some_failed_problems_is_partial(database: Database) -> None:
+    add_job(database, count=2)
+    plan_next(database, "a")
+    compile_next(database)
+    verify_next(database)
+    assert finish_next(database) is None
+    assert finish_next(database, winner=None, error="nothing was right") == "partial"
+
+
+def test_a_planned_item_is_planned_once(database: Database, clock: FakeClock) -> None:
+    """A planner that was thought dead comes back after another has done its work."""
+    add_job(database)
+    late = claim_one(database, "plan")
+    clock.advance(6)
+    with database.write() as session:
+        items.expire_leases(session)
+    plan_next(database, "a")
+    with pytest.raises(LostClaim), database.write() as session:
+        record(session, late, ["b"])
+    with database.read() as session:
+        assert set(known_builds(session, ["a", "b"])) == {"a"}
+        assert problems_to_plan(session, late) == []
+
+
+def test_a_build_belongs_to_one_group_whoever_plans_it_too(database: Database) -> None:
+    first, second = add_job(database), add_job(database)
+    one, two = claim_one(database, "plan"), claim_one(database, "plan")
+    with database.write() as session:
+        (mine,) = record(session, one, ["a", "b"]).groups
+    with database.write() as session:  # planned before the first was recorded: it believes that `b` is new
+        (theirs,) = record(session, two, ["b", "c"]).groups
+    with database.read() as session:
+        owners = {build.id: build.group_id for build in known_builds(session, ["a", "b", "c"]).values()}
+        group = load_group(session, theirs)
+    assert owners == {"a": mine, "b": mine, "c": theirs}
+    assert group is not None and [kernel.build for kernel in group.kernels] == ["c"]
+    assert group.predicted_seconds == pytest.approx(2.0)  # its part of the 4 seconds planned for two
+    compile_next(database)
+    compile_next(database)
+    verify_next(database)
+    verify_next(database)
+    assert verdicts_of(database, first.id) == [{"c-a": "ok", "c-b": "ok"}]
+    assert verdicts_of(database, second.id) == [{"c-b": "ok", "c-c": "ok"}]
+    assert unended(database) == ["finish", "finish"]
+
+
+def test_what_is_known_is_not_done_again(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    compile_next(database, bad=["b"])
+    verify_next(database)
+    finish_next(database)
+    later = add_job(database)
+    recorded = plan_next(database, "a", "b")
+    assert recorded.groups == []
+    assert len(recorded.judged) == 1
+    assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "compile_error"}]
+    assert unended(database) == ["finish"]
+
+
+def test_an_equal_slice_under_another_toolchain_keeps_its_verdict(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    verify_next(database)
+    with database.write() as session:
+        session.get_one(BuildRow, "a").id = "a-older"  # as if the toolchain had changed
+    add_job(database)
+    plan_next(database, "a")
+    assert compile_next(database).verify is False
+    assert unended(database, "verify") == []
+
+
+def test_another_test_plan_version_verifies_without_compiling(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    compile_next(database, bad=["b"])
+    verify_next(database)
+    finish_next(database)
+    later = add_job(database)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        (group_id,) = record(session, claim, ["a", "b"], plan_version="2").groups
+    assert unended(database) == ["verify"]
+    # A third job meanwhile relies on that verification.
+    third = add_job(database)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        assert record(session, claim, ["a"], plan_version="2").groups == []
+    claim = claim_one(database, "verify")
+    assert claim.ref == group_id
+    version = {"venue": "cpu", "plan_version": "2"}
+    with database.write() as session:
+        assert [kernel.build for kernel in builds_to_verify(session, group_id, **version)] == ["a"]
+        ok = NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)
+        judged = record_verified(session, claim, [ok], verify=StageSeconds(wall=1, cpu=1), **version)
+    assert len(judged) == 2
+    assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "compile_error"}]
+    assert verdicts_of(database, third.id) == [{"c-a": "ok"}]
+
+
+def test_a_more_urgent_job_hurries_the_work_it_shares(database: Database) -> None:
+    add_job(database, priority="low")
+    plan_next(database, "shared")
+    add_job(database)
+    plan_next(database, "other")
+    add_job(database, priority="high")
+    plan_next(database, "shared")
+    claim = claim_one(database, "compile")
+    with database.read() as session:
+        group = load_group(session, claim.ref)
+        assert group is not None and group.kernels[0].build == "shared"
+    compile_claimed(database, claim)
+    following = claim_one(database, "verify", "compile")
+    assert (following.kind, following.ref) == ("verify", claim.ref)
+
+
+def test_a_verification_that_forgets_a_kernel_is_refused(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    compile_next(database)
+    claim = claim_one(database, "verify")
+    with pytest.raises(ValueError, match=f"no verdict for {'b':0>64}"), database.write() as session:
+        only_one = [NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)]
+        record_verified(session, claim, only_one, verify=StageSeconds(), **PLAN)
+    assert len(verify_claimed(database, claim)) == 1  # nothing was written: the claim still holds
+
+
+def test_a_finding_replaces_an_ok_and_is_never_replaced(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    claim = claim_one(database, "verify")
+
+    def write(verdict: str) -> None:
+        with database.write() as session:
+            row = session.get_one(ItemRow, claim.item_id)
+            row.state, row.token = "claimed", claim.token
+            session.flush()
+            new = NewVerdict("slice-a", verdict, verdict, {"seed": verdict}, 1.0, 1.0)
+            record_verified(session, claim, [new], verify=StageSeconds(), **PLAN)
+
+    for verdict, kept in (("ok", "ok"), ("incorrect", "incorrect"), ("ok", "incorrect"), ("run_timeout", "incorrect")):
+        write(verdict)
+        with database.read() as session:
+            found = known_verdicts(session, ["slice-a"], **PLAN)["slice-a"]
+        assert (found.verdict, found.details) == (kept, {"seed": kept})
+
+
+def test_compiling_records_the_group(database: Database, clock: FakeClock) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    claim = claim_one(database, "compile")
+    with database.write() as session:
+        start_group(session, claim)
+    clock.advance(3)
+    compile_claimed(database, claim)
+    with database.read() as session:
+        group = load_group(session, claim.ref)
+        assert kernel_json_of(session, "b") == {"operator": "matmul", "tunables": {"n": "b"}}
+        assert kernel_json_of(session, "nothing") is None
+    assert group is not None
+    assert (group.state, group.source, group.cubin) == ("compiled", "a" * 64, "d" * 64)
+    assert group.finished_at is not None and group.started_at is not None
+    assert group.finished_at - group.started_at == 3
+
+
+@pytest.mark.parametrize("outcomes", [[], ["a"], ["a", "b", "z"]], ids=["none", "too few", "too many"])
+def test_a_group_is_recorded_with_an_outcome_for_each_build_only(database: Database, outcomes: list[str]) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    claim = claim_one(database, "compile")
+    with pytest.raises(ValueError, match="one outcome for each"), database.write() as session:
+        record_compiled(
+            session,
+            claim,
+            [BuildOutcome(build, "ok") for build in outcomes],
+            source=None,
+            log=None,
+            library=None,
+            cubin=None,
+            phases=[],
+            codegen=StageSeconds(),
+            compile=StageSeconds(),
+            **PLAN,
+        )
+    with database.read() as session:
+        assert {build.state for build in known_builds(session, ["a", "b"]).values()} == {"pending"}
+
+
+def test_a_groups_seconds_are_shared_out_to_the_problems_that_use_its_kernels(database: Database) -> None:
+    job = add_job(database, count=33)
+    plan_next(database, "a")  # 32 problems
+    plan_next(database, "a", "b")  # the last one
+    compile_next(database)
+    compile_next(database)
+    verify_next(database)
+    verify_next(database)
+    with database.read() as session:
+        spent = [load_problem(session, problem_id) for problem_id in problem_ids(session, job.id)]
+    seconds = [problem.seconds for problem in spent if problem is not None]
+    # The group of kernel `a`: 8 s over 33 problems; that of `b`: 8 s, all of the last problem.
+    assert seconds[0]["compile"]["wall"] == pytest.approx(8 / 33)
+    assert seconds[-1]["compile"] == {"wall": pytest.approx(8 / 33 + 8), "cpu": pytest.approx(8 / 33 + 8)}
+    assert sum(each["compile"]["wall"] for each in seconds) == pytest.approx(16)
+    assert sum(each["codegen"]["cpu"] for each in seconds) == pytest.approx(2)
+    assert sum(each["verify"]["wall"] for each in seconds) == pytest.approx(8)
+    assert seconds[0]["lower"] == {"wall": 0.5, "cpu": 0.25}
+
+
+def test_predictions_are_written_to_candidates(database: Database) -> None:
+    job = add_job(database)
+    plan_next(database, "a", "b")
+    with database.write() as session:
+        (problem_id,) = problem_ids(session, job.id)
+        set_predictions(session, [Predicted(problem_id, "c-b", 1.5, {"occupancy": 0.5}), Predicted(7777, "x", 1, {})])
+        set_predictions(session, [])
+        found = {one.candidate: (one.predicted_us, one.prediction) for one in candidates_of_problem(session, problem_id)}
+    assert found == {"c-a": (None, None), "c-b": (1.5, {"occupancy": 0.5})}
+
+
+def test_finishing_wants_a_winner_or_a_reason_and_counts_its_own_time(database: Database) -> None:
+    job = add_job(database)
+    plan_next(database)
+    claim = claim_one(database, "finish")
+    for winner, error in ((None, None), ("c", "e")):
+        with pytest.raises(ValueError, match="either a winner or an error"), database.write() as session:
+            finish_problem(session, claim, winner=winner, error=error)
+    with database.write() as session:
+        spent = {"compile": StageSeconds(wall=2, cpu=3)}
+        finish_problem(session, claim, winner="c-a", error=None, extra_seconds=spent)
+        problem = load_problem(session, problem_ids(session, job.id)[0])
+    assert problem is not None and problem.seconds["compile"] == {"wall": 2, "cpu": 3}
+    with pytest.raises(LostClaim), database.write() as session:
+        finish_problem(session, claim, winner="c-b", error=None)
+
+
+# How work ends before its time.
+
+
+def test_a_cancelled_job_stops_everything_it_alone_waits_for(database: Database) -> None:
+    job = add_job(database, count=40)
+    plan_next(database, "a")
+    claim = claim_one(database, "compile")
+    with database.write() as session:
+        status = jobs.cancel_job(session, job.id)
+        assert items.renew(session, claim, 5) is Renewal.CANCELLED
+    assert status is not None and status.state == "cancelled"
+    assert unended(database) == []
+    with pytest.raises(LostClaim):
+        compile_claimed(database, claim)
+    with database.read() as session:
+        assert known_builds(session, ["a"]) == {}  # free for the next job
+        group = load_group(session, claim.ref)
+        states = {load_problem(session, problem_id).state for problem_id in problem_ids(session, job.id)}  # type: ignore[union-attr]
+    assert group is not None and group.state == "cancelled"
+    assert states == {"cancelled"}
+    assert verdicts_of(database, job.id)[0] == {"c-a": "skipped"}
+
+
+def test_work_that_another_job_waits_for_survives_a_cancel_and_changes_hands(database: Database) -> None:
+    first, second = add_job(database), add_job(database)
+    plan_next(database, "a")
+    plan_next(database, "a")
+    claim = claim_one(database, "compile")
+    with database.write() as session:
+        jobs.cancel_job(session, first.id)
+        assert items.renew(session, claim, 5) is Renewal.HELD
+        group = load_group(session, claim.ref)
+    assert group is not None and group.job_id == second.id
+    compile_claimed(database, claim)
+    with database.write() as session:
+        jobs.cancel_job(session, first.id)  # again: nothing happens
+    assert len(verify_next(database)) == 1
+    assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
+    assert finish_next(database) == "done"
+    with database.read() as session:
+        assert [jobs.job_state(session, job.id).state for job in (first, second)] == ["cancelled", "done"]  # type: ignore[union-attr]
+
+
+def test_a_verification_that_another_job_waits_for_survives_a_cancel(database: Database) -> None:
+    first = add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    second = add_job(database)
+    assert plan_next(database, "a").groups == []
+    claim = claim_one(database, "verify")
+    with database.write() as session:
+        jobs.cancel_job(session, first.id)
+    assert len(verify_claimed(database, claim)) == 1
+    assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
+
+
+def test_after_a_cancel_the_next_job_takes_up_what_was_left(database: Database) -> None:
+    first = add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    with database.write() as session:
+        jobs.cancel_job(session, first.id)
+    second = add_job(database)
+    assert len(plan_next(database, "a").groups) == 1  # compiled, not judged
+    assert unended(database) == ["verify"]
+    verify_next(database)
+    assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
+
+
+def test_a_spent_budget_finishes_with_what_was_judged(database: Database, clock: FakeClock) -> None:
+    job = add_job(database, count=33, budget_seconds=60.0)
+    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    compile_next(database)
+    verify_next(database)
+    with database.write() as session:
+        assert jobs.expire_budgets(session) == []
+    clock.advance(61)
+    with database.write() as session:
+        assert jobs.expire_budgets(session) == [job.id]
+        assert jobs.expire_budgets(session) == []
+    assert verdicts_of(database, job.id)[0] == {"c-a": "ok", "c-b": "skipped"}
+    assert unended(database) == ["finish"] * 33
+    for _ in range(32):
+        assert finish_next(database) is None
+    with database.read() as session:
+        unplanned = load_problem(session, problem_ids(session, job.id)[32])
+    assert unplanned is not None
+    assert unplanned.error == "the budget of 60 seconds ended before its search space was lowered"
+    assert finish_next(database, winner=None, error=unplanned.error) == "partial"
+
+
+def test_an_ended_budget_hands_shared_work_over(database: Database, clock: FakeClock) -> None:
+    add_job(database, budget_seconds=10.0)
+    other = add_job(database)
+    plan_next(database, "a")
+    plan_next(database, "a")
+    clock.advance(11)
+    with database.write() as session:
+        assert items.claim(session, ["compile"], None, "w", 5) is None
+        jobs.expire_budgets(session)
+    compile_next(database)
+    verify_next(database)
+    assert verdicts_of(database, other.id) == [{"c-a": "ok"}]
+
+
+@pytest.mark.parametrize("kind", ["compile", "verify"])
+def test_a_group_that_cannot_be_worked_on_skips_its_candidates_and_remembers_nothing(
+    database: Database, kind: str
+) -> None:
+    job = add_job(database)
+    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    if kind == "verify":
+        compile_next(database)
+    claim = claim_one(database, kind)
+    with database.write() as session:
+        assert items.fail(session, claim, "the disk is full", retry=False) == "failed"
+    assert verdicts_of(database, job.id) == [{"c-a": "skipped", "c-b": None}]
+    compile_next(database)
+    assert len(verify_next(database)) == 1  # the problem goes on without it
+    # The next job tries again.
+    later = add_job(database)
+    assert len(plan_next(database, "a", "b").groups) == 1
+    assert unended(database, kind) == [kind]
+    if kind == "compile":
+        compile_next(database)
+    verify_next(database)
+    assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "ok"}]
+
+
+def test_a_problem_whose_finishing_keeps_failing_fails_with_the_reason(database: Database) -> None:
+    job = add_job(database)
+    plan_next(database)
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        items.fail(session, claim, "no room for the library", retry=False)
+        status = jobs.job_state(session, job.id)
+    assert status is not None and status.state == "failed"
+    assert status.error is not None and "no room for the library" in status.error
+
+
+def test_a_job_of_cached_problems_is_done_at_once(database: Database) -> None:
+    with database.write() as session:
+        cached = [new_problem("a", cached=True, winner="c"), new_problem("b", cached=True, winner="c")]
+        job = jobs.create_job(session, jobs.NewJob(cached))
+    assert (job.state, job.cached, job.items) == ("done", True, 0)
+    assert unended(database) == []
+
+
+def test_only_what_is_not_cached_is_planned(database: Database) -> None:
+    problems = [new_problem(f"p{n}", cached=n != 70, winner="c" if n != 70 else None) for n in range(100)]
+    with database.write() as session:
+        job = jobs.create_job(session, jobs.NewJob(problems))
+    assert (job.state, job.cached, job.items) == ("queued", False, 1)
+    claim = claim_one(database, "plan")
+    with database.read() as session:
+        assert [problem.position for problem in problems_to_plan(session, claim)] == [70]

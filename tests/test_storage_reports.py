@@ -1,0 +1,395 @@
+"""Reports: jobs, candidates, rejections, groups, timings: true, and with a fixed number of queries."""
+
+from __future__ import annotations
+
+import pytest
+from cukiln.types import StageSeconds
+from sqlalchemy import insert
+from storage import jobs
+from storage.clock import FakeClock
+from storage.cursors import make_cursor
+from storage.database import Database
+from storage.errors import BadCursor
+from storage.groups import group_report
+from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.problems import finish_problem, load_problem, problem_ids
+from storage.candidates import Predicted, set_predictions
+from storage.report_candidates import candidate_page, rejections
+from storage.report_job import job_progress, job_report
+from storage.rows import core
+from storage.tables import CandidateRow, JobProblemRow, VerdictRow
+from storage.timings import By, timings
+from storage.toolchains import live_toolchains, register_toolchain
+from storage.winners import publish_winner
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import (
+    PLAN,
+    TARGET,
+    TOOLCHAIN,
+    add_job,
+    claim_one,
+    compile_next,
+    counted_statements,
+    new_build,
+    new_problem,
+    plan_next,
+    verify_next,
+    winner_record,
+)
+
+ENOUGH_QUERIES = 15
+
+
+def finish_with_record(database: Database, winner: str) -> None:
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        problem = load_problem(session, int(claim.ref))
+        assert problem is not None
+        publish_winner(session, winner_record(problem.key, winner), expected_revision=0, attempt=claim.token)
+        finish_problem(session, claim, winner=winner, error=None)
+
+
+def test_a_finished_job_is_reported(database: Database, clock: FakeClock) -> None:
+    job = add_job(database, budget_seconds=90.0, priority="high")
+    clock.advance(2)
+    plan_next(database, "a", "b")
+    compile_next(database, bad=["b"])
+    verify_next(database)
+    clock.advance(3)
+    finish_with_record(database, "c-a")
+    with database.read() as session:
+        report = job_report(session, job.id)
+    assert report is not None
+    assert (report.job, report.state, report.cached, report.priority) == (job.id, "done", False, "high")
+    assert (report.started_at or 0) - report.created_at == 2
+    assert (report.finished_at or 0) - report.created_at == 5
+    assert report.budget_seconds == 90
+    assert report.progress.eta_seconds is None
+    assert report.seconds.compile == StageSeconds(wall=8, cpu=8)
+    (problem,) = report.problems
+    assert (problem.name, problem.state, problem.candidates) == ("p0", "done", 2)
+    assert problem.verdicts == {"compile_error": 1, "ok": 1}
+    assert problem.rejected == {"rule": 2}
+    assert problem.seconds.lower == StageSeconds(wall=0.5, cpu=0.25)
+    assert problem.seconds.codegen == StageSeconds(wall=1, cpu=1)
+    assert problem.seconds.verify == StageSeconds(wall=4, cpu=4)
+    assert problem.winner is not None
+    assert (problem.winner.candidate, problem.winner.so_sha256) == ("c-a", "1" * 64)
+    assert (problem.winner.verified, problem.winner.ranked_by, problem.winner.predicted_us) == ("cpu", "predicted", 12.5)
+
+
+def test_a_winner_that_left_the_front_is_answered_by_the_fronts_best(database: Database) -> None:
+    job = add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    verify_next(database)
+    finish_with_record(database, "c-a")
+    with database.write() as session:
+        key = new_problem("p0").key
+        publish_winner(session, winner_record(key, "better"), expected_revision=1, attempt="another")
+        report = job_report(session, job.id)
+    assert report is not None and report.problems[0].winner is not None
+    assert report.problems[0].winner.candidate == "better"
+
+
+def test_unknown_jobs_and_groups_have_no_report(database: Database) -> None:
+    with database.read() as session:
+        assert job_report(session, "nope") is None
+        assert job_progress(session, "nope") is None
+        assert candidate_page(session, "nope") is None
+        assert rejections(session, "nope") is None
+        assert group_report(session, "nope") is None
+
+
+def counts(database: Database, job_id: str) -> tuple[tuple[int, int], ...]:
+    with database.read() as session:
+        found = job_progress(session, job_id)
+    assert found is not None
+    stages = (found.progress.lower, found.progress.compile, found.progress.verify, found.progress.finish)
+    return tuple((stage.done, stage.total) for stage in stages)
+
+
+def test_progress_counts_problems_kernels_and_candidates(database: Database) -> None:
+    job = add_job(database, count=33)
+    assert counts(database, job.id) == ((0, 33), (0, 0), (0, 0), (0, 33))
+    plan_next(database, "a")
+    assert counts(database, job.id) == ((32, 33), (0, 1), (0, 32), (0, 33))
+    plan_next(database, "a", "b")
+    compile_next(database)
+    assert counts(database, job.id) == ((33, 33), (1, 2), (0, 34), (0, 33))
+    compile_next(database, bad=["b"])
+    assert counts(database, job.id) == ((33, 33), (2, 2), (1, 34), (0, 33))
+    verify_next(database)
+    finish_with_record(database, "c-a")
+    assert counts(database, job.id) == ((33, 33), (2, 2), (34, 34), (1, 33))
+    with database.read() as session:
+        found = job_progress(session, job.id)
+    assert found is not None
+    assert (found.progress.candidates_done, found.progress.candidates_failed) == (34, 1)
+    assert (found.state, found.seconds.compile.wall) == ("running", 16)
+
+
+def eta(database: Database, job_id: str) -> float | None:
+    with database.read() as session:
+        found = job_progress(session, job_id)
+    assert found is not None
+    return found.progress.eta_seconds
+
+
+def test_the_eta_follows_predictions_then_what_was_observed(database: Database, clock: FakeClock) -> None:
+    job = add_job(database)
+    assert eta(database, job.id) is None  # not planned yet
+    plan_next(database, "a", "b", "c", groups=[["a"], ["b"], ["c"]])
+    # 3 groups of predicted 2 s; on a machine that has verified nothing yet, verifying is taken to last as long.
+    assert eta(database, job.id) == pytest.approx(3 * 2 * 2)
+    compile_next(database)  # took 8 s instead of 2
+    verify_next(database)  # 4 s: half of the compile
+    assert eta(database, job.id) == pytest.approx(2 * 8 * 1.5)
+    claim_one(database, "compile", worker="w1")
+    claim_one(database, "compile", worker="w2")
+    clock.advance(2)
+    assert eta(database, job.id) == pytest.approx((2 * 8 * 1.5 - 2 * 2) / 2)  # two at work, two seconds in
+    clock.advance(100)
+    assert eta(database, job.id) == 0
+
+
+def test_the_eta_counts_the_jobs_that_are_served_before(database: Database, clock: FakeClock) -> None:
+    add_job(database)
+    plan_next(database, "a")
+    clock.advance(1)
+    mine = add_job(database)
+    plan_next(database, "b")
+    assert eta(database, mine.id) == pytest.approx(8)
+    clock.advance(1)
+    add_job(database, priority="low")
+    plan_next(database, "low")
+    assert eta(database, mine.id) == pytest.approx(8)
+    add_job(database, priority="high")
+    plan_next(database, "high")
+    assert eta(database, mine.id) == pytest.approx(12)
+
+
+def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database: Database) -> None:
+    with database.write() as session:
+        new = [new_problem(f"p{n}", key=f"{n % 50:064x}") for n in range(10_000)]
+        job = jobs.create_job(session, jobs.NewJob(new))
+        ids = list(problem_ids(session, job.id))
+        done = {"planned": True, "state": "done", "winner": "c1", "candidate_count": 2}
+        session.query(JobProblemRow).update(done)
+        rows = [
+            {"job_problem_id": i, "candidate": f"c{c}", "schedule": {}, "kernel": "k", "build": "b", "verdict": v}
+            for i in ids
+            for c, v in enumerate(("ok", "incorrect"))
+        ]
+        session.execute(insert(core(CandidateRow)), rows)
+        for number in range(50):
+            record = winner_record(f"{number:064x}", "c1")
+            publish_winner(session, record, expected_revision=0, attempt=f"t{number}")
+    with counted_statements(database) as seen, database.read() as session:
+        report = job_report(session, job.id)
+    assert report is not None and len(report.problems) == 10_000
+    assert all(problem.winner and problem.verdicts == {"ok": 1, "incorrect": 1} for problem in report.problems)
+    assert report.progress.verify.done == 20_000
+    assert len(seen) <= ENOUGH_QUERIES
+    with counted_statements(database) as seen, database.read() as session:
+        page = candidate_page(session, job.id, limit=1000)
+    assert page is not None and len(page.candidates) == 1000
+    assert len(seen) <= ENOUGH_QUERIES
+
+
+def test_ten_thousand_problems_that_share_a_kernel_are_judged_with_a_handful_of_queries(database: Database) -> None:
+    """Creating, planning and judging do not query per problem or candidate."""
+    with counted_statements(database) as seen:
+        job = add_job(database, count=10_000)
+    assert len([statement for statement in seen if "INSERT" in statement]) <= ENOUGH_QUERIES
+    with database.write() as session:
+        problems = list(problem_ids(session, job.id))
+        session.query(JobProblemRow).update({"planned": True, "state": "running"})
+        rows = [
+            {"job_problem_id": i, "candidate": "c", "schedule": {}, "kernel": "k", "build": "a"} for i in problems[1:]
+        ]
+        session.execute(insert(core(CandidateRow)), rows)
+        session.get_one(JobProblemRow, problems[0]).planned = False
+        session.get_one(JobProblemRow, problems[0]).state = "queued"
+    plan_next(database, "a")
+    compile_next(database)
+    with counted_statements(database) as seen:
+        assert len(verify_next(database)) == 10_000
+    assert len(seen) <= 3 * ENOUGH_QUERIES
+
+
+def planned_job(database: Database) -> str:
+    """Two problems with candidates a1, a2 and b1; verified but a2, which does not compile."""
+    with database.write() as session:
+        job = jobs.create_job(session, jobs.NewJob([new_problem("first"), new_problem("second")]))
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        first, second = problems_to_plan(session, claim)
+        builds: dict[str, NewBuild] = {name: new_build(name) for name in ("a1", "a2", "b1")}
+        planned = [
+            PlannedProblem(
+                problem.id,
+                [NewCandidate(name, {"n": name}, builds[name].kernel, name) for name in names],
+                space_size=9,
+                rejections={"threads": {"count": count, "example": {"n": 1}, "message": "too many threads"}},
+                lower_wall=0.0,
+                lower_cpu=0.0,
+            )
+            for problem, names, count in ((first, ("a2", "a1"), 3), (second, ("b1",), 5))
+        ]
+        groups = [NewGroup(("a1", "a2", "b1"), TARGET, TOOLCHAIN, 3.0)]
+        record_plan(session, claim, planned, builds, groups, **PLAN)
+    compile_next(database, bad=["a2"])
+    verify_next(database, wrong=["b1"])
+    return job.id
+
+
+def test_candidates_are_listed_in_order_page_by_page(database: Database) -> None:
+    job_id = planned_job(database)
+    seen, cursor = [], None
+    with database.read() as session:
+        for _ in range(3):
+            page = candidate_page(session, job_id, limit=1, cursor=cursor)
+            assert page is not None
+            seen += [(one.problem, one.candidate) for one in page.candidates]
+            cursor = page.next_cursor
+    assert seen == [("first", "a1"), ("first", "a2"), ("second", "b1")]
+    assert cursor is None
+
+
+@pytest.mark.parametrize("cursor", ["x", make_cursor("a", "b"), make_cursor(1)])
+def test_a_candidate_cursor_from_elsewhere_is_refused(database: Database, cursor: str) -> None:
+    job = add_job(database)
+    with pytest.raises(BadCursor), database.read() as session:
+        candidate_page(session, job.id, cursor=cursor)
+
+
+def test_candidates_are_filtered_by_problem_and_verdict(database: Database) -> None:
+    job_id = planned_job(database)
+    with database.read() as session:
+        by_problem = candidate_page(session, job_id, problem="second")
+        by_verdict = candidate_page(session, job_id, verdict="compile_error")
+    assert by_problem is not None and [one.candidate for one in by_problem.candidates] == ["b1"]
+    assert by_verdict is not None and [one.candidate for one in by_verdict.candidates] == ["a2"]
+
+
+@pytest.mark.parametrize(("venue", "confirmed", "label"), [
+    ("cpu", True, "cpu"),
+    ("cpu", False, "cpu-unconfirmed"),
+    ("gpu", False, "gpu"),
+])
+def test_a_candidate_is_reported_with_its_proof_and_resources(
+    database: Database, monkeypatch: pytest.MonkeyPatch, venue: str, confirmed: bool, label: str
+) -> None:
+    from storage import report_candidates
+
+    everything = report_candidates.operator("matmul").primitives if confirmed else ()
+    monkeypatch.setattr(report_candidates, "confirmed_primitives", lambda: frozenset(everything))
+    job_id = planned_job(database)
+    with database.write() as session:
+        (first, _) = problem_ids(session, job_id)
+        set_predictions(session, [Predicted(first, "a1", 7.5, {"occupancy": 0.75})])
+        if venue == "gpu":
+            measured = {"cases": [{"exact": False, "max_error": 0.125, "error_bound": 1.0}]}
+            session.add(
+                VerdictRow(
+                    subject="code-a1",
+                    venue="gpu",
+                    plan_version="1",
+                    verdict="ok",
+                    details=measured,
+                    wall_seconds=1,
+                    cpu_seconds=1,
+                    created_at=0,
+                )
+            )
+            session.flush()
+        page = candidate_page(session, job_id)
+    assert page is not None
+    fine, broken, wrong = page.candidates
+    assert (fine.verdict, fine.verified, fine.message) == ("ok", label, None)
+    assert (fine.max_error, fine.error_bound) == ((0.125, 1.0) if venue == "gpu" else (0.25, 0.5))
+    assert (fine.registers, fine.shared_bytes, fine.spill_bytes) == (32, 64, 4)
+    assert (fine.predicted_us, fine.occupancy, fine.measured_us) == (7.5, 0.75, None)
+    assert fine.group is not None and fine.group == broken.group
+    assert (broken.verdict, broken.verified, broken.registers) == ("compile_error", None, None)
+    assert broken.message == "x.cu(7): error: no such thing"
+    assert (wrong.verdict, wrong.verified, wrong.message) == ("incorrect", None, "off by one")
+
+
+def test_rejections_are_counted_per_problem_and_rule(database: Database) -> None:
+    job_id = planned_job(database)
+    with database.read() as session:
+        found = rejections(session, job_id)
+    assert found is not None
+    assert [(one.problem, one.rule, one.count) for one in found.rejections] == [
+        ("first", "threads", 3),
+        ("second", "threads", 5),
+    ]
+    assert (found.rejections[0].example, found.rejections[0].message) == ({"n": 1}, "too many threads")
+
+
+def test_a_group_is_reported(database: Database) -> None:
+    job = add_job(database)
+    (group_id,) = plan_next(database, "a", "b").groups
+    with database.read() as session:
+        waiting = group_report(session, group_id)
+    assert waiting is not None
+    assert (waiting.state, [kernel.state for kernel in waiting.kernels]) == ("waiting", ["pending", "pending"])
+    compile_next(database, bad=["b"])
+    verify_next(database)
+    with database.read() as session:
+        report = group_report(session, group_id)
+    assert report is not None
+    assert (report.job, report.target, report.toolchain, report.state) == (job.id, TARGET, TOOLCHAIN, "compiled")
+    assert report.predicted_seconds == 4
+    assert (report.compile.wall, report.verify.wall) == (8, 4)
+    assert [(phase.name, phase.seconds) for phase in report.phases] == [("cicc", 1.5)]
+    assert (report.source_sha256, report.log_sha256) == ("a" * 64, "b" * 64)
+    assert (report.library_sha256, report.cubin_sha256) == ("c" * 64, "d" * 64)
+    fine, broken = report.kernels
+    assert (fine.kernel, fine.namespace) == (f"{'a':0>64}", "kernel_" + "0" * 16)
+    assert (fine.operator, fine.tunables, fine.state) == ("matmul", {"n": "a"}, "ok")
+    assert (fine.code_digest, (fine.resources or {})["registers"]) == ("code-a", 32)
+    assert (broken.state, broken.log) == ("compile_error", "x.cu(7): error: no such thing")
+
+
+@pytest.mark.parametrize("by", ["operator", "job", "day"])
+def test_timings_are_summed(database: Database, clock: FakeClock, by: By) -> None:
+    first = add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    clock.advance(86_400)
+    with database.write() as session:
+        cached = new_problem("x", cached=True, winner="c")
+        other = new_problem("y", operator="reduce", cached=True, winner="c")
+        second = jobs.create_job(session, jobs.NewJob([cached, other]))
+    with database.read() as session:
+        report = timings(session, by)
+    rows = {(row.operator, row.job or row.day): row for row in report.timings}
+    keys = {
+        "operator": [("matmul", None), ("reduce", None)],
+        "job": [("matmul", second.id), ("reduce", second.id), ("matmul", first.id)],
+        "day": [("matmul", "2023-11-15"), ("reduce", "2023-11-15"), ("matmul", "2023-11-14")],
+    }[by]
+    assert sorted(rows) == sorted(keys)
+    spent = rows[keys[0] if by == "operator" else keys[2]]
+    assert spent.seconds.compile == StageSeconds(wall=8, cpu=8)
+    assert spent.seconds.lower == StageSeconds(wall=0.5, cpu=0.25)
+    assert spent.seconds.measure == StageSeconds()
+    matmul = rows[keys[0]]
+    assert (matmul.problems, matmul.cached) == ((2, 1) if by == "operator" else (1, 1))
+    if by != "operator":
+        assert [row.operator for row in report.timings] == ["matmul", "reduce", "matmul"]  # latest first
+
+
+def test_toolchains_are_live_while_their_workers_say_so(database: Database, clock: FakeClock) -> None:
+    with database.write() as session:
+        register_toolchain(session, "old", {"nvcc": "13.0"}, ["sm_80"])
+        clock.advance(20)
+        register_toolchain(session, "new", {"nvcc": "13.2"}, ["sm_80"])
+        assert [found.digest for found in live_toolchains(session, 30)] == ["new", "old"]
+        clock.advance(20)
+        register_toolchain(session, "new", {"nvcc": "13.2"}, ["sm_80", "sm_90a"])
+        (live,) = live_toolchains(session, 30)
+    assert (live.digest, live.description, live.targets) == ("new", {"nvcc": "13.2"}, ["sm_80", "sm_90a"])

@@ -1,0 +1,91 @@
+"""Winner records: compare-and-set on the revision, fenced by the attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cukiln.types import WinnerRecord
+from storage.clock import FakeClock
+from storage.database import Database
+from storage.errors import Conflict
+from storage.libraries import Library, add_library, find_library
+from storage.winners import changed_winners, get_winners, merge_searches, publish_winner, winner_revisions
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import counted_statements, winner_record
+
+KEY = "k" * 64
+
+
+def publish(database: Database, record: WinnerRecord, expected: int, attempt: str) -> tuple[int, bool]:
+    with database.write() as session:
+        published = publish_winner(session, record, expected_revision=expected, attempt=attempt)
+    return published.revision, published.changed
+
+
+def test_a_record_is_published_and_read_back(database: Database, clock: FakeClock) -> None:
+    assert publish(database, winner_record(KEY, "c1"), 0, "t1") == (1, True)
+    with database.read() as session:
+        found = get_winners(session, [KEY, "missing"])
+        assert winner_revisions(session, [KEY, "missing"]) == {KEY: 1}
+    assert found == {KEY: winner_record(KEY, "c1").model_copy(update={"revision": 1, "updated_at": clock.now()})}
+
+
+def test_publishing_twice_with_one_attempt_changes_nothing(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1"), 0, "t1")
+    assert publish(database, winner_record(KEY, "c2"), 0, "t1") == (1, False)
+    with database.read() as session:
+        assert get_winners(session, [KEY])[KEY].front[0].candidate == "c1"
+
+
+def test_publishing_what_the_record_says_already_makes_no_revision(database: Database, clock: FakeClock) -> None:
+    publish(database, winner_record(KEY, "c1"), 0, "t1")
+    clock.advance(5)
+    assert publish(database, winner_record(KEY, "c1"), 0, "t2") == (1, False)
+    with database.read() as session:
+        assert get_winners(session, [KEY])[KEY].updated_at == clock.now() - 5
+
+
+@pytest.mark.parametrize("expected", [0, 2, 7])
+def test_a_stale_revision_is_a_conflict_and_a_second_try_succeeds(database: Database, expected: int) -> None:
+    publish(database, winner_record(KEY, "c1"), 0, "t1")
+    with pytest.raises(Conflict, match=f"at revision 1, not {expected}") as caught:
+        publish(database, winner_record(KEY, "c2"), expected, "t2")
+    assert publish(database, winner_record(KEY, "c2"), caught.value.found, "t2") == (2, True)
+    with database.read() as session:
+        assert get_winners(session, [KEY])[KEY].front[0].candidate == "c2"
+
+
+def test_records_changed_since_a_time_are_found(database: Database, clock: FakeClock) -> None:
+    publish(database, winner_record("a" * 64, "c"), 0, "t1")
+    clock.advance(10)
+    publish(database, winner_record("b" * 64, "c"), 0, "t2")
+    with database.read() as session:
+        assert [record.key for record in changed_winners(session, clock.now())] == ["b" * 64]
+        assert len(changed_winners(session, clock.now() - 10)) == 2
+
+
+def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1"), 0, "t1")
+    with counted_statements(database) as seen, database.read() as session:
+        found = get_winners(session, [KEY, *(f"{n:064x}" for n in range(9_999))])
+    assert list(found) == [KEY]
+    assert len([statement for statement in seen if "winners" in statement]) == 1
+
+
+def test_searches_are_merged_without_repetition() -> None:
+    first: dict[str, Any] = {"search": {"level": 1, "seed": 0}, "generator": "1"}
+    again: dict[str, Any] = {"generator": "1", "search": {"seed": 0, "level": 1}}
+    other: dict[str, Any] = {"search": {"level": 2, "seed": 0}, "generator": "1"}
+    assert merge_searches([first], [again, other]) == [first, other]
+    assert merge_searches([], []) == []
+
+
+def test_the_first_library_of_an_id_stays(database: Database) -> None:
+    library = Library("i" * 64, "k", "t", "code", {"registers": 32}, "so1", "cubin1", "cu1")
+    with database.write() as session:
+        assert find_library(session, library.id) is None
+        add_library(session, library)
+        add_library(session, Library("i" * 64, "k", "t", "code", {}, "so2", "cubin2", "cu2"))
+    with database.read() as session:
+        assert find_library(session, library.id) == library
