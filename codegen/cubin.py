@@ -3,11 +3,15 @@
 A code digest is SHA-256 over the kernel's own sections: `.text`, `.nv.constant<bank>` and `.nv.info`. Equal code must
 give an equal digest alone and in a group, in any order and under any namespace, so two things are left out, and only
 these:
+
 - the kernel's name, which is part of each section's name;
 - in `.nv.info`, the symbol-table index inside EIATTR_PARAM_CBANK (attribute 0x0a, first four bytes): it names the
   kernel's own constant bank, whose place depends on what else is in the file. nvcc 13.2; `tests/test_cubin.py`
-  compares kernels alone and in groups. Relocations of the text are none for kernels that call nothing; where there
-  are some, they go in with symbols by name.
+  compares kernels alone and in groups.
+
+Where the file has constants or initialised variables that belong to no kernel (none of our kernels makes any), the text
+reaches them through a shared bank and does not say which it means: then they all go into every digest of the file. Such
+a kernel is not recognised in another group, but never taken for another one either.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ CODE_DIGEST_VERSION = 1
 _FORMAT_SIZED = 0x04  # EIFMT_SVAL: 16-bit length, then the value
 _PARAM_CBANK = 0x0A  # EIATTR_PARAM_CBANK: symbol index (4 bytes), offset (2), size (2)
 _CONSTANT = re.compile(r"\.nv\.constant\d+")
+_CONSTANT_RELOCATIONS = re.compile(r"\.rela\.nv\.constant\d+")
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def read_cubin(data: bytes) -> Cubin:
 
 
 def _code_digest(elf: Elf, kernel: str) -> str:
-    parts: dict[str, bytes] = {}
+    parts = _shared_parts(elf, kernel)
     for section in elf.sections:
         if not section.name.endswith("." + kernel):
             continue
@@ -61,8 +66,6 @@ def _code_digest(elf: Elf, kernel: str) -> str:
             parts[kind] = section.data
         elif kind == ".nv.info":
             parts[kind] = _without_symbol_index(section.data)
-        elif kind == ".rela.text" and section.data:
-            parts[kind] = _relocations_by_name(elf, section.data, kernel)
     for needed in (".text", ".nv.info"):
         if needed not in parts:
             raise NotElf(f"kernel {kernel} has no section {needed}.{kernel}")
@@ -71,6 +74,17 @@ def _code_digest(elf: Elf, kernel: str) -> str:
         state.update(f"\0{kind}\0{len(parts[kind])}\0".encode())
         state.update(parts[kind])
     return state.hexdigest()
+
+
+def _shared_parts(elf: Elf, kernel: str) -> dict[str, bytes]:
+    """What belongs to the whole file, under names that no section of a kernel has."""
+    parts: dict[str, bytes] = {}
+    for section in elf.sections:
+        if _CONSTANT.fullmatch(section.name) or section.name == ".nv.global.init":
+            parts[f"shared {section.name}"] = section.data
+        elif _CONSTANT_RELOCATIONS.fullmatch(section.name):
+            parts[f"shared {section.name}"] = _relocations_by_name(elf, section.data, kernel)
+    return parts
 
 
 def _without_symbol_index(info: bytes) -> bytes:

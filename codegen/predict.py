@@ -78,11 +78,12 @@ def occupancy(threads: int, registers: int, shared_bytes: int, target: Target) -
     warps_of_registers = target.registers_per_sm // per_warp // WARPS_PER_UNIT * WARPS_PER_UNIT
     unit = 256 if target.reserved_shared_bytes == 0 else 128
     per_block = _round_up(shared_bytes + target.reserved_shared_bytes, unit)
+    # In the order in which a tie is named.
     limits = {
-        "registers": warps_of_registers // warps,
-        "shared_memory": target.shared_per_sm // per_block if per_block else target.max_blocks_per_sm,
         "threads": target.max_threads_per_sm // (warps * WARP),
         "blocks": target.max_blocks_per_sm,
+        "registers": warps_of_registers // warps,
+        "shared_memory": target.shared_per_sm // per_block if per_block else target.max_blocks_per_sm,
     }
     limited_by = min(limits, key=lambda name: limits[name])
     blocks = limits[limited_by]

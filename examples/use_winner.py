@@ -6,6 +6,8 @@
 Computes ffn1 of BERT-base, gelu(a · bᵀ + bias), and compares it with the framework's own result.
 """
 
+# ruff: noqa: T201 - printing is what this program is for
+
 from __future__ import annotations
 
 import json

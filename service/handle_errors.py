@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.answers import problem_response
 from service.errors import Fault, Refused, refuse
-from storage.errors import BadCursor, SchemaMissing
+from storage.errors import BadCursor
 from storage.failures import DATABASE_ERRORS, Failure, failure_of
 
 log = logging.getLogger("cukiln.service")
@@ -28,7 +28,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _bad_parameter)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(BadCursor, _bad_cursor)
-    app.add_exception_handler(SchemaMissing, _no_schema)
     for kind in (*DATABASE_ERRORS, OSError):
         app.add_exception_handler(kind, _machine)
     app.add_middleware(AnswerDefects)
@@ -76,11 +75,6 @@ async def _bad_cursor(request: Request, error: Exception) -> Response:
     return problem_response(refuse("invalid-cursor", detail, field="cursor"), _path(request))
 
 
-async def _no_schema(request: Request, error: Exception) -> Response:
-    log.error("%s", error)
-    return problem_response(_unavailable(f"The database is not ready: {error}."), _path(request))
-
-
 async def _machine(request: Request, error: Exception) -> Response:
     """A database or a disk that fails: the caller may come again. Anything else is a defect."""
     failure = failure_of(error)
@@ -92,12 +86,9 @@ async def _machine(request: Request, error: Exception) -> Response:
         detail = "Nothing can be written: the disk of the service is full. Nothing of this request was kept."
         refused = refuse("storage-full", detail, headers={"Retry-After": str(RETRY_SECONDS * 12)})
     else:
-        refused = _unavailable("The database does not answer. Nothing of this request was kept; send it again.")
+        detail = "The database does not answer. Nothing of this request was kept; send it again."
+        refused = refuse("database-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
     return problem_response(refused, _path(request))
-
-
-def _unavailable(detail: str) -> Refused:
-    return refuse("database-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -157,14 +157,12 @@ class _Resolver:
 
 def _space_fault(kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> Fault | None:
     try:
-        space = kind.space(problem, data_sheet(target), search)
+        kind.space(problem, data_sheet(target), search)
     except InvalidSearch as error:
         fault = fault_of_codegen(error, at)
         tunable = (error.field or "").rpartition(".")[2]
         is_unknown = tunable not in {known.name for known in kind.tunables}
         return replace(fault, kind="unknown-tunable" if is_unknown else "invalid-value")
-    if space.size == 0:
-        return Fault("empty-search-space", "The search space has no schedule.", json_path((*at, "search")))
     return None
 
 

@@ -20,7 +20,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
@@ -115,7 +115,8 @@ def _with_driver(url: str) -> str:
 
 
 def _sqlite_engine(path: str) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_SECONDS})
+    # Not a URL text: a folder's name may hold what a URL reads otherwise.
+    engine = create_engine(URL.create("sqlite", database=path), connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:

@@ -27,6 +27,11 @@ class StoredObject:
     size: int
     modified_at: float
 
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
 
 class Objects(Protocol):
     """Paths are relative, with `/` between parts."""

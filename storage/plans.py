@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 
 from storage.builds import Build, NewBuild, known_builds
 from storage.database import Session, clock_of
+from storage.errors import PlanOutdated
 from storage.group_rows import add_group
 from storage.items import Claim, complete
 from storage.judge import LIVE, finish_judged, judge_builds
@@ -67,10 +68,14 @@ class PlannedProblem:
 
 @dataclass(frozen=True)
 class RecordedPlan:
-    """`groups`: ids of the groups added; `judged`: problems whose finish items were added at once."""
+    """`groups`: ids of the groups added; `judged`: problems whose finish items were added at once.
+
+    `verify_targets`: the target of each group among them that has a verify item instead of a compile item.
+    """
 
     groups: list[str]
     judged: list[int]
+    verify_targets: list[str]
 
 
 def record_plan(
@@ -87,7 +92,8 @@ def record_plan(
 
     `builds` holds all builds that the candidates name, `groups` those to compile. A build that is known but has no
     verdict and nobody at work on one gets a group of its own to be verified. Groups of other jobs that this one now
-    waits for take its priority if it is higher. Verdicts that are known are given at once.
+    waits for take its priority if it is higher. Verdicts that are known are given at once. Raises `PlanOutdated` when
+    a build that was left out of `groups` as known is not made by anyone any more.
     """
     complete(session, claim)
     job = _Job.load(session, str(claim.job_id))
@@ -98,11 +104,14 @@ def record_plan(
     _insert_candidates(session, candidates)
     needed = {candidate.build for _, candidate in candidates}
     added = _add_groups(session, job, [_only(group, needed) for group in groups], builds)
-    added += _add_verifications(session, job, needed, builds, venue, plan_version)
+    if lost := needed - set(known_builds(session, needed)):
+        raise PlanOutdated(tuple(sorted(lost)))
+    verifications = _add_verifications(session, job, needed, builds, venue, plan_version)
     _raise_priorities(session, job, needed)
     judged = set(judge_builds(session, needed, venue, plan_version))
     judged.update(finish_judged(session, live))
-    return RecordedPlan(added, sorted(judged))
+    verify_targets = [target for _, target in verifications]
+    return RecordedPlan([*added, *(group_id for group_id, _ in verifications)], sorted(judged), verify_targets)
 
 
 @dataclass(frozen=True)
@@ -171,18 +180,22 @@ def _add_groups(session: Session, job: _Job, groups: Sequence[NewGroup], builds:
 
 def _add_verifications(
     session: Session, job: _Job, needed: set[str], builds: Mapping[str, NewBuild], venue: str, plan_version: str
-) -> list[str]:
-    """Groups that only get judged what was compiled before: for another test plan, or cut short by a cancel."""
+) -> list[tuple[str, str]]:
+    """Groups that only get judged what was compiled before: for another test plan, or cut short by a cancel.
+
+    Returns their ids and targets.
+    """
     unjudged = builds_without_verdict(session, known_builds(session, needed).values(), venue, plan_version)
     at_work = _groups_at_work(session, {build.verify_group_id for build in unjudged})
     by_toolchain: dict[tuple[str, str], list[Build]] = {}
     for build in unjudged:
         if build.verify_group_id not in at_work:
             by_toolchain.setdefault((build.target, build.toolchain), []).append(build)
-    return [
-        add_group(session, VERIFY, job.id, job.priority, target, toolchain, [builds[build.id] for build in found], 0.0)
-        for (target, toolchain), found in by_toolchain.items()
-    ]
+    added = []
+    for (target, toolchain), found in by_toolchain.items():
+        members = [builds[build.id] for build in found]
+        added.append((add_group(session, VERIFY, job.id, job.priority, target, toolchain, members, 0.0), target))
+    return added
 
 
 def _groups_at_work(session: Session, group_ids: set[str | None]) -> set[str]:

@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from sqlalchemy import RowMapping, and_, or_, select
 
-from codegen.operators import operator
-from codegen.verified import confirmed_primitives
+from codegen.verified import confirmed_primitives, primitives_of
 from cukiln.types import CandidatePage, CandidateReport, RejectionReport, Rejections, VerdictName, Verified
 from storage.cursors import make_cursor, read_cursor
 from storage.database import Session
@@ -113,7 +112,7 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
 def _verified(operator_name: str, proof: Verdict) -> Verified:
     if proof.venue == "gpu":
         return "gpu"
-    return "cpu" if set(operator(operator_name).primitives) <= confirmed_primitives() else "cpu-unconfirmed"
+    return "cpu" if primitives_of(operator_name) <= confirmed_primitives() else "cpu-unconfirmed"
 
 
 def _worst_error(details: dict[str, Any]) -> dict[str, Any]:

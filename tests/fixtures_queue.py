@@ -119,7 +119,9 @@ def valkey(tmp_path: Path) -> Iterator[EmbeddedValkey]:
 @contextlib.contextmanager
 def make_world(folder: Path, url: str, **overrides: object) -> Iterator[QueueWorld]:
     """A migrated database beside the queue at `url`. At the end everything that was started is killed and is gone."""
-    settings = load_settings(**{"data_dir": folder / "data", "redis_url": url, "max_attempts": 50, "workers": 1} | overrides)
+    settings = load_settings(
+        **{"data_dir": folder / "data", "redis_url": url, "max_attempts": 50, "workers": 1} | overrides
+    )
     database = Database(settings.database_url)
     database.migrate()
     world = QueueWorld(folder, settings, database, tickets.connect(url))

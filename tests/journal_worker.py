@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def act(behaviour: str, context: StepContext) -> None:
     if behaviour in ("forever", "first"):
         # a compiler that runs and runs: its tree must die with the horse
         limits = Limits(wall_seconds=300, cpu_seconds=300, memory_bytes=1 << 30, output_bytes=1 << 20)
-        context.processes.run(["sleep", "300"], cwd=Path(tempfile.gettempdir()), limits=limits, cancel=context.cancel)
+        context.processes.run(["sleep", "300"], cwd=JOURNAL.parent, limits=limits, cancel=context.cancel)
         context.check()
     elif behaviour == "brief":
         time.sleep(2.0)

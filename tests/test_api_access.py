@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from service.auth import host_name, is_loopback
 from storage.errors import SettingsError
 from storage.settings import Settings, load_settings
 from tests.fixtures_api import Api, serving, shared_api
+from tests.fixtures_queue import wait_for
 from workers.serve import child_environment
 
 __all__ = ["shared_api"]
@@ -87,6 +90,29 @@ def test_an_exposed_service_without_a_key_does_not_start(tmp_path: Path) -> None
     )
     assert ended.returncode == 2
     assert "CUKILN_API_KEY" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_the_api_alone_migrates_its_database_and_ends_on_a_signal(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = load_settings(data_dir=tmp_path, port=port)
+    environment = {**child_environment(settings), "CUKILN_PORT": str(port)}
+    with subprocess.Popen([sys.executable, "-m", "service"], env=environment, stderr=subprocess.PIPE) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(lambda: answers(url) or process.poll() is not None, seconds=60, what="the API")
+            assert httpx.get(f"{url}/v1/jobs", trust_env=False).json() == {"jobs": [], "next_cursor": None}
+        finally:
+            process.terminate()
+        assert process.wait(30) in (0, -signal.SIGTERM)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "cukiln.example"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import httpx
 import pytest
 from httpx_sse import EventSource, ServerSentEvent
 from redis import Redis
+from sqlalchemy.exc import OperationalError
 
 from service import events
+from storage.database import Session
 from storage.jobs import cancel_job
+from storage.report_job import JobProgress, job_progress
 from tests.fixtures_api import MATMUL, Api, publish, serving
 from tests.fixtures_queue import valkey
 from workers import tickets
@@ -155,6 +159,31 @@ def test_an_id_of_no_event_is_refused(live: Api, after: str) -> None:
     answer = live.client.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": after})
     assert (answer.status_code, answer.json()["type"]) == (400, "urn:cukiln:problem:invalid-event-id")
     assert answer.json()["field"] == "Last-Event-ID"
+
+
+def test_many_watchers_leave_room_for_other_calls(live: Api) -> None:
+    job = submit(live)
+    with ExitStack() as stack:
+        for _ in range(60):  # more than the threads that handlers share
+            response = stack.enter_context(live.client.stream("GET", f"/v1/jobs/{job}/events"))
+            assert next(EventSource(response).iter_sse()).event == "snapshot"
+        assert live.client.get(f"/v1/jobs/{job}").status_code == 200
+
+
+def test_a_watcher_waits_while_the_database_is_away(without_redis: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submit(without_redis)
+    calls = 0
+
+    def failing(session: Session, job_id: str) -> JobProgress | None:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            raise OperationalError("", {}, Exception())
+        return job_progress(session, job_id)
+
+    monkeypatch.setattr(events, "job_progress", failing)
+    assert next(watch(without_redis, job)).event == "snapshot"
+    assert calls == 3
 
 
 def test_a_closed_service_ends_its_streams(tmp_path: Path, valkey: EmbeddedValkey) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,31 @@ def test_a_database_without_its_tables_is_not_ready(tmp_path: Path) -> None:
             connection.execute("DELETE FROM alembic_version")
         body = api.client.get("/readyz").json()
         assert "database" in [error["field"] for error in body["errors"]]
+
+
+def test_a_database_that_is_none_is_a_503(api: Api) -> None:
+    api.service.database.dispose()
+    api.database.dispose()
+    path = Path(str(api.database.url.database))
+    for part in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+        part.unlink(missing_ok=True)
+    path.write_bytes(b"not a database" * 1000)
+    body = api.client.get("/readyz").json()
+    assert {error["field"] for error in body["errors"]} >= {"database", "workers"}
+    assert api.submit().json()["type"] == PREFIX + "database-unavailable"
+    assert api.client.get("/v1/jobs").status_code == 503
+    assert api.client.get("/healthz").status_code == 200
+
+
+def test_a_caller_that_leaves_in_its_body_leaves_nothing(api: Api) -> None:
+    before = api.rows()
+    with socket.create_connection(("127.0.0.1", api.port), timeout=10) as connection:
+        connection.sendall(
+            b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b'Content-Length: 1000\r\n\r\n{"problems": ['
+        )
+    assert api.client.get("/healthz").status_code == 200
+    assert api.rows() == before
 
 
 class _Postgres(Exception):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from sqlalchemy import delete
 
 from cukiln.types import Lookups, WinnerRecord
 from service.winner_cache import FRESH_SECONDS, WinnerCache
 from storage.database import Session
+from storage.tables import WinnerRow
 from storage.winners import get_winners
 from tests.fixtures_api import MATMUL, Api, api, publish
 
@@ -110,6 +112,17 @@ def test_a_miss_is_never_remembered(api: Api) -> None:
     assert cache.get([key]) == {}
     publish(api.database)
     assert key in cache.get([key])
+
+
+def test_a_record_that_is_gone_is_a_miss(api: Api) -> None:
+    now = 100.0
+    cache = WinnerCache(api.database, clock=lambda: now)
+    key = publish(api.database).key
+    assert key in cache.get([key])
+    with api.database.write() as session:
+        session.execute(delete(WinnerRow))
+    now += 2 * FRESH_SECONDS
+    assert cache.get([key]) == {}
 
 
 def test_a_full_cache_forgets_the_oldest_and_still_answers(api: Api) -> None:

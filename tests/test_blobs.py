@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
+
 from storage.blobs import Blob, BlobStore, add_blobs
 from storage.clock import SystemClock
 from storage.database import Database
@@ -80,7 +81,8 @@ def test_a_row_whose_bytes_are_gone_is_missing_until_put_again(blobs: BlobStore,
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[:-1], lambda data: b"", lambda data: data[:9] + b"!" + data[10:], lambda data: data + b"."]
+    "damage",
+    [lambda data: data[:-1], lambda data: b"", lambda data: data[:9] + b"!" + data[10:], lambda data: data + b"."],
 )
 def test_damaged_bytes_are_never_handed_out_and_healed_by_the_next_put(
     blobs: BlobStore, folder: Path, damage: Callable[[bytes], bytes]
@@ -109,7 +111,7 @@ def test_file_and_folder_are_synced_before_the_row_is_committed(
     real = os.fsync
 
     def note(descriptor: int) -> None:
-        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         with database.read() as session:
             synced.append((path, session.get(BlobRow, DIGEST) is not None))
         real(descriptor)
@@ -122,7 +124,9 @@ def test_file_and_folder_are_synced_before_the_row_is_committed(
 
 def test_the_folders_are_synced_when_the_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
     LocalObjects(tmp_path / "blobs", "sha256")
     assert synced == [str(tmp_path / "blobs" / "sha256"), str(tmp_path / "blobs"), str(tmp_path)]
 

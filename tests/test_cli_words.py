@@ -125,7 +125,32 @@ def test_the_notes_explain_what_is_shown_and_nothing_else() -> None:
         "seconds",
         "3 more schedules broke a rule of their operator and were not compiled",
     ]
-    assert notes(Job.model_validate(job_json("queued"))) == shown[-1:]
+    assert notes(Job.model_validate(job_json("queued"))) == shown[-2:]
+
+
+LONGEST = {f"{name}_{axis}": 128 for name in ("tile", "thread", "warp", "cluster") for axis in "mnk"}
+
+
+@pytest.mark.parametrize("width", [80, 100, 114, 115, 200])
+def test_no_column_is_lost_on_a_narrow_terminal(width: int) -> None:
+    job = job_json("done")
+    job["problems"][0]["winner"].update(schedule=LONGEST, verified="cpu-unconfirmed", predicted_us=123456.0)
+    output = io.StringIO()
+    print_job(Console(file=output, width=width), Job.model_validate(job))
+    text = output.getvalue()
+    for word in ("problem", "winner's schedule", "cpu-unconfirmed", "predicted 123,456 µs", "verify s", "4.20"):
+        assert word in text
+    assert " ".join(text.split()).count("128×128×128") == 4
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_cached_problem_shows_no_seconds() -> None:
+    job = job_json("done", cached=True)
+    job["problems"][0]["cached"] = True
+    output = io.StringIO()
+    print_job(Console(file=output, width=140), Job.model_validate(job))
+    row = next(line for line in output.getvalue().splitlines() if line.startswith("ffn1"))
+    assert row.split()[-4:] == ["-"] * 4
 
 
 def test_a_measured_time_is_never_shown_as_predicted() -> None:

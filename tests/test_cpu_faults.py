@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import threading
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from codegen.operators import operator
-from tests.cpu_helpers import FAULTY, LIMITS, faulty_kernel, loaded, verify
+from tests.cpu_helpers import FAULTY, LIMITS, faulty_kernel, loaded, processes, toolchain, verify
+from workers.build_cpu import build_cpu
 from workers.processes import Finished, InfrastructureError, Processes
+from workers.run_on_cpu import run_kernels
 from workers.verify_cpu import CpuVerdict
 
 pytestmark = pytest.mark.usefixtures("faulty_operator")
@@ -177,7 +180,7 @@ def test_a_set_cancel_keeps_what_was_judged_and_starts_nothing_more() -> None:
 
 def test_a_kernel_that_hangs_beyond_its_own_timer_loses_itself_only() -> None:
     # The kernel's CPU limit is too long here, so the parent must notice the silence and replace the child.
-    judged = verify([faulty_kernel(n) for n in (60, 12, 0)], kernel_cpu_seconds=60, kernel_wall_seconds=1.5)
+    judged = verify([faulty_kernel(n) for n in (60, 12, 0)], kernel_cpu_seconds=60, kernel_wall_seconds=6)
     assert [verdict.verdict for verdict in judged] == ["ok", "run_timeout", "ok"]
 
 
@@ -248,3 +251,30 @@ def test_the_sanitized_build_reports_too_and_sees_more(name: str, sanitized: Map
 
 def test_right_kernels_are_ok_in_the_sanitized_build(sanitized: Mapping[int, CpuVerdict]) -> None:
     assert [sanitized[number].verdict for number in (0, 60)] == ["ok", "ok"]
+
+
+def test_the_child_tells_each_start_and_verdict_and_stops_once_it_may_be_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels = [faulty_kernel(number) for number in (0, 1, 30, 22, 25, 7, 60)]
+    build = build_cpu(kernels, toolchain(), processes(), LIMITS, folder=tmp_path)
+    ((library, _),) = build.libraries
+    request = {
+        "library": str(library),
+        "kernels": [kernel.to_json() for kernel in kernels],
+        "operators": {"faulty": str(FAULTY)},
+        "seed": 3,
+        "cpu_seconds": 5.0,
+    }
+    run_kernels(request)
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["start"] for line in said[::2]] == [kernel.id for kernel in kernels[:-1]]
+    assert [(line["kernel"], line["verdict"]) for line in said[1::2]] == [
+        (kernels[0].id, "ok"),
+        (kernels[1].id, "incorrect"),
+        (kernels[2].id, "incorrect"),
+        (kernels[3].id, "incorrect"),
+        (kernels[4].id, "runtime_error"),
+        (kernels[5].id, "runtime_error"),  # wrote where it must not: whoever comes next might suffer from it
+    ]
+    assert said[3]["details"]["cases"][0]["max_error"] is None  # NaN, which JSON does not have

@@ -87,6 +87,17 @@ def test_parameters_count_even_where_the_text_is_equal(compile_code: Compile) ->
     assert len(set(kernels.values())) == 2
 
 
+def test_kernels_that_differ_only_in_a_global_variable_are_told_apart(compile_code: Compile) -> None:
+    # Both texts read the first slot of a shared constant bank; only the relocation says which variable is meant.
+    text = "__device__ float {0}[64];\nnamespace a {{ __global__ void run(int i, float v) {{ {0}[i] = v; }} }}"
+    digests = [
+        read_cubin(compile_code.bytes(text.format(name), frozenset({"_ZN1a3runEif"}))).kernels["_ZN1a3runEif"]
+        for name in ("one", "two", "one")
+    ]
+    assert digests[0] != digests[1]
+    assert digests[0] == digests[2]
+
+
 def test_a_cubin_is_byte_identical_from_any_folder(compile_code: Compile) -> None:
     group = render_device([probe()])
     assert compile_code.bytes(group.text, group.symbols) == compile_code.bytes(group.text, group.symbols)

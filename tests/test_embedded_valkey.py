@@ -143,6 +143,6 @@ def test_a_broken_pid_file_is_removed(tmp_path: Path, words: str) -> None:
 def test_a_server_that_cannot_start_says_why(server: EmbeddedValkey) -> None:
     server.folder.mkdir()
     (server.folder / "appendonlydir").write_text("a file where a folder must be")
-    with pytest.raises(ValkeyFailed, match="(?s)ended with 1.*appendonlydir"):
+    with pytest.raises(ValkeyFailed, match=r"(?s)ended with 1.*appendonlydir"):
         server.start()
     assert not processes_of(server.folder)

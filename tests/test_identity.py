@@ -221,4 +221,9 @@ JSON = st.recursive(
 def test_canonical_json_is_a_fixed_point(value: Any) -> None:
     once = canonical_json(value)
     # Doubles beyond 2^53 come back as integers that have no canonical form of their own: read them as doubles.
-    assert canonical_json(json.loads(once, parse_int=lambda text: int(text) if abs(int(text)) <= LARGEST_INTEGER else float(text))) == once
+    assert (
+        canonical_json(
+            json.loads(once, parse_int=lambda text: int(text) if abs(int(text)) <= LARGEST_INTEGER else float(text))
+        )
+        == once
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,8 +93,9 @@ def test_defaults_are_packed() -> None:
 
 
 def test_operands_follow_the_launch_abi() -> None:
-    epilogue = [{"op": "bias", "axis": "m"}, {"op": "relu"}, {"op": "mask"}, {"op": "bias"}, {"op": "scale", "value": 3.0},
-                {"op": "clip", "lo": -1.0, "hi": 2.0}, {"op": "leaky_relu", "slope": 0.5}]  # fmt: skip
+    epilogue = [{"op": "bias", "axis": "m"}, {"op": "relu"}, {"op": "mask"}, {"op": "bias"},
+                {"op": "scale", "value": 3.0}, {"op": "clip", "lo": -1.0, "hi": 2.0},
+                {"op": "leaky_relu", "slope": 0.5}]  # fmt: skip
     problem = matmul(m=3, n=5, k=7, batch=2, layout="nt", stride_b=0, ldc=8, epilogue=epilogue)
     op = operator("matmul")
     shown = [(one.name, one.dtype, one.role, one.shape, one.strides) for one in op.operands(problem)]
@@ -116,7 +118,8 @@ def test_operands_follow_the_launch_abi() -> None:
 
 
 @given(
-    st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3), st.sampled_from(["nn", "nt", "tn", "tt"])
+    st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3),
+    st.sampled_from(["nn", "nt", "tn", "tt"]),
 )  # fmt: skip
 def test_vectors_are_only_used_where_every_row_starts_on_one(m: int, n: int, k: int, batch: int, layout: str) -> None:
     problem = matmul(m=m, n=n, k=k, batch=batch, layout=layout)
@@ -134,7 +137,7 @@ def test_the_schema_does_not_show_derived_defaults() -> None:
 
 
 def test_an_unknown_operator_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownOperator, match="allowed: .*matmul") as refused:
+    with pytest.raises(UnknownOperator, match=r"allowed: .*matmul") as refused:
         operator("x" * 10_000)
     assert refused.value.field == "operator"
     assert refused.value.allowed == sorted(operators())
@@ -152,7 +155,7 @@ def test_an_unknown_operator_lists_the_known_ones() -> None:
           "kernel.cuh": ""}, "called 'matmul' exists already"),
     ],
 )  # fmt: skip
-def test_an_operator_folder_that_is_none_is_refused(tmp_path: Any, files: dict[str, str], said: str) -> None:
+def test_an_operator_folder_that_is_none_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     for name, text in files.items():
@@ -161,3 +164,23 @@ def test_an_operator_folder_that_is_none_is_refused(tmp_path: Any, files: dict[s
     with pytest.raises(InvalidOperator, match=said):
         load_operators([folder])
     assert operators() == before
+
+
+def test_an_operator_folder_from_outside_is_an_operator_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codegen.operators._LOADED", {})
+    folder = tmp_path / "times"
+    folder.mkdir()
+    (folder / "kernel.cuh").write_text("// the kernel of times")
+    (folder / "__init__.py").write_text(
+        "from pathlib import Path\n"
+        "from codegen.operators.matmul import Matmul\n"
+        "class Times(Matmul):\n    name = 'times'\n    folder = Path(__file__).parent\n"
+        "OPERATOR = Times()\n"
+    )
+    (loaded,) = load_operators([folder])
+    assert operator("times") is loaded
+    assert "times" in operators()
+    assert loaded.kernel_text == "// the kernel of times"
+    assert load_operators([folder]) == [loaded]

@@ -44,10 +44,10 @@ def predicted(fields: dict[str, int], schedule: dict[str, int], arch: str = "sm_
         ("sm_90a", 256, 32, 113 * 1024, 2, "shared_memory"),
         ("sm_90a", 256, 32, 114 * 1024, 1, "shared_memory"),
         ("sm_90a", 1024, 72, 0, 0, "registers"),
-        ("sm_75", 256, 64, 0, 4, "registers"),
+        ("sm_75", 256, 65, 0, 3, "registers"),
         ("sm_75", 256, 32, 32 * 1024, 2, "shared_memory"),
         ("sm_75", 64, 32, 0, 16, "threads"),
-        ("sm_86", 512, 40, 0, 3, "registers"),
+        ("sm_86", 512, 41, 0, 2, "registers"),
         ("sm_80", 96, 33, 0, 16, "registers"),
     ],
 )
@@ -142,7 +142,9 @@ def test_the_prediction_is_deterministic_and_json() -> None:
 
 def test_cost_counts_what_must_be_computed_and_moved() -> None:
     op = operator("matmul")
-    problem = matmul(m=10, n=20, k=30, batch=4, stride_b=0, epilogue=[{"op": "bias"}, {"op": "mask"}, {"op": "residual"}])
+    problem = matmul(
+        m=10, n=20, k=30, batch=4, stride_b=0, epilogue=[{"op": "bias"}, {"op": "mask"}, {"op": "residual"}]
+    )
     cost = op.cost(problem, default_candidate(matmul()).schedule)
     outputs = 4 * 10 * 20
     assert cost.flops == 2 * outputs * 30 + 3 * outputs

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,15 +29,16 @@ from workers.queue_worker import live_workers
 
 # ---- forged tickets
 
-EVIL = '''
+EVIL = """
 from pathlib import Path
+from typing import Any
 MARK = Path(__file__).with_name("it-ran")
 MARK.write_text("imported")
 def run(*args, **kwargs):
     MARK.write_text("called")
     raise SystemExit
-'''
-PLAIN = {"args": ["plan", None], "timeout": -1}
+"""
+PLAIN: dict[str, Any] = {"args": ["plan", None], "timeout": -1}
 
 
 class Target:
@@ -122,8 +124,12 @@ FORGERIES: dict[str, Callable[[Target], object]] = {
     "on_stopped": lambda t: t.queue.enqueue_call(
         tickets.TICKET_FUNCTION, **PLAIN, on_stopped=Callback("evil_module.run")
     ),
-    "a webhook": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, webhooks=[Webhook(t.address, job_status="finished")]),
-    "a webhook on failure": lambda t: t.queue.enqueue_call("no.function", webhooks=[Webhook(t.address, job_status="failed")]),
+    "a webhook": lambda t: t.queue.enqueue_call(
+        tickets.TICKET_FUNCTION, **PLAIN, webhooks=[Webhook(t.address, job_status="finished")]
+    ),
+    "a webhook on failure": lambda t: t.queue.enqueue_call(
+        "no.function", webhooks=[Webhook(t.address, job_status="failed")]
+    ),
     "a retry": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, retry=Retry(max=3)),
     "a repeat": lambda t: t.queue.enqueue_call(tickets.TICKET_FUNCTION, **PLAIN, repeat=Repeat(times=3)),
     "a rate limit": lambda t: t.queue.enqueue_call(
@@ -154,7 +160,7 @@ def test_a_forged_ticket_runs_nothing_and_the_worker_goes_on(target: Target, for
     target.world.redis.delete("rq:job:number")
 
 
-def undecided(target: Target) -> list[bytes]:
+def undecided(target: Target) -> list[Any]:
     """Jobs that are neither forgotten nor waiting for ever for another."""
     keys = [key for key in target.world.redis.keys("rq:job:*") if target.world.redis.type(key) == b"hash"]
     return [key for key in keys if target.world.redis.hget(key, "status") != b"deferred"]
@@ -184,7 +190,8 @@ def runs_again(world: QueueWorld, ref: str) -> None:
 
 
 def test_an_item_whose_worker_and_horse_were_killed_is_run_again_by_another(queue_world: QueueWorld) -> None:  # noqa: F811
-    worker, _, _ = queue_world.start("plan"), queue_world.start("reconcile"), wait_until_live(queue_world, 1)
+    worker = queue_world.start("plan")
+    queue_world.start("reconcile")
     [ref] = queue_world.add("first")
     [start] = wait_until_started(queue_world, ref)
     queue_world.start("plan")
@@ -252,7 +259,10 @@ def test_a_stopped_worker_hands_its_item_back_uncounted_with_a_ticket(queue_worl
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_worker_stops_at_once_and_leaves_no_registration(queue_world: QueueWorld, number: signal.Signals) -> None:  # noqa: F811
+def test_an_idle_worker_stops_at_once_and_leaves_no_registration(
+    queue_world: QueueWorld,  # noqa: F811
+    number: signal.Signals,
+) -> None:
     worker = queue_world.start("plan")
     wait_until_live(queue_world, 1)
     worker.send_signal(number)

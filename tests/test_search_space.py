@@ -21,7 +21,14 @@ from tests.fixtures_codegen import default_candidate, matmul
 LISTS = st.dictionaries(
     st.sampled_from("abcdef"), st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True).map(tuple), max_size=4
 )
-SHAPES = [(1024, 1024, 1024, 1), (1024, 3072, 768, 1), (128, 128, 64, 96), (1, 6144, 4096, 1), (1, 1, 1, 1), (7, 9, 1000, 3)]
+SHAPES = [
+    (1024, 1024, 1024, 1),
+    (1024, 3072, 768, 1),
+    (128, 128, 64, 96),
+    (1, 6144, 4096, 1),
+    (1, 1, 1, 1),
+    (7, 9, 1000, 3),
+]
 
 
 def space(search: dict[str, Any], **fields: Any) -> SearchSpace:
@@ -157,8 +164,10 @@ def test_a_schedule_with_a_forbidden_value_is_refused() -> None:
     ("search", "field"),
     [
         ({"level": 3}, "level"), ({"level": -1}, "level"), ({"level": "1"}, "level"), ({"depth": 1}, "depth"),
-        ({"level": 1, "limit": 0}, "limit"), ({"level": 1, "limit": 10**9}, "limit"), ({"level": 1, "seed": -1}, "seed"),
-        ({"level": 1, "seed": 2**53}, "seed"), ({"tunables": {"tile_m": []}}, "tunables.tile_m"), ({"tunables": {}}, "tunables"),
+        ({"level": 1, "limit": 0}, "limit"), ({"level": 1, "limit": 10**9}, "limit"),
+        ({"level": 1, "seed": -1}, "seed"),
+        ({"level": 1, "seed": 2**53}, "seed"), ({"tunables": {"tile_m": []}}, "tunables.tile_m"),
+        ({"tunables": {}}, "tunables"),
         ({"schedules": []}, "schedules"), ({"tunables": {"tile_m": [1.5]}}, "tunables.tile_m.0.int"),
         ({"tunables": {"tile_m": [True]}}, "tunables.tile_m.0.int"), ({"level": 1, "tunables": {"tile_m": [64]}}, ""),
     ],

@@ -10,14 +10,15 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from storage.database import Database
 from storage.settings import Settings, load_settings
-from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, make_world, processes_of, wait_for
+from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, processes_of, wait_for
 from workers import children, serve, tickets
 from workers.children import Child
 from workers.embedded_valkey import url_file
@@ -36,12 +37,12 @@ NAMES = {"api", "compile worker 1", "plan worker", "reconcile", "valkey"}
 class Serving:
     """A `cukiln serve` in a process of its own."""
 
-    def __init__(self, folder: Path, settings: Settings, api: tuple[str, ...] = Commands().api) -> None:
+    def __init__(self, folder: Path, settings: Settings, api: Sequence[str] = Commands().api) -> None:
         self.folder, self.settings = folder, settings
         self.output = folder / "serve.txt"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, repr(api)],
+                [sys.executable, "-c", SERVE, repr(tuple(api))],
                 env=serve.child_environment(settings),
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -79,9 +80,9 @@ def serving(tmp_path: Path, settings: Settings) -> Iterator[Serving]:
 
 
 def world_of(serving: Serving, folder: Path) -> QueueWorld:
+    """Its queue and database, seen from here."""
     url = url_file(serving.settings.data_dir / "valkey").read_text()
-    world = make_world(folder, url)
-    return world.__enter__()  # nothing is started in it: what runs belongs to `serving`
+    return QueueWorld(folder, serving.settings, Database(serving.settings.database_url), tickets.connect(url))
 
 
 def answers(url: str) -> bool:
@@ -153,12 +154,12 @@ def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(settin
         assert set(running.pids) == NAMES
         assert running.url in (settings.data_dir / "serve.lock").read_text()
         with pytest.raises(ServeError, match=f"another cukiln serve.*{running.url}.*CUKILN_DATA"):
-            serve.Supervisor(settings, say=str).start()
+            serve.Supervisor(settings, say=print).start()
         assert answers(running.url)
         port = running.url.rpartition(":")[2]
         second = settings.model_copy(update={"port": int(port), "data_dir": tmp_path / "other"})
         with pytest.raises(ServeError, match=f"port {port}.*CUKILN_PORT"):
-            serve.Supervisor(second, say=str).start()
+            serve.Supervisor(second, say=print).start()
     assert all(map(gone, running.pids.values()))
     assert not answers(running.url)
 
@@ -169,7 +170,9 @@ def test_an_error_in_the_block_stops_the_embedded_service_and_passes_through(set
     assert all(map(gone, running.pids.values()))
 
 
-def test_a_child_that_ends_at_its_start_stops_everything_and_shows_its_words(settings: Settings, tmp_path: Path) -> None:
+def test_a_child_that_ends_at_its_start_stops_everything_and_shows_its_words(
+    settings: Settings, tmp_path: Path
+) -> None:
     broken = Commands(api=(sys.executable, "-c", "import sys; sys.exit('no such animal')"), worker=JOURNAL_WORKER)
     with (
         pytest.raises(ServeError, match=r"(?s)api ended with 1 at its start:\n.*no such animal"),
@@ -209,7 +212,7 @@ def test_a_second_signal_stops_without_waiting(
 def test_a_host_that_others_can_reach_needs_a_key(settings: Settings) -> None:
     open_host = settings.model_copy(update={"host": "0.0.0.0"})
     with pytest.raises(ServeError, match=r"0\.0\.0\.0.*CUKILN_API_KEY"):
-        serve.Supervisor(open_host, say=str).start()
+        serve.Supervisor(open_host, say=print).start()
     assert not settings.data_dir.exists()
 
 
@@ -223,7 +226,7 @@ def test_a_busy_port_is_named_with_its_setting(capsys: pytest.CaptureFixture[str
 def test_without_a_compiler_it_says_what_to_install(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(settings.data_dir))
     with pytest.raises(ServeError, match=r"g\+\+"):
-        serve.Supervisor(settings, say=str).start()
+        serve.Supervisor(settings, say=print).start()
 
 
 def test_children_get_every_setting_as_it_is_here(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +257,9 @@ def test_a_child_is_started_again_after_growing_pauses(tmp_path: Path, monkeypat
     told: list[str] = []
     while child.restarts < 4:
         told.append(child.keep() or "")
-    pauses = [float(match[1]) for words in told if (match := re.search(r"ended with 3, starting it again in (\S+) s", words))]
+    pauses = [
+        float(match[1]) for words in told if (match := re.search(r"ended with 3, starting it again in (\S+) s", words))
+    ]
     assert pauses == [0.01, 0.02, 0.04, 0.04]
     child.end(5.0)
     assert child.log_tail().count("here") == 5
@@ -285,7 +290,7 @@ def test_a_child_dies_with_the_thread_that_started_it(tmp_path: Path) -> None:
 def test_tickets_of_the_embedded_queue_can_be_found_by_a_worker_started_by_hand(settings: Settings) -> None:
     from workers.main import WorkerError, redis_url
 
-    with pytest.raises(WorkerError, match="REDIS_URL.*cukiln serve"):
+    with pytest.raises(WorkerError, match=r"REDIS_URL.*cukiln serve"):
         redis_url(settings)
     with serve.embedded(settings, commands=COMMANDS) as running:
         assert redis_url(settings) == running.redis_url

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from storage.errors import SettingsError
 from storage.settings import Settings, load_settings
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import re
 import signal
 import sqlite3
@@ -15,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 
 from storage.database import Database
-from storage.errors import SchemaMissing
+from storage.errors import BadCursor, BlobCorrupt, BlobMissing, Conflict, LostClaim, PlanOutdated, SchemaMissing
 from storage.tables import Base, BlobRow
 from storage.toolchains import live_toolchains, register_toolchain
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
@@ -173,3 +174,26 @@ def test_kill_9_between_writes_loses_nothing_acknowledged_and_leaves_nothing_hal
                 parts[number] = parts.get(number, 0) + 1
         assert set(range(acknowledged + 1)) <= set(parts)
         assert set(parts.values()) == {5}
+
+
+def test_a_data_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "100% of Jürgen's #1 data"
+    database = Database(f"sqlite:///{folder / 'cukiln.db'}")
+    database.migrate()
+    database.check()
+    assert (folder / "cukiln.db").exists()
+
+
+def test_errors_survive_pickling() -> None:
+    made = [
+        LostClaim("compile", "g", "t"),
+        PlanOutdated(("b",)),
+        Conflict("k", 1, 2),
+        BlobMissing("d"),
+        BlobCorrupt("d", "e"),
+        BadCursor("c"),
+        SchemaMissing(None, "0001"),
+    ]
+    for error in made:
+        copied = pickle.loads(pickle.dumps(error))
+        assert (type(copied), str(copied), copied.__dict__) == (type(error), str(error), error.__dict__)

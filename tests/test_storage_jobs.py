@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from storage import jobs
 from storage.clock import FakeClock
 from storage.cursors import make_cursor

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from cukiln.types import StageSeconds
 from sqlalchemy import select
+
+from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import known_builds
 from storage.candidates import Predicted, candidates_of_builds, candidates_of_problem, kernel_json_of, set_predictions
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.errors import LostClaim
+from storage.errors import LostClaim, PlanOutdated
 from storage.groups import BuildOutcome, load_group, record_compiled, start_group
 from storage.items import Renewal
 from storage.problems import finish_problem, load_problem, problem_ids, problems_to_plan
@@ -19,6 +20,7 @@ from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, recor
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     PLAN,
+    TARGET,
     add_job,
     claim_one,
     compile_claimed,
@@ -182,8 +184,13 @@ def test_another_test_plan_version_verifies_without_compiling(database: Database
     later = add_job(database)
     claim = claim_one(database, "plan")
     with database.write() as session:
-        (group_id,) = record(session, claim, ["a", "b"], plan_version="2").groups
+        recorded = record(session, claim, ["a", "b"], plan_version="2")
+    (group_id,) = recorded.groups
+    assert recorded.verify_targets == [TARGET]
     assert unended(database) == ["verify"]
+    with database.read() as session:
+        found = load_group(session, group_id)
+    assert found is not None and (found.state, found.job_id) == ("compiled", later.id)
     # A third job meanwhile relies on that verification.
     third = add_job(database)
     claim = claim_one(database, "plan")
@@ -317,7 +324,9 @@ def test_predictions_are_written_to_candidates(database: Database) -> None:
         (problem_id,) = problem_ids(session, job.id)
         set_predictions(session, [Predicted(problem_id, "c-b", 1.5, {"occupancy": 0.5}), Predicted(7777, "x", 1, {})])
         set_predictions(session, [])
-        found = {one.candidate: (one.predicted_us, one.prediction) for one in candidates_of_problem(session, problem_id)}
+        found = {
+            one.candidate: (one.predicted_us, one.prediction) for one in candidates_of_problem(session, problem_id)
+        }
     assert found == {"c-a": (None, None), "c-b": (1.5, {"occupancy": 0.5})}
 
 
@@ -404,6 +413,22 @@ def test_after_a_cancel_the_next_job_takes_up_what_was_left(database: Database) 
     assert unended(database) == ["verify"]
     verify_next(database)
     assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
+
+
+def test_a_plan_that_relied_on_a_group_that_was_cancelled_meanwhile_is_refused(database: Database) -> None:
+    first = add_job(database)
+    plan_next(database, "a")
+    second = add_job(database)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        jobs.cancel_job(session, first.id)
+    with pytest.raises(PlanOutdated, match="plan again"), database.write() as session:
+        record(session, claim, ["a", "b"], groups=[["b"]])  # `a` was known when it was planned
+    with database.write() as session:
+        record(session, claim, ["a", "b"])
+    compile_next(database)
+    assert len(verify_next(database)) == 1
+    assert verdicts_of(database, second.id) == [{"c-a": "ok", "c-b": "ok"}]
 
 
 def test_a_spent_budget_finishes_with_what_was_judged(database: Database, clock: FakeClock) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cukiln.types import StageSeconds
 from sqlalchemy import insert
-from storage import jobs
+
+from codegen.verified import primitives_of
+from cukiln.types import StageSeconds
+from storage import jobs, report_candidates
+from storage.candidates import Predicted, set_predictions
 from storage.clock import FakeClock
 from storage.cursors import make_cursor
 from storage.database import Database
@@ -13,7 +16,6 @@ from storage.errors import BadCursor
 from storage.groups import group_report
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
 from storage.problems import finish_problem, load_problem, problem_ids
-from storage.candidates import Predicted, set_predictions
 from storage.report_candidates import candidate_page, rejections
 from storage.report_job import job_progress, job_report
 from storage.rows import core
@@ -75,7 +77,11 @@ def test_a_finished_job_is_reported(database: Database, clock: FakeClock) -> Non
     assert problem.seconds.verify == StageSeconds(wall=4, cpu=4)
     assert problem.winner is not None
     assert (problem.winner.candidate, problem.winner.so_sha256) == ("c-a", "1" * 64)
-    assert (problem.winner.verified, problem.winner.ranked_by, problem.winner.predicted_us) == ("cpu", "predicted", 12.5)
+    assert (problem.winner.verified, problem.winner.ranked_by, problem.winner.predicted_us) == (
+        "cpu",
+        "predicted",
+        12.5,
+    )
 
 
 def test_a_winner_that_left_the_front_is_answered_by_the_fronts_best(database: Database) -> None:
@@ -126,7 +132,7 @@ def test_progress_counts_problems_kernels_and_candidates(database: Database) -> 
         found = job_progress(session, job.id)
     assert found is not None
     assert (found.progress.candidates_done, found.progress.candidates_failed) == (34, 1)
-    assert (found.state, found.seconds.compile.wall) == ("running", 16)
+    assert (found.state, found.seconds.compile.wall) == ("running", pytest.approx(16))
 
 
 def eta(database: Database, job_id: str) -> float | None:
@@ -273,18 +279,19 @@ def test_candidates_are_filtered_by_problem_and_verdict(database: Database) -> N
     assert by_verdict is not None and [one.candidate for one in by_verdict.candidates] == ["a2"]
 
 
-@pytest.mark.parametrize(("venue", "confirmed", "label"), [
-    ("cpu", True, "cpu"),
-    ("cpu", False, "cpu-unconfirmed"),
-    ("gpu", False, "gpu"),
-])
+@pytest.mark.parametrize(
+    ("venue", "confirmed", "label"),
+    [
+        ("cpu", True, "cpu"),
+        ("cpu", False, "cpu-unconfirmed"),
+        ("gpu", False, "gpu"),
+    ],
+)
 def test_a_candidate_is_reported_with_its_proof_and_resources(
     database: Database, monkeypatch: pytest.MonkeyPatch, venue: str, confirmed: bool, label: str
 ) -> None:
-    from storage import report_candidates
-
-    everything = report_candidates.operator("matmul").primitives if confirmed else ()
-    monkeypatch.setattr(report_candidates, "confirmed_primitives", lambda: frozenset(everything))
+    everything = primitives_of("matmul") if confirmed else frozenset()
+    monkeypatch.setattr(report_candidates, "confirmed_primitives", lambda: everything)
     job_id = planned_job(database)
     with database.write() as session:
         (first, _) = problem_ids(session, job_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from cukiln.types import WinnerRecord
 from storage.clock import FakeClock
 from storage.database import Database

@@ -1,4 +1,4 @@
-"""A child process that is kept running: started tied to this process, started again when it ends, stopped in two steps."""
+"""A child process that is kept running: tied to this process, started again when it ends, stopped in two steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.tether import tethered
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
-STEADY_SECONDS = 60.0  # a child that has lived this long starts again at once
+STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
 
 
 class Child:
@@ -70,9 +70,9 @@ class Child:
         code = self.ended()
         if code is None:
             return None
-        steady = time.monotonic() - self._started_at > STEADY_SECONDS
-        self._pause = FIRST_PAUSE_SECONDS if steady else min(2 * self._pause, LONGEST_PAUSE_SECONDS)
-        pause = FIRST_PAUSE_SECONDS if steady or self.restarts == 0 else self._pause
+        if time.monotonic() - self._started_at > STEADY_SECONDS:
+            self._pause = FIRST_PAUSE_SECONDS
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_SECONDS)
         self._start_again_at = time.monotonic() + pause
         where = f"; its log: {self._log}" if self._log is not None else ""
         return f"{self.name} {describe_exit(code)}, starting it again in {pause:g} s{where}"

@@ -164,16 +164,16 @@ class FileCompiler:
             raise CompileCancelled("cancelled")
         if finished.ended_by in ("wall", "cpu"):
             raise CompileTimedOut(
-                f"{self.log}\n{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}"
+                f"{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}\n{self.log}"
             )
         if finished.ended_by is not None:
             raise CompileCrashed(
-                f"{self.log}\n{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}"
+                f"{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}\n{self.log}"
             )
         if reason := finished.infrastructure_failure():
             raise InfrastructureError(reason)
         if finished.returncode < 0:
-            raise CompileCrashed(f"{self.log}\n{Path(command[0]).name} died of signal {-finished.returncode}")
+            raise CompileCrashed(f"{Path(command[0]).name} died of signal {-finished.returncode}\n{self.log}")
         return finished
 
     def _nvcc_phases(self) -> list[Phase]:

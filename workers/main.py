@@ -1,4 +1,4 @@
-"""`cukiln worker plan`, `cukiln worker compile [--target sm_80 …]`, `cukiln worker reconcile`: one process of the server.
+"""`cukiln worker plan`, `cukiln worker compile [--target sm_80 …]`, `cukiln worker reconcile`: one server process.
 
 Everything heavy is loaded, found and compiled here once, before the first fork: a horse then reaches its step in
 milliseconds (the SQL statements it needs first are in the engine's cache, see `warm_up`).

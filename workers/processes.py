@@ -81,15 +81,21 @@ _GUARD = (
     '[ "$PPID" = "$1" ] || exit 125; ulimit -c 0; ulimit -t "$2"; ulimit -f "$3"; shift 3; exec "$@" 3>&2 2>/dev/null'
 )
 
+# The pipe on its stdin ends with the last process that holds the other end.
+_UNDERTAKER = 'trap "" HUP INT TERM; read line; rm -rf -- "$1"'
+_SYSTEM_PATH = "/usr/bin:/bin"
+
 
 @cache
 def _namespace_prefix() -> tuple[str, ...] | None:
     """unshare with the flags that work here; None where namespaces (or util-linux) are not to be had. Asked once."""
-    if not (shutil.which("unshare") and shutil.which("setpriv") and shutil.which("sh")):
+    try:
+        unshare, shell, _ = _tool("unshare"), _tool("sh"), _tool("setpriv")
+    except FileNotFoundError:
         return None
     for extra in ((), ("--user", "--map-root-user")):
-        prefix = ("unshare", *extra, "--pid", "--fork", "--kill-child")
-        probe = subprocess.run([*prefix, "sh", "-c", "exit 0"], capture_output=True, check=False, timeout=10)
+        prefix = (unshare, *extra, "--pid", "--fork", "--kill-child")
+        probe = subprocess.run([*prefix, shell, "-c", "exit 0"], capture_output=True, check=False, timeout=10)
         if probe.returncode == 0:
             return prefix
     return None
@@ -199,8 +205,20 @@ class Processes:
             prefix = _namespace_prefix()
             if prefix is None:
                 raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
-            guard = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _GUARD, "guard", str(os.getpid()), cpu, blocks]
-            return [*guard, *prefix, "sh", "-c", _INIT, "init", *argv]
+            shell = _tool("sh")
+            guard = [
+                _tool("setpriv"),
+                "--pdeathsig",
+                "KILL",
+                shell,
+                "-c",
+                _GUARD,
+                "guard",
+                str(os.getpid()),
+                cpu,
+                blocks,
+            ]
+            return [*guard, *prefix, shell, "-c", _INIT, "init", *argv]
         sweeper = Path(__file__).with_name("sweep_children.py")
         return [sys.executable, "-I", "-S", str(sweeper), str(os.getpid()), cpu, str(limits.output_bytes), *argv]
 
@@ -208,17 +226,30 @@ class Processes:
         with self._lock:
             # A forked worker must not use its parent's folder: its undertaker watches the parent.
             if self._root is None or self._owner != os.getpid() or not self._root.is_dir():
-                self._root = Path(tempfile.mkdtemp(prefix="cukiln-", dir=self._parent))
-                self._owner = os.getpid()
-                self._undertaker = subprocess.Popen(
-                    ["sh", "-c", 'trap "" HUP INT TERM; read line; rm -rf -- "$1"', "undertaker", str(self._root)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
+                root = Path(tempfile.mkdtemp(prefix="cukiln-", dir=self._parent))
+                try:
+                    self._undertaker = subprocess.Popen(
+                        [_tool("sh"), "-c", _UNDERTAKER, "undertaker", str(root)],
+                        env={"PATH": _SYSTEM_PATH},
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
+                except OSError:
+                    root.rmdir()
+                    raise
+                self._root, self._owner = root, os.getpid()
             return self._root
 
 
 def _path() -> str:
     return os.environ.get("PATH", os.defpath)
+
+
+def _tool(name: str) -> str:
+    """A tool of this module, also where PATH leaves the system's folders out. Raises FileNotFoundError."""
+    found = shutil.which(name, path=f"{_SYSTEM_PATH}:{_path()}")
+    if found is None:
+        raise FileNotFoundError(f"{name} was not found")
+    return found

@@ -1,10 +1,10 @@
 """An RQ worker that takes tickets and nothing else, and that outlives its Redis.
 
-What RQ 3.0 does with a job was written for trusted queues: it imports any function, callback or serialiser that the job's
-hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the hash is read by `read_ticket` alone, which knows
-one function name and refuses every field beyond a plain ticket; RQ's own parsing, its registries, retries, commands over
-pub/sub and maintenance (which marks a stuck job failed) are not used. A ticket is forgotten as soon as it is taken: what
-it was for is in the database, claimed under a lease, so there is nothing for RQ to recover.
+What RQ 3.0 does with a job was written for trusted queues: it imports any function, callback or serialiser that the
+job's hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the hash is read by `read_ticket` alone,
+which knows one function name and refuses every field beyond a plain ticket; RQ's own parsing, its registries,
+retries, commands over pub/sub and maintenance (which marks a stuck job failed) are not used. A ticket is forgotten as
+soon as it is taken: what it was for is in the database, claimed under a lease, so there is nothing for RQ to recover.
 
 ```
 worker  ── forks ──► horse (SIGKILLed by the kernel when the worker ends, however it ends)
@@ -100,8 +100,8 @@ def read_ticket(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
 class QueueWorker(Worker):
     """Takes tickets from `queues` and forks a horse for each that calls `perform(kind, target)`.
 
-    `before_fork` closes what must not be shared with a child (database connections). `beat` is called about every second,
-    idle or busy, for the owner's own signs of life; neither may raise.
+    `before_fork` closes what must not be shared with a child (database connections). `beat` is called about every
+    second, idle or busy, for the owner's own signs of life; neither may raise.
     """
 
     job_class = TicketJob
@@ -232,7 +232,7 @@ class QueueWorker(Worker):
             log.warning("horse %d ended with %d; its item waits again when its lease is over", horse, status)
 
     def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        """The horse alone: what it started dies with it. RQ's killpg would hit the worker if the horse had no group yet."""
+        """The horse alone: what it started dies with it. RQ's killpg hits a worker whose horse has no group yet."""
         if self._horse_pid:
             try:
                 os.kill(self._horse_pid, sig)

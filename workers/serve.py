@@ -7,8 +7,8 @@ serve ─┬─ valkey          unless REDIS_URL names a server
        ├─ plan worker
        └─ compile worker  CUKILN_WORKERS of them
 ```
-Every child is tied to the supervisor (`workers.tether`): a SIGKILL of the supervisor ends them all. Children are started
-and watched by one thread for its whole life, because the kernel ties a child to the thread that started it.
+Every child is tied to the supervisor (`workers.tether`): a SIGKILL of the supervisor ends them all. Children are
+started and watched by one thread for its whole life, because the kernel ties a child to the thread that started it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from storage.settings import Settings, load_settings
 from workers import tickets
 from workers.children import Child, describe_exit
 from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
+from workers.processes import Processes
 from workers.queue_worker import HORSE_GRACE_SECONDS, live_workers
 from workers.toolchain import ToolchainMissing, find_toolchain
 
@@ -138,7 +139,8 @@ class Supervisor:
         settings = self.settings
         refuse_open_host(settings)
         self._lock_file = lock_folder(settings.data_dir)
-        find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        with contextlib.closing(Processes()) as processes:
+            find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
         if settings.port == 0:
             settings = self.settings = settings.model_copy(update={"port": free_port(settings.host)})
         else:
@@ -186,7 +188,9 @@ class Supervisor:
             for child in self._children:
                 if (code := child.ended()) is not None:
                     tail = child.log_tail()
-                    raise ServeError(f"{child.name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
+                    raise ServeError(
+                        f"{child.name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else "")
+                    )
             if self._stop:
                 raise ServeError("stopped before it was ready")
             if time.monotonic() > deadline:
@@ -324,7 +328,7 @@ def refuse_open_host(settings: Settings) -> None:
 
 
 def lock_folder(folder: Path) -> int:
-    """Hold the data folder for this process: two supervisors over one valkey log would ruin it. Returns the open file."""
+    """Hold the data folder for this process: two supervisors would ruin its valkey log. Returns the open file."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -333,7 +337,7 @@ def lock_folder(folder: Path) -> int:
         holder = os.read(lock, 200).decode(errors="replace") or "still starting"
         os.close(lock)
         raise ServeError(
-            f"another cukiln serve ({holder}) uses the data folder {folder}: stop it, or set CUKILN_DATA to another folder"
+            f"another cukiln serve ({holder}) uses the data folder {folder}: stop it, or set CUKILN_DATA to another"
         ) from None
     return lock
 

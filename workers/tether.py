@@ -2,8 +2,8 @@
 
 usage: tether.py PARENT_PID PROGRAM [ARGUMENT …]
 
-The kernel sends the death signal when the *thread* that started this one ends: start from a thread that lives as long as
-the program should.
+The kernel sends the death signal when the *thread* that started this one ends: start from a thread that lives as long
+as the program should.
 """
 
 from __future__ import annotations

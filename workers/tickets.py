@@ -60,7 +60,7 @@ def queue_name(kind: str, target: str | None) -> str:
 
 
 def connect(url: str) -> Redis:
-    """A client that bridges a reconnect by itself (3 tries in about 0.1 s) and gives up on a silent server after 5 s."""
+    """A client that bridges a reconnect by itself (3 tries in about 0.1 s) and leaves a silent server after 5 s."""
     return Redis.from_url(url, retry=_retry(), socket_timeout=5.0, socket_connect_timeout=2.0)
 
 

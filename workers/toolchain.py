@@ -80,7 +80,12 @@ def find_toolchain(
 ) -> Toolchain:
     """The named nvcc, else the one of the PyPI wheels, else the one in PATH; g++ or the named host compiler. Asks
     each for its version (about 0.1 s). Raises ToolchainMissing."""
-    processes = processes or Processes()
+    if processes is None:
+        processes = Processes()
+        try:
+            return find_toolchain(processes, nvcc=nvcc, host_compiler=host_compiler)
+        finally:
+            processes.close()
     try:
         nvcc_path = _find_nvcc(nvcc)
         host = host_compiler or "g++"

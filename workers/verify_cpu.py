@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -164,11 +165,13 @@ class _Children:
         while waiting and not (self._cancel and self._cancel.is_set()):
             running: str | None = None
             judged = 0
+            heard = time.monotonic()
             argv = [*self.python, "-m", "workers.run_on_cpu", self._request(library, list(waiting.values()))]
             with self._processes.stream(
                 argv, cwd=self._folder, limits=self._limits, env=self._environment, cancel=self._cancel
             ) as stream:
                 for line in stream.lines(self._wall_seconds):
+                    heard = time.monotonic()
                     message = json.loads(line)
                     if "start" in message:
                         running = message["start"]
@@ -183,8 +186,10 @@ class _Children:
                 return
             if finished.ok and judged:
                 continue
-            # A child that used up its own limits over many kernels says nothing about the last one: try that again.
-            if running is not None and finished.ended_by in ("cpu", "memory", "output", "wall") and judged:
+            # A child that used up its limits over many kernels says nothing about the last one: that one is tried again.
+            # One that fell silent does.
+            silent = time.monotonic() - heard >= self._wall_seconds
+            if running is not None and judged and finished.ended_by is not None and not silent:
                 continue
             yield _death(running, finished)
             del waiting[str(running)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cukiln.cli_progress import duration
-from cukiln.types import Job, LookupResult, ProblemReport, StageSeconds
+from cukiln.types import Job, LookupResult, ProblemReport
 
 _VERIFIED = {
     "gpu": "verified gpu: the kernel's results were checked on a GPU",
@@ -18,6 +18,8 @@ _VERIFIED = {
     "cpu-unconfirmed": "verified cpu-unconfirmed: right on the CPU, but it uses a GPU instruction whose CPU twin was "
     "never compared with a real GPU",
 }
+_ONE_TABLE_WIDTH = 115  # columns
+_LONGEST_NAME = 20  # of a problem; the rest is cut
 _PREDICTED = (
     "predicted µs: an estimate for {targets} from the compiled kernel's registers and shared memory and the GPU's data "
     "sheet; nothing was measured"
@@ -29,33 +31,57 @@ _SECONDS = (
 
 
 def print_job(console: Console, job: Job) -> None:
-    """One row per problem, then what the columns mean."""
-    table = Table(title=None, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("problem", no_wrap=True)
-    table.add_column("winner's schedule", ratio=1, min_width=24)
-    for heading in ("verified", "ranked by"):
-        table.add_column(heading, no_wrap=True)
+    """One row per problem, then what the columns mean. A narrow terminal gets the seconds in a table of their own: rich
+    drops columns that do not fit."""
     stages = ["lower", "codegen", "compile", "verify"]
     if any(problem.seconds.measure.wall for problem in job.problems):
         stages.append("measure")
+    winners = _table("problem", "winner's schedule", "verified", "ranked by")
+    wide = console.width >= _ONE_TABLE_WIDTH
+    seconds = winners if wide else _table("problem")
     for stage in stages:
-        table.add_column(f"{stage} s", justify="right", no_wrap=True)
+        seconds.add_column(f"{stage} s", justify="right", no_wrap=True)
     for problem in job.problems:
-        table.add_row(*_row(problem, stages))
-    console.print(table)
+        judged = (problem.name, _outcome(problem), *_judgement(problem))
+        spent = ["-" if problem.cached else f"{getattr(problem.seconds, stage).wall:.2f}" for stage in stages]
+        if wide:
+            winners.add_row(*judged, *spent)
+        else:
+            winners.add_row(*judged)
+            seconds.add_row(problem.name, *spent)
+    console.print(winners)
+    if not wide and not job.cached:
+        console.print()
+        console.print(seconds)
     for note in notes(job):
         console.print(Text(note, style="dim"))
 
 
-def _row(problem: ProblemReport, stages: Sequence[str]) -> list[str | Text]:
-    seconds = [_seconds(getattr(problem.seconds, stage)) for stage in stages]
-    if problem.winner is None:
-        why = f"{problem.state}: {problem.error or 'no winner'}"
-        return [problem.name, Text(why, style="red" if problem.state == "failed" else "yellow"), "-", "-", *seconds]
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in headings:
+        if heading == "winner's schedule":
+            table.add_column(heading, ratio=1)
+        else:
+            table.add_column(heading, no_wrap=True, max_width=_LONGEST_NAME if heading == "problem" else None)
+    return table
+
+
+def _outcome(problem: ProblemReport) -> Text:
+    """The winner's schedule, or why there is none."""
+    if problem.winner is not None:
+        return Text(schedule_text(problem.winner.schedule))
+    style = "red" if problem.state == "failed" else "yellow"
+    return Text(f"{problem.state}: {problem.error or 'no winner'}", style=style)
+
+
+def _judgement(problem: ProblemReport) -> tuple[str, str]:
+    """How the winner was verified and ranked."""
     winner = problem.winner
+    if winner is None:
+        return "-", "-"
     time_us = winner.measured_us if winner.ranked_by == "measured" else winner.predicted_us
-    rank = f"{winner.ranked_by} {microseconds(time_us)}"
-    return [problem.name, Text(schedule_text(winner.schedule)), winner.verified, rank, *seconds]
+    return winner.verified, f"{winner.ranked_by} {microseconds(time_us)}"
 
 
 def notes(job: Job) -> list[str]:
@@ -90,9 +116,7 @@ def summary(job: Job, seconds: float) -> str:
 
 
 def print_lookups(console: Console, results: Iterable[LookupResult]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for heading in ("problem", "winner's schedule", "verified", "ranked by", "device class", "key"):
-        table.add_column(heading, no_wrap=heading != "winner's schedule")
+    table = _table("problem", "winner's schedule", "verified", "ranked by", "device class", "key")
     for result in results:
         key = result.key[:12]
         if result.record is None:
@@ -130,7 +154,3 @@ def problems(count: int) -> str:
 
 def microseconds(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"
-
-
-def _seconds(stage: StageSeconds) -> str:
-    return f"{stage.wall:.2f}"

@@ -62,18 +62,17 @@ class Workplace:
     @cached_property
     def toolchain(self) -> Toolchain:
         """Found on first use (0.1 s). Raises ToolchainMissing."""
-        return find_toolchain(
-            self.processes, nvcc=self.settings.nvcc, host_compiler=self.settings.host_compiler
-        )
+        return find_toolchain(self.processes, nvcc=self.settings.nvcc, host_compiler=self.settings.host_compiler)
 
 
 @dataclass(frozen=True)
 class StepContext:
     """One attempt at one item.
 
-    A step either ends the item itself, in the transaction that writes its results, or returns, and the item is completed
-    then; both under the claim, so that an attempt that has lost its lease writes nothing. It raises `Cancelled` (see
-    `check`) where `cancel` was set, `GiveUp` where another attempt is useless; anything else is tried again.
+    A step either ends the item itself, in the transaction that writes its results, or returns, and the item is
+    completed then; both under the claim, so that an attempt that has lost its lease writes nothing. It raises
+    `Cancelled` (see `check`) where `cancel` was set, `GiveUp` where another attempt is useless; anything else is
+    tried again.
     """
 
     workplace: Workplace
@@ -116,7 +115,7 @@ class StepContext:
             tickets.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
 
     def enqueue(self, kind: str, target: str | None) -> None:
-        """Write a ticket for an item that this step has just committed. Best effort: the reconciler writes missing ones."""
+        """Write a ticket for an item that was just committed. Best effort: the reconciler finds missing ones."""
         tickets.ensure_ticket(self.redis, kind, target)
 
 

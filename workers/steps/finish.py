@@ -19,17 +19,15 @@ from cukiln.types import FrontEntry, StageSeconds, WinnerRecord
 from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
 from storage.errors import Conflict
 from storage.problems import JobProblem, finish_problem, load_problem
-from storage.verdicts import known_verdicts
+from storage.verdicts import best_proofs
 from storage.winners import get_winners, merge_searches, publish_winner
 from workers import tickets
 from workers.build_winner import WinnerBuild, build_winner
 from workers.choose_winner import merge_front, ranked_by
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.plan import VENUE
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
-from workers.verify_cpu import plan_version
 
 PUBLISH_ATTEMPTS = 5
 
@@ -118,10 +116,12 @@ def _entry(context: StepContext, best: Ranked, build: WinnerBuild) -> FrontEntry
 
 def _proof(context: StepContext, best: Ranked) -> dict[str, Any]:
     """How the winner was proved right: venue, seeds, extents, errors against their bounds."""
-    subject = best.stored.slice or ""
     with context.database.read() as session:
-        verdict = known_verdicts(session, [subject], VENUE, plan_version())[subject]
-    return {"venue": VENUE, "plan_version": verdict.plan_version, **verdict.details}
+        subject = (best.stored.slice, best.stored.code_digest)
+        proof = best_proofs(session, [subject]).get(subject)
+    if proof is None:
+        raise GiveUp(f"candidate {best.candidate.id} is called right, but its verdict is gone")
+    return {"venue": proof.venue, "plan_version": proof.plan_version, **proof.details}
 
 
 def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, *, complete: bool) -> str:

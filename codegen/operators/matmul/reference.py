@@ -31,9 +31,22 @@ def reference(
 def _accumulated(k: int, a: Float64, b: Float64, sizes: Float64) -> Float64:
     """gamma_k |A||B| for k fused multiply-adds in any order (Higham, 2nd ed., section 3.1 and (3.7)); 0 for exact sums.
 
+    Sums of whole numbers (of one power of two) are exact where none of their parts needs more than 24 bits.
+
     The last factor covers the float64 reference's own rounding, 2^-29 of the bound.
     """
     gamma = k * U / (1.0 - k * U) if k * U < 1.0 else np.inf
     bound = gamma * sizes * (1.0 + 2.0**-20) + k * TINY
-    whole = bool(np.all(a == np.rint(a)) and np.all(b == np.rint(b)))
-    return np.where(sizes <= EXACT_SUM, 0.0, bound) if whole else np.asarray(bound, dtype=np.float64)
+    shift_a, shift_b = _whole_after(a), _whole_after(b)
+    if shift_a is None or shift_b is None:
+        return np.asarray(bound, dtype=np.float64)
+    return np.where(np.ldexp(sizes, shift_a + shift_b) <= EXACT_SUM, 0.0, bound)
+
+
+def _whole_after(values: Float64) -> int | None:
+    """By which power of two to multiply, so that all values are whole numbers; None where 2^16 does not do."""
+    for shift in range(17):
+        scaled = np.ldexp(values, shift)
+        if np.array_equal(scaled, np.rint(scaled)):
+            return shift
+    return None

@@ -35,9 +35,15 @@ def registers(tunables: Mapping[str, Any]) -> int:
     """A low estimate of a thread's registers: accumulators, fragments, and what the loaders hold on the way."""
     t = tunables
     fragments = t["fragments"] * (t["thread_m"] + t["thread_n"])
-    held = -(-t["tile_k"] * (t["tile_m"] + t["tile_n"]) // max(1, threads(t)))
-    estimate: int = t["thread_m"] * t["thread_n"] + fragments + held + OVERHEAD_REGISTERS
+    estimate: int = t["thread_m"] * t["thread_n"] + fragments + held(t) + OVERHEAD_REGISTERS
     return estimate
+
+
+def held(tunables: Mapping[str, Any]) -> int:
+    """Elements that a thread carries from global to shared memory in one step."""
+    t = tunables
+    elements: int = -(-t["tile_k"] * (t["tile_m"] + t["tile_n"]) // max(1, threads(t)))
+    return elements
 
 
 def rules(

@@ -11,12 +11,13 @@ import numpy as np
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, Float64, InputKind, Operand, Operator, Work
 from codegen.problem import Extent, Problem
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, check
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, Tunable
+from codegen.search import Search, SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
 HALVES = 64  # elements of a block; the halves are added
+REJECTED = 63  # the fault that the rules keep from being compiled
 
 
 class FaultyProblem(Problem):
@@ -37,12 +38,15 @@ class Faulty(Operator):
         return {}
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
-        raise NotImplementedError
+        right = Schedule.of({"fault": 0})
+        every = {"fault": self.tunables[0].allowed}
+        return build_space(search, self.tunables, {1: {"fault": (0,)}, 2: every}, right)
 
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        return Accepted()
+        fault = schedule.get("fault")
+        return check(fault != REJECTED, "fault", f"fault {fault} is the one that the rules reject") or Accepted()
 
     def config(self, kernel: Kernel) -> Config:
         return Config((ConfigField("int", "fault", int(kernel.tunables.get("fault"))),), ())
@@ -82,10 +86,25 @@ class Faulty(Operator):
         return sums, np.full(sums.shape, 1e-5)
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        raise NotImplementedError
+        rows, columns, _ = self.extents(problem)
+        return Cost(rows * columns, 4 * rows * columns, 4 * rows * columns, launches=1, workspace_bytes=0)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        raise NotImplementedError
+        rows, columns, _ = self.extents(problem)
+        elements = float(rows * columns)
+        return Work(
+            blocks=rows * -(-columns // HALVES),
+            threads=HALVES,
+            fma=elements,
+            other_instructions=8 * elements,
+            shared_bytes=12 * elements,
+            l2_bytes=8 * elements,
+            dram_bytes=8 * elements,
+            dynamic_shared_bytes=HALVES * 4,
+            independent=1,
+            steps=1,
+            overlap=0.0,
+        )
 
     def threads(self, kernel: Kernel) -> int:
         return HALVES

@@ -51,7 +51,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   if constexpr (C::fault == 18) value.data[0] = static_cast<float>(recurse(0));
   if constexpr (C::fault == 28) _exit(3);
 #endif
-  if constexpr (C::fault == 19) value.data[0] = *reinterpret_cast<const volatile float*>(static_cast<uintptr_t>(thread));
+  if constexpr (C::fault == 19) value.data[0] = *reinterpret_cast<const volatile float*>(static_cast<unsigned long long>(thread));
   if constexpr (C::fault == 26) value.data[0] = C::no_such_field;
   if constexpr (C::fault == 27) __builtin_trap();
   if constexpr (C::fault == 29) {
@@ -59,6 +59,20 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     for (int i = 0; i < 4 + (column >= 0); ++i) few[i] = 0.0f;
     value.data[0] += few[3];
   }
+
+#if defined(__CUDACC__)
+  if constexpr (C::fault == 31) {
+    // Keeps nvcc busy for minutes: two thousand variables that each of two thousand unrolled steps mixes.
+    float many[2000];
+#pragma unroll
+    for (int i = 0; i < 2000; ++i) many[i] = value.data[0] + static_cast<float>(i);
+#pragma unroll
+    for (int step = 1; step < 2000; ++step)
+#pragma unroll
+      for (int i = 0; i < 2000; ++i) many[i] = many[i] * many[(i * step) % 2000] + static_cast<float>(step ^ thread);
+    value.data[0] = many[thread];
+  }
+#endif
 
   if (C::fault != 11 || thread != 40) store_shared<1>(shared + thread, value);
   if constexpr (C::fault == 2) {
@@ -105,6 +119,12 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, co
 template <class C>
 int64_t workspace_bytes(const int64_t*) {
   return 0;
+}
+
+template <class C>
+bool check(const TensorView*, int count, int64_t*, Complaint complaint) {
+  if (count != 2) CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; in and out are wanted", count);
+  return true;
 }
 
 template <class C>

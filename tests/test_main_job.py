@@ -1,0 +1,171 @@
+"""One job the whole way, over HTTP, with real valkey, nvcc, g++ and processes: right, wrong, hanging and cached."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cukiln.client import Client
+from cukiln.job_request import encode
+from cukiln.types import CandidatePage, GroupReport, Job, Rejections, WinnerRecord
+
+from storage.settings import load_settings
+from workers.serve import embedded
+
+FAULTY = Path(__file__).parent / "operators" / "faulty"
+RIGHT, NO_BARRIER, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 1, 2, 12, 26, 31, 63
+PROBLEM = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
+MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
+
+
+def schedules(*faults: int) -> dict[str, Any]:
+    return {"schedules": [{"fault": fault} for fault in faults]}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A service that also has an operator whose schedules are wrong in one way each."""
+    data = tmp_path_factory.mktemp("main-job")
+    settings = load_settings(
+        data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_wall_seconds=8.0
+    )
+    with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def job(client: Client) -> Job:
+    return client.tune(
+        [
+            {
+                **PROBLEM,
+                "name": "mixed",
+                "search": schedules(
+                    RIGHT, NO_BARRIER, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED
+                ),
+            },
+            {**PROBLEM, "rows": 16, "name": "hopeless", "search": schedules(NO_BARRIER, DOES_NOT_COMPILE)},
+            {**PROBLEM, "rows": 24, "name": "emptied", "search": schedules(REJECTED)},
+            {**MATMUL, "name": "healthy", "search": {"level": 1, "limit": 3}},
+        ],
+        target="sm_80",
+    )
+
+
+def report(job: Job, name: str) -> Any:
+    return next(problem for problem in job.problems if problem.name == name)
+
+
+def get(client: Client, path: str) -> Any:
+    response = client._transport.request("GET", path, repeatable=True)
+    return response.json()
+
+
+def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Client, job: Job) -> None:
+    mixed = report(job, "mixed")
+    assert mixed.state == "done"
+    assert mixed.verdicts == {
+        "ok": 1, "incorrect": 1, "runtime_error": 1, "run_timeout": 1, "compile_error": 1, "compile_timeout": 1
+    }  # fmt: skip
+    assert mixed.rejected == {"fault": 1}
+    assert mixed.winner.schedule == {"fault": RIGHT}
+    assert (mixed.winner.verified, mixed.winner.ranked_by) == ("cpu-unconfirmed", "predicted")
+    assert mixed.winner.predicted_us > 0
+    assert mixed.winner.measured_us is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "words"),
+    [
+        (NO_BARRIER, "incorrect", "elements are wrong"),
+        (SPLIT_BARRIER, "runtime_error", "barrier"),
+        (ENDLESS, "run_timeout", "s"),
+        (DOES_NOT_COMPILE, "compile_error", "no_such_field"),
+        (HANGS_NVCC, "compile_timeout", "ran longer than 8 s"),
+    ],
+)
+def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, words: str) -> None:
+    page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
+    found = next(one for one in page.candidates if one.problem == "mixed" and one.schedule == {"fault": fault})
+    assert found.verdict == verdict
+    assert words in (found.message or "")
+
+
+def test_a_problem_without_a_right_candidate_fails_and_says_what_became_of_them(job: Job) -> None:
+    hopeless = report(job, "hopeless")
+    assert hopeless.state == "failed"
+    assert hopeless.winner is None
+    assert "none of 2 candidates was proved right" in hopeless.error
+    assert "1 incorrect" in hopeless.error
+    assert "1 compile_error" in hopeless.error
+
+
+def test_a_problem_whose_schedules_all_break_rules_fails_and_names_the_rule(client: Client, job: Job) -> None:
+    emptied = report(job, "emptied")
+    assert emptied.state == "failed"
+    assert "fault rejected 1" in emptied.error
+    found = Rejections.model_validate(get(client, f"/v1/jobs/{job.job}/rejections")).rejections
+    assert any(one.problem == "emptied" and one.rule == "fault" and one.count == 1 for one in found)
+
+
+def test_a_job_with_failed_problems_is_partial_and_the_others_are_done(job: Job) -> None:
+    assert job.state == "partial"
+    healthy = report(job, "healthy")
+    assert healthy.state == "done"
+    assert healthy.verdicts == {"ok": 3}
+    for stage in ("lower", "codegen", "compile", "verify"):
+        assert getattr(healthy.seconds, stage).wall > 0, stage
+        assert getattr(healthy.seconds, stage).cpu > 0, stage
+    assert healthy.seconds.measure.wall == 0
+
+
+def test_the_winners_record_names_blobs_that_are_what_they_say(client: Client, job: Job) -> None:
+    record: WinnerRecord = client.kernel(report(job, "healthy").key)
+    best = record.front[0]
+    assert best.candidate == report(job, "healthy").winner.candidate
+    for digest in (best.so_sha256, best.cubin_sha256, best.source_sha256):
+        assert hashlib.sha256(client.blobs.get(digest) or client.blob(digest)).hexdigest() == digest
+    assert best.launch.functions[0].symbol.encode() in client.blob(best.cubin_sha256)
+    assert best.verdict["venue"] == "cpu"
+    assert {case["kind"] for case in best.verdict["cases"]} == {"integer", "normal"}
+    assert all(case["max_error"] == 0 for case in best.verdict["cases"] if case["exact"])
+
+
+def test_the_winner_built_alone_has_the_code_that_was_judged_in_its_group(client: Client, job: Job) -> None:
+    best = client.kernel(report(job, "healthy").key).front[0]
+    page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
+    group = next(one.group for one in page.candidates if one.candidate == best.candidate)
+    shown = GroupReport.model_validate(get(client, f"/v1/groups/{group}"))
+    judged = next(kernel for kernel in shown.kernels if kernel.kernel == best.kernel)
+    assert len(shown.kernels) > 1
+    assert judged.code_digest == best.code_digest
+
+
+def test_the_same_request_again_is_answered_from_the_cache(client: Client, job: Job) -> None:
+    request = {"target": "sm_80", "search": {"level": 1, "limit": 3}, "problems": [MATMUL]}
+    response = client._transport.request("POST", "/v1/jobs", repeatable=False, content=encode(request))
+    assert response.status_code == 200
+    again = Job.model_validate(response.json())
+    assert (again.state, again.cached) == ("done", True)
+    assert again.problems[0].winner == report(job, "healthy").winner
+
+
+def test_a_smaller_search_is_covered_and_a_larger_one_is_not(client: Client, job: Job) -> None:
+    smaller = client.submit({"target": "sm_80", "search": {"level": 1, "limit": 2}, "problems": [MATMUL]})
+    assert smaller.cached
+    larger = client.submit({"target": "sm_80", "search": {"level": 1, "limit": 4}, "problems": [MATMUL]})
+    assert not larger.cached
+    assert client.wait(larger).problems[0].verdicts == {"ok": 4}
+
+
+def test_known_kernels_are_not_compiled_again_for_other_extents(client: Client, job: Job) -> None:
+    other = client.tune([{**MATMUL, "m": 80}], target="sm_80", search={"level": 1, "limit": 3})
+    page = CandidatePage.model_validate(get(client, f"/v1/jobs/{other.job}/candidates"))
+    before = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
+    known = {one.kernel: one.group for one in before.candidates}
+    shared = [one for one in page.candidates if one.kernel in known]
+    assert shared, "the two problems have kernels in common"
+    assert all(one.group == known[one.kernel] for one in shared)

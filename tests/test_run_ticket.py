@@ -1,0 +1,210 @@
+"""How an attempt at an item ends in the database, in the queue and for those who watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storage import items, jobs
+from storage.blobs import BlobStore
+from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
+from workers import tickets
+from workers.embedded_valkey import EmbeddedValkey
+from workers.processes import InfrastructureError, Processes
+from workers.run_ticket import run_item, run_ticket
+from workers.steps.context import Cancel, Cancelled, GiveUp, StepContext, Workplace
+
+
+class Attempt:
+    """A job with one plan item, claimed once."""
+
+    def __init__(self, world: QueueWorld) -> None:
+        self.world = world
+        problem = jobs.NewProblem(
+            name="p",
+            operator="matmul",
+            problem={},
+            target="sm_80",
+            device_class="predicted:sm_80",
+            key="0" * 64,
+            search={},
+        )
+        with world.database.write() as session:
+            self.job = jobs.create_job(session, jobs.NewJob([problem])).id
+            claim = items.claim(session, ["plan"], None, "worker", 5.0)
+        assert claim is not None
+        self.context = StepContext(a_workplace(world), claim, Cancel())
+
+    def run(self, step: Callable[[StepContext], None]) -> None:
+        run_item(self.context, {"plan": step})
+
+    @property
+    def tickets(self) -> int:
+        return tickets.queued_tickets(self.world.redis, "plan", None)
+
+    def claim_again(self) -> items.Claim | None:
+        with self.world.database.write() as session:
+            return items.claim(session, ["plan"], None, "another", 5.0)
+
+    def is_held(self) -> bool:
+        with self.world.database.write() as session:
+            return items.renew(session, self.context.claim, 5.0) is items.Renewal.HELD
+
+
+def a_workplace(world: QueueWorld) -> Workplace:
+    blobs = BlobStore(world.database, world.settings.blobs_url)
+    return Workplace(world.settings, world.database, blobs, world.redis, Processes(), "worker")
+
+
+@pytest.fixture
+def attempt(queue_world: QueueWorld) -> Attempt:  # noqa: F811
+    return Attempt(queue_world)
+
+
+def raising(error: BaseException) -> Callable[[StepContext], None]:
+    def step(context: StepContext) -> None:
+        raise error
+
+    return step
+
+
+def nothing(context: StepContext) -> None:
+    return None
+
+
+def told_to(reason: Any, then: BaseException | None = None) -> Callable[[StepContext], None]:
+    """A step that is told to stop while it runs, and notices, or sees its tools fail."""
+
+    def step(context: StepContext) -> None:
+        context.cancel.because(reason)
+        if then is not None:
+            raise then
+        context.check()
+
+    return step
+
+
+def test_an_item_whose_step_returns_is_done(attempt: Attempt) -> None:
+    attempt.run(nothing)
+    assert not attempt.is_held()
+    assert attempt.claim_again() is None
+    assert attempt.tickets == 0
+
+
+def test_an_item_that_its_step_has_ended_stays_as_it_is(attempt: Attempt) -> None:
+    def step(context: StepContext) -> None:
+        with context.database.write() as session:
+            items.complete(session, context.claim)
+
+    attempt.run(step)
+    assert attempt.claim_again() is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyError("missing"), MemoryError()])
+def test_a_broken_attempt_is_followed_by_another_with_a_ticket(attempt: Attempt, error: Exception) -> None:
+    attempt.run(raising(error))
+    assert attempt.tickets == 1
+    again = attempt.claim_again()
+    assert again is not None
+    assert again.attempt == 2
+
+
+def test_a_machine_failure_waits_a_moment_and_is_tried_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(attempt.context.cancel, "wait", waited.append)
+    attempt.run(raising(InfrastructureError("No space left on device")))
+    assert waited == [1.0]
+    assert attempt.claim_again() is not None
+
+
+def test_what_cannot_be_done_fails_at_once_and_watchers_learn_why(attempt: Attempt) -> None:
+    attempt.run(raising(GiveUp("no such thing")))
+    assert attempt.claim_again() is None
+    assert attempt.tickets == 0
+    events = [(event.type, event.data) for event in tickets.read(attempt.world.redis, attempt.job)]
+    ref = attempt.context.claim.ref
+    assert events == [
+        ("failed", {"kind": "plan", "ref": ref, "error": "no such thing"}),
+        ("state", {"state": "failed"}),
+    ]
+
+
+def test_the_last_attempt_fails_the_item(attempt: Attempt) -> None:
+    limited = attempt.world.settings.model_copy(update={"max_attempts": 1})
+    attempt.context.workplace.settings = limited
+    attempt.run(raising(RuntimeError("broken")))
+    with attempt.world.database.read() as session:
+        state = jobs.job_state(session, attempt.job)
+    assert state is not None
+    assert state.state == "failed"
+
+
+@pytest.mark.parametrize("then", [None, RuntimeError("the compiler was killed"), Cancelled("stopping")])
+def test_a_stopping_worker_gives_the_item_back_uncounted(attempt: Attempt, then: BaseException | None) -> None:
+    attempt.run(told_to("stopping", then))
+    assert attempt.tickets == 1
+    again = attempt.claim_again()
+    assert again is not None
+    assert again.attempt == 1
+
+
+@pytest.mark.parametrize("reason", ["lost", "cancelled", "deadline"])
+@pytest.mark.parametrize("then", [None, RuntimeError("the compiler was killed")])
+def test_any_other_reason_to_stop_leaves_the_item_to_the_database(
+    attempt: Attempt, reason: str, then: BaseException | None
+) -> None:
+    attempt.run(told_to(reason, then))
+    assert attempt.is_held()
+    assert attempt.tickets == 0
+
+
+def test_work_that_was_finished_before_the_word_to_stop_counts(attempt: Attempt) -> None:
+    attempt.run(lambda context: context.cancel.because("stopping"))
+    assert not attempt.is_held()
+    assert attempt.claim_again() is None
+
+
+@pytest.mark.parametrize("step", [nothing, raising(RuntimeError("late")), raising(GiveUp("late")), told_to("stopping")])
+def test_an_attempt_that_lost_its_item_changes_nothing(attempt: Attempt, step: Callable[[StepContext], None]) -> None:
+    with attempt.world.database.write() as session:
+        items.release(session, attempt.context.claim)
+    other = attempt.claim_again()
+    assert other is not None
+    attempt.run(step)
+    with attempt.world.database.write() as session:
+        assert items.renew(session, other, 5.0) is items.Renewal.HELD
+    assert tickets.read(attempt.world.redis, attempt.job) == []
+
+
+def test_the_first_reason_to_stop_stays() -> None:
+    cancel = Cancel()
+    cancel.because("cancelled")
+    cancel.because("stopping")
+    assert cancel.reason == "cancelled"
+    assert cancel.is_set()
+
+
+def test_results_do_not_need_redis(attempt: Attempt, valkey: EmbeddedValkey) -> None:  # noqa: F811
+    valkey.stop()
+
+    def step(context: StepContext) -> None:
+        context.publish("progress", {"done": 1})
+        context.enqueue("compile", "sm_80")
+
+    attempt.run(step)
+    assert attempt.claim_again() is None
+    assert not attempt.is_held()
+
+
+def test_a_ticket_without_an_item_does_nothing(queue_world: QueueWorld) -> None:  # noqa: F811
+    assert run_ticket(a_workplace(queue_world), {}, "plan", None) is False
+
+
+def test_a_worker_leaves_the_targets_of_others_alone(queue_world: QueueWorld) -> None:  # noqa: F811
+    queue_world.add("a", kind="compile", target="sm_80", ticket=False)
+    workplace = a_workplace(queue_world)
+    workplace.targets = ("sm_90a",)
+    assert run_ticket(workplace, {}, "compile", "sm_80") is False
+    assert queue_world.waiting() == 1
