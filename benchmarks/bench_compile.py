@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.results import keep_result
+from benchmarks.keep_result import keep_result
 from codegen.group import group
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator

@@ -21,9 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import keep_result
-from cukiln.client import Client
 from sqlalchemy import text
+
+from benchmarks.keep_result import keep_result
+from cukiln.client import Client
 from storage.database import Database
 from storage.settings import Settings, load_settings
 from workers.serve import embedded

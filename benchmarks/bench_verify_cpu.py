@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from benchmarks.results import keep_result
+from benchmarks.keep_result import keep_result
 from codegen.kernel import Kernel
 from codegen.lower import lower
 from codegen.operators import operator

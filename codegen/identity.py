@@ -7,6 +7,7 @@
 | candidate | problem, schedule |
 | slice | the kernel's rendered text and the headers it inlines |
 | build | kernel, slice, toolchain, target |
+| library | slice, text of the host side, toolchain, target |
 | winner | problem, architecture, device class |
 | group | its kernels in render order, target, and the attempt that made it |
 """
@@ -53,3 +54,8 @@ def winner_key(problem: str, architecture: str, device_class: str) -> str:
 def group_id(kernels: Sequence[str], target: str, attempt: str = "") -> str:
     """32 hex digits. Two jobs may compile the same kernels: `attempt` keeps their groups apart."""
     return digest("group", SCHEMA_VERSION, kernels=list(kernels), target=target, attempt=attempt)[:32]
+
+
+def library_id(slice_digest: str, host: str, toolchain: str, target: str) -> str:
+    """Of a winner's own library: its kernel's slice, the digest of its host side's text, toolchain and target."""
+    return digest("library", SCHEMA_VERSION, slice=slice_digest, host=host, toolchain=toolchain, target=target)

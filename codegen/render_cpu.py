@@ -39,7 +39,8 @@ def render_cpu(kernels: Sequence[Kernel]) -> str:
 def _header(name: str, text: str) -> str:
     """The text under its own name and lines, so that g++ and the harness name places that a person can open.
 
-    Inlining took its line `#pragma once` away, so all code counts from 2. Includes of each other mean nothing in one file.
+    Inlining took its line `#pragma once` away, so all code counts from 2. Includes of each other mean nothing in one
+    file.
     """
     kept = ["" if line.startswith('#include "') else line for line in text.splitlines()]
     return f'#line 2 "{name}"\n' + "\n".join(kept) + "\n"

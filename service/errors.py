@@ -114,8 +114,7 @@ def problem_detail(refused: Refused, instance: str | None = None) -> ProblemDeta
     kind = KINDS[first.kind]
     detail = first.detail
     if count > 1:
-        shown = "" if count <= MAX_FAULTS else f", the first {MAX_FAULTS} are listed"
-        detail = f"{detail} ({count} errors in all{shown})"
+        detail += f" ({count} errors in all)" if count <= MAX_FAULTS else f" (the first {MAX_FAULTS} errors are listed)"
     return ProblemDetail(
         type=TYPE_PREFIX + first.kind,
         title=kind.title,

@@ -17,7 +17,7 @@ from codegen.operators import operator, operators
 from codegen.problem import Problem
 from codegen.search import Search
 from codegen.targets import target as data_sheet
-from service.errors import Fault, Refused, json_path
+from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
 from service.requests import HEAD_FIELDS, JobRequest, ProblemHead, read_head
 
@@ -79,7 +79,11 @@ class _Resolver:
         self._spaces: dict[tuple[str, str, int], Fault | None] = {}
 
     def all(self) -> list[Resolved]:
-        resolved = [self._one(value, position) for position, value in enumerate(self._request.problems)]
+        resolved = []
+        for position, value in enumerate(self._request.problems):
+            resolved.append(self._one(value, position))
+            if len(self._faults) > MAX_FAULTS:  # more would not be shown
+                raise Refused(self._faults)
         if self._for_job:
             self._faults += _duplicate_names([one.name if one else None for one in resolved])
         if self._faults:

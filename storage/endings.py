@@ -22,12 +22,13 @@ UNENDED = ("waiting", "claimed")
 
 def settle_job(session: Session, job_id: str) -> str | None:
     """Close the job when all its problems have ended; returns its state if that happened now."""
+    live = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE)).limit(1)
+    if session.scalar(live) is not None:
+        return None
     rows = session.execute(
         select(JobProblemRow.state, func.count()).where(JobProblemRow.job_id == job_id).group_by(JobProblemRow.state)
     )
     counts: dict[str, int] = dict(rows.all())
-    if any(counts.get(state) for state in LIVE):
-        return None
     state = "failed" if not counts.get("done") else "partial" if len(counts) > 1 else "done"
     ended = session.execute(
         update(JobRow)

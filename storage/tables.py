@@ -63,7 +63,8 @@ class JobProblemRow(Base):
     """One problem of a job. `state`: queued, running, done, failed, cancelled; `cached` when answered without work."""
 
     __tablename__ = "job_problems"
-    __table_args__ = (UniqueConstraint("job_id", "position"),)
+    # By state: every finished problem asks whether others of its job are still live.
+    __table_args__ = (UniqueConstraint("job_id", "position"), Index(None, "job_id", "state"))
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     position: Mapped[int] = mapped_column(Integer)

@@ -133,9 +133,11 @@ def make_world(folder: Path, url: str, **overrides: object) -> Iterator[QueueWor
             worker.wait()
         wait_for(lambda: {p.pid for p in world.left_over()} <= stay, what="processes left over")
     finally:
-        for process in [*world.workers, *world.left_over()]:
+        for worker in world.workers:
+            worker.kill()
+        for process in world.left_over():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if isinstance(process, subprocess.Popen) or process.name() != "valkey-server":
+                if process.name() != "valkey-server":
                     process.kill()
         world.redis.close()
         database.dispose()

@@ -129,6 +129,14 @@ def test_a_full_queue_refuses_new_work_and_still_answers_from_the_cache(tmp_path
         assert api.submit({**MATMUL, "m": 66}).status_code == 200
 
 
+def test_a_service_may_take_fewer_problems_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, max_problems=2) as api:
+        assert api.submit(MATMUL, MATMUL).status_code == 202
+        refused = api.submit(MATMUL, MATMUL, MATMUL)
+        assert (refused.status_code, refused.json()["field"]) == (422, "problems")
+        assert refused.json()["allowed"] == {"maxItems": 2}
+
+
 def test_a_new_job_has_no_candidates_and_no_rejections(api: Api) -> None:
     path = api.submit().headers["location"]
     assert api.client.get(f"{path}/candidates").json() == {"candidates": [], "next_cursor": None}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cukiln.types import FrontEntry, Launch
 from hypothesis import given
 from hypothesis import strategies as st
+
+from cukiln.types import FrontEntry, Launch
 from workers.choose_winner import merge_front, ranked_by
 
 
@@ -76,9 +77,7 @@ def test_of_equal_entries_the_smaller_candidate_wins_in_any_order() -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 4), st.integers(0, 3), st.booleans()), min_size=1
-    )
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 4), st.integers(0, 3), st.booleans()), min_size=1)
 )
 def test_nothing_on_the_front_is_beaten_by_anything_on_it(points: list[tuple[str, int, int, bool]]) -> None:
     front: list[FrontEntry] = []

@@ -62,3 +62,10 @@ def test_predicted_seconds_have_a_fixed_part_and_grow_with_the_unrolled_work() -
     assert 0.05 < op.predicted_compile_seconds(large) < 0.3
     plain, fused = kernels(1)[0], kernels(1, epilogue=[{"op": "gelu"}])[0]
     assert op.predicted_compile_seconds(fused) > op.predicted_compile_seconds(plain)
+
+
+def test_a_group_that_would_be_too_long_is_divided_further() -> None:
+    alike = sorted(some(), key=operator("matmul").predicted_compile_seconds)[:3]
+    one = predicted_seconds(alike[:1]) - FIXED_SECONDS
+    groups = group(alike, workers=1, max_seconds=FIXED_SECONDS + 1.6 * one)
+    assert [len(members) for members in groups] == [1, 1, 1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from codegen.canonical import LARGEST_INTEGER, canonical_json, digest
 from codegen.errors import CannotKey
-from codegen.identity import build_id, candidate_id, group_id, kernel_id, slice_id, winner_key
+from codegen.identity import build_id, candidate_id, group_id, kernel_id, library_id, slice_id, winner_key
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
 from codegen.render_group import slice_digest
@@ -227,3 +227,11 @@ def test_canonical_json_is_a_fixed_point(value: Any) -> None:
         )
         == once
     )
+
+
+LIBRARY = {"slice_digest": "a" * 64, "host": "b" * 64, "toolchain": "c" * 64, "target": "sm_90a"}
+
+
+@pytest.mark.parametrize("axis", LIBRARY)
+def test_library_id_differs_on(axis: str) -> None:
+    assert library_id(**LIBRARY) != library_id(**{**LIBRARY, axis: "d" * 64})

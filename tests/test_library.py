@@ -20,7 +20,8 @@ from codegen.render_group import render_device, symbols
 from codegen.render_library import winner_exports
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
-from workers.build_winner import WinnerBuild, WinnerNotBuilt, build_winner
+from cukiln.types import Launch
+from workers.build_winner import WinnerBuild, WinnerNotBuilt, build_winner, plan_launch
 from workers.compile_group import compile_group
 from workers.processes import Processes
 from workers.toolchain import Toolchain
@@ -34,6 +35,7 @@ RASTER_OFFSET = 3 * 8 + 4 * 4 + 6 * 8  # of `raster` in cukiln::matmul::Argument
 class Built:
     candidate: Candidate
     build: WinnerBuild
+    launch: Launch
     path: Path
 
 
@@ -56,7 +58,7 @@ def build(candidate: Candidate, folder: Path, toolchain: Toolchain, processes: P
     made = build_winner(candidate, SM_90A, toolchain, processes, LIMITS)
     path = folder / f"{candidate.id}.so"
     path.write_bytes(made.library)
-    return Built(candidate, made, path)
+    return Built(candidate, made, plan_launch(candidate, toolchain, processes, LIMITS), path)
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +169,7 @@ def test_equal_inputs_give_equal_bytes(
     two_launches: Built, folder: Path, toolchain: Toolchain, processes: Processes
 ) -> None:
     again = build_winner(two_launches.candidate, SM_90A, toolchain, processes, LIMITS)
-    assert (again.library, again.cubin, again.launch) == (
-        two_launches.build.library,
-        two_launches.build.cubin,
-        two_launches.build.launch,
-    )
+    assert (again.library, again.cubin) == (two_launches.build.library, two_launches.build.cubin)
 
 
 def test_a_kernel_that_does_not_compile_cannot_win(toolchain: Toolchain, processes: Processes) -> None:
@@ -202,7 +200,7 @@ def test_a_call_launches_what_the_metadata_says(matmul: Built, child: Child, fak
     answer = attempt("run", *operands, 0.25)
     """
     answer, log = child(calls(matmul.path, body), driver=fake_driver, FAKE_CUDA_PEEK=str(RASTER_OFFSET))
-    (function,) = matmul.build.launch.functions
+    (function,) = matmul.launch.functions
     (launch,) = launches(log)
     assert answer is None
     assert (launch["grid"], launch["block"], launch["shared"]) == (function.grid, function.block, function.shared_bytes)
@@ -214,7 +212,7 @@ def test_a_call_launches_what_the_metadata_says(matmul: Built, child: Child, fak
 
 
 def test_the_metadata_describes_the_call(matmul: Built) -> None:
-    launch = matmul.build.launch
+    launch = matmul.launch
     assert [operand.name for operand in launch.operands] == ["a", "b", "out", "bias", "residual"]
     assert list(launch.extents) == ["batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"]
     assert (launch.extents["m"], launch.extents["n"], launch.extents["k"]) == (256, 192, 64)
@@ -254,11 +252,11 @@ def test_several_launches_share_a_workspace(two_launches: Built, child: Child, f
     assert answer[10] == ["TypeError", "2 extents were given; this kernel has 1"]
     seen = launches(log)
     assert [(one["grid"], one["block"], one["shared"]) for one in seen[:2]] == [
-        (function.grid, function.block, function.shared_bytes) for function in two_launches.build.launch.functions
+        (function.grid, function.block, function.shared_bytes) for function in two_launches.launch.functions
     ]
     assert [one["function"] for one in seen] == [1000, 1001, 1000, 1001]
     assert [one["peek"] for one in seen] == [0x72000000] * 2 + [0x73000000] * 2  # low half of the workspace pointer
-    assert two_launches.build.launch.workspace_bytes == 4000
+    assert two_launches.launch.workspace_bytes == 4000
 
 
 REFUSED = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from cukiln.client import Client
 from cukiln.job_request import encode
 from cukiln.types import CandidatePage, GroupReport, Job, Rejections, WinnerRecord
-
 from storage.settings import load_settings
 from workers.serve import embedded
 
@@ -29,9 +29,7 @@ def schedules(*faults: int) -> dict[str, Any]:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service that also has an operator whose schedules are wrong in one way each."""
     data = tmp_path_factory.mktemp("main-job")
-    settings = load_settings(
-        data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_wall_seconds=8.0
-    )
+    settings = load_settings(data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_wall_seconds=8.0)
     with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
 
@@ -43,9 +41,7 @@ def job(client: Client) -> Job:
             {
                 **PROBLEM,
                 "name": "mixed",
-                "search": schedules(
-                    RIGHT, NO_BARRIER, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED
-                ),
+                "search": schedules(RIGHT, NO_BARRIER, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED),
             },
             {**PROBLEM, "rows": 16, "name": "hopeless", "search": schedules(NO_BARRIER, DOES_NOT_COMPILE)},
             {**PROBLEM, "rows": 24, "name": "emptied", "search": schedules(REJECTED)},

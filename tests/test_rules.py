@@ -9,7 +9,7 @@ import pytest
 
 from codegen.operators import operator
 from codegen.operators.matmul import rules as matmul_rules
-from codegen.problem import LARGEST_EXTENT
+from codegen.problem import LARGEST_EXTENT, Problem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
 from codegen.targets import target
@@ -121,3 +121,14 @@ def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
     }
     asserted = [line.rsplit('"', 2)[1] for line in text.splitlines() if "static_assert(" in line]
     assert sorted(asserted) == sorted(known)
+
+
+def test_a_kernel_answers_for_its_own_threads_and_shared_memory() -> None:
+    op = operator("matmul")
+    kernel = op.candidate(matmul(m=1024, n=1024, k=1024), Schedule.of(GOOD)).kernel
+    assert (op.threads(kernel), op.shared_bytes(kernel), op.min_blocks(kernel)) == (256, 17408, 1)
+
+
+def test_a_problem_of_another_operator_is_a_programming_error() -> None:
+    with pytest.raises(TypeError, match="'other'"):
+        operator("matmul").signature(Problem(operator="other"))

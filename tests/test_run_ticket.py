@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from workers.embedded_valkey import EmbeddedValkey
 from workers.processes import InfrastructureError, Processes
 from workers.run_ticket import run_item, run_ticket
 from workers.steps.context import Cancel, Cancelled, GiveUp, StepContext, Workplace
+from workers.warm_up import warm_up
 
 
 class Attempt:
@@ -208,3 +210,27 @@ def test_a_worker_leaves_the_targets_of_others_alone(queue_world: QueueWorld) ->
     workplace.targets = ("sm_90a",)
     assert run_ticket(workplace, {}, "compile", "sm_80") is False
     assert queue_world.waiting() == 1
+
+
+def everything(world: QueueWorld) -> list[tuple[object, ...]]:
+    with sqlite3.connect(world.settings.data_dir / "cukiln.db") as database:
+        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return [(name, *row) for name in sorted(names) for row in database.execute(f"SELECT * FROM {name}")]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_warming_up_goes_a_whole_way_and_leaves_nothing(
+    queue_world: QueueWorld,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+    busy: bool,
+) -> None:
+    if busy:  # a real item goes before, and must not be touched
+        with queue_world.database.write() as session:
+            items.add_items(session, [items.NewItem(kind="plan", ref="real:0-0", priority=100)])
+    before = everything(queue_world)
+    with caplog.at_level("DEBUG", "cukiln.worker"):
+        warm_up(queue_world.database)
+    assert caplog.messages == (
+        ["statements are compiled in part: a plan item waits already"] if busy else ["statements are compiled"]
+    )
+    assert everything(queue_world) == before

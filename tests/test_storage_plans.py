@@ -453,6 +453,20 @@ def test_a_spent_budget_finishes_with_what_was_judged(database: Database, clock:
     assert finish_next(database, winner=None, error=unplanned.error) == "partial"
 
 
+def test_a_later_verdict_does_not_change_what_an_ended_job_was_judged_on(database: Database, clock: FakeClock) -> None:
+    ended = add_job(database, budget_seconds=10.0)
+    other = add_job(database)
+    plan_next(database, "a")
+    plan_next(database, "a")
+    clock.advance(11)
+    with database.write() as session:
+        jobs.expire_budgets(session)
+    compile_next(database)
+    verify_next(database)
+    assert verdicts_of(database, ended.id) == [{"c-a": "skipped"}]
+    assert verdicts_of(database, other.id) == [{"c-a": "ok"}]
+
+
 def test_an_ended_budget_hands_shared_work_over(database: Database, clock: FakeClock) -> None:
     add_job(database, budget_seconds=10.0)
     other = add_job(database)

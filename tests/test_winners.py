@@ -57,6 +57,13 @@ def test_a_stale_revision_is_a_conflict_and_a_second_try_succeeds(database: Data
         assert get_winners(session, [KEY])[KEY].front[0].candidate == "c2"
 
 
+def test_a_revision_of_a_record_that_is_not_there_is_a_conflict(database: Database) -> None:
+    with pytest.raises(Conflict, match="at revision 0, not 3"):
+        publish(database, winner_record(KEY, "c1"), 3, "t1")
+    with database.read() as session:
+        assert get_winners(session, [KEY]) == {}
+
+
 def test_records_changed_since_a_time_are_found(database: Database, clock: FakeClock) -> None:
     publish(database, winner_record("a" * 64, "c"), 0, "t1")
     clock.advance(10)

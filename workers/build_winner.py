@@ -3,14 +3,16 @@ C."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.identity import library_id
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.ptxas_report import Resources
-from codegen.render_group import render_device, symbols
+from codegen.render_group import render_device, slice_digest, symbols
 from codegen.render_library import render_library, render_plan, winner_exports
 from codegen.scan_functions import assert_unique
 from codegen.targets import Target
@@ -35,15 +37,14 @@ class WinnerNotBuilt(ProcessError):
 
 @dataclass(frozen=True)
 class WinnerBuild:
-    """What is published: the `.cu`, the cubin, the library, and how to call them. Where `code_digest` equals the judged
-    one, verdict and measurement carry over; else the candidate is judged again."""
+    """What is published: the `.cu`, the cubin and the library. Where `code_digest` equals the judged one, verdict and
+    measurement carry over; else the candidate is judged again."""
 
     source: str
     cubin: bytes
     library: bytes
     code_digest: str
     resources: Resources
-    launch: Launch
     log: str
     phases: tuple[Phase, ...]
     wall_seconds: float
@@ -62,15 +63,12 @@ def build_winner(
     kernel = candidate.kernel
     group = render_device([kernel])
     assert_unique(group.text, group.functions)
-    text = render_library(
-        [kernel], target=target.name, launch=operator(kernel.operator).launch_values(candidate.schedule)
-    )
+    text = _library_text(candidate, target)
     with processes.private_folder() as folder:
         compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
         try:
             code = compiler.compile_device(group.text, target.name, group.symbols)
             library = compiler.link_library(text, winner_exports())
-            plan = compiler.run_program(render_plan(candidate), "plan")
         except CompileFault as fault:
             raise WinnerNotBuilt(candidate.id, fault.log) from fault
     names = symbols(kernel)
@@ -80,12 +78,41 @@ def build_winner(
         library=library,
         code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
         resources=worst_resources([code.resources[name] for name in names]),
-        launch=_launch(candidate, names, plan),
         log=compiler.log,
         phases=tuple(compiler.phases),
         wall_seconds=compiler.wall_seconds,
         cpu_seconds=compiler.cpu_seconds,
     )
+
+
+def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
+    """What the winner's library depends on: the kernel's slice, the text of the host side, toolchain and target. Problems
+    whose winners agree in these share one library."""
+    host = hashlib.sha256(_library_text(candidate, target).encode()).hexdigest()
+    return library_id(slice_digest(candidate.kernel), host, toolchain.digest, target.name)
+
+
+def _library_text(candidate: Candidate, target: Target) -> str:
+    launch = operator(candidate.kernel.operator).launch_values(candidate.schedule)
+    return render_library([candidate.kernel], target=target.name, launch=launch)
+
+
+def plan_launch(
+    candidate: Candidate,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+) -> Launch:
+    """How to call the candidate: numbers that the launch code itself gives, run in a small program, not a second formula.
+    Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    with processes.private_folder() as folder:
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
+        try:
+            plan = compiler.run_program(render_plan(candidate), "plan")
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    return _launch(candidate, symbols(candidate.kernel), plan)
 
 
 def _launch(candidate: Candidate, names: Sequence[str], plan: str) -> Launch:

@@ -1,7 +1,7 @@
 """`cukiln worker plan`, `cukiln worker compile [--target sm_80 …]`, `cukiln worker reconcile`: one server process.
 
 Everything heavy is loaded, found and compiled here once, before the first fork: a horse then reaches its step in
-milliseconds (the SQL statements it needs first are in the engine's cache, see `warm_up`).
+milliseconds (see `workers.warm_up`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from types import FrameType
 import tenacity
 
 from codegen.operators import load_operators
-from storage import items
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.errors import SettingsError, StorageError
@@ -35,6 +34,7 @@ from workers.reconcile import Reconciler
 from workers.run_ticket import run_ticket
 from workers.steps.context import Step, Workplace
 from workers.toolchain import ToolchainMissing, supported_targets
+from workers.warm_up import warm_up
 
 log = logging.getLogger("cukiln.worker")
 
@@ -161,24 +161,6 @@ def wait_for_schema(database: Database, seconds: float = DATABASE_WAIT_SECONDS) 
         retrying(database.check)
     except _DATABASE_AWAY as error:
         raise WorkerError(f"the database is not ready after {seconds:g} s: {error}") from error
-
-
-def warm_up(database: Database) -> None:
-    """Have SQLAlchemy compile what each horse runs first: an item's life, in a transaction that is never committed."""
-    try:
-        with database.write() as session:
-            items.add_items(session, [items.NewItem(kind="warm-up", ref=f"{socket.gethostname()}.{os.getpid()}")])
-            claim = items.claim(session, ["warm-up"], ["none"], "warm-up", 1.0)
-            if claim is not None:
-                items.renew(session, claim, 1.0)
-                items.complete(session, claim)
-            raise _RollBack
-    except _RollBack:
-        database.dispose()
-
-
-class _RollBack(Exception):
-    pass
 
 
 class ToolchainBeat:

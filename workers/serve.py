@@ -14,7 +14,6 @@ started and watched by one thread for its whole life, because the kernel ties a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import http.client
 import os
 import signal
@@ -38,16 +37,15 @@ from workers.children import Child, describe_exit
 from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
 from workers.processes import Processes
 from workers.queue_worker import HORSE_GRACE_SECONDS, live_workers
+from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port, refuse_open_host
 from workers.toolchain import ToolchainMissing, find_toolchain
+
+__all__ = ["Commands", "Running", "ServeError", "Supervisor", "child_environment", "embedded", "main", "serve"]
 
 READY_SECONDS = 60.0
 API_GRACE_SECONDS = 3.0  # open event streams would keep it alive for ever
 WATCH_SECONDS = 0.1
 _ROOT = Path(__file__).resolve().parents[1]
-
-
-class ServeError(Exception):
-    """The service cannot be started; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -313,62 +311,6 @@ def main() -> int:
     except SettingsError as error:
         sys.stderr.write(f"cukiln serve: {error}\n")
         return 78
-
-
-# ---- checks before the start
-
-
-def refuse_open_host(settings: Settings) -> None:
-    """Without a key the service is for this machine alone. Raises ServeError."""
-    if settings.api_key is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
-        raise ServeError(
-            f"CUKILN_HOST={settings.host} can be reached from other machines: set CUKILN_API_KEY to a secret, "
-            "or serve on 127.0.0.1"
-        )
-
-
-def lock_folder(folder: Path) -> int:
-    """Hold the data folder for this process: two supervisors would ruin its valkey log. Returns the open file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.read(lock, 200).decode(errors="replace") or "still starting"
-        os.close(lock)
-        raise ServeError(
-            f"another cukiln serve ({holder}) uses the data folder {folder}: stop it, or set CUKILN_DATA to another"
-        ) from None
-    return lock
-
-
-def refuse_busy_port(host: str, port: int) -> None:
-    """Raises ServeError where something else listens there."""
-    try:
-        _bind(host, port).close()
-    except OSError as error:
-        raise ServeError(
-            f"cannot listen on {host} port {port} ({error.strerror}): set CUKILN_PORT to a free port, or to 0 for any"
-        ) from None
-
-
-def free_port(host: str) -> int:
-    """A port that is free now."""
-    with _bind(host, 0) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    probe = socket.socket(family, kind, protocol)
-    try:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: TIME_WAIT is not "in use"
-        probe.bind(address)
-    except BaseException:
-        probe.close()
-        raise
-    return probe
 
 
 def _reachable(host: str) -> str:

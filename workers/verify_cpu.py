@@ -186,10 +186,10 @@ class _Children:
                 return
             if finished.ok and judged:
                 continue
-            # A child that used up its limits over many kernels says nothing about the last one: that one is tried again.
-            # One that fell silent does.
+            # A child that used up its limits over many kernels says nothing about the last one: it is tried again,
+            # unless the child fell silent over it.
             silent = time.monotonic() - heard >= self._wall_seconds
-            if running is not None and judged and finished.ended_by is not None and not silent:
+            if judged and finished.ended_by is not None and not silent:
                 continue
             yield _death(running, finished)
             del waiting[str(running)]

@@ -55,8 +55,10 @@ def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
     return StageSeconds(wall=max(0.0, spent.wall - outcome.wall_seconds), cpu=spent.cpu)
 
 
-def _record(context: StepContext, group: Group, kernels: dict[Kernel, str], outcome: GroupOutcome, codegen: StageSeconds) -> None:
-    # The one artifact of a group that compiled whole; where a group was split, that with the most kernels speaks for it.
+def _record(
+    context: StepContext, group: Group, kernels: dict[Kernel, str], outcome: GroupOutcome, codegen: StageSeconds
+) -> None:
+    # A group that compiled whole is one artifact; of one that was split, the artifact with the most kernels is shown.
     shown = max(outcome.artifacts, key=lambda artifact: len(artifact.kernels), default=None)
     source = shown.source if shown else render_device(list(kernels)).text
     blobs = context.blobs.put_many(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,19 +16,23 @@ from codegen.ptxas_report import Resources
 from codegen.schedule import Schedule
 from codegen.targets import target as find_target
 from codegen.verified import verified_label
-from cukiln.types import FrontEntry, StageSeconds, WinnerRecord
+from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
 from storage.errors import Conflict
+from storage.libraries import Library
 from storage.problems import JobProblem, finish_problem, load_problem
 from storage.verdicts import best_proofs
 from storage.winners import get_winners, merge_searches, publish_winner
 from workers import tickets
-from workers.build_winner import WinnerBuild, build_winner
+from workers.build_winner import WinnerNotBuilt, plan_launch
 from workers.choose_winner import merge_front, ranked_by
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
+from workers.winner_library import winner_library
+
+log = logging.getLogger("cukiln.finish")
 
 PUBLISH_ATTEMPTS = 5
 
@@ -41,6 +46,16 @@ class Ranked:
     prediction: Prediction
 
 
+@dataclass(frozen=True)
+class Built:
+    """A winner with its own library and how it is called. `cpu_seconds`: what building it cost now."""
+
+    ranked: Ranked
+    library: Library
+    launch: Launch
+    cpu_seconds: float
+
+
 def finish(context: StepContext) -> None:
     """Choose and publish the winner of the item's problem, or say why it has none."""
     with context.database.read() as session:
@@ -52,12 +67,14 @@ def finish(context: StepContext) -> None:
     if not ranked:
         _end(context, problem, winner=None, error=problem.error or _why_none(stored))
         return
-    best = ranked[0]
     stopwatch = Stopwatch()
-    build = _build(context, problem, best)
-    entry = _entry(context, best, build)
-    spent = StageSeconds(wall=stopwatch.read().wall, cpu=build.cpu_seconds)
-    winner = _publish(context, problem, entry, complete=all(one.verdict != "skipped" for one in stored))
+    built = _build_first(context, problem, ranked)
+    if built is None:
+        _end(context, problem, winner=None, error=f"none of the {len(ranked)} right candidates compiles alone")
+        return
+    spent = StageSeconds(wall=stopwatch.read().wall, cpu=built.cpu_seconds)
+    complete = all(one.verdict != "skipped" for one in stored)
+    winner = _publish(context, problem, _entry(context, built), complete=complete)
     _end(context, problem, winner=winner, error=None, compile_seconds=spent)
 
 
@@ -78,36 +95,39 @@ def _rank(context: StepContext, problem: JobProblem, right: Sequence[StoredCandi
     return sorted(found, key=lambda one: (one.prediction.us, one.candidate.id))
 
 
-def _build(context: StepContext, problem: JobProblem, best: Ranked) -> WinnerBuild:
-    limits = process_limits(context.settings.compile_limits)
+def _build_first(context: StepContext, problem: JobProblem, ranked: Sequence[Ranked]) -> Built | None:
+    """The best candidate that can be published: built alone, with the code that was judged, and its launch."""
     target = find_target(problem.target)
-    return build_winner(best.candidate, target, context.toolchain, context.processes, limits, context.cancel)
+    limits = process_limits(context.settings.compile_limits)
+    for one in ranked:
+        try:
+            library, cpu_seconds = winner_library(context, one.candidate, target)
+            launch = plan_launch(one.candidate, context.toolchain, context.processes, limits, context.cancel)
+        except WinnerNotBuilt as error:
+            log.warning("%s", error)
+            continue
+        return Built(one, library, launch, cpu_seconds)
+    return None
 
 
-def _entry(context: StepContext, best: Ranked, build: WinnerBuild) -> FrontEntry:
-    library, cubin, source = context.blobs.put_many(
-        [
-            (build.library, "application/x-sharedlib"),
-            (build.cubin, "application/x-cubin"),
-            (build.source.encode(), "text/x-cuda"),
-        ]
-    )
+def _entry(context: StepContext, built: Built) -> FrontEntry:
+    best, library = built.ranked, built.library
     return FrontEntry(
         candidate=best.candidate.id,
         schedule=best.candidate.schedule.as_dict(),
         kernel=best.candidate.kernel.id,
-        so_sha256=library.digest,
-        cubin_sha256=cubin.digest,
-        source_sha256=source.digest,
-        code_digest=build.code_digest,
-        toolchain=context.toolchain.digest,
-        launch=build.launch,
-        workspace_bytes=build.launch.workspace_bytes,
+        so_sha256=library.library,
+        cubin_sha256=library.cubin,
+        source_sha256=library.source,
+        code_digest=library.code_digest,
+        toolchain=library.toolchain,
+        launch=built.launch,
+        workspace_bytes=built.launch.workspace_bytes,
         deterministic=True,
         # CPU verdicts belong to the slice, and the library was built from the very slice that was judged.
         verified=verified_label(best.candidate.kernel),
         verdict=_proof(context, best),
-        resources=build.resources.as_dict(),
+        resources=library.resources,
         predicted_us=best.prediction.us,
         prediction=best.prediction.as_dict(),
         measured_us=None,

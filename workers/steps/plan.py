@@ -38,7 +38,8 @@ def plan(context: StepContext) -> None:
         context.check()
         stopwatch = Stopwatch()
         lowered = _lower(problem, workspace_limit)
-        by_kernel = {candidate.kernel: _new_build(candidate.kernel, problem.target, context) for candidate in lowered.candidates}
+        distinct = dict.fromkeys(candidate.kernel for candidate in lowered.candidates)
+        by_kernel = {kernel: _new_build(kernel, problem.target, context) for kernel in distinct}
         for kernel, build in by_kernel.items():
             builds[build.id] = build
             kernels[build.id, problem.target] = kernel
@@ -84,22 +85,12 @@ def _planned(
         },
         lower_wall=spent.wall,
         lower_cpu=spent.cpu,
-        error=None if lowered.candidates else _why_empty(lowered),
+        error=lowered.why_empty,
     )
 
 
 def _new_candidate(candidate: Candidate, builds: Mapping[Kernel, NewBuild]) -> NewCandidate:
-    return NewCandidate(
-        candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, builds[candidate.kernel].id
-    )
-
-
-def _why_empty(lowered: Lowered) -> str:
-    rules = "; ".join(
-        f"{rule} rejected {rejection.count}, for example: {rejection.message}"
-        for rule, rejection in sorted(lowered.rejections.items(), key=lambda pair: -pair[1].count)
-    )
-    return f"no candidate is left of {lowered.space_size} schedules: {rules}"
+    return NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, builds[candidate.kernel].id)
 
 
 def _groups(context: StepContext, kernels: Mapping[tuple[str, str], Kernel]) -> list[NewGroup]:

@@ -188,6 +188,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_job_problems")),
         sa.UniqueConstraint("job_id", "position", name=op.f("uq_job_problems_job_id_position")),
     )
+    op.create_index(op.f("ix_job_problems_job_id_state"), "job_problems", ["job_id", "state"], unique=False)
     op.create_index(op.f("ix_job_problems_key"), "job_problems", ["key"], unique=False)
     op.create_index(op.f("ix_job_problems_operator"), "job_problems", ["operator"], unique=False)
     op.create_table(
@@ -217,6 +218,7 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_candidates_build"), table_name="candidates")
     op.drop_table("candidates")
     op.drop_index(op.f("ix_job_problems_operator"), table_name="job_problems")
+    op.drop_index(op.f("ix_job_problems_job_id_state"), table_name="job_problems")
     op.drop_index(op.f("ix_job_problems_key"), table_name="job_problems")
     op.drop_table("job_problems")
     op.drop_index(op.f("ix_items_state"), table_name="items")

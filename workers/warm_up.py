@@ -1,0 +1,106 @@
+"""Have SQLAlchemy compile the statements of a job's whole way before the first fork.
+
+Compiling a statement takes the engine about a millisecond, running it again a tenth of that; a job's way has some
+fifty. Every horse starts with what its worker had compiled, so the worker goes the way once, with a job of its own,
+in a transaction that is rolled back: 72 ms of CPU the first time, 31 ms from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from cukiln.types import StageSeconds
+from storage import items, jobs
+from storage.builds import known_builds
+from storage.candidates import candidates_of_builds, candidates_of_problem
+from storage.database import Database, Session
+from storage.errors import StorageError
+from storage.groups import BuildOutcome, load_group, record_compiled, start_group
+from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, record_plan
+from storage.problems import finish_problem, load_problem, problems_to_plan
+from storage.report_job import job_progress
+from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, record_verified
+
+log = logging.getLogger("cukiln.worker")
+
+_VENUE = "cpu"
+_VERSION = "warm-up"
+
+
+class _RollBack(Exception):
+    pass
+
+
+class _NotOurs(Exception):
+    """A claim took a real item that goes before: it is rolled back with the rest, what follows stays cold."""
+
+
+def warm_up(database: Database) -> None:
+    """Go the way of a job and undo it. Leaves no connection open: a child must not inherit one."""
+    try:
+        with database.write() as session:
+            _go_the_way(session, uuid.uuid4().hex)
+            raise _RollBack
+    except _RollBack:
+        log.debug("statements are compiled")
+    except (_NotOurs, StorageError) as error:
+        log.info("statements are compiled in part: %s", error)
+    finally:
+        database.dispose()
+
+
+def _go_the_way(session: Session, name: str) -> None:
+    target, build = f"none_{name[:8]}", name * 2
+    problem = jobs.NewProblem(name, "matmul", {}, target, "none", build, {})
+    job = jobs.create_job(session, jobs.NewJob([problem], priority="high")).id
+    claim = _claim(session, "plan", None, job)
+    [planned] = problems_to_plan(session, claim)
+    jobs.job_state(session, job)
+    known_builds(session, [build])
+    candidate = NewCandidate(name * 2, {}, name * 2, build)
+    record_plan(
+        session,
+        claim,
+        [PlannedProblem(planned.id, [candidate], 1, {}, 0.0, 0.0)],
+        {build: NewBuild(build, name * 2, name * 2, {})},
+        [NewGroup((build,), target, name * 2, 1.0)],
+        venue=_VENUE,
+        plan_version=_VERSION,
+    )
+    job_progress(session, job)
+    claim = _claim(session, "compile", target, job)
+    items.renew(session, claim, 1.0)
+    start_group(session, claim)
+    load_group(session, claim.ref)
+    candidates_of_builds(session, [build])
+    record_compiled(
+        session,
+        claim,
+        [BuildOutcome(build, "ok", code_digest=name * 2, resources={})],
+        source=None,
+        log=None,
+        library=None,
+        cubin=None,
+        phases=[],
+        codegen=StageSeconds(),
+        compile=StageSeconds(),
+        venue=_VENUE,
+        plan_version=_VERSION,
+    )
+    claim = _claim(session, "verify", target, job)
+    builds_to_verify(session, claim.ref.partition("/")[0], _VENUE, _VERSION)
+    verdict = NewVerdict(name * 2, "ok", None, {}, 0.0, 0.0)
+    record_verified(session, claim, [verdict], venue=_VENUE, plan_version=_VERSION, verify=StageSeconds())
+    claim = _claim(session, "finish", target, job)
+    load_problem(session, planned.id)
+    candidates_of_problem(session, planned.id)
+    known_verdicts(session, [name * 2], _VENUE, _VERSION)
+    finish_problem(session, claim, winner=candidate.candidate, error=None)
+
+
+def _claim(session: Session, kind: str, target: str | None, job: str) -> items.Claim:
+    claim = items.claim(session, [kind], None if target is None else [target], "warm-up", 1.0)
+    if claim is None or claim.job_id != job:
+        raise _NotOurs(f"a {kind} item waits already")
+    return claim

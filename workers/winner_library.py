@@ -1,0 +1,44 @@
+"""A winner's own library: its kernel built alone once, then shared by every problem that it wins."""
+
+from __future__ import annotations
+
+from codegen.kernel import Candidate
+from codegen.targets import Target
+from storage.libraries import Library, add_library, find_library
+from workers.build_winner import build_winner, winner_library_id
+from workers.limits import process_limits
+from workers.steps.context import StepContext
+
+
+def winner_library(context: StepContext, candidate: Candidate, target: Target) -> tuple[Library, float]:
+    """The library of a candidate, and the CPU seconds that building it cost now: 0 where it was known.
+
+    Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    identity = winner_library_id(candidate, target, context.toolchain)
+    with context.database.read() as session:
+        known = find_library(session, identity)
+    if known is not None:
+        return known, 0.0
+    limits = process_limits(context.settings.compile_limits)
+    build = build_winner(candidate, target, context.toolchain, context.processes, limits, context.cancel)
+    blobs = context.blobs.put_many(
+        [
+            (build.library, "application/x-sharedlib"),
+            (build.cubin, "application/x-cubin"),
+            (build.source.encode(), "text/x-cuda"),
+        ]
+    )
+    library, cubin, source = [blob.digest for blob in blobs]
+    made = Library(
+        id=identity,
+        kernel=candidate.kernel.id,
+        toolchain=context.toolchain.digest,
+        code_digest=build.code_digest,
+        resources=build.resources.as_dict(),
+        library=library,
+        cubin=cubin,
+        source=source,
+    )
+    with context.database.write() as session:
+        add_library(session, made)
+    return made, build.cpu_seconds
