@@ -123,19 +123,22 @@ def first_nvcc_ms(client: Client, log: ToolLog, schedules: Sequence[dict[str, An
     return found
 
 
-def time_without_tools(client: Client, log: ToolLog, schedules: Sequence[dict[str, Any]]) -> float:
-    """Wall seconds of a job in which neither nvcc nor g++ nor a kernel ran. One worker: nothing of it overlaps."""
+def time_without_tools(client: Client, settings: Settings, log: ToolLog, schedules: Sequence[dict[str, Any]]) -> float:
+    """Wall seconds of a job during which neither nvcc nor g++ nor a kernel ran."""
     begin = time.time()
     job = client.submit({"target": TARGET, "search": {"schedules": list(schedules)}, "problems": [PROBLEM]})
     done = client.wait(job)
     wall = time.time() - begin
     if done.state != "done" or done.problems[0].verdicts != {"ok": len(schedules)}:
         raise SystemExit(f"the job ended {done.state}: {done.problems[0]}")
-    return wall - _covered(log.spans(begin))
+    kernels = [span for span in kernel_spans(settings) if span[0] >= begin]
+    if len(kernels) != len(schedules):
+        raise SystemExit(f"{len(kernels)} kernels ran for {len(schedules)} candidates: they were not fresh")
+    return wall - _covered(sorted(log.spans(begin) + kernels))
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union: nvcc starts g++ as its preprocessor."""
+    """Length of the union: nvcc starts g++ as its preprocessor, and workers work side by side."""
     total, end = 0.0, 0.0
     for first, last in spans:
         total += max(0.0, last - max(first, end))
@@ -143,13 +146,16 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def kernel_seconds(settings: Settings) -> float:
-    """Wall seconds that kernels and their references ran on the CPU: of their verdicts, without the share of g++."""
+def kernel_spans(settings: Settings) -> list[tuple[float, float]]:
+    """When each kernel ran on the CPU with its references, from its verdict; g++'s share is taken off."""
     database = Database(settings.database_url)
     with database.read() as session:
-        found = session.execute(text("SELECT wall_seconds, details FROM verdicts")).all()
+        rows = session.execute(text("SELECT wall_seconds, details FROM verdicts")).all()
     database.dispose()
-    return sum(wall - json.loads(details)["build_seconds"]["wall"] for wall, details in found)
+    found = [(wall, json.loads(details)) for wall, details in rows]
+    return [
+        (details["began_at"], details["began_at"] + wall - details["build_seconds"]["wall"]) for wall, details in found
+    ]
 
 
 def codegen_kernels_per_second() -> float:
@@ -176,17 +182,20 @@ def cached_tune_ms(client: Client) -> float:
 def measure(folder: Path, jobs: int, candidates: int) -> dict[str, Any]:
     log = ToolLog(folder)
     schedules = fresh_schedules(jobs + candidates)
-    with service(folder / "many", log, workers=len(os.sched_getaffinity(0))) as (client, _):
+    cores = len(os.sched_getaffinity(0))
+    with service(folder / "many", log, workers=cores) as (client, settings):
+        without = time_without_tools(client, settings, log, schedules[jobs:])
         waits = first_nvcc_ms(client, log, schedules[:jobs])
         cached = cached_tune_ms(client)
     with service(folder / "one", log, workers=1) as (client, settings):
-        without = time_without_tools(client, log, schedules[jobs:]) - kernel_seconds(settings)
+        alone = time_without_tools(client, settings, log, schedules[jobs:])
     return {
         "benchmark": "overhead",
         "first_nvcc_ms_median": round(statistics.median(waits), 1),
         "first_nvcc_ms_max": round(max(waits), 1),
         "jobs": jobs,
         "other_s": round(without, 3),
+        "other_one_worker_s": round(alone, 3),
         "other_limit_s": round(0.3 + 0.005 * candidates, 3),
         "candidates": candidates,
         "codegen_kernels_per_s": round(codegen_kernels_per_second()),

@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from codegen.errors import Unclassified
 
 # Alternative spellings ([lex.digraph]) that would hide a brace or a directive from a naive reader.
 _DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]", "%:": "#"}
-_RAW_STRING = re.compile(r'(?:u8|u|U|L)?R"')
+# Blanks lead so that they cost no match of their own; what is common stands first where the order does not matter.
 _TOKEN = re.compile(
-    r"""(?P<blank>[ \t\r\f\v]+|//[^\n]*|/\*.*?\*/)
-      | (?P<newline>\n)
+    r"""[ \t\r\f\v]*(?:
+        (?P<raw>(?:u8|u|U|L)?R")
       | (?P<string>(?:u8|u|U|L)?"(?:[^"\\\n]|\\.)*")
       | (?P<character>(?:u8|u|U|L)?'(?:[^'\\\n]|\\.)+')
-      | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9a-zA-Z]|[0-9a-zA-Z_.])*)
       | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<newline>\n)
+      | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9a-zA-Z]|[0-9a-zA-Z_.])*)
+      | (?P<comment>//[^\n]*|/\*.*?\*/)
+      | (?P<unfinished>/\*)
       | (?P<digraph><%|%>|<:|:>|%:)
       | (?P<operator>::|\.\.\.|->|\#\#|[-+*/%&|^~!=<>?:;,.(){}\[\]\#])
-    """,
+      | (?P<end>\Z)
+    )""",
     re.VERBOSE | re.DOTALL,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """`kind`: name, operator, number, string, character, newline. `line` counts from 1 in the unjoined text."""
 
     kind: str
@@ -41,22 +44,23 @@ def tokenize(text: str) -> list[Token]:
     """The tokens, newlines included (directives end at them); raises Unclassified where the text is not certain."""
     joined, line_of = _join_lines(text)
     tokens: list[Token] = []
-    position = 0
-    while position < len(joined):
-        line = line_of(position)
-        if _RAW_STRING.match(joined, position):
+    position, match_next = 0, _TOKEN.scanner(joined).match  # type: ignore[attr-defined]  # typeshed does not know it
+    while (match := match_next()) is not None:
+        kind, position = match.lastgroup, match.end()
+        if kind == "comment":
+            continue
+        if kind == "end":
+            return tokens
+        found, line = match[kind], line_of(match.start(kind))
+        if kind == "raw":
             # Its end depends on text that line joining has changed: nothing generated needs one.
             raise Unclassified(f"line {line}: raw strings are not allowed in generated text")
-        match = _TOKEN.match(joined, position)
-        if match is None or (match.group() == "/" and joined.startswith("/*", position)):
-            raise Unclassified(f"line {line}: cannot read {joined[position : position + 20]!r}")
-        kind = match.lastgroup or ""
+        if kind == "unfinished":
+            raise Unclassified(f"line {line}: a comment that does not end")
         if kind == "digraph":
-            tokens.append(Token("operator", _DIGRAPHS[match.group()], line))
-        elif kind != "blank":
-            tokens.append(Token(kind, match.group(), line))
-        position = match.end()
-    return tokens
+            kind, found = "operator", _DIGRAPHS[found]
+        tokens.append(Token(kind, found, line))
+    raise Unclassified(f"line {line_of(position)}: cannot read {joined[position : position + 20]!r}")
 
 
 def _join_lines(text: str) -> tuple[str, _Lines]:

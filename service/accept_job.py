@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.generator import generator
-from codegen.search import Search, covers
-from cukiln.types import Job, WinnerRecord
+from cukiln.types import FrontEntry, Job, WinnerRecord
 from service.context import Service
 from service.errors import refuse
 from service.requests import JobRequest
@@ -19,6 +18,7 @@ from service.usable import usable
 from storage.items import waiting_counts
 from storage.jobs import NewJob, NewProblem, create_job, unfinished_jobs
 from storage.report_job import job_report
+from storage.searches import is_covered, search_entry
 from storage.winners import get_winners
 from workers import tickets
 
@@ -38,7 +38,7 @@ def accept_job(service: Service, request: JobRequest) -> Accepted:
     resolved = resolve_jobs(request, service.known())
     with service.database.read() as session:
         winners = get_winners(session, [one.key for one in resolved])
-    new = _new_job(request, resolved, winners)
+    new = _new_job(service, request, resolved, winners)
     with service.database.write() as session:
         if not all(problem.cached for problem in new.problems):
             _require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
@@ -52,10 +52,16 @@ def accept_job(service: Service, request: JobRequest) -> Accepted:
     return Accepted(report, created.cached)
 
 
-def _new_job(request: JobRequest, resolved: Sequence[Resolved], winners: Mapping[str, WinnerRecord]) -> NewJob:
+def _new_job(
+    service: Service, request: JobRequest, resolved: Sequence[Resolved], winners: Mapping[str, WinnerRecord]
+) -> NewJob:
+    limit = request.workspace_limit_bytes
+    cached = [cached_entry(winners.get(one.key), one, limit) for one in resolved]
+    # Who is told "cached" must find the bytes: where they are gone, the job runs, and its finish puts them back.
+    lost = service.blobs.missing(digest for entry in cached if entry for digest in entry.blobs)
     problems = []
-    for one in resolved:
-        winner = cached_winner(winners.get(one.key), one.search, one.operator.name, request.workspace_limit_bytes)
+    for one, entry in zip(resolved, cached, strict=True):
+        winner = entry.candidate if entry and lost.isdisjoint(entry.blobs) else None
         problems.append(
             NewProblem(
                 name=one.name,
@@ -70,20 +76,18 @@ def _new_job(request: JobRequest, resolved: Sequence[Resolved], winners: Mapping
             )
         )
     budget = request.budget.seconds if request.budget else None
-    return NewJob(problems, request.priority, budget, request.workspace_limit_bytes)
+    return NewJob(problems, request.priority, budget, limit)
 
 
-def cached_winner(
-    record: WinnerRecord | None, asked: Search, operator: str, workspace_limit_bytes: int | None
-) -> str | None:
-    """The candidate that answers without work: its record's searches contain `asked`, by today's generator."""
+def cached_entry(record: WinnerRecord | None, asked: Resolved, workspace_limit_bytes: int | None) -> FrontEntry | None:
+    """The kernel that answers without work: its record's searches contain the one asked, by today's generator."""
     if record is None:
         return None
-    today = generator(operator)
-    if not any(done["generator"] == today and covers(Search(**done["search"]), asked) for done in record.searches):
+    wanted = search_entry(asked.search.canonical(), generator(asked.operator.name), workspace_limit_bytes)
+    if not is_covered(record.searches, wanted):
         return None
     front = usable(record, workspace_limit_bytes)
-    return front[0].candidate if front else None
+    return front[0] if front else None
 
 
 def _require_room(unfinished: int, at_most: int) -> None:

@@ -90,6 +90,20 @@ class BlobStore:
             row = session.execute(select(core(BlobRow)).where(BlobRow.digest == digest)).mappings().one_or_none()
         return Blob(**row) if row else None
 
+    def missing(self, digests: Iterable[str]) -> set[str]:
+        """Those that have no row, or whose local file is gone or has another size. Reads no bytes, and does not ask a
+        remote store: a request for each would cost more than the answer is worth."""
+        wanted = set(digests)
+        sizes: dict[str, int] = {}
+        with self._database.read() as session:
+            for part in chunks(wanted):
+                sizes.update(session.execute(select(BlobRow.digest, BlobRow.size).where(BlobRow.digest.in_(part))).all())
+        return {digest for digest in wanted if digest not in sizes or not self._may_hold(digest, sizes[digest])}
+
+    def _may_hold(self, digest: str, size: int) -> bool:
+        local = self._objects.local_path(_path(digest))
+        return local is None or (local.is_file() and local.stat().st_size == size)
+
     def path(self, digest: str) -> Path | None:
         """The file of a blob, checked just now; None where blobs are not local files. Raises as `get` does."""
         local = self._objects.local_path(_path(digest))

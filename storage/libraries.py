@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from storage.database import Session, clock_of
 from storage.rows import core, insert_new
@@ -25,10 +25,19 @@ class Library:
     cubin: str
     source: str
 
+    @property
+    def blobs(self) -> tuple[str, str, str]:
+        return (self.library, self.cubin, self.source)
+
 
 def find_library(session: Session, library_id: str) -> Library | None:
     row = session.execute(select(core(LibraryRow)).where(LibraryRow.id == library_id)).mappings().one_or_none()
     return Library(**{name: value for name, value in row.items() if name != "created_at"}) if row else None
+
+
+def forget_library(session: Session, library_id: str) -> None:
+    """For a library whose bytes were lost: the next one of this id is remembered instead."""
+    session.execute(delete(LibraryRow).where(LibraryRow.id == library_id))
 
 
 def add_library(session: Session, library: Library) -> None:

@@ -175,7 +175,7 @@ class WinnerRow(Base):
     device_class: Mapped[str] = mapped_column(String(128))
     problem: Mapped[dict[str, Any]]
     record: Mapped[dict[str, Any]]  # cukiln.types.WinnerRecord
-    searches: Mapped[list[Any]]  # search spaces covered: [{search, generator}]
+    searches: Mapped[list[Any]]  # covered: see storage.searches
     attempt: Mapped[str] = mapped_column(String(32))  # token of the attempt that published this revision
     updated_at: Mapped[float] = mapped_column(Float, index=True)
 

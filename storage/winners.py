@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,11 +91,6 @@ def publish_winner(session: Session, record: WinnerRecord, *, expected_revision:
     if swapped is None:
         raise Conflict(record.key, expected_revision, found)
     return Published(found + 1, changed=True)
-
-
-def merge_searches(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both lists without repetitions, in order. Entries are canonical, so equal searches are equal JSON."""
-    return list({json.dumps(entry, sort_keys=True): entry for entry in (*old, *new)}.values())
 
 
 def _says(record: dict[str, Any]) -> dict[str, Any]:

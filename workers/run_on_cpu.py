@@ -159,7 +159,7 @@ def run_kernels(request: dict[str, Any]) -> None:
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
         _say({"start": kernel.id})
-        wall, cpu = time.perf_counter(), time.process_time()
+        began_at, wall, cpu = time.time(), time.perf_counter(), time.process_time()
         test = KernelTest(library, kernel, request["seed"], request["cpu_seconds"])
         failure = test.failure()
         _say(
@@ -167,7 +167,7 @@ def run_kernels(request: dict[str, Any]) -> None:
                 "kernel": kernel.id,
                 "verdict": failure.verdict if failure else "ok",
                 "message": failure.message if failure else "",
-                "details": {"seed": request["seed"], "cases": test.cases},
+                "details": {"seed": request["seed"], "began_at": began_at, "cases": test.cases},
                 "wall_seconds": time.perf_counter() - wall,
                 "cpu_seconds": time.process_time() - cpu,
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from codegen.kernel import Candidate
 from codegen.targets import Target
-from storage.libraries import Library, add_library, find_library
+from storage.libraries import Library, add_library, find_library, forget_library
 from workers.build_winner import build_winner, winner_library_id
 from workers.limits import process_limits
 from workers.steps.context import StepContext
@@ -17,7 +17,7 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
     identity = winner_library_id(candidate, target, context.toolchain)
     with context.database.read() as session:
         known = find_library(session, identity)
-    if known is not None:
+    if known is not None and not context.blobs.missing(known.blobs):
         return known, 0.0
     limits = process_limits(context.settings.compile_limits)
     build = build_winner(candidate, target, context.toolchain, context.processes, limits, context.cancel)
@@ -40,5 +40,7 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
         source=source,
     )
     with context.database.write() as session:
+        if known is not None:  # its bytes are gone, and a build may not give the same ones again
+            forget_library(session, identity)
         add_library(session, made)
     return made, build.cpu_seconds

@@ -229,6 +229,11 @@ class FrontEntry(Answer):
     measured_us: float | None
     measurement: dict[str, Any] | None = None
 
+    @property
+    def blobs(self) -> tuple[str, str, str]:
+        """What is fetched for it: library, cubin, source."""
+        return (self.so_sha256, self.cubin_sha256, self.source_sha256)
+
 
 class WinnerRecord(Answer):
     """The best known kernels of a problem on a device class; `front[0]` is the fastest."""
