@@ -21,6 +21,7 @@ CPU_HEADERS = (
     "launch.h",
     "cpu/twin.h",
     "epilogue.cuh",
+    "check_tensors.h",
     "cpu/harness.h",
 )
 

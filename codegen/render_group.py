@@ -20,7 +20,7 @@ from codegen.operator import ConfigField
 from codegen.operators import operator
 
 DEVICE_HEADERS = ("launch.h", "device.cuh", "epilogue.cuh")
-HOST_HEADERS = ("launch.h", "epilogue.cuh")
+HOST_HEADERS = ("launch.h", "epilogue.cuh", "check_tensors.h")
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]*\Z")
 
 

@@ -58,13 +58,15 @@ class Case:
 class Judgement:
     """How an output compares with the reference. `index` is the first wrong element, null where none is wrong.
 
-    `max_error` is the largest |got - expected|, `max_ratio` the largest share of its bound that an error took (0 to 1
-    where nothing is wrong; of exact runs: 0 or infinity). NaN anywhere counts as wrong.
+    `max_error` is the largest |got - expected|, `error_bound` the bound at its place, `max_ratio` the largest share of
+    its bound that an error took (0 to 1 where nothing is wrong; of exact runs: 0 or infinity). NaN anywhere counts as
+    wrong.
     """
 
     wrong: int
     size: int
     max_error: float
+    error_bound: float
     max_ratio: float
     index: tuple[int, ...] | None = None
     got: float | None = None
@@ -126,14 +128,17 @@ def judge(got: NDArray[Any], expected: NDArray[Any], bound: NDArray[Any], *, exa
         error = np.where((values == expected) | free, 0.0, error)
         ratio = np.where(error == 0.0, 0.0, error / allowed)
     wrong, size = int(values.size - np.count_nonzero(right)), int(values.size)
-    max_error, max_ratio = float(np.max(error, initial=0.0)), float(np.max(ratio, initial=0.0))
+    worst = int(np.argmax(error)) if size else None  # of a NaN, where there is one
+    max_error, error_bound = (0.0, 0.0) if worst is None else (float(error.flat[worst]), float(allowed.flat[worst]))
+    max_ratio = float(np.max(ratio, initial=0.0))
     if not wrong:
-        return Judgement(wrong, size, max_error, max_ratio)
+        return Judgement(wrong, size, max_error, error_bound, max_ratio)
     first = np.unravel_index(int(np.argmin(right)), right.shape)
     return Judgement(
         wrong,
         size,
         max_error,
+        error_bound,
         max_ratio,
         index=tuple(int(i) for i in first),
         got=float(values[first]),

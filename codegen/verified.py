@@ -31,7 +31,7 @@ def primitives_of(operator_name: str) -> frozenset[str]:
 
 @cache
 def confirmed_primitives() -> frozenset[str]:
-    """Names of the primitives whose PTX gave the results of their CPU twins on a real GPU. The run of those tests writes
-    the file, with the device and the date."""
+    """Names of the primitives whose PTX gave the results of their CPU twins on a real GPU. The run of those tests
+    writes the file, with the device and the date."""
     found = json.loads((files("codegen") / "device" / "confirmed.json").read_text(encoding="utf-8"))
     return frozenset(found["primitives"])

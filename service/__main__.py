@@ -7,9 +7,11 @@ import sys
 import uvicorn
 
 from service.app import create_app
-from service.auth import is_loopback
 from storage.database import Database
 from storage.errors import SettingsError
+from storage.exposure import refuse_exposed
+from storage.logs import set_up_logging
+from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
 
 CLOSE_SECONDS = 3  # how long open event streams may delay the end
@@ -19,7 +21,9 @@ def main() -> int:
     """Serve until a signal; 2 for settings that cannot be used."""
     try:
         settings = load_settings()
+        set_up_logging(settings.log_level)
         refuse_exposed(settings)
+        load_operator_path(settings)
         Database(settings.database_url).migrate()  # harmless beside others that migrate the same database
     except SettingsError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
@@ -27,15 +31,6 @@ def main() -> int:
     server = server_of(settings)
     server.run()
     return 0 if server.started else 1
-
-
-def refuse_exposed(settings: Settings) -> None:
-    """Without an API key only this machine may reach the service. Raises SettingsError."""
-    if settings.api_key is None and not is_loopback(settings.host):
-        raise SettingsError(
-            f"CUKILN_HOST is {settings.host}, which other machines can reach, and no API key is set. "
-            "Set CUKILN_API_KEY, or serve on 127.0.0.1."
-        )
 
 
 def server_of(settings: Settings) -> uvicorn.Server:

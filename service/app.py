@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from service import blobs, catalogue, docs_page, events, groups, handle_errors, health, jobs, kernels, lookups, openapi
 from service.auth import Gate
 from service.context import Service
+from service.head import HeadAsGet
+from service.parameters import known_parameters
 from storage.settings import Settings
 
 DESCRIPTION = (
@@ -38,12 +40,14 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load scripts from a CDN
         redoc_url=None,
+        dependencies=[Depends(known_parameters)],
         redirect_slashes=False,  # a redirect would drop the body, and tell a path from its neighbour
     )
     for module in ROUTERS:
         app.include_router(module.router)
-    handle_errors.install(app)
+    handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
     key = settings.api_key.get_secret_value() if settings.api_key else None
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Gate, api_key=key)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app

@@ -7,26 +7,15 @@ but its browser still sends the page's own name.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.answers import problem_response
 from service.errors import Refused, refuse
+from storage.exposure import is_loopback
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or an address, without port) is this machine's loopback."""
-    name = host.strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def host_name(header: str) -> str:

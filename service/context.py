@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from redis import Redis
 
-from codegen.operators import load_operators
 from codegen.targets import targets
 from service.resolve import Known
 from service.winner_cache import WinnerCache
 from storage.blobs import BlobStore
 from storage.database import Database
+from storage.operator_path import load_operator_path
 from storage.settings import Settings
 from storage.toolchains import LiveToolchain, live_toolchains
 from workers import tickets
@@ -31,7 +31,7 @@ class Service:
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
-        load_operators(settings.operator_folders)
+        load_operator_path(settings)
         database = Database(settings.database_url)
         redis = tickets.connect(settings.redis_url) if settings.redis_url else None
         return cls(settings, database, BlobStore(database, settings.blobs_url), redis, WinnerCache(database))

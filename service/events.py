@@ -6,8 +6,9 @@
 | `snapshot` | `{"job", "state", "progress", "seconds"}` from the database | none |
 | `end` | `{"job", "state"}`: the last event | none |
 
-A snapshot comes first when the stream does not reach back to where the watcher was, and again at every change while
-Redis is away. The end is the database's word, so it comes with or without Redis. Between events the framework sends
+A snapshot comes first when the stream does not reach back to where the watcher was, and again when the database has
+other counts than the watcher was told: Redis is away, or another job did what both wait for and told its own watchers
+alone. The end is the database's word, so it comes with or without Redis. Between events the framework sends
 a comment every 15 seconds, which keeps proxies from closing the connection.
 """
 
@@ -15,11 +16,12 @@ from __future__ import annotations
 
 import logging
 from asyncio import sleep
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from starlette.concurrency import run_in_threadpool
@@ -71,7 +73,7 @@ class _Watch:
 
     def __init__(self, service: Service, job: str, after: str | None) -> None:
         self._service, self._job, self._after = service, job, after
-        self._shown: JobProgress | None = None
+        self._told: Any = None  # state and counts, as last sent
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
         url = self._service.settings.redis_url
@@ -81,7 +83,7 @@ class _Watch:
                 async for event in self._from_redis(redis):
                     yield event
         while (now := await self._progress()) is None or now.state not in ENDED:
-            if now is not None and now != self._shown:
+            if now is not None and _counts(now.state, _json(now.progress)) != self._told:
                 yield self._snapshot(now)
             await sleep(POLL_SECONDS)
         yield ServerSentEvent(event="end", data={"job": self._job, "state": now.state})
@@ -94,10 +96,16 @@ class _Watch:
             async for batch in tickets.follow(redis, self._job, self._after or "0", wait_seconds=POLL_SECONDS):
                 for event in batch:
                     self._after = event.id
+                    if event.type == "progress":
+                        self._told = _counts(event.data.get("state"), event.data.get("progress", {}))
                     yield ServerSentEvent(event=event.type, data=event.data, id=event.id)
                 ended = any(event.type == "state" and event.data.get("state") in ENDED for event in batch)
-                if (ended or not batch) and await self._has_ended():
-                    return
+                if ended or not batch:
+                    now = await self._progress()
+                    if now is not None and now.state in ENDED:
+                        return
+                    if now is not None and _counts(now.state, _json(now.progress)) != self._told:
+                        yield self._snapshot(now)
         except RedisError as error:
             log.warning("events of job %s come from the database: %s", self._job, error)
 
@@ -110,10 +118,6 @@ class _Watch:
             return False
         first = oldest[0][0]
         return _order(first.decode() if isinstance(first, bytes) else first) > _order(self._after)
-
-    async def _has_ended(self) -> bool:
-        now = await self._progress()
-        return now is not None and now.state in ENDED
 
     async def _progress(self) -> JobProgress | None:
         """None while the database does not answer: the watcher waits."""
@@ -128,14 +132,19 @@ class _Watch:
             return None
 
     def _snapshot(self, now: JobProgress) -> ServerSentEvent:
-        self._shown = now
-        data = {
-            "job": self._job,
-            "state": now.state,
-            "progress": now.progress.model_dump(mode="json"),
-            "seconds": now.seconds.model_dump(mode="json"),
-        }
+        progress = _json(now.progress)
+        self._told = _counts(now.state, progress)
+        data = {"job": self._job, "state": now.state, "progress": progress, "seconds": _json(now.seconds)}
         return ServerSentEvent(event="snapshot", data=data)
+
+
+def _json(answer: BaseModel) -> dict[str, Any]:
+    return answer.model_dump(mode="json")
+
+
+def _counts(state: Any, progress: Mapping[str, Any]) -> Any:
+    """What is worth an event: not the estimate, which moves by itself."""
+    return state, {name: count for name, count in progress.items() if name != "eta_seconds"}
 
 
 def _order(id: str) -> tuple[int, int]:

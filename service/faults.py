@@ -12,11 +12,20 @@ from codegen.errors import CodegenError, UnknownOperator
 from service.errors import Fault, json_path
 
 Path = tuple[str | int, ...]
+Schema = Mapping[str, Any]
 
 _KIND_OF_ERROR = {
     "extra_forbidden": "unknown-field",
     "missing": "missing-field",
     "too_many_elements": "extent-too-large",
+}
+_JSON_WORDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("list_type", "tuple_type"), "an array"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "an object"),
+    "string_type": "a string",
+    "bool_type": "true or false",
 }
 _SHOWN = frozenset(
     {"type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
@@ -33,7 +42,9 @@ def fault_of_codegen(error: CodegenError, at: Path) -> Fault:
     """The fault that codegen found in what stands at `at`; its own field is relative to that."""
     inside = [int(part) if part.isdecimal() else part for part in (error.field or "").split(".") if part]
     kind = "unknown-operator" if isinstance(error, UnknownOperator) else "invalid-value"
-    message = error.message[:1].upper() + error.message[1:]
+    message = error.message
+    if not (inside and message.startswith(str(inside[-1]))):  # the name of a field keeps its spelling
+        message = message[:1].upper() + message[1:]
     return Fault(kind, _sentence(message), json_path((*at, *inside)), error.allowed)
 
 
@@ -49,8 +60,26 @@ def _fault(entry: Mapping[str, Any], model: type[BaseModel], value: Any, at: Pat
     allowed = entry.get("ctx", {}).get("allowed") or _allowed_at(model, value, inside)
     if kind == "missing-field":
         return Fault(kind, f"{field} is missing.", field, allowed)
+    return Fault(kind, _sentence(f"{field or 'The body'}{words_of(entry)}"), field, allowed)
+
+
+def words_of(entry: Mapping[str, Any]) -> str:
+    """What pydantic says, as the end of a sentence that begins with the field, in the words of JSON."""
+    context = entry.get("ctx", {})
+    match entry["type"]:
+        case "too_short" | "too_long":
+            at_least = entry["type"] == "too_short"
+            bound = context["min_length" if at_least else "max_length"]
+            return f" needs at {'least' if at_least else 'most'} {bound} item{'s' if bound != 1 else ''}"
+        case "union_tag_invalid":
+            return f" names an unknown {context['discriminator'].strip(chr(39))} {context['tag']!r:.60}"
+    if (wanted := _JSON_WORDS.get(entry["type"])) is not None:
+        return f" should be {wanted}"
     message = str(entry["msg"]).removeprefix("Value error, ")
-    return Fault(kind, _sentence(f"{field or 'the body'}: {message[:1].lower()}{message[1:]}"), field, allowed)
+    for start in ("Input should be ", "String should "):
+        if message.startswith(start):
+            return f" should {'be ' if start[0] == 'I' else ''}{message.removeprefix(start)}"
+    return f": {message[:1].lower()}{message[1:]}"
 
 
 def _sentence(text: str) -> str:
@@ -78,13 +107,18 @@ def _has(value: Any, part: str | int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _schema(model: type[BaseModel]) -> dict[str, Any]:
+def _schema(model: type[BaseModel]) -> Schema:
     return model.model_json_schema()
 
 
 def _allowed_at(model: type[BaseModel], value: Any, path: Path) -> Any:
     """What the model's JSON Schema says about the place: its type, bounds and alternatives."""
-    schema = _walk(model, value, path)
+    return allowed_by(_walk(model, value, path))
+
+
+def allowed_by(schema: Schema) -> Any:
+    """The part of a JSON Schema, without references, that says what may stand there; None where it says nothing."""
+    schema = _resolve({}, schema)
     tags = schema.get("discriminator", {}).get("mapping")
     if tags is not None:
         return {schema["discriminator"]["propertyName"]: sorted(tags)}
@@ -97,10 +131,10 @@ def _fields_at(model: type[BaseModel], value: Any, path: Path) -> list[str] | No
     return sorted(fields) if fields else None
 
 
-def _walk(model: type[BaseModel], value: Any, path: Path, into: bool = False) -> dict[str, Any]:
+def _walk(model: type[BaseModel], value: Any, path: Path, into: bool = False) -> Schema:
     """The schema of the place. With `into`, of the union member that the value there has chosen."""
     root = _schema(model)
-    schema: dict[str, Any] = root
+    schema = root
     for part in path:
         schema = _member(root, schema, value)
         if isinstance(part, int):
@@ -119,7 +153,7 @@ def _item(value: Any, part: str | int) -> Any:
         return None  # a missing field has no value
 
 
-def _resolve(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _resolve(root: Schema, schema: Schema) -> Schema:
     while "$ref" in schema:
         found = root
         for name in schema["$ref"].removeprefix("#/").split("/"):
@@ -129,7 +163,7 @@ def _resolve(root: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     return _resolve(root, members[0]) if len(members) == 1 else schema
 
 
-def _member(root: dict[str, Any], schema: dict[str, Any], value: Any) -> dict[str, Any]:
+def _member(root: Schema, schema: Schema, value: Any) -> Schema:
     schema = _resolve(root, schema)
     discriminator = schema.get("discriminator")
     if discriminator and isinstance(value, dict):

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.answers import problem_response
 from service.errors import Fault, Refused, refuse
+from service.faults import words_of
+from service.head import has_head
+from service.parameters import allowed_in
 from storage.errors import BadCursor
 from storage.failures import DATABASE_ERRORS, Failure, failure_of
 
 log = logging.getLogger("cukiln.service")
 
 RETRY_SECONDS = 5
-SHOWN_BOUNDS = ("ge", "le", "expected", "pattern", "max_length")
 
 
-def install(app: FastAPI) -> None:
-    """Register the handlers."""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Register the handlers. `routes`: all that the application has."""
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(RequestValidationError, _bad_parameter)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(HTTPException, functools.partial(_http, routes))
     app.add_exception_handler(BadCursor, _bad_cursor)
     for kind in (*DATABASE_ERRORS, OSError):
         app.add_exception_handler(kind, _machine)
@@ -47,27 +52,32 @@ async def _bad_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = []
     for entry in error.errors():
-        name = str(entry["loc"][-1])
-        bounds = {key: value for key, value in entry.get("ctx", {}).items() if key in SHOWN_BOUNDS}
-        message = str(entry["msg"])
+        name = str(entry["loc"][1])
         kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
-        faults.append(Fault(kind, f"{name}: {message[:1].lower()}{message[1:]}.", name, bounds or None))
+        faults.append(Fault(kind, f"{name}{words_of(entry)}.", name, allowed_in(request, name)))
     return problem_response(Refused(faults), _path(request))
 
 
-async def _http(request: Request, error: Exception) -> Response:
+async def _http(routes: Sequence[BaseRoute], request: Request, error: Exception) -> Response:
     """What the router itself refuses: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        methods = [method.strip() for method in allowed.split(",") if method.strip()]
-        detail = f"{request.method} is not allowed here."
-        refused = refuse("method-not-allowed", detail, field="method", allowed=methods, headers=error.headers)
+        methods = _methods_at(routes, request)
+        detail = f"{request.method[:20]} is not allowed here."
+        headers = {"Allow": ", ".join(methods)}
+        refused = refuse("method-not-allowed", detail, field="method", allowed=methods, headers=headers)
     elif error.status_code == HTTPStatus.NOT_FOUND:
         refused = refuse("not-found", "There is nothing at this path; /docs lists what there is.")
     else:
         refused = refuse("bad-request", f"{error.detail}.", headers=error.headers)
     return problem_response(refused, _path(request))
+
+
+def _methods_at(routes: Sequence[BaseRoute], request: Request) -> list[str]:
+    """What the path allows; Starlette's own Allow names the methods of its first route only."""
+    here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    methods = {method for route in here for method in getattr(route, "methods", None) or ()}
+    return sorted(methods | {"HEAD"} if "GET" in methods and has_head(request.url.path) else methods)
 
 
 async def _bad_cursor(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter
+from redis import Redis
 from redis.exceptions import RedisError
 from starlette.responses import Response
 
@@ -18,6 +19,7 @@ from service.errors import Fault, Refused
 from service.openapi import problems
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
+from workers import tickets
 
 router = APIRouter(tags=["health"])
 
@@ -30,8 +32,14 @@ def get_health() -> Response:
 
 @router.get("/readyz", response_model=Health, responses=problems("not-ready"))
 def get_ready(service: ServiceDep) -> Response:
-    """200 when the database, the blobs, Redis and a worker are there; 503 with what is missing."""
+    """200 when the database, the blobs, Redis, a worker of each kind and a reconciler are there; 503 with what is
+    missing and what to do."""
     found = {name: check(service) for name, check in CHECKS.items()}
+    if found["redis"] is None and service.redis is not None:  # else they would only say the same again
+        try:
+            found |= {name: check(service.redis) for name, check in SEEN_IN_REDIS.items()}
+        except RedisError as error:
+            found["redis"] = f"Redis does not answer: {type(error).__name__}."
     missing = [Fault("not-ready", what, field=name) for name, what in found.items() if what is not None]
     if missing:
         raise Refused(missing, {"Retry-After": "5"})
@@ -74,7 +82,28 @@ def _workers(service: Service) -> str | None:
     except DATABASE_ERRORS as error:
         return f"Whether a worker is alive is unknown, the database does not answer: {type(error).__name__}."
     seconds = service.settings.toolchain_live_seconds
-    return None if live else f"No compile worker has given a sign of life within {seconds:g} seconds."
+    if live:
+        return None
+    return f"No compile worker has given a sign of life within {seconds:g} seconds: {_start('compile')}"
+
+
+def _planner(redis: Redis) -> str | None:
+    queue = tickets.queue_name(tickets.PLAN, None)
+    if tickets.live_workers(redis, queue):
+        return None
+    return f"No plan worker gives a sign of life, so no job is begun: {_start('plan')}"
+
+
+def _reconciler(redis: Redis) -> str | None:
+    if tickets.has_live_reconciler(redis):
+        return None
+    return (
+        f"No reconciler gives a sign of life, so what a dead worker held is not given to another: {_start('reconcile')}"
+    )
+
+
+def _start(kind: str) -> str:
+    return f"start one with `cukiln worker {kind}` (`cukiln serve` starts all that is needed)."
 
 
 CHECKS: dict[str, Callable[[Service], str | None]] = {
@@ -83,3 +112,4 @@ CHECKS: dict[str, Callable[[Service], str | None]] = {
     "redis": _redis,
     "workers": _workers,
 }
+SEEN_IN_REDIS: dict[str, Callable[[Redis], str | None]] = {"planner": _planner, "reconciler": _reconciler}

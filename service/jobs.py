@@ -17,7 +17,7 @@ from service.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests import JobRequest, read_request
 from storage.jobs import cancel_job, job_state, list_jobs
-from storage.report_candidates import candidate_page, rejections
+from storage.report_candidates import candidate_page, has_problem, rejections
 from storage.report_job import job_report
 from workers import tickets
 
@@ -120,8 +120,11 @@ def get_candidates(
     """What was compiled or judged, with figures. `problem` is a problem's name."""
     with service.database.read() as session:
         page = candidate_page(session, job, limit=limit, cursor=cursor, problem=problem, verdict=verdict)
+        known = problem is None or bool(page and page.candidates) or has_problem(session, job, problem)
     if page is None:
         raise job_not_found(job)
+    if not known:
+        raise refuse("invalid-value", f"The job has no problem {problem!r}.", field="problem")
     return json_response(page)
 
 

@@ -30,6 +30,11 @@ BODY_PROBLEMS = (
     "unknown-target",
     "extent-too-large",
 )
+EXAMPLE = {
+    "target": "sm_80",
+    "search": {"level": 1},
+    "problems": [{"name": "ffn1", "operator": "matmul", "m": 512, "n": 3072, "k": 768, "layout": "nt"}],
+}
 _CONTENT = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/ProblemDetail"}}}
 _REFERENCE = "#/components/schemas/{model}"
 
@@ -49,7 +54,7 @@ def problems(*kinds: str) -> Responses:
 def body_of(model: str) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its body itself."""
     schema = {"$ref": _REFERENCE.format(model=model)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLE}}}}
 
 
 def document(app: FastAPI) -> dict[str, Any]:

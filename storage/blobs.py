@@ -97,7 +97,8 @@ class BlobStore:
         sizes: dict[str, int] = {}
         with self._database.read() as session:
             for part in chunks(wanted):
-                sizes.update(session.execute(select(BlobRow.digest, BlobRow.size).where(BlobRow.digest.in_(part))).all())
+                rows = session.execute(select(BlobRow.digest, BlobRow.size).where(BlobRow.digest.in_(part)))
+                sizes.update(rows.all())
         return {digest for digest in wanted if digest not in sizes or not self._may_hold(digest, sizes[digest])}
 
     def _may_hold(self, digest: str, size: int) -> bool:

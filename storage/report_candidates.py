@@ -68,6 +68,12 @@ def candidate_page(
     )
 
 
+def has_problem(session: Session, job_id: str, name: str) -> bool:
+    """Whether the job has a problem of this name."""
+    named = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id, JobProblemRow.name == name)
+    return session.scalar(named) is not None
+
+
 def rejections(session: Session, job_id: str) -> Rejections | None:
     """Counts per problem and rule, with one example each; None if there is no such job."""
     if job_state(session, job_id) is None:

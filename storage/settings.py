@@ -55,22 +55,27 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(5.0, alias="CUKILN_LEASE_SECONDS", ge=1, le=3600)
     max_attempts: int = Field(3, alias="CUKILN_MAX_ATTEMPTS", ge=1, le=100)
     poll_seconds: float = Field(1.0, alias="CUKILN_POLL_SECONDS", gt=0, le=60)
-    toolchain_live_seconds: float = Field(30.0, alias="CUKILN_TOOLCHAIN_LIVE_SECONDS", ge=5)
+    toolchain_live_seconds: float = Field(30.0, alias="CUKILN_TOOLCHAIN_LIVE_SECONDS", ge=5, allow_inf_nan=False)
+    log_level: str = Field("INFO", alias="CUKILN_LOG_LEVEL", pattern=r"^(?i:debug|info|warning|error|critical)$")
 
-    compile_wall_seconds: float = Field(300.0, alias="CUKILN_COMPILE_WALL_SECONDS", gt=0)
-    compile_cpu_seconds: float = Field(600.0, alias="CUKILN_COMPILE_CPU_SECONDS", gt=0)
+    compile_wall_seconds: float = Field(300.0, alias="CUKILN_COMPILE_WALL_SECONDS", gt=0, allow_inf_nan=False)
+    compile_cpu_seconds: float = Field(600.0, alias="CUKILN_COMPILE_CPU_SECONDS", gt=0, allow_inf_nan=False)
     compile_memory_bytes: int = Field(8 * GIB, alias="CUKILN_COMPILE_MEMORY_BYTES", ge=GIB // 4)
     compile_output_bytes: int = Field(64 * 2**20, alias="CUKILN_COMPILE_OUTPUT_BYTES", ge=4096)
-    verify_wall_seconds: float = Field(120.0, alias="CUKILN_VERIFY_WALL_SECONDS", gt=0)
-    verify_cpu_seconds: float = Field(120.0, alias="CUKILN_VERIFY_CPU_SECONDS", gt=0)
+    verify_wall_seconds: float = Field(120.0, alias="CUKILN_VERIFY_WALL_SECONDS", gt=0, allow_inf_nan=False)
+    verify_cpu_seconds: float = Field(120.0, alias="CUKILN_VERIFY_CPU_SECONDS", gt=0, allow_inf_nan=False)
     verify_memory_bytes: int = Field(4 * GIB, alias="CUKILN_VERIFY_MEMORY_BYTES", ge=GIB // 4)
     verify_output_bytes: int = Field(64 * 2**20, alias="CUKILN_VERIFY_OUTPUT_BYTES", ge=4096)
 
     @field_validator("api_key")
     @classmethod
     def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and len(value.get_secret_value()) < MIN_KEY_LENGTH:
-            raise ValueError(f"an API key needs at least {MIN_KEY_LENGTH} characters: `openssl rand -hex 32` makes one")
+        key = value.get_secret_value() if value is not None else None
+        if key is not None and (len(key) < MIN_KEY_LENGTH or not key.isascii() or not key.isprintable()):
+            raise ValueError(
+                f"an API key needs at least {MIN_KEY_LENGTH} characters, all printable ASCII: `openssl rand -hex 32` "
+                "makes one"
+            )
         return value
 
     @field_validator("database_url")
@@ -125,7 +130,7 @@ class Settings(BaseSettings):
 
     @property
     def operator_folders(self) -> list[Path]:
-        """Folders of OPERATOR_PATH, to be given to `codegen.operators.load_operators`."""
+        """Folders of OPERATOR_PATH; `storage.operator_path` loads them."""
         return [Path(folder) for folder in self.operator_path.split(os.pathsep) if folder]
 
     @property

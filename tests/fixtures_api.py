@@ -25,6 +25,7 @@ from service.__main__ import server_of
 from service.context import Service
 from storage.blobs import BlobStore
 from storage.database import Database
+from storage.searches import search_entry
 from storage.settings import Settings, load_settings
 from storage.winners import get_winners, publish_winner
 
@@ -108,9 +109,13 @@ def publish(
     made_by: str | None = None,
     workspace: tuple[int, ...] = (0,),
     predicted_us: float = 5.0,
-    blob: str = "0" * 64,
+    blob: str | None = None,
+    workspace_limit_bytes: int | None = None,
 ) -> WinnerRecord:
-    """A winner record as the finish step would leave it; `workspace` has one value for each point of the front."""
+    """A winner record as the finish step would leave it; `workspace` has one value for each point of the front. `blob`:
+    the digest that stands for its files; one that is stored unless given."""
+    if blob is None:
+        blob = blobs_beside(database).put(b"a library", "application/x-sharedlib").digest
     kind = operator(problem["operator"])
     parsed = kind.parse(problem)
     device_class = f"predicted:{target}"
@@ -127,11 +132,18 @@ def publish(
             device_class=device_class,
             ranked_by="predicted",
             front=[_entry(index, size, predicted_us + index, blob) for index, size in enumerate(workspace)],
-            searches=[{"search": search or Search().canonical(), "generator": made_by or generator(kind.name)}],
+            searches=[
+                search_entry(search or Search().canonical(), made_by or generator(kind.name), workspace_limit_bytes)
+            ],
             updated_at=time.time(),
         )
         publish_winner(session, record, expected_revision=revision, attempt=uuid.uuid4().hex)
         return get_winners(session, [key])[key]
+
+
+def blobs_beside(database: Database) -> BlobStore:
+    """The blobs of a service on its defaults: in the folder of its SQLite file."""
+    return BlobStore(database, (Path(str(database.url.database)).parent / "blobs").as_uri())
 
 
 def _entry(index: int, workspace: int, predicted_us: float, blob: str) -> FrontEntry:

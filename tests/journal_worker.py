@@ -12,8 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+from storage.logs import set_up_logging
 from storage.settings import load_settings
-from workers.main import run_reconciler, run_worker, set_up_logging
+from workers.main import run_reconciler, run_worker
 from workers.processes import Limits
 from workers.steps.context import GiveUp, StepContext
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.__main__ import refuse_exposed
-from service.auth import host_name, is_loopback
+from service.auth import host_name
 from storage.errors import SettingsError
+from storage.exposure import is_loopback, refuse_exposed
 from storage.settings import Settings, load_settings
 from tests.fixtures_api import Api, serving, shared_api
 from tests.fixtures_queue import wait_for

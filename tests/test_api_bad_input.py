@@ -271,16 +271,73 @@ BAD_CALLS: list[tuple[str, str, str]] = [
     ("GET", "/v1/jobs?cursor=%00", "invalid-cursor"),
     ("GET", "/v1/jobs?cursor=WyJhIiwxXQ", "invalid-cursor"),
     ("GET", "/v1/timings?by=week", "invalid-value"),
+    ("GET", "/v1/jobs?staet=done", "unknown-field"),
+    ("GET", "/v1/jobs?limit=1&limit=2", "invalid-value"),
+    ("GET", "/v1/targets?verbose", "unknown-field"),
+    ("HEAD", "/v1/timings?by=week", "invalid-value"),
 ]
 
 
 @pytest.mark.parametrize(("method", "path", "kind"), BAD_CALLS)
 def test_a_bad_call_is_a_problem(shared_api: Api, method: str, path: str, kind: str) -> None:
     answer = shared_api.client.request(method, path)
+    if method == "HEAD":
+        assert (answer.status_code, answer.content) == (KINDS[kind].status, b"")
+        return
     assert problem(answer).type == PREFIX + kind
-    if kind == "method-not-allowed":
-        assert answer.headers["allow"]
-        assert problem(answer).allowed
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/jobs", ["GET", "HEAD", "POST"]),
+        (f"/v1/jobs/{'0' * 32}", ["DELETE", "GET", "HEAD"]),
+        (f"/v1/jobs/{'0' * 32}/events", ["GET"]),
+        (f"/v1/blobs/sha256/{'0' * 64}", ["GET", "HEAD"]),
+        ("/v1/lookups", ["POST"]),
+        ("/healthz", ["GET", "HEAD"]),
+    ],
+)
+def test_a_method_that_is_not_allowed_is_answered_with_all_that_are(
+    shared_api: Api, path: str, methods: list[str]
+) -> None:
+    answer = shared_api.client.request("PATCH", path)
+    found = problem(answer)
+    assert (found.type, found.allowed) == (PREFIX + "method-not-allowed", methods)
+    assert answer.headers["allow"] == ", ".join(methods)
+
+
+@pytest.mark.parametrize(
+    ("query", "allowed"),
+    [
+        ("limit=0", {"type": "integer", "minimum": 1, "maximum": 1000}),
+        ("limit=x", {"type": "integer", "minimum": 1, "maximum": 1000}),
+        ("state=sleeping", ["queued", "running", "done", "partial", "failed", "cancelled"]),
+        ("page=2", ["cursor", "limit", "state"]),
+    ],
+)
+def test_a_wrong_parameter_is_told_what_is_allowed(shared_api: Api, query: str, allowed: Any) -> None:
+    found = problem(shared_api.client.get(f"/v1/jobs?{query}"))
+    assert (found.field, found.allowed) == (query.partition("=")[0], allowed)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"problems": {}}, "problems should be an array."),
+        ({"problems": []}, "problems needs at least 1 item."),
+        ({"problems": [7]}, "problems[0] should be an object."),
+        ({"problems": [MATMUL], "budget": 5}, "budget should be an object."),
+        ({"problems": [{**MATMUL, "m": "64"}]}, "problems[0].m should be an integer."),
+        ({"problems": [{**MATMUL, "m": 0}]}, "problems[0].m should be greater than or equal to 1."),
+        ({"problems": [{**MATMUL, "epilogue": "relu"}]}, "problems[0].epilogue should be an array."),
+        ({"problems": [{**MATMUL, "epilogue": [{"op": "x"}]}]}, "problems[0].epilogue[0] names an unknown op 'x'."),
+        ({"problems": [MATMUL], "search": {"tunables": {"tile_m": [7]}}}, "tile_m = 7 is not allowed"),
+    ],
+)
+def test_an_error_speaks_of_json_and_keeps_the_names_of_fields(shared_api: Api, body: Any, words: str) -> None:
+    """Whoever sends JSON has no tuples, no dictionaries and no instances of Budget."""
+    assert problem(shared_api.client.post("/v1/jobs", json=body)).detail.startswith(words)
 
 
 def test_no_answer_repeats_a_request_without_end(shared_api: Api) -> None:

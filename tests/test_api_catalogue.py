@@ -17,7 +17,9 @@ from storage.tables import GroupRow
 from storage.toolchains import register_toolchain
 from tests.fixtures_api import MATMUL, Api, api, publish, serving, shared_api
 from tests.fixtures_queue import valkey
+from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
+from workers.queue_worker import QueueWorker
 
 __all__ = ["api", "shared_api", "valkey"]
 
@@ -103,31 +105,50 @@ def test_a_group_that_is_not_compiled_has_no_files(api: Api, what: str) -> None:
     assert (answer.status_code, answer.json()["type"]) == (404, TYPE_PREFIX + "group-file-not-found")
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/docs", "/openapi.json", "/v1/jobs", "/v1/operators", "/v1/timings"])
+def test_head_answers_as_get_does_without_the_body(shared_api: Api, path: str) -> None:
+    get, head = shared_api.client.get(path), shared_api.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(get.content))
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
 def test_the_process_is_alive_though_everything_else_is_missing(tmp_path: Path) -> None:
     with serving(tmp_path, redis_url="redis://127.0.0.1:9/0") as api:
         assert api.client.get("/healthz").json() == {"status": "ok", "checks": {}}
 
 
-def test_ready_needs_a_database_blobs_redis_and_a_worker(tmp_path: Path, valkey: EmbeddedValkey) -> None:
+def test_ready_needs_a_database_blobs_redis_and_every_kind_of_worker(tmp_path: Path, valkey: EmbeddedValkey) -> None:
     with serving(tmp_path / "ready", redis_url=valkey.url) as api:
-        assert missing(api) == {"workers"}
+        assert missing(api) == {"workers": "worker compile", "planner": "worker plan", "reconciler": "worker reconcile"}
         register(api, "sm_80")
+        assert set(missing(api)) == {"planner", "reconciler"}
+        redis = tickets.connect(valkey.url)
+        planner = QueueWorker(["cukiln:plan"], redis, lambda kind, target: None)
+        planner.heartbeat()
+        assert set(missing(api)) == {"reconciler"}
+        tickets.reconciler_lives(redis, 60.0)
         ready = api.client.get("/readyz")
-        assert (ready.status_code, set(ready.json()["checks"])) == (200, {"database", "blobs", "redis", "workers"})
+        everything = {"database", "blobs", "redis", "workers", "planner", "reconciler"}
+        assert (ready.status_code, set(ready.json()["checks"])) == (200, everything)
+        redis.delete(planner.key)  # as when its heartbeat ends
+        assert set(missing(api)) == {"planner"}
+        redis.close()
         valkey.stop()
-        assert missing(api) == {"redis"}
+        assert set(missing(api)) == {"redis"}
         folder = tmp_path / "ready" / "blobs"
         folder.rename(tmp_path / "away")
-        assert missing(api) == {"redis", "blobs"}
+        assert set(missing(api)) == {"redis", "blobs"}
 
 
-def missing(api: Api) -> set[str]:
-    """What /readyz says is not there."""
+def missing(api: Api) -> dict[str, str]:
+    """What /readyz says is not there, with the command that it tells to run, if any."""
     answer = api.client.get("/readyz")
     assert answer.status_code == 503 and answer.headers["retry-after"]
     body = answer.json()
     assert body["type"] == TYPE_PREFIX + "not-ready"
-    return {error["field"] for error in body.get("errors") or [body]}
+    told = {error["field"]: re.search(r"`cukiln ([a-z ]+)`", error["detail"]) for error in body.get("errors") or [body]}
+    return {field: match[1] if match else "" for field, match in told.items()}
 
 
 class _Tags(HTMLParser):
@@ -154,6 +175,7 @@ def test_the_docs_page_needs_nothing_from_elsewhere(shared_api: Api) -> None:
         assert TYPE_PREFIX + kind in answer.text
     for path in shared_api.client.get("/openapi.json").json()["paths"]:
         assert path in answer.text
+    assert "`" not in answer.text, "backticks are shown as code"
 
 
 CALLS = {
@@ -176,6 +198,8 @@ def test_the_openapi_document_has_every_call_with_its_problems(shared_api: Api) 
         assert "HTTPValidationError" not in str(call)
     body = found["post", "/v1/jobs"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/JobRequest"}
+    example = found["post", "/v1/jobs"]["requestBody"]["content"]["application/json"]["example"]
+    assert shared_api.client.post("/v1/lookups", json=example).status_code == 200
     assert {"200", "202", "413", "415", "422", "429"} <= set(found["post", "/v1/jobs"]["responses"])
 
 

@@ -11,12 +11,14 @@ import httpx
 import pytest
 from httpx_sse import EventSource, ServerSentEvent
 from redis import Redis
+from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service import events
 from storage.database import Session
 from storage.jobs import cancel_job
 from storage.report_job import JobProgress, job_progress
+from storage.tables import JobRow
 from tests.fixtures_api import MATMUL, Api, publish, serving
 from tests.fixtures_queue import valkey
 from workers import tickets
@@ -120,6 +122,26 @@ def test_the_end_needs_no_event(live: Api, redis: Redis) -> None:
     next(stream)
     end(live, job)  # in the database alone
     assert [event.event for event in stream] == ["end"]
+
+
+def test_progress_that_no_event_told_is_shown(live: Api, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are shared: another job may compile and verify what this one waits for."""
+    monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
+    job = submit(live)
+    stream = watch(live, job)
+    assert next(stream).json()["state"] == "queued"
+    with live.database.write() as session:
+        session.execute(update(JobRow).values(state="running"))
+    told = next(stream)
+    assert (told.event, told.json()["state"]) == ("snapshot", "running")
+    with live.database.read() as session:
+        now = job_progress(session, job)
+    assert now is not None
+    known = {"state": "running", "progress": {**now.progress.model_dump(mode="json"), "eta_seconds": 7.0}}
+    tickets.publish(redis, job, "progress", known)
+    assert next(stream).event == "progress"
+    end(live, job)
+    assert [event.event for event in stream] == ["end"], "what an event told is not told again"
 
 
 def test_a_job_that_was_cached_ends_at_once(live: Api) -> None:

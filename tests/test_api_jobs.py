@@ -83,6 +83,10 @@ def test_a_cached_problem_is_done_at_once_beside_one_that_is_not(api: Api) -> No
         ({"workspace": (4096, 0)}, {"workspace_limit_bytes": 1024}, True),
         ({"workspace": (4096,)}, {"workspace_limit_bytes": 1024}, False),
         ({"workspace": (4096,)}, {}, True),
+        ({"workspace_limit_bytes": 1024}, {}, False),
+        ({"workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 1025}, False),
+        ({"workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 1024}, True),
+        ({"workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 512}, True),
     ],
 )
 def test_only_a_record_that_covers_the_request_counts_as_cached(
@@ -90,6 +94,21 @@ def test_only_a_record_that_covers_the_request_counts_as_cached(
 ) -> None:
     publish(api.database, **stored)  # type: ignore[arg-type]
     assert api.submit(**asked).status_code == (200 if cached else 202)
+
+
+@pytest.mark.parametrize("harm", ["deleted", "cut short", "never stored"])
+def test_a_winner_whose_library_is_gone_is_not_called_cached(api: Api, harm: str) -> None:
+    record = publish(api.database, blob="5" * 64 if harm == "never stored" else None)
+    if harm != "never stored":
+        file = api.blobs.path(record.front[0].so_sha256)
+        assert file is not None and api.submit().status_code == 200
+        file.write_bytes(file.read_bytes()[:-1]) if harm == "cut short" else file.unlink()
+    answer = api.submit()
+    assert (answer.status_code, answer.json()["state"]) == (202, "queued")
+    assert api.rows()["items"] == 1
+    api.blobs.put(b"a library", "application/x-sharedlib")
+    if harm != "never stored":
+        assert api.submit().status_code == 200
 
 
 def test_jobs_are_listed_newest_first_page_by_page(api: Api) -> None:

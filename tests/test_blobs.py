@@ -238,6 +238,19 @@ def test_a_remote_store_is_swept_too(database: Database, folder: Path) -> None:
     assert store._objects.modified_at("sha256/no/such") is None
 
 
+def test_what_is_missing_is_seen_without_reading_it(database: Database, folder: Path, blobs: BlobStore) -> None:
+    digests = [blobs.put(data, "-").digest for data in (b"stays", b"is deleted", b"is cut short")]
+    staged = blobs.stage(b"has no row", "-").digest
+    assert blobs.missing([*digests, staged, "0" * 64]) == {staged, "0" * 64}
+    file_of(folder, digests[1]).unlink()
+    file_of(folder, digests[2]).write_bytes(b"is cut")
+    assert blobs.missing(iter(digests)) == set(digests[1:])
+    assert blobs.missing([]) == set()
+    # A remote store is taken at its row's word.
+    remote = BlobStore(database, folder.as_uri(), RemoteObjects(MemoryStore()))
+    assert remote.missing([*digests, staged]) == {staged}
+
+
 PUT_FOREVER = """
 import hashlib, itertools, os, sys
 from storage.blobs import BlobStore

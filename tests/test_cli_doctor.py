@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from cukiln.cli import main
 from cukiln.cli_doctor import Finding, Report, disk, doctor_report, gpu, host_compiler
 from tests.fixtures_client import *  # noqa: F403
 from tests.fixtures_client import ScriptedService, problem_json
+from workers.toolchain import find_toolchain
 
 CLOSED = "127.0.0.1:9"
 
@@ -21,7 +24,8 @@ CLOSED = "127.0.0.1:9"
 def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("CUKILN_URL", "CUKILN_API_KEY", "CUKILN_DATA", "CUKILN_HOST", "REDIS_URL", "DATABASE_URL"):
+    ours = [name for name in os.environ if name.startswith("CUKILN_")]
+    for name in [*ours, "REDIS_URL", "DATABASE_URL", "OPERATOR_PATH"]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -69,6 +73,9 @@ def test_the_report_is_json_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         ("DATABASE_URL", f"postgresql://me:secret@{CLOSED}/db", "database", "does not answer"),
         ("CUKILN_URL", f"http://{CLOSED}", "service", "CUKILN_URL is"),
         ("CUKILN_HOST", "0.0.0.0", "settings", "CUKILN_API_KEY"),
+        ("CUKILN_NVCC", "/nowhere/nvcc", "nvcc", "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
+        ("CUKILN_CXX", "no-such-g++", "g++", "CUKILN_CXX names no-such-g++, which is not an executable file"),
+        ("OPERATOR_PATH", "/nowhere", "operators", "OPERATOR_PATH: /nowhere: an operator folder needs a file"),
     ],
 )
 def test_what_the_environment_names_must_be_there(
@@ -80,6 +87,21 @@ def test_what_the_environment_names_must_be_there(
     assert words in found.detail
     assert found.todo
     assert "secret" not in found.detail
+
+
+def test_the_compilers_that_are_named_are_the_ones_that_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "my-g++"
+    compiler.symlink_to(str(shutil.which("g++")))
+    nvcc = find_toolchain().nvcc
+    monkeypatch.setenv("CUKILN_CXX", str(compiler))
+    monkeypatch.setenv("CUKILN_NVCC", str(nvcc))
+    monkeypatch.setenv("OPERATOR_PATH", str(Path(__file__).parent / "operators" / "faulty"))
+    found = findings()
+    assert (found["g++"].state, found["g++"].detail) == ("found", str(compiler))
+    assert found["nvcc"].state == "found" and f"({nvcc})" in found["nvcc"].detail
+    assert found["operators"].state == "found"
 
 
 def test_a_service_that_answers_is_found(scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +16,14 @@ from typing import Any
 
 import psutil
 import pytest
+from rich.console import Console
 
 import cukiln
+from cukiln import cli_server
 from cukiln.cli import main
 from storage.settings import load_settings
 from workers.serve import embedded
+from workers.start_checks import lock_folder
 
 ROOT = Path(__file__).parents[1]
 PROBLEM = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt"}
@@ -190,6 +195,50 @@ def test_without_a_service_one_is_started_and_stopped(tmp_path: Path) -> None:
     assert answer["again"]["cached"] is True
     assert "Starting a service for this command" in err
     assert processes_over(tmp_path / "data") == []
+
+
+def wait_for_job(process: subprocess.Popen[str]) -> None:
+    """Until the command has sent its job."""
+    assert process.stderr is not None
+    assert any(line.startswith("Job ") for line in process.stderr), process.returncode
+
+
+def test_a_command_outlives_the_service_of_another_command(tmp_path: Path) -> None:
+    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in range(40, 72)]
+    (tmp_path / "first.json").write_text(
+        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 64}, "problems": many})
+    )
+    (tmp_path / "second.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
+    first = started(tmp_path / "data", "tune", str(tmp_path / "first.json"))
+    wait_for_job(first)
+    second = started(tmp_path / "data", "tune", str(tmp_path / "second.json"), "--json")
+    wait_for_job(second)  # in the service of the first
+    first.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130
+    out, err = second.communicate(timeout=240)
+    assert second.returncode == 0, err
+    assert "which another command had started, has ended: job" in err
+    assert "Starting a service for this command" in err
+    assert json.loads(out.splitlines()[-1])["state"] == "done"
+    assert processes_over(tmp_path / "data") == []
+    first.communicate()
+
+
+def test_a_service_that_is_stopping_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUKILN_URL", raising=False)
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("CUKILN_WORKERS", "1")
+    lock = lock_folder(tmp_path / "data")
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    with monkeypatch.context() as patch, pytest.raises(cukiln.ServerFailed, match="another cukiln serve"):
+        patch.setattr(cli_server, "BUSY_FOLDER_SECONDS", 0.0)
+        cli_server.find_service(None, console).__enter__()
+    said.truncate(0)
+    threading.Timer(1.0, os.close, [lock]).start()
+    with cli_server.find_service(None, console) as service:
+        assert service.embedded
+    assert said.getvalue().count("waiting for it") == 1
 
 
 def test_ctrl_c_cancels_the_job_and_leaves_nothing_running(tmp_path: Path) -> None:

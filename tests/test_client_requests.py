@@ -188,6 +188,23 @@ def test_the_api_key_is_sent_as_a_bearer_token(scripted: ScriptedService, client
     assert scripted.seen[0].headers["authorization"] == "Bearer secret"
 
 
+@pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://", "http://[::1"])
+def test_a_nonsense_address_is_refused_with_the_variable_that_gives_it(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("CUKILN_URL", url)
+    with pytest.raises(UsageError, match="CUKILN_URL"):
+        Client()
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("CUKILN_API_KEY", key)
+    with pytest.raises(UsageError, match="CUKILN_API_KEY") as caught:
+        Client()
+    assert key not in str(caught.value)
+
+
 def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     variables = {"CUKILN_URL": "http://host:1", "CUKILN_API_KEY": "secret", "XDG_CACHE_HOME": str(tmp_path)}
     settings = ClientSettings.from_environment(variables)

@@ -80,6 +80,15 @@ def test_infinities_that_agree_are_right_and_an_infinite_bound_allows_anything()
     assert (found.wrong, found.max_error, found.max_ratio) == (0, 0.0, 0.0)
 
 
+def test_the_bound_is_told_where_the_error_is_largest() -> None:
+    got, expected = np.float32([1.5, 2.25, 3.0]), np.array([1.0, 2.0, 3.0])
+    found = judge(got, expected, np.array([4.0, 0.25, 9.0]), exact=False)
+    # The second element is nearer to its bound, the first has the larger error.
+    assert (found.max_error, found.error_bound, found.max_ratio) == (0.5, 4.0, 1.0)
+    wrong = judge(np.float32([1.0, np.nan, 9.0]), expected, np.array([4.0, 0.25, 9.0]), exact=False)
+    assert (np.isnan(wrong.max_error), wrong.error_bound) == (True, 0.25)
+
+
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8), st.integers(0, 7), st.floats(1e-3, 10))
 def test_an_error_is_wrong_just_when_it_exceeds_its_bound(values: list[float], place: int, bound: float) -> None:
     expected = np.array(values)

@@ -196,7 +196,7 @@ def test_a_plain_dlopen_needs_no_tvm_ffi(matmul: Built, child: Child) -> None:
 
 def test_a_call_launches_what_the_metadata_says(matmul: Built, child: Child, fake_driver: Path) -> None:
     body = """
-    operands = [T((256, 64)), T((64, 192)), T((256, 192), address=0x71000000), T((192,)), T((256, 192))]
+    operands = [T((256, 64)), T((64, 192)), T((256, 192)), T((192,)), T((256, 192))]
     answer = attempt("run", *operands, 0.25)
     """
     answer, log = child(calls(matmul.path, body), driver=fake_driver, FAKE_CUDA_PEEK=str(RASTER_OFFSET))
@@ -259,31 +259,58 @@ def test_several_launches_share_a_workspace(two_launches: Built, child: Child, f
     assert two_launches.launch.workspace_bytes == 4000
 
 
+# `c` and `sliced`, columns of one 256 x 576 tensor, lie where the test says; the other tensors anywhere.
+OPERANDS = """
+a, b, v, r, c = T((256, 64)), T((64, 192)), T((192,)), T((256, 192)), T((256, 192), address=0x50000000)
+def sliced(first): return T((256, 192), strides=(576, 1), address=0x60000000 + 4 * first)
+"""
 REFUSED = {
     "no arguments": ("", "TypeError", "0 tensors were given; this kernel takes 5"),
     "one tensor less": ("a, b, c, v", "TypeError", "4 tensors were given; this kernel takes 5"),
-    "one tensor more": ("a, b, c, v, c, c, 0.5", "TypeError", "7 arguments were given; this call takes 5 tensors"),
-    "no scalar": ("a, b, c, v, c", "TypeError", "then 1 numbers"),
-    "a scalar that is text": ("a, b, c, v, c, 'x'", "TypeError", "argument 5 must be a number"),
-    "a list": ("[1], b, c, v, c, 0.5", "TypeError", "0 tensors were given"),
-    "dtype": ("a, T((64, 192), 'float16'), c, v, c, 0.5", "TypeError", "b is float16; float32 is allowed"),
-    "rank": ("a, b, c, T((1, 192)), c, 0.5", "ValueError", "bias must be a contiguous vector of 192"),
-    "rank too high": ("T((1,) * 7 + (256, 64)), b, c, v, c, 0.5", "ValueError", "rank 9; at most 8"),
-    "extents": ("a, T((60, 192)), c, v, c, 0.5", "ValueError", "k differs between a and b: 64 and 60"),
-    "strides": ("T((256, 64), strides=(1, 256)), b, c, v, c, 0.5", "ValueError", "last axis of a has stride 256"),
-    "pitch": ("T((256, 64), strides=(66, 1)), b, c, v, c, 0.5", "ValueError", "multiple of 4"),
-    "alignment": ("a, b, T((256, 192), address=0x70000004), v, c, 0.5", "ValueError", "multiple of 16 bytes"),
-    "byte offset": ("T((256, 64), offset=4), b, c, v, c, 0.5", "ValueError", "multiple of 16 bytes"),
-    "device": ("a, b, T((256, 192), device=1), v, c, 0.5", "ValueError", "out is on cuda:1, but a is on cuda:0"),
-    "host memory": ("T((256, 64), device_type=1), b, c, v, c, 0.5", "ValueError", "a is in host memory"),
-    "empty": ("T((0, 64)), b, c, v, c, 0.5", "ValueError", "a is empty"),
+    "one tensor more": ("a, b, c, v, r, r, 0.5", "TypeError", "7 arguments were given; this call takes 5 tensors"),
+    "no scalar": ("a, b, c, v, r", "TypeError", "then 1 numbers"),
+    "a scalar that is text": ("a, b, c, v, r, 'x'", "TypeError", "argument 5 must be a number"),
+    "a list": ("[1], b, c, v, r, 0.5", "TypeError", "0 tensors were given"),
+    "dtype": ("a, T((64, 192), 'float16'), c, v, r, 0.5", "TypeError", "b is float16; float32 is allowed"),
+    "rank": ("a, b, c, T((1, 192)), r, 0.5", "ValueError", "bias must be a contiguous vector of 192"),
+    "rank too high": ("T((1,) * 7 + (256, 64)), b, c, v, r, 0.5", "ValueError", "rank 9; at most 8"),
+    "extents": ("a, T((60, 192)), c, v, r, 0.5", "ValueError", "k differs between a and b: 64 and 60"),
+    "strides": ("T((256, 64), strides=(1, 256)), b, c, v, r, 0.5", "ValueError", "last axis of a has stride 256"),
+    "pitch": ("T((256, 64), strides=(66, 1)), b, c, v, r, 0.5", "ValueError", "multiple of 4"),
+    "alignment": ("a, b, T((256, 192), address=0x70000004), v, r, 0.5", "ValueError", "multiple of 16 bytes"),
+    "byte offset": ("T((256, 64), offset=4), b, c, v, r, 0.5", "ValueError", "multiple of 16 bytes"),
+    "device": ("a, b, T((256, 192), device=1), v, r, 0.5", "ValueError", "out is on cuda:1, but a is on cuda:0"),
+    "host memory": ("T((256, 64), device_type=1), b, c, v, r, 0.5", "ValueError", "a is in host memory"),
+    "empty": ("T((0, 64)), b, c, v, r, 0.5", "ValueError", "a is empty"),
     "residual's strides": ("a, b, c, v, T((256, 192), strides=(196, 1)), 0.5", "ValueError", "strides of out"),
+    "a residual in place": ("a, b, c, v, c, 0.5", "ValueError", "out overlaps residual; its memory must be its own"),
+    "out over a": ("T((256, 64), address=0x50010000), b, c, v, r, 0.5", "ValueError", "out overlaps a;"),
+    "out over b": ("a, T((64, 192), address=0x4ffffff0), c, v, r, 0.5", "ValueError", "out overlaps b;"),
+    "out over bias": ("a, b, c, T((192,), address=0x5002fff0), r, 0.5", "ValueError", "out overlaps bias;"),
+    "columns in common": ("a, b, sliced(0), v, sliced(188), 0.5", "ValueError", "out overlaps residual"),
+    "columns in common with the next row": ("a, b, sliced(0), v, sliced(388), 0.5", "ValueError", "overlaps residual"),
+    "a batch of out in itself": (
+        "T((2, 256, 64)), b, T((2, 256, 192), strides=(192, 192, 1)), v, r, 0.5", "ValueError", "matrices of out overlap",
+    ),
+    "too many blocks": (
+        "T((2**20, 2**20, 64)), b, T((2**20, 2**20, 192)), v, r, 0.5", "ValueError", "the number of blocks is over",
+    ),
+    "blocks beyond 64 bits": (
+        "T((2**50, 2**30, 64), strides=(0, 64, 1)), b, T((2**50, 2**30, 192), strides=(2**40, 192, 1)), v, r, 0.5",
+        "ValueError", "the number of blocks is over",
+    ),
 }  # fmt: skip
+ALLOWED = {
+    "out ends where an input begins": "a, T((64, 192), address=0x50030000), c, v, r, 0.5",
+    "out begins where an input ends": "T((256, 64), address=0x4fff0000), b, c, v, r, 0.5",
+    "columns beside each other": "a, b, sliced(0), v, sliced(192), 0.5",
+    "columns before each other": "a, b, sliced(384), v, sliced(0), 0.5",
+}
 
 
 @pytest.fixture(scope="module")
 def refusals(matmul: Built, folder: Path, processes: Processes, fake_driver: Path) -> dict[str, list[str]]:
-    body = "a, b, c, v = T((256, 64)), T((64, 192)), T((256, 192)), T((192,))\nanswer = {}\n"
+    body = f"{OPERANDS}answer = {{}}\n"
     body += "\n".join(f"answer[{name!r}] = attempt('run', {arguments})" for name, (arguments, _, _) in REFUSED.items())
     answer, log = Child(folder, processes)(calls(matmul.path, body), driver=fake_driver)
     assert log == []  # nothing of these reached the driver
@@ -295,6 +322,13 @@ def test_a_wrong_call_is_refused_with_what_is_allowed(refusals: dict[str, list[s
     _, kind, words = REFUSED[name]
     assert refusals[name][0] == kind
     assert words in refusals[name][1]
+
+
+def test_operands_may_share_an_allocation_but_no_element(matmul: Built, child: Child, fake_driver: Path) -> None:
+    tries = ", ".join(f"attempt('run', {arguments})" for arguments in ALLOWED.values())
+    answer, log = child(calls(matmul.path, f"{OPERANDS}answer = [{tries}]"), driver=fake_driver)
+    assert dict(zip(ALLOWED, answer, strict=True)) == dict.fromkeys(ALLOWED)
+    assert len(launches(log)) == len(ALLOWED)
 
 
 @pytest.mark.parametrize(
@@ -409,6 +443,9 @@ def test_the_plain_entry_launches_on_the_current_device(matmul: Built, child: Ch
         launch(None, extents, None, scalars, None, stream), error(),
         launch(pointers, extents, None, None, None, stream), error(),
     ]
+    for place, value in ((0, 0), (1, -1), (2, 2**32 + 192), (3, 0), (0, 2**30)):
+        wrong = array(ctypes.c_int64, *(value if i == place else old for i, old in enumerate(extents)))
+        answer += [[launch(pointers, wrong, None, scalars, None, stream), error()]]
     """
     answer, log = child(
         plain(matmul.path, body), driver=fake_driver, FAKE_CUDA_CURRENT="1", FAKE_CUDA_PEEK=str(RASTER_OFFSET)
@@ -416,6 +453,9 @@ def test_the_plain_entry_launches_on_the_current_device(matmul: Built, child: Ch
     assert answer[:2] == [0, 0]
     assert answer[2] != 0 and "pointers, extents or scalars is null" in answer[3]
     assert answer[4] != 0 and "1 scalars are needed" in answer[5]
+    assert len(answer[6:]) == 5
+    for code, words in answer[6:]:
+        assert code != 0 and "below 1 or beyond what the kernel can index" in words
     baked, given = launches(log)
     assert (baked["peek"], given["peek"]) == (4, 1)
     assert (baked["context"], baked["stream"], baked["first"]) == (101, 77, 0x70000000)

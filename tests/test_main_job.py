@@ -26,9 +26,19 @@ def schedules(*faults: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("main-job")
+
+
+@pytest.fixture(scope="module")
+def blobs(data: Path) -> Path:
+    """The folder of the service's blobs."""
+    return data / "blobs"
+
+
+@pytest.fixture(scope="module")
+def client(data: Path) -> Iterator[Client]:
     """A service that also has an operator whose schedules are wrong in one way each."""
-    data = tmp_path_factory.mktemp("main-job")
     settings = load_settings(data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_wall_seconds=8.0)
     with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
@@ -147,6 +157,30 @@ def test_the_same_request_again_is_answered_from_the_cache(client: Client, job: 
     again = Job.model_validate(response.json())
     assert (again.state, again.cached) == ("done", True)
     assert again.problems[0].winner == report(job, "healthy").winner
+
+
+def test_candidates_show_their_largest_error_beside_its_bound(client: Client, job: Job) -> None:
+    page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates?problem=healthy"))
+    assert len(page.candidates) == 3
+    for one in page.candidates:
+        assert one.max_error is not None and one.error_bound is not None
+        assert 0 < one.max_error <= one.error_bound < 1
+
+
+def test_a_winner_whose_bytes_were_lost_is_built_again(client: Client, job: Job, blobs: Path) -> None:
+    before = client.kernel(report(job, "healthy").key).front[0]
+    file = blobs / "sha256" / before.so_sha256[:2] / before.so_sha256
+    file.unlink()
+    request = {"target": "sm_80", "search": {"level": 1, "limit": 3}, "problems": [MATMUL]}
+    again = client.submit(request)
+    assert not again.cached
+    ended = client.wait(again)
+    assert ended.state == "done"
+    winner = ended.problems[0].winner
+    assert winner is not None and winner.candidate == before.candidate
+    response = client._transport.request("GET", f"/v1/blobs/sha256/{winner.so_sha256}", repeatable=True)
+    assert hashlib.sha256(response.content).hexdigest() == winner.so_sha256
+    assert client.submit(request).cached
 
 
 def test_a_smaller_search_is_covered_and_a_larger_one_is_not(client: Client, job: Job) -> None:

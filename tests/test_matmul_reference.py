@@ -17,6 +17,7 @@ from codegen.kernel import Kernel
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.reduced import reduced_problems
 from codegen.search import Search
 from codegen.targets import target
 from tests.fixtures_codegen import EVERY_NODE, default_candidate, matmul
@@ -225,23 +226,40 @@ def test_reduced_problems_have_the_kernel_s_own_signature(layout: str, a: int, b
     problem = matmul(m=64, n=64, k=64, layout=layout, lda=64 + a, ldb=64 + b, ldc=64 + c, epilogue=EVERY_NODE[:8])
     for candidate in lower(problem, target("sm_90a"), Search(level=2, limit=12)).candidates:
         kernel = candidate.kernel
-        even, ragged, smallest = reduced(kernel)
+        even, ragged, smallest, many = reduced(kernel)
         tile = {name: int(kernel.tunables.get(f"tile_{name}")) for name in "mnk"}
         stages = int(kernel.tunables.get("stages"))
-        for one in (even, ragged, smallest):
+        for one in (even, ragged, smallest, many):
             assert OP.candidate(one, candidate.schedule).kernel == kernel
         assert all(getattr(even, name) % tile[name] == 0 for name in "mnk")
         assert even.k // tile["k"] > stages
-        assert ragged.k > tile["k"] * stages
         assert all(getattr(ragged, name) % tile[name] != 0 for name in "mnk")
+        assert ragged.k > tile["k"] * stages
         assert ragged.lda > ragged.stored("a")[1]
+        tiles = [-(-getattr(many, name) // tile[name]) for name in "mnk"]
+        assert (many.batch, *tiles) == (2, 5, 2, 1)
         assert max(smallest.m, smallest.n, smallest.k) <= 4
         assert ragged.batch * ragged.m * ragged.n * ragged.k < 4_000_000
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_no_extent_pitch_or_stride_of_the_reduced_problems_stands_for_another_by_chance(layout: str) -> None:
+    kernel = default_candidate(matmul(layout=layout)).kernel
+    allowed = {tunable.name: tunable.allowed for tunable in OP.tunables}
+    names = ("tile_m", "tile_n", "tile_k", "stages")
+    for a, b, c in product((1, 4), repeat=3):
+        signature = {**kernel.signature_dict, "align_a": a, "align_b": b, "align_c": c}
+        for values in product(*(allowed[name] for name in names)):
+            _, ragged, _, many = reduced_problems(signature, dict(zip(names, values, strict=True)))
+            for one in (ragged, many):
+                assert len({one.m, one.n, one.k}) == 3
+                assert len({one.lda, one.ldb, one.ldc}) == 3
+                assert len({one.stride_a, one.stride_b, one.stride_c}) == 3
+
+
 def test_reduced_problems_of_small_tiles_have_several_tiles_and_matrices() -> None:
     kernel = default_candidate(matmul(m=16, n=16, k=64)).kernel
-    even, ragged, smallest = reduced(kernel)
+    even, ragged, smallest, _ = reduced(kernel)
     assert (even.m, even.n) > (16, 16)
     assert ragged.batch == 2
     assert ragged.m > 4 * 16

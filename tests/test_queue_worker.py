@@ -25,7 +25,7 @@ from storage.items import NewItem, add_items
 from tests.fixtures_queue import Entry, QueueWorld, brief_leases, make_world, queue_world, valkey, wait_for  # noqa: F401
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
-from workers.queue_worker import live_workers
+from workers.tickets import live_workers
 
 # ---- forged tickets
 

@@ -130,7 +130,7 @@ def test_the_loop_outlives_a_database_that_is_away_and_ends_when_told(world: Wor
     loop = threading.Thread(target=world.reconciler.run, args=(stop,))
     loop.start()
     try:
-        stop.wait(0.1)
+        wait_for(lambda: tickets.has_live_reconciler(world.queue.redis), what="a sign of life without a database")
         path.rmdir()
         path.with_suffix(".away").rename(path)
         wait_for(lambda: world.queued() == 1, what="the ticket")

@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from codegen.operators import operators
 from storage.database import Database
+from storage.operator_path import check_operator_path
 from storage.settings import Settings, load_settings
 from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, processes_of, wait_for
 from workers import children, serve, tickets
@@ -229,10 +231,59 @@ def test_without_a_compiler_it_says_what_to_install(settings: Settings, monkeypa
         serve.Supervisor(settings, say=print).start()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("CUKILN_NVCC", "/nowhere/nvcc", "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
+        ("CUKILN_CXX", "no-such-g++", r"no host compiler: CUKILN_CXX names no-such-g\+\+, which is not an executable"),
+        ("OPERATOR_PATH", "{folder}", "OPERATOR_PATH: {folder}: an operator folder needs a file kernel.cuh"),
+        ("OPERATOR_PATH", "/nowhere", "OPERATOR_PATH: /nowhere: an operator folder needs a file __init__.py"),
+        ("CUKILN_DATA", "{folder}/__init__.py", "{folder}/__init__.py cannot be used as the data folder.*CUKILN_DATA"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused_in_one_sentence_that_names_its_variable(
+    variable: str, value: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "half"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("OPERATOR = None\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUKILN_DATA", str(tmp_path / "data"))
+        patch.setenv(variable, value.format(folder=folder))
+        assert serve.serve(load_settings()) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2, said  # where the data are, and why it does not start
+    assert re.match("cukiln serve: .*" + words.format(folder=folder), said[1]), said
+    assert not processes_of(tmp_path)
+
+
+def test_operator_code_that_fails_is_shown_with_its_folder(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "kernel.cuh").touch()
+    (tmp_path / "__init__.py").write_text("import no_such_package\n")
+    broken = load_settings(data_dir=settings.data_dir, operator_path=str(tmp_path))
+    with pytest.raises(ServeError, match=f"OPERATOR_PATH: {tmp_path}: .*ModuleNotFoundError.*no_such_package"):
+        serve.Supervisor(broken, say=print).start()
+
+
+def test_checking_an_operator_does_not_make_it_known(settings: Settings) -> None:
+    faulty = Path(__file__).parent / "operators" / "faulty"
+    before = set(operators())
+    check_operator_path(settings.model_copy(update={"operator_path": str(faulty)}))
+    assert set(operators()) == before
+
+
 def test_children_get_every_setting_as_it_is_here(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+    monkeypatch.setenv("CUKILN_NVCC", "/elsewhere/nvcc")
     changed = load_settings(
-        data_dir=settings.data_dir, redis_url="unix:///here", api_key="k" * 32, lease_seconds=7, workers=3
+        data_dir=settings.data_dir,
+        redis_url="unix:///here",
+        api_key="k" * 32,
+        lease_seconds=7,
+        workers=3,
+        nvcc="/here/nvcc",
+        host_compiler="/here/g++",
+        operator_path="/here/a:/here/b",
     )
     environment = serve.child_environment(changed)
     with pytest.MonkeyPatch.context() as patch:

@@ -81,6 +81,29 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.is_database_embedded
 
 
+LOOKED_AT_WHEN_USED = {"CUKILN_DATA", "CUKILN_NVCC", "CUKILN_CXX", "OPERATOR_PATH"}
+"""Any text may be a path: `cukiln serve` refuses those that lead nowhere."""
+NONSENSE = {
+    "DATABASE_URL": "mysql://x",
+    "REDIS_URL": "valkey",
+    "CUKILN_BLOBS_URL": "ftp://x",
+    "CUKILN_API_KEY": "short",
+    "CUKILN_HOST": "0.0.0.0",
+    "CUKILN_TARGET": "ampere",
+    "CUKILN_LOG_LEVEL": "loud",
+}
+VARIABLES = {str(field.alias): field.annotation for field in Settings.model_fields.values()}
+
+
+@pytest.mark.parametrize("name", sorted(VARIABLES.keys() - LOOKED_AT_WHEN_USED))
+def test_every_variable_refuses_nonsense_by_its_name(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    values = [NONSENSE[name]] if VARIABLES[name] not in (int, float) else ["many", "-1", "nan", "inf"]
+    for value in values:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(SettingsError, match=name):
+            load_settings()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
@@ -88,6 +111,8 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
         ("CUKILN_PORT", "70000", "CUKILN_PORT.*65535"),
         ("CUKILN_WORKERS", "-1", "CUKILN_WORKERS"),
         ("CUKILN_API_KEY", "short", "CUKILN_API_KEY.*at least 16 characters"),
+        ("CUKILN_API_KEY", "0123456789abcdef\n", "CUKILN_API_KEY.*printable ASCII"),
+        ("CUKILN_API_KEY", "0123456789abcdéf", "CUKILN_API_KEY.*printable ASCII"),
         ("CUKILN_HOST", "0.0.0.0", "CUKILN_HOST=0.0.0.0.*set CUKILN_API_KEY"),
         ("DATABASE_URL", "mysql://x", "DATABASE_URL.*postgresql://"),
         ("DATABASE_URL", "sqlite:///:memory:", "DATABASE_URL.*needs a file"),

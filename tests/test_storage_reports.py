@@ -16,6 +16,7 @@ from storage.errors import BadCursor
 from storage.groups import group_report
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
 from storage.problems import finish_problem, load_problem, problem_ids
+from storage.progress import FINISH_SECONDS
 from storage.report_candidates import candidate_page, rejections
 from storage.report_job import job_progress, job_report
 from storage.rows import core
@@ -147,16 +148,36 @@ def test_the_eta_follows_predictions_then_what_was_observed(database: Database, 
     assert eta(database, job.id) is None  # not planned yet
     plan_next(database, "a", "b", "c", groups=[["a"], ["b"], ["c"]])
     # 3 groups of predicted 2 s; on a machine that has verified nothing yet, verifying is taken to last as long.
-    assert eta(database, job.id) == pytest.approx(3 * 2 * 2)
+    assert eta(database, job.id) == pytest.approx(3 * 2 * 2 + FINISH_SECONDS)
     compile_next(database)  # took 8 s instead of 2
     verify_next(database)  # 4 s: half of the compile
-    assert eta(database, job.id) == pytest.approx(2 * 8 * 1.5)
+    assert eta(database, job.id) == pytest.approx(2 * 8 * 1.5 + FINISH_SECONDS)
     claim_one(database, "compile", worker="w1")
     claim_one(database, "compile", worker="w2")
     clock.advance(2)
-    assert eta(database, job.id) == pytest.approx((2 * 8 * 1.5 - 2 * 2) / 2)  # two at work, two seconds in
+    # two at work, two seconds in
+    assert eta(database, job.id) == pytest.approx((2 * 8 * 1.5 - 2 * 2 + FINISH_SECONDS) / 2)
     clock.advance(100)
-    assert eta(database, job.id) == 0
+    assert eta(database, job.id) == pytest.approx(FINISH_SECONDS / 2)
+
+
+def test_the_eta_counts_the_problems_that_are_to_be_finished(database: Database, clock: FakeClock) -> None:
+    job = add_job(database, count=5)
+    plan_next(database, "a")
+    compile_next(database)
+    verify_next(database)
+    assert eta(database, job.id) == pytest.approx(5 * FINISH_SECONDS)
+    first = claim_one(database, "finish")
+    clock.advance(6)
+    with database.write() as session:
+        finish_problem(session, first, winner=None, error="none")
+    assert eta(database, job.id) == pytest.approx(4 * 6)  # as long as the first one took
+    claim_one(database, "finish", worker="w1")
+    claim_one(database, "finish", worker="w2")
+    clock.advance(1)
+    assert eta(database, job.id) == pytest.approx((4 * 6 - 2 * 1) / 2)
+    clock.advance(100)
+    assert eta(database, job.id) == pytest.approx(2 * 6 / 2)  # both should have ended; the other two still wait
 
 
 def test_the_eta_counts_the_jobs_that_are_served_before(database: Database, clock: FakeClock) -> None:
@@ -165,14 +186,14 @@ def test_the_eta_counts_the_jobs_that_are_served_before(database: Database, cloc
     clock.advance(1)
     mine = add_job(database)
     plan_next(database, "b")
-    assert eta(database, mine.id) == pytest.approx(8)
+    assert eta(database, mine.id) == pytest.approx(8 + 2 * FINISH_SECONDS)
     clock.advance(1)
     add_job(database, priority="low")
     plan_next(database, "low")
-    assert eta(database, mine.id) == pytest.approx(8)
+    assert eta(database, mine.id) == pytest.approx(8 + 2 * FINISH_SECONDS)
     add_job(database, priority="high")
     plan_next(database, "high")
-    assert eta(database, mine.id) == pytest.approx(12)
+    assert eta(database, mine.id) == pytest.approx(12 + 3 * FINISH_SECONDS)
 
 
 def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database: Database) -> None:

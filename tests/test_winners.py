@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from cukiln.types import WinnerRecord
 from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import Conflict
-from storage.libraries import Library, add_library, find_library
-from storage.winners import changed_winners, get_winners, merge_searches, publish_winner, winner_revisions
+from storage.libraries import Library, add_library, find_library, forget_library
+from storage.winners import changed_winners, get_winners, publish_winner, winner_revisions
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import counted_statements, winner_record
 
@@ -81,14 +79,6 @@ def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -
     assert len([statement for statement in seen if "winners" in statement]) == 1
 
 
-def test_searches_are_merged_without_repetition() -> None:
-    first: dict[str, Any] = {"search": {"level": 1, "seed": 0}, "generator": "1"}
-    again: dict[str, Any] = {"generator": "1", "search": {"seed": 0, "level": 1}}
-    other: dict[str, Any] = {"search": {"level": 2, "seed": 0}, "generator": "1"}
-    assert merge_searches([first], [again, other]) == [first, other]
-    assert merge_searches([], []) == []
-
-
 def test_the_first_library_of_an_id_stays(database: Database) -> None:
     library = Library("i" * 64, "k", "t", "code", {"registers": 32}, "so1", "cubin1", "cu1")
     with database.write() as session:
@@ -97,3 +87,6 @@ def test_the_first_library_of_an_id_stays(database: Database) -> None:
         add_library(session, Library("i" * 64, "k", "t", "code", {}, "so2", "cubin2", "cu2"))
     with database.read() as session:
         assert find_library(session, library.id) == library
+    with database.write() as session:
+        forget_library(session, library.id)
+        assert find_library(session, library.id) is None

@@ -86,8 +86,8 @@ def build_winner(
 
 
 def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
-    """What the winner's library depends on: the kernel's slice, the text of the host side, toolchain and target. Problems
-    whose winners agree in these share one library."""
+    """What the winner's library depends on: the kernel's slice, the text of the host side, toolchain and target.
+    Problems whose winners agree in these share one library."""
     host = hashlib.sha256(_library_text(candidate, target).encode()).hexdigest()
     return library_id(slice_digest(candidate.kernel), host, toolchain.digest, target.name)
 
@@ -104,8 +104,8 @@ def plan_launch(
     limits: Limits,
     cancel: threading.Event | None = None,
 ) -> Launch:
-    """How to call the candidate: numbers that the launch code itself gives, run in a small program, not a second formula.
-    Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    """How to call the candidate: numbers that the launch code itself gives, run in a small program, not a second
+    formula. Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
     with processes.private_folder() as folder:
         compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
         try:

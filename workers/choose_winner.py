@@ -8,7 +8,7 @@ from cukiln.types import FrontEntry, RankedBy
 
 
 def merge_front(known: Sequence[FrontEntry], new: FrontEntry) -> list[FrontEntry]:
-    """The front with `new` in it, fastest first: entries that nothing beats in time, workspace and determinism together.
+    """The front with `new` in it, fastest first: entries that nothing beats in time, workspace and determinism at once.
 
     A measurement is never replaced by a prediction: where anything was measured, entries that were only predicted go.
     An older entry for the candidate of `new` gives way to it.

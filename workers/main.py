@@ -20,11 +20,12 @@ from types import FrameType
 
 import tenacity
 
-from codegen.operators import load_operators
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.errors import SettingsError, StorageError
 from storage.failures import DATABASE_ERRORS
+from storage.logs import set_up_logging
+from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
 from storage.toolchains import register_toolchain
 from workers import embedded_valkey, tickets
@@ -53,9 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("kind", choices=[tickets.PLAN, tickets.COMPILE, "reconcile"])
     parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
     arguments = parser.parse_args(argv)
-    set_up_logging()
     try:
         settings = load_settings()
+        set_up_logging(settings.log_level)
         if arguments.kind == "reconcile":
             run_reconciler(settings)
         else:
@@ -66,15 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"cukiln worker: {error}\n")
         return EXIT_CONFIG
     return 0
-
-
-def set_up_logging() -> None:
-    """One line per event on stderr; CUKILN_LOG_LEVEL names the level (default: INFO)."""
-    logging.basicConfig(
-        level=os.environ.get("CUKILN_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s",
-        stream=sys.stderr,
-    )
 
 
 def redis_url(settings: Settings) -> str:
@@ -135,8 +127,8 @@ def run_reconciler(settings: Settings) -> None:
 
 
 def make_workplace(settings: Settings) -> Workplace:
-    """Open what a worker needs. Waits for the database's schema. Raises WorkerError."""
-    load_operators(settings.operator_folders)
+    """Open what a worker needs. Waits for the database's schema. Raises WorkerError, SettingsError."""
+    load_operator_path(settings)
     database = Database(settings.database_url)
     wait_for_schema(database)
     return Workplace(

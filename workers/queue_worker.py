@@ -53,13 +53,6 @@ _PLAIN_FIELDS = frozenset(
 )
 
 
-def live_workers(client: Redis) -> list[str]:
-    """Names of the workers whose heartbeat is fresh: `host.pid.random`. Raises RedisError."""
-    keys: Any = client.smembers(Worker.redis_workers_keys)
-    names = sorted(key.decode("utf-8", "replace").removeprefix(Worker.redis_worker_namespace_prefix) for key in keys)
-    return [name for name in names if client.exists(Worker.redis_worker_namespace_prefix + name)]
-
-
 class TicketJob(Job):
     """A job whose hash is only ever read as a ticket. `refusal` says why it is none."""
 

@@ -27,6 +27,8 @@ from workers import tickets
 log = logging.getLogger("cukiln.reconcile")
 
 SWEEP_SECONDS = 60.0  # between looks for what crashes leave behind; nothing waits for it
+ALIVE_ROUNDS = 3  # missed rounds before a reconciler counts as gone
+ROUND_SECONDS = 5.0  # a long round: many leases at once, a sweep of many files
 _DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 
 
@@ -53,6 +55,8 @@ class Reconciler:
     def run(self, stop: Event) -> None:
         """A round every `settings.poll_seconds`. A database that is away ends a round, not the loop."""
         while not stop.is_set():
+            # Also where the database is away: the loop is there, and says so.
+            tickets.reconciler_lives(self.redis, ALIVE_ROUNDS * self.settings.poll_seconds + ROUND_SECONDS)
             try:
                 self.run_once()
             except _DATABASE_AWAY as error:

@@ -123,6 +123,8 @@ class KernelTest:
 
 def _keep_worst(described: dict[str, Any], judgement: Judgement) -> None:
     # JSON has no NaN and no infinity: null stands for an error that is no number.
+    if not np.isfinite(judgement.max_error) or judgement.max_error >= (described.get("max_error") or 0.0):
+        described["error_bound"] = _number(judgement.error_bound)
     for name, value in (("max_error", judgement.max_error), ("max_ratio", judgement.max_ratio)):
         if not np.isfinite(value):
             described[name] = None

@@ -34,7 +34,8 @@ def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, targe
     seconds = workplace.settings.lease_seconds
     with Lease(workplace.database, claim, cancel, lease_seconds=seconds, held_since=held_since):
         run_item(StepContext(workplace, claim, cancel), steps)
-    log.info("%s %s, attempt %d: %.3f s", claim.kind, claim.ref, claim.attempt, time.monotonic() - held_since)
+    spent = time.monotonic() - held_since
+    log.info("%s %s: attempt %d took %.3f s", claim.kind, claim.ref, claim.attempt, spent)
     return True
 
 
@@ -52,7 +53,7 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
         _failed(context, str(error), retry=False)
     except Exception as error:
         if cancel.is_set():  # a tool that was killed under the step may show as any error
-            log.info("%s %s stopped: %s (%s)", claim.kind, claim.ref, cancel.reason, error)
+            log.info("%s %s stopped: %s (%s: %s)", claim.kind, claim.ref, cancel.reason, type(error).__name__, error)
             _stopped(context)
             return
         log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)

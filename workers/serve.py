@@ -31,16 +31,28 @@ from redis.exceptions import RedisError
 
 from storage.database import Database
 from storage.errors import SettingsError
+from storage.exposure import refuse_exposed
+from storage.operator_path import check_operator_path
 from storage.settings import Settings, load_settings
 from workers import tickets
 from workers.children import Child, describe_exit
 from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
 from workers.processes import Processes
-from workers.queue_worker import HORSE_GRACE_SECONDS, live_workers
-from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port, refuse_open_host
+from workers.queue_worker import HORSE_GRACE_SECONDS
+from workers.start_checks import FolderBusy, ServeError, free_port, lock_folder, refuse_busy_port
 from workers.toolchain import ToolchainMissing, find_toolchain
 
-__all__ = ["Commands", "Running", "ServeError", "Supervisor", "child_environment", "embedded", "main", "serve"]
+__all__ = [
+    "Commands",
+    "FolderBusy",
+    "Running",
+    "ServeError",
+    "Supervisor",
+    "child_environment",
+    "embedded",
+    "main",
+    "serve",
+]
 
 READY_SECONDS = 60.0
 API_GRACE_SECONDS = 3.0  # open event streams would keep it alive for ever
@@ -95,7 +107,7 @@ class Supervisor:
         """Everything up, or nothing: raises ServeError after stopping what it had started."""
         try:
             return self._start()
-        except (ValkeyFailed, ToolchainMissing, OSError) as error:
+        except (ValkeyFailed, ToolchainMissing, SettingsError, OSError) as error:
             self.stop()
             raise ServeError(str(error)) from error
         except BaseException:
@@ -135,7 +147,8 @@ class Supervisor:
 
     def _start(self) -> Running:
         settings = self.settings
-        refuse_open_host(settings)
+        refuse_exposed(settings)
+        check_operator_path(settings)
         self._lock_file = lock_folder(settings.data_dir)
         with contextlib.closing(Processes()) as processes:
             find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
@@ -209,7 +222,7 @@ class Supervisor:
         workers = {f"{socket.gethostname()}.{c.pid}": c.name for c in self._children if "worker" in c.name}
         client = tickets.connect(self.settings.redis_url or "")
         try:
-            alive = {name.rpartition(".")[0] for name in live_workers(client)}
+            alive = {name.rpartition(".")[0] for name in tickets.live_workers(client)}
         except RedisError:
             alive = set()
         finally:

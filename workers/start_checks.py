@@ -7,32 +7,32 @@ import os
 import socket
 from pathlib import Path
 
-from storage.settings import Settings
-
 
 class ServeError(Exception):
     """The service cannot be started; the message says what to change."""
 
 
-def refuse_open_host(settings: Settings) -> None:
-    """Without a key the service is for this machine alone. Raises ServeError."""
-    if settings.api_key is None and settings.host not in ("127.0.0.1", "::1", "localhost"):
-        raise ServeError(
-            f"CUKILN_HOST={settings.host} can be reached from other machines: set CUKILN_API_KEY to a secret, "
-            "or serve on 127.0.0.1"
-        )
+class FolderBusy(ServeError):
+    """Another service runs over the data folder, is starting, or is stopping."""
 
 
 def lock_folder(folder: Path) -> int:
-    """Hold the data folder for this process: two supervisors would ruin its valkey log. Returns the open file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    """Hold the data folder for this process: two supervisors would ruin its valkey log. Returns the open file. Raises
+    ServeError, FolderBusy."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise ServeError(
+            f"{folder} cannot be used as the data folder ({error.strerror}): set CUKILN_DATA to a folder that can be "
+            "written"
+        ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.read(lock, 200).decode(errors="replace") or "still starting"
         os.close(lock)
-        raise ServeError(
+        raise FolderBusy(
             f"another cukiln serve ({holder}) uses the data folder {folder}: stop it, or set CUKILN_DATA to another"
         ) from None
     return lock

@@ -20,9 +20,10 @@ from redis import Redis
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
-from rq import Queue
+from rq import Queue, Worker
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 log = logging.getLogger("cukiln.tickets")
 
@@ -35,6 +36,8 @@ ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile")}
 
 TICKET_FUNCTION = "workers.run_ticket.run_ticket"  # the only function that a ticket may name
 TICKET_SECONDS = 24 * 3600  # what a crash between taking a ticket and forgetting it leaves behind ends by itself
+
+RECONCILER_KEY = "cukiln:reconciler"  # there as long as one is at work
 
 WINNERS_CHANNEL = "cukiln:winners"  # pub/sub: a winner's key, whenever its record has a new revision
 
@@ -154,6 +157,32 @@ def sweep_taken(client: Redis, kind: str, target: str | None, seen: Set[str]) ->
             client.lrem(key, 1, ticket)
             client.delete(f"{Job.redis_job_namespace_prefix}{_text(ticket)}")
     return frozenset(map(_text, taken))
+
+
+# ---- signs of life
+
+
+def live_workers(client: Redis, queue: str | None = None) -> list[str]:
+    """Names of the workers (of `queue`, where given) whose heartbeat is fresh: `host.pid.random`. Raises RedisError."""
+    registry = WORKERS_BY_QUEUE_KEY % queue if queue is not None else REDIS_WORKER_KEYS
+    keys: Any = client.smembers(registry)
+    prefix = Worker.redis_worker_namespace_prefix
+    return [_text(key).removeprefix(prefix) for key in sorted(keys) if client.exists(key)]
+
+
+def reconciler_lives(client: Redis, seconds: float) -> bool:
+    """Note that a reconciler is at work; the note ends by itself after `seconds`. False where Redis is away."""
+    try:
+        client.set(RECONCILER_KEY, "alive", px=int(1000 * seconds))
+    except RedisError as error:
+        log.warning("the reconciler's sign of life was not written: %s", error)
+        return False
+    return True
+
+
+def has_live_reconciler(client: Redis) -> bool:
+    """Whether one has noted lately that it is at work. Raises RedisError."""
+    return bool(client.exists(RECONCILER_KEY))
 
 
 # ---- events

@@ -18,13 +18,13 @@ from cukiln.cli_doctor import doctor_report
 from cukiln.cli_fetch import fetch_record, folder_name, lookup_request
 from cukiln.cli_server import find_service, quickstart_file, run_server, run_worker
 from cukiln.cli_table import print_lookups
-from cukiln.cli_tune import Consoles
-from cukiln.cli_tune import tune as run_tune
+from cukiln.cli_tune import Consoles, Tuning
 from cukiln.client import Client
-from cukiln.errors import BadRequest, CukilnError, UsageError
+from cukiln.errors import BadRequest, CukilnError, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
 
 FAILED, WRONG_USE, PARTIAL = 1, 2, 3
+LOSSES = 8  # services of other commands that may end one after the other under one `tune`
 _PLAIN_WIDTH = 140  # columns of a table that goes into a file or a pipe
 
 app = typer.Typer(
@@ -81,18 +81,19 @@ def tune(
 
     Without a service, one runs for this command. Its results stay in the data folder (CUKILN_DATA, default .cukiln).
     """
-    request = read_request(file)
     consoles = Consoles(_console(), _console(stderr=True))
-    with find_service(url, consoles.progress) as service, Client(service.url, service.api_key) as client:
-        code = run_tune(
-            client,
-            request,
-            consoles,
-            as_json=as_json,
-            again=again,
-            cancel=cancel_on_interrupt or service.embedded,
-        )
-    raise typer.Exit(code)
+    tuning = Tuning(read_request(file), consoles, as_json=as_json, again=again)
+    for losses in range(LOSSES + 1):
+        with find_service(url, consoles.progress) as service, Client(service.url, service.api_key) as client:
+            try:
+                code = tuning.run(client, cancel=cancel_on_interrupt or service.embedded)
+            except ServiceUnreachable:
+                # The job is in the data folder, and so is all that a service of our own needs to go on with it.
+                if not service.borrowed or losses == LOSSES:
+                    raise
+                tuning.lost(service.url)
+                continue
+        raise typer.Exit(code)
 
 
 @app.command()

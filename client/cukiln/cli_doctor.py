@@ -78,7 +78,8 @@ def doctor_report() -> Report:
         todo = "correct the environment variable"
         findings.append(Finding("settings", "missing", str(error), todo))
         return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
-    findings += [host_compiler(), _guarded("nvcc", nvcc), gpu(), _guarded("redis", lambda: redis(configured.redis_url))]
+    findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured)), gpu()]
+    findings += [*operator_folders(configured), _guarded("redis", lambda: redis(configured.redis_url))]
     findings.append(_guarded("database", lambda: database(configured)))
     findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
     findings.append(disk("temporary files", Path(tempfile.gettempdir())))
@@ -98,18 +99,36 @@ def _service(settings: ClientSettings) -> Iterator[Finding]:
     yield Finding("service", "found", f"{settings.url} answers")
 
 
-def host_compiler() -> Finding:
-    path = shutil.which("g++")
-    if path is None:
-        todo = "install it: apt-get install g++ (Debian, Ubuntu)"
-        return Finding("g++", "missing", "not in PATH; it compiles launch code and the CPU run of kernels", todo)
-    return Finding("g++", "found", path)
+def host_compiler(named: str | None = None) -> Finding:
+    """The one that CUKILN_CXX names, else g++."""
+    path = shutil.which(named or "g++")
+    if path is not None:
+        return Finding("g++", "found", path)
+    purpose = "it compiles launch code and the CPU run of kernels"
+    if named:
+        todo = "correct CUKILN_CXX, or unset it to use g++"
+        return Finding("g++", "missing", f"CUKILN_CXX names {named}, which is not an executable file; {purpose}", todo)
+    todo = "install it: apt-get install g++ (Debian, Ubuntu)"
+    return Finding("g++", "missing", f"not in PATH; {purpose}", todo)
 
 
-def nvcc() -> Finding:
+def operator_folders(settings: Any) -> Iterator[Finding]:
+    """Those of OPERATOR_PATH, where it is set."""
+    if not settings.operator_folders:
+        return
+    try:
+        server_module("storage.operator_path").check_operator_path(settings)
+    except server_module("storage.errors").SettingsError as error:
+        yield Finding("operators", "missing", str(error), "correct OPERATOR_PATH, or unset it")
+        return
+    yield Finding("operators", "found", settings.operator_path)
+
+
+def nvcc(settings: Any) -> Finding:
+    """The one that CUKILN_NVCC names, else that of the wheels or of the PATH."""
     toolchain = server_module("workers.toolchain")
     try:
-        found = toolchain.find_toolchain()
+        found = toolchain.find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
     except toolchain.ToolchainMissing as error:
         return Finding("nvcc", "missing", str(error), "`make run` installs it from PyPI wheels; no CUDA is needed")
     versions = dict(found.versions)

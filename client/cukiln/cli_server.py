@@ -7,6 +7,7 @@ when they are needed; nothing here imports them otherwise.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,16 +19,22 @@ from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFaile
 from cukiln.settings import ClientSettings
 from cukiln.transport import Transport
 
+# Another command may be starting or stopping its service over the same data folder: a cold start takes the longest.
+BUSY_FOLDER_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+
 SERVER_PACKAGES = ("codegen", "storage", "workers", "service")
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service to talk to; `embedded`: it runs for this command only."""
+    """A service to talk to. `embedded`: it runs for this command only. `borrowed`: it was found running over the data
+    folder, perhaps for another command, and ends when that one does."""
 
     url: str
     embedded: bool
     api_key: str | None = None
+    borrowed: bool = False
 
 
 def server_module(name: str) -> Any:
@@ -56,16 +63,40 @@ def find_service(url: str | None, console: Any) -> Iterator[Service]:
         yield Service(str(url or environment.url), embedded=False)
         return
     settings = _load_settings({})
-    running = running_service(settings.data_dir)
-    if running is not None:
-        yield Service(running, embedded=False)
-        return
-    console.print(f"Starting a service for this command; its data stay in {settings.data_dir}", soft_wrap=True)
-    with _embedded(_load_settings({"port": 0})) as started:
+    with ExitStack() as stack:
+        found = _borrow_or_start(settings.data_dir, environment.api_key, console, stack)
         try:
-            yield Service(started.url, embedded=True, api_key=environment.api_key)
+            yield found
         except ServiceFailed as error:
+            if not found.embedded:
+                raise
             raise ServerFailed(f"{error}: {settings.data_dir / 'logs' / 'api.log'}") from error
+
+
+def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: ExitStack) -> Service:
+    """The service that runs over the data folder, else one of our own, which ends with `stack`."""
+    serve = server_module("workers.serve")
+    deadline = time.monotonic() + BUSY_FOLDER_SECONDS
+    said = ""
+    while True:
+        running = running_service(data_dir)
+        if running is not None:
+            return Service(running, embedded=False, borrowed=True)
+        if not said:
+            said = f"Starting a service for this command; its data stay in {data_dir}"
+            console.print(said, soft_wrap=True)
+        try:
+            started = stack.enter_context(serve.embedded(_load_settings({"port": 0})))
+            return Service(started.url, embedded=True, api_key=api_key)
+        except serve.FolderBusy as error:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the service for this command did not start: {error}") from error
+            if "waiting" not in said:
+                said = "Another service is starting or stopping over these data; waiting for it"
+                console.print(said, soft_wrap=True)
+            time.sleep(_LOOK_SECONDS)
+        except serve.ServeError as error:
+            raise ServerFailed(f"the service for this command did not start: {error}") from error
 
 
 def running_service(data_dir: Path) -> str | None:
@@ -107,17 +138,6 @@ def _load_settings(overrides: dict[str, Any]) -> Any:
         return settings.load_settings(**overrides)
     except server_module("storage.errors").SettingsError as error:
         raise UsageError(str(error)) from error
-
-
-@contextmanager
-def _embedded(settings: Any) -> Iterator[Any]:
-    serve = server_module("workers.serve")
-    with ExitStack() as stack:
-        try:
-            running = stack.enter_context(serve.embedded(settings))
-        except serve.ServeError as error:
-            raise ServerFailed(f"the service for this command did not start: {error}") from error
-        yield running
 
 
 def _answers(url: str) -> bool:

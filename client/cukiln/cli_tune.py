@@ -28,28 +28,58 @@ class Consoles:
     progress: Console
 
 
-def tune(
-    client: Client, request: Mapping[str, Any], consoles: Consoles, *, as_json: bool, again: bool, cancel: bool
-) -> int:
-    """Run the request to its end and print the outcome; returns the exit code.
+class Tuning:
+    """One run of `cukiln tune`. The job outlives the service that took it: `run` may be called with another client over
+    the same data, and goes on with the job that was sent."""
 
-    `again`: send it a second time and say how that was answered. `cancel`: an interrupt cancels the job too.
-    """
-    job, seconds = _run(client, request, consoles.progress, cancel)
-    repeated = _repeat(client, request) if again else None
-    if as_json:
-        answer = job_json(job)
+    def __init__(self, request: Mapping[str, Any], consoles: Consoles, *, as_json: bool, again: bool) -> None:
+        """`again`: send the request a second time and say how that was answered."""
+        self._request = request
+        self._consoles = consoles
+        self._as_json = as_json
+        self._again = again
+        self._start = time.perf_counter()
+        self._sent: str | None = None
+
+    def run(self, client: Client, *, cancel: bool) -> int:
+        """Follow the job to its end and print the outcome; returns the exit code. `cancel`: an interrupt cancels the
+        job too."""
+        job = self._finished_job(client, cancel)
+        seconds = time.perf_counter() - self._start
+        repeated = _repeat(client, self._request) if self._again else None
+        out = self._consoles.out
+        if self._as_json:
+            answer = job_json(job)
+            if repeated is not None:
+                answer["again"] = {"cached": repeated[0].cached, "milliseconds": round(repeated[1] * 1000, 3)}
+            # One line, so that the last line is the object.
+            out.file.write(json.dumps(answer) + "\n")
+            return EXIT_CODES[job.state]
+        print_job(out, job)
+        _say(out, "")
+        _say(out, summary(job, seconds))
         if repeated is not None:
-            answer["again"] = {"cached": repeated[0].cached, "milliseconds": round(repeated[1] * 1000, 3)}
-        # One line, so that the last line is the object.
-        consoles.out.file.write(json.dumps(answer) + "\n")
+            _say(out, _repeated_sentence(*repeated))
         return EXIT_CODES[job.state]
-    print_job(consoles.out, job)
-    _say(consoles.out, "")
-    _say(consoles.out, summary(job, seconds))
-    if repeated is not None:
-        _say(consoles.out, _repeated_sentence(*repeated))
-    return EXIT_CODES[job.state]
+
+    def lost(self, url: str) -> None:
+        """Say that the service at `url` has ended, and how it goes on."""
+        goes_on = f"job {self._sent} is kept and goes on" if self._sent else "the request is sent again"
+        _say(self._consoles.progress, f"The service at {url}, which another command had started, has ended: {goes_on}.")
+
+    def _finished_job(self, client: Client, cancel: bool) -> Job:
+        if self._sent is None:
+            self._start = time.perf_counter()
+            job = client.submit(self._request)
+            self._sent = job.job
+        else:
+            job = client.job(self._sent)
+        if job.state in EXIT_CODES:
+            return job
+        console, count = self._consoles.progress, len(job.problems)
+        _say(console, f"Job {job.job}: {count} problem{'s' if count != 1 else ''} at {client.url}")
+        with _cancelling(client, job, console, cancel), show_progress(console) as update:
+            return client.wait(job, progress=update)
 
 
 def job_json(job: Job) -> dict[str, Any]:
@@ -63,19 +93,6 @@ def job_json(job: Job) -> dict[str, Any]:
             entry["error"] = problem.error
         problems.append(entry)
     return {"job": job.job, "state": job.state, "cached": job.cached, "problems": problems}
-
-
-def _run(client: Client, request: Mapping[str, Any], console: Console, cancel: bool) -> tuple[Job, float]:
-    """The finished job and the seconds that its answer took."""
-    start = time.perf_counter()
-    job = client.submit(request)
-    if job.state in EXIT_CODES:
-        return job, time.perf_counter() - start
-    count = len(job.problems)
-    _say(console, f"Job {job.job}: {count} problem{'s' if count != 1 else ''} at {client.url}")
-    with _cancelling(client, job, console, cancel), show_progress(console) as update:
-        job = client.wait(job, progress=update)
-    return job, time.perf_counter() - start
 
 
 @contextmanager

@@ -54,6 +54,8 @@ class Transport:
         parsed = _parse_url(url)
         headers = {"Accept": "application/json"}
         if api_key is not None:
+            if not api_key.isascii() or not api_key.isprintable():
+                raise UsageError("the API key (CUKILN_API_KEY) holds characters that no HTTP header can carry")
             headers["Authorization"] = f"Bearer {api_key}"
         self.url = str(parsed).rstrip("/")
         self.attempts = attempts
@@ -137,9 +139,13 @@ def _parse_url(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise UsageError(f"the service address {url!r} is not a URL ({error}); expected http://host:port") from error
+        raise UsageError(
+            f"the service address {url!r} (--url, CUKILN_URL) is not a URL ({error}); expected http://host:port"
+        ) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UsageError(f"the service address {url!r} is not an http or https URL; expected http://host:port")
+        raise UsageError(
+            f"the service address {url!r} (--url, CUKILN_URL) is not an http or https URL; expected http://host:port"
+        )
     return parsed
 
 

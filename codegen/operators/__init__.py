@@ -45,15 +45,22 @@ def load_operators(paths: Iterable[Path]) -> list[Operator]:
 
     Loading a folder again is harmless. Raises InvalidOperator, which says what a folder lacks.
     """
-    loaded = []
+    found = check_operators(paths)
+    for one in found:
+        _LOADED.setdefault(one.name, one)
+    return [_LOADED[one.name] for one in found]
+
+
+def check_operators(paths: Iterable[Path]) -> list[Operator]:
+    """What `load_operators` would make known, and its errors."""
+    checked: dict[str, Operator] = {}
     for path in paths:
         found = _load_folder(path.resolve())
-        known = operators().get(found.name)
+        known = operators().get(found.name) or checked.get(found.name)
         if known is not None and known.folder != found.folder:
             raise InvalidOperator(f"{path}: an operator called {found.name!r} exists already, from {known.folder}")
-        _LOADED.setdefault(found.name, found)
-        loaded.append(_LOADED[found.name])
-    return loaded
+        checked[found.name] = found
+    return list(checked.values())
 
 
 def _load_folder(folder: Path) -> Operator:
@@ -68,7 +75,10 @@ def _load_folder(folder: Path) -> Operator:
         raise InvalidOperator(f"{folder}: cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever its author's code raises
+        raise InvalidOperator(f"{folder}: __init__.py fails with {type(error).__name__}: {error}") from error
     found = getattr(module, "OPERATOR", None)
     if not isinstance(found, Operator):
         raise InvalidOperator(f"{folder}: __init__.py must define OPERATOR, an instance of codegen.operator.Operator")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ class _Tensor(ctypes.Structure):
 
 
 class FakeTensor:
-    """A DLPack exporter: `dtype` as "float32", strides in elements (None: contiguous)."""
+    """A DLPack exporter: `dtype` as "float32", strides in elements (None: contiguous). Without an address each has memory
+    of its own, 16 MiB apart."""
 
     def __init__(
         self,
@@ -38,9 +40,11 @@ class FakeTensor:
         strides: Sequence[int] | None = None,
         device: int = 0,
         device_type: int = CUDA,
-        address: int = 0x70000000,
+        address: int | None = None,
         offset: int = 0,
     ) -> None:
+        if address is None:
+            address = next(_FREE)
         kind = dtype.rstrip("0123456789")
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
         self._strides = (ctypes.c_int64 * len(shape))(*strides) if strides is not None else None
@@ -63,3 +67,4 @@ class FakeTensor:
 
 
 _KEPT: list[FakeTensor] = []
+_FREE = itertools.count(0x70000000, 1 << 24)

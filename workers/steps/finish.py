@@ -19,10 +19,12 @@ from codegen.verified import verified_label
 from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
 from storage.errors import Conflict
+from storage.jobs import job_state
 from storage.libraries import Library
 from storage.problems import JobProblem, finish_problem, load_problem
+from storage.searches import merge_searches, search_entry
 from storage.verdicts import best_proofs
-from storage.winners import get_winners, merge_searches, publish_winner
+from storage.winners import get_winners, publish_winner
 from workers import tickets
 from workers.build_winner import WinnerNotBuilt, plan_launch
 from workers.choose_winner import merge_front, ranked_by
@@ -61,7 +63,8 @@ def finish(context: StepContext) -> None:
     with context.database.read() as session:
         problem = load_problem(session, int(context.claim.ref))
         stored = candidates_of_problem(session, problem.id) if problem else []
-    if problem is None:
+        job = job_state(session, problem.job_id) if problem else None
+    if problem is None or job is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     ranked = _rank(context, problem, [one for one in stored if one.verdict == "ok"])
     if not ranked:
@@ -73,8 +76,10 @@ def finish(context: StepContext) -> None:
         _end(context, problem, winner=None, error=f"none of the {len(ranked)} right candidates compiles alone")
         return
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=built.cpu_seconds)
-    complete = all(one.verdict != "skipped" for one in stored)
-    winner = _publish(context, problem, _entry(context, built), complete=complete)
+    covered = [search_entry(problem.search, generator(problem.operator), job.workspace_limit_bytes)]
+    if any(one.verdict == "skipped" for one in stored):
+        covered = []  # a spent budget cut the search short: the next job looks at the rest
+    winner = _publish(context, problem, _entry(context, built), covered)
     _end(context, problem, winner=winner, error=None, compile_seconds=spent)
 
 
@@ -144,16 +149,17 @@ def _proof(context: StepContext, best: Ranked) -> dict[str, Any]:
     return {"venue": proof.venue, "plan_version": proof.plan_version, **proof.details}
 
 
-def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, *, complete: bool) -> str:
-    """Merge the entry into the problem's record by compare-and-set; returns the front's first candidate.
-
-    A search that a spent budget cut short is not recorded as covered: the next job looks at the rest."""
-    covered = [{"search": problem.search, "generator": generator(problem.operator)}] if complete else []
+def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, covered: list[dict[str, Any]]) -> str:
+    """Merge the entry into the problem's record by compare-and-set; returns the front's first candidate."""
+    lost = _lost_blobs(context, problem.key)
     for attempt in range(PUBLISH_ATTEMPTS):
         context.check()
         with context.database.write() as session:
             known = get_winners(session, [problem.key]).get(problem.key)
-            front = merge_front(known.front if known else [], entry)
+            kept = [old for old in known.front if lost.isdisjoint(old.blobs)] if known else []
+            front = merge_front(kept, entry)
+            # Without the best of a search its result is not known any more, whatever else it left.
+            searches = known.searches if known and len(kept) == len(known.front) else []
             record = WinnerRecord(
                 key=problem.key,
                 revision=known.revision if known else 0,
@@ -163,7 +169,7 @@ def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, *, co
                 device_class=problem.device_class,
                 ranked_by=ranked_by(front),
                 front=front,
-                searches=merge_searches(known.searches if known else [], covered),
+                searches=merge_searches(searches, covered),
                 updated_at=context.database.clock.now(),
             )
             try:
@@ -175,6 +181,14 @@ def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, *, co
         tickets.announce_winner(context.redis, problem.key)
         return front[0].candidate
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _lost_blobs(context: StepContext, key: str) -> set[str]:
+    """What a record's front names and nobody can fetch any more. Looked for before the write transaction: it takes a
+    look at files."""
+    with context.database.read() as session:
+        known = get_winners(session, [key]).get(key)
+    return context.blobs.missing(digest for old in known.front for digest in old.blobs) if known else set()
 
 
 def _why_none(stored: Sequence[StoredCandidate]) -> str:

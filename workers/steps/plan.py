@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from codegen.group import group
+from codegen.group import FIXED_SECONDS, MAX_SECONDS, group
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered, lower
@@ -13,14 +13,25 @@ from codegen.render_group import slice_digest
 from codegen.search import Search
 from codegen.targets import target as find_target
 from storage.builds import known_builds
-from storage.jobs import job_state
-from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.errors import PlanOutdated
+from storage.jobs import JobStatus, job_state
+from storage.plans import (
+    NewBuild,
+    NewCandidate,
+    NewGroup,
+    PlannedProblem,
+    RecordedPlan,
+    problems_to_plan,
+    record_plan,
+)
 from storage.problems import JobProblem
 from workers.steps.context import StepContext
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 from workers.verify_cpu import plan_version
 
+RECORD_ATTEMPTS = 10  # each is outdated only by another job that was cancelled in the milliseconds before it
+BUDGET_SHARE = 12  # a group is compiled, then verified in about twice that time, beside others: some end in a budget
 VENUE = "cpu"  # where verdicts are looked for; a device class with a GPU will bring its own
 
 
@@ -45,20 +56,44 @@ def plan(context: StepContext) -> None:
             kernels[build.id, problem.target] = kernel
         planned.append(_planned(problem, lowered, by_kernel, stopwatch))
 
-    with context.database.read() as session:
-        known = known_builds(session, list(builds))
-    groups = _groups(context, {place: kernel for place, kernel in kernels.items() if place[0] not in known})
-    with context.database.write() as session:
-        recorded = record_plan(
-            session, context.claim, planned, builds, groups, venue=VENUE, plan_version=plan_version()
-        )
+    groups, recorded = _record(context, planned, builds, kernels, _longest_group(status))
     targets = {problem.id: problem.target for problem in problems}
     for new_group in groups:
         context.enqueue("compile", new_group.target)
+    for target in recorded.verify_targets:
+        context.enqueue("verify", target)
     for judged in recorded.judged:
         context.enqueue("finish", targets[judged])
     publish_problems(context, [problem.id for problem in problems])
     publish_progress(context)
+
+
+def _record(
+    context: StepContext,
+    planned: Sequence[PlannedProblem],
+    builds: Mapping[str, NewBuild],
+    kernels: Mapping[tuple[str, str], Kernel],
+    max_seconds: float,
+) -> tuple[list[NewGroup], RecordedPlan]:
+    """Group what nobody has built and write it all down; again where a build that was being made was given up
+    meanwhile. Raises PlanOutdated where that does not end."""
+    for attempt in range(RECORD_ATTEMPTS):
+        context.check()
+        with context.database.read() as session:
+            known = known_builds(session, list(builds))
+        unknown = {place: kernel for place, kernel in kernels.items() if place[0] not in known}
+        groups = _groups(context, unknown, max_seconds)
+        try:
+            with context.database.write() as session:
+                recorded = record_plan(
+                    session, context.claim, planned, builds, groups, venue=VENUE, plan_version=plan_version()
+                )
+        except PlanOutdated:
+            if attempt + 1 == RECORD_ATTEMPTS:
+                raise
+            continue
+        return groups, recorded
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _lower(problem: JobProblem, workspace_limit: int | None) -> Lowered:
@@ -93,12 +128,20 @@ def _new_candidate(candidate: Candidate, builds: Mapping[Kernel, NewBuild]) -> N
     return NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, builds[candidate.kernel].id)
 
 
-def _groups(context: StepContext, kernels: Mapping[tuple[str, str], Kernel]) -> list[NewGroup]:
+def _longest_group(job: JobStatus | None) -> float:
+    """Predicted seconds that a group may take. A job with a budget gets groups so small that the first are judged long
+    before its end, though each costs the fixed seconds of a file again."""
+    if job is None or job.budget_seconds is None:
+        return MAX_SECONDS
+    return min(MAX_SECONDS, max(2 * FIXED_SECONDS, job.budget_seconds / BUDGET_SHARE))
+
+
+def _groups(context: StepContext, kernels: Mapping[tuple[str, str], Kernel], max_seconds: float) -> list[NewGroup]:
     """Groups of one target each, those that take longest first."""
     found: list[NewGroup] = []
     for target in sorted({target for _, target in kernels}):
         build_of = {kernel: build for (build, of), kernel in kernels.items() if of == target}
-        for members in group(list(build_of), workers=context.settings.workers):
+        for members in group(list(build_of), workers=context.settings.workers, max_seconds=max_seconds):
             found.append(
                 NewGroup(
                     builds=tuple(build_of[kernel] for kernel in members),

@@ -17,9 +17,8 @@ SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles o
 
 def verify(context: StepContext) -> None:
     """Judge what the item's group compiled and nobody has judged; verdicts belong to slices."""
-    group_id = context.claim.ref.partition("/")[0]
     with context.database.read() as session:
-        members = builds_to_verify(session, group_id, VENUE, plan_version())
+        members = builds_to_verify(session, context.claim.ref, VENUE, plan_version())
     slices = {Kernel.from_json(member.kernel_json): member.slice for member in members}
     seed = int(context.database.clock.new_id()[:SEED_DIGITS], 16)
     stopwatch = Stopwatch()

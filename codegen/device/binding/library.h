@@ -156,6 +156,7 @@ int launch_on(int device, void* const* pointers, const int64_t* extents, const i
   typename B::Arguments arguments = B::bind(pointers, extents, launch ? launch : B::launch, scalars, workspace);
   Launch launches[max_launches];
   const int count = B::plan(arguments, launches);
+  if (count < 1) return fail("ValueError: an extent is below 1 or beyond what the kernel can index");
   return submit(*loaded, B::first_function, &arguments, launches, count, stream);
 }
 

@@ -1,5 +1,6 @@
 // Runs one block after the other, and in a block one warp after the other, each thread on its own fiber up to its next
-// barrier. That is adversarial on purpose: without a barrier a warp runs as far ahead of the others as it can.
+// barrier. That is adversarial on purpose: without a barrier a warp runs as far ahead of the others as it can, and so does
+// a lane of a warp.
 #pragma once
 
 #include <errno.h>
@@ -190,9 +191,11 @@ inline bool run_block(Order order, Random& random) {
   do {
     order_warps(warps, warp_count, order, random);
     for (int w = 0; w < warp_count; ++w) {
-      const int end = warps[w] * 32 + 32 < thread_count ? warps[w] * 32 + 32 : thread_count;
-      for (int i = warps[w] * 32; i < end; ++i) {
-        run_thread(i);
+      const int first = warps[w] * 32, end = first + 32 < thread_count ? first + 32 : thread_count;
+      // Lanes promise no order either: since Volta they are scheduled one by one.
+      const bool backwards = order == order_descending || (order == order_seeded && random.below(2) == 1);
+      for (int i = first; i < end; ++i) {
+        run_thread(backwards ? first + end - 1 - i : i);
         if (run_over()) return false;
       }
     }

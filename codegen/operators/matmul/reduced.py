@@ -8,19 +8,25 @@ from typing import Any
 from codegen.epilogue import node_of
 from codegen.operators.matmul.problem import MatmulProblem
 
-# Multiply-adds that a test problem may cost on the CPU (about 1 ns each), so that a candidate stays under 0.25 s.
+# Multiply-adds that the even and the ragged problem may cost on the CPU (1 to 2 ns each), so that a candidate stays
+# well under 0.25 s.
 BUDGET = 1_500_000
 # Rows and columns of tiles worth having: 5 rows make a full and a broken band of 4.
 WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
+# Elements between rows and between matrices, times 1, 2, 3 in A, B and out: with it no two pitches and no two
+# batch strides are equal, whatever the tile (tests/test_matmul_reference.py tries all).
+GAP = 20
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[MatmulProblem]:
-    """Even (whole tiles, more k-steps than stages), ragged (no whole tile, padded rows), smallest (batched).
+    """Even (whole tiles, more k-steps than stages), ragged (no whole tile, padded rows), smallest, and one of many tiles.
 
-    The smallest is batched because it is cheap for every tile; the ragged one only where its budget allows.
+    Many steps along k and many tiles at once are too dear for large tiles; so the last one has a single short step.
+    Where they can, m, n, k and all pitches differ: a kernel that takes one for another must not be right by chance.
     """
     t, steps = tunables, tunables["stages"] + 1
     k_even = t["tile_k"] * steps
+    least = {extent: _least(signature, extent) for extent in "mnk"}
     even = _tiles(t, k_even)
     ragged = _tiles(t, k_even + t["tile_k"])
     return [
@@ -28,12 +34,14 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
         _problem(
             signature,
             ragged["batch"],
-            _ragged(signature, "m", ragged["m"] * t["tile_m"]),
-            _ragged(signature, "n", ragged["n"] * t["tile_n"]),
-            _ragged(signature, "k", k_even + t["tile_k"]),
-            gap=4,
+            ragged["m"] * t["tile_m"] - least["m"],
+            ragged["n"] * t["tile_n"] - 2 * least["n"],
+            k_even + t["tile_k"] - 3 * least["k"] % t["tile_k"],
+            gap=GAP,
         ),
-        _problem(signature, 3, _least(signature, "m"), _least(signature, "n"), _least(signature, "k"), gap=4),
+        _problem(signature, 3, least["m"], least["n"], least["k"], gap=GAP),
+        # 5 x 2 tiles of each of 2 matrices, the last of them barely begun.
+        _problem(signature, 2, 4 * t["tile_m"] + least["m"], t["tile_n"] + 2 * least["n"], least["k"], gap=GAP),
     ]
 
 
@@ -58,29 +66,20 @@ def _least(signature: Mapping[str, Any], extent: str) -> int:
     return max(int(signature[f"align_{operand}"]) if along[operand] == extent else 1 for operand in "abc")
 
 
-def _ragged(signature: Mapping[str, Any], extent: str, whole: int) -> int:
-    """Some way into the last tile."""
-    least = _least(signature, extent)
-    return whole - least if least == 1 or whole > least else whole
-
-
 def _problem(signature: Mapping[str, Any], batch: int, m: int, n: int, k: int, gap: int) -> MatmulProblem:
-    """Rows `gap` elements apart, and of an odd pitch where the signature's access is one element."""
+    """Rows 1, 2, 3 times `gap` elements apart in A, B, out; of an odd pitch where an access is one element."""
     extents = {"m": m, "n": n, "k": k}
     along = _contiguous(signature["layout"])
     fields: dict[str, Any] = {
         name: signature[name] for name in ("layout", "dtype", "acc_dtype", "out_dtype", "allow_tf32")
     }
-    for operand in "abc":
-        columns = extents[along[operand]]
-        if signature[f"align_{operand}"] == 1:
-            # A pitch that no vector divides is what this class is for.
-            pitch = columns + gap if (columns + gap) % 4 else columns + gap + 1
-        else:
-            pitch = columns + gap
+    for number, operand in enumerate("abc", 1):
+        pitch = extents[along[operand]] + number * gap
+        if signature[f"align_{operand}"] == 1 and pitch % 4 == 0:
+            pitch += number  # a pitch that no vector divides is what this class is for
         rows = _rows(operand, along[operand], extents)
         fields[f"ld{operand}"] = pitch
-        fields[f"stride_{operand}"] = rows * pitch + gap
+        fields[f"stride_{operand}"] = rows * pitch + number * gap
     nodes = tuple(node_of(structure) for structure in signature["epilogue"])
     return MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=nodes, **fields)
 

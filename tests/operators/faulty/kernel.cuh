@@ -100,6 +100,14 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     __syncthreads();
     sum.data[0] *= 1.0f + load_shared<1>(shared).data[0] * (exact_epilogue() ? 0.0f : 2e-7f);
   }
+  if constexpr (C::fault == 32) {
+    // Relies on a lane to have stored before the next one reads, without a barrier.
+    const int even = thread & ~1;
+    const float expected = load_shared<1>(shared + even).data[0] + load_shared<1>(shared + (even ^ 32)).data[0];
+    __syncthreads();
+    store_shared<1>(shared + thread, sum);
+    if (load_shared<1>(shared + even).data[0] != expected) sum.data[0] += 1.0f;
+  }
   if constexpr (C::fault == 23) if (column == 0 && row == 0) arguments.out[arguments.columns] = 0.0f;
   if constexpr (C::fault == 24) if (column == 0) sum.data[0] += load_global<1>(arguments.in + arguments.columns).data[0];
   if constexpr (C::fault == 30) sum.data[0] += exact_epilogue() ? 0.0f : 1e-3f;

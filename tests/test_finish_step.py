@@ -1,0 +1,58 @@
+"""The finish step publishes: beside what the record knows, and over what nobody can fetch any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.operators import operator
+from cukiln.types import FrontEntry, WinnerRecord
+from storage import items
+from storage.blobs import BlobStore
+from storage.jobs import NewJob, create_job
+from storage.problems import load_problem, problem_ids
+from storage.searches import search_entry
+from storage.winners import get_winners, publish_winner
+from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
+from tests.fixtures_storage import new_problem, winner_record
+from workers.processes import Processes
+from workers.steps.context import Cancel, StepContext, Workplace
+from workers.steps.finish import _publish
+
+KEY = "a" * 64
+BEFORE = search_entry({"level": 2}, "today", None)
+NOW = search_entry({"level": 1}, "today", None)
+
+
+def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
+    """The record after a slower kernel of a smaller search was published beside a faster one."""
+    blobs = BlobStore(world.database, world.settings.blobs_url)
+    library = blobs.put(b"a library", "application/x-sharedlib").digest
+    files = dict.fromkeys(("so_sha256", "cubin_sha256", "source_sha256"), library)
+    known = winner_record(KEY, "fast", searches=[BEFORE])
+    if keep_blobs:
+        known = known.model_copy(update={"front": [known.front[0].model_copy(update=files)]})
+    slow: FrontEntry = known.front[0].model_copy(update={**files, "candidate": "slow", "predicted_us": 99.0})
+    matmul = operator("matmul").parse({"operator": "matmul", "m": 8, "n": 8, "k": 8})
+    with world.database.write() as session:
+        publish_winner(session, known, expected_revision=0, attempt="before")
+        job = create_job(session, NewJob([new_problem(key=KEY, problem=matmul.canonical())]))
+        claim = items.claim(session, ["plan"], None, "w", 60.0)
+        problem = load_problem(session, problem_ids(session, job.id)[0])
+    assert claim is not None and problem is not None
+    workplace = Workplace(world.settings, world.database, blobs, world.redis, Processes(), "w")
+    winner = _publish(StepContext(workplace, claim, Cancel()), problem, slow, [NOW])
+    with world.database.read() as session:
+        record = get_winners(session, [KEY])[KEY]
+    assert winner == record.front[0].candidate
+    return record
+
+
+@pytest.mark.parametrize("keep_blobs", [True, False])
+def test_a_faster_kernel_stays_the_winner_only_while_its_files_are_there(
+    queue_world: QueueWorld,  # noqa: F811
+    keep_blobs: bool,
+) -> None:
+    record = published(queue_world, keep_blobs=keep_blobs)
+    assert [entry.candidate for entry in record.front] == (["fast"] if keep_blobs else ["slow"])
+    # Without its best kernel the larger search does not count as done: the next job does it again.
+    assert record.searches == ([BEFORE] if keep_blobs else [NOW])

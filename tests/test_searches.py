@@ -1,0 +1,74 @@
+"""Which searches a winner record has covered: what counts as done already, and what of it is written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from storage.searches import is_covered, merge_searches, search_entry
+
+LEVEL_1, LEVEL_2 = {"level": 1}, {"level": 2}
+SAMPLE = {"level": 1, "limit": 8, "seed": 0}
+
+
+def entry(search: dict[str, Any] = LEVEL_1, limit: int | None = None, generator: str = "today") -> dict[str, Any]:
+    return search_entry(search, generator, limit)
+
+
+@pytest.mark.parametrize(
+    ("done", "asked", "covered"),
+    [
+        (entry(LEVEL_2), entry(LEVEL_1), True),
+        (entry(LEVEL_1), entry(LEVEL_2), False),
+        (entry(generator="yesterday"), entry(), False),
+        (entry(limit=1024), entry(limit=1024), True),
+        (entry(limit=1024), entry(limit=512), True),
+        (entry(limit=1024), entry(limit=2048), False),
+        (entry(limit=1024), entry(limit=None), False),
+        (entry(limit=0), entry(limit=None), False),
+        (entry(limit=None), entry(limit=1024), True),
+        # A sample takes other schedules where a limit rejects some.
+        (entry(SAMPLE, limit=None), entry(SAMPLE, limit=1024), False),
+        (entry(SAMPLE, limit=1024), entry(SAMPLE, limit=512), False),
+        (entry(SAMPLE, limit=1024), entry(SAMPLE, limit=1024), True),
+        ({"search": LEVEL_1, "generator": "today"}, entry(), False),
+    ],
+)
+def test_what_covers_what(done: dict[str, Any], asked: dict[str, Any], covered: bool) -> None:
+    assert is_covered([done], asked) is covered
+    assert is_covered([entry(generator="another"), done], asked) is covered
+
+
+def test_nothing_is_covered_by_nothing() -> None:
+    assert not is_covered([], entry())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "merged"),
+    [
+        ([], [], []),
+        ([entry()], [entry()], [entry()]),
+        ([entry()], [entry(LEVEL_2)], [entry(LEVEL_2)]),
+        ([entry(LEVEL_2)], [entry()], [entry(LEVEL_2)]),
+        ([entry(limit=64)], [entry()], [entry()]),
+        ([entry()], [entry(limit=64)], [entry()]),
+        ([entry(LEVEL_1)], [entry(LEVEL_2, limit=64)], [entry(LEVEL_1), entry(LEVEL_2, limit=64)]),
+        ([entry(generator="old")], [entry()], [entry()]),
+        ([entry(generator="old")], [entry(LEVEL_2)], [entry(LEVEL_2)]),
+        ([entry(LEVEL_2, generator="old")], [entry()], [entry(LEVEL_2, generator="old"), entry()]),
+        ([entry(limit=None, generator="old")], [entry(limit=64)], [entry(generator="old"), entry(limit=64)]),
+        ([entry(LEVEL_2, generator="old"), entry(generator="old")], [], [entry(LEVEL_2, generator="old")]),
+    ],
+)
+def test_what_another_entry_says_too_is_dropped(
+    old: list[dict[str, Any]], new: list[dict[str, Any]], merged: list[dict[str, Any]]
+) -> None:
+    assert merge_searches(old, new) == merged
+    assert merge_searches(merged, new) == merged  # doing it twice changes nothing
+
+
+def test_the_order_is_that_of_the_work() -> None:
+    lists = [entry({"tunables": {"a": [n]}}) for n in range(4)]
+    assert merge_searches(lists[:2], lists[2:]) == lists
+    assert merge_searches(lists, [lists[1]]) == lists
