@@ -62,7 +62,9 @@ def last_event_id(last_event_id: Annotated[str | None, Header()] = None) -> str 
 async def get_events(
     job: KnownJob, request: Request, service: ServiceDep, after: Annotated[str | None, Depends(last_event_id)]
 ) -> AsyncIterator[ServerSentEvent]:
-    """Events of the job until it ends; all that are kept, or those after Last-Event-ID."""
+    """Events of the job until it ends; all that are kept, or those after Last-Event-ID. `snapshot` and `progress` hold
+    the counts, `problem` a problem that ended, `failed` work that was given up, `state` the job's new state; `end` is
+    the last one."""
     watch = _Watch(service, job, after)
     async for event in watch.events():
         yield event

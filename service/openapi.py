@@ -42,7 +42,7 @@ _REFERENCE = "#/components/schemas/{model}"
 def problems(*kinds: str) -> Responses:
     """The `responses` of a route that may answer these kinds, and those that every route may."""
     by_status: dict[int, list[str]] = {}
-    for kind in (*kinds, "unauthorized", "wrong-host", "internal"):
+    for kind in {**dict.fromkeys(kinds), "unknown-field": None, "unauthorized": None, "wrong-host": None, "internal": None}:
         by_status.setdefault(KINDS[kind].status, []).append(kind)
     found: Responses = {}
     for status, names in sorted(by_status.items()):

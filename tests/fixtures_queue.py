@@ -99,6 +99,14 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def name_of(process: psutil.Process) -> str:
+    """Of its program; empty where it has ended since it was found."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 15.0, what: str = "") -> float:
     """Until it is true; returns the seconds it took. The limit only keeps a broken test from hanging."""
     started = time.monotonic()
@@ -127,7 +135,7 @@ def make_world(folder: Path, url: str, **overrides: object) -> Iterator[QueueWor
     world = QueueWorld(folder, settings, database, tickets.connect(url))
     try:
         yield world
-        stay = {process.pid for process in processes_of(folder) if "valkey-server" in process.name()}
+        stay = {process.pid for process in processes_of(folder) if "valkey-server" in name_of(process)}
         for worker in world.workers:
             worker.kill()
             worker.wait()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.errors import KINDS, MAX_FAULTS
 from service.strict_json import depth, read_json
@@ -112,7 +113,6 @@ def test_a_bad_job_names_its_field(shared_api: Api, body: Any, kind: str, field:
 
 JSON = {"Content-Type": "application/json"}
 ALLOWED: list[tuple[Any, Any]] = [
-    ({"problems": [{"operator": "x"}]}, ["matmul"]),
     (job(layout="xx"), ["nn", "nt", "tn", "tt"]),
     ({**job(), "priority": "urgent"}, ["low", "normal", "high"]),
     (job(device_class="GPU"), ["predicted:sm_80"]),
@@ -122,6 +122,12 @@ ALLOWED: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("body", "allowed"), ALLOWED)
 def test_an_error_says_what_is_allowed(shared_api: Api, body: Any, allowed: Any) -> None:
     assert problem(shared_api.client.post("/v1/jobs", json=body)).allowed == allowed
+
+
+def test_an_unknown_operator_is_told_all_that_there_are(shared_api: Api) -> None:
+    detail = problem(shared_api.client.post("/v1/jobs", json={"problems": [{"operator": "x"}]}))
+    assert detail.allowed == sorted(operators())
+    assert "matmul" in detail.allowed
 
 
 def test_bounds_of_a_number_are_what_is_allowed(shared_api: Api) -> None:
@@ -319,6 +325,10 @@ def test_a_method_that_is_not_allowed_is_answered_with_all_that_are(
 def test_a_wrong_parameter_is_told_what_is_allowed(shared_api: Api, query: str, allowed: Any) -> None:
     found = problem(shared_api.client.get(f"/v1/jobs?{query}"))
     assert (found.field, found.allowed) == (query.partition("=")[0], allowed)
+
+
+def test_a_probe_may_add_what_it_likes(shared_api: Api) -> None:
+    assert shared_api.client.get("/healthz?at=1795268732").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,12 @@ def test_a_new_job_has_no_candidates_and_no_rejections(api: Api) -> None:
     path = api.submit().headers["location"]
     assert api.client.get(f"{path}/candidates").json() == {"candidates": [], "next_cursor": None}
     assert api.client.get(f"{path}/rejections").json() == {"rejections": []}
+
+
+def test_candidates_of_a_problem_that_the_job_lacks_are_refused(api: Api) -> None:
+    """An empty page would read as: nothing was tried."""
+    job = api.submit({**MATMUL, "name": "ffn1"}).json()["job"]
+    assert api.client.get(f"/v1/jobs/{job}/candidates?problem=ffn1").json() == {"candidates": [], "next_cursor": None}
+    refused = api.client.get(f"/v1/jobs/{job}/candidates?problem=fnf1")
+    assert (refused.status_code, refused.json()["field"]) == (422, "problem")
+    assert "'fnf1'" in refused.json()["detail"]

@@ -183,6 +183,23 @@ def test_every_volume_and_network_is_declared() -> None:
     assert networks == set(COMPOSE["networks"])
 
 
+@pytest.mark.parametrize("image", sorted({service["image"] for service in OURS.values()}))
+def test_an_image_is_built_once_and_never_looked_for_elsewhere(image: str) -> None:
+    """Two builds of one name at the same time may fail; a name of ours that a registry knows is not ours."""
+    users = [service for service in OURS.values() if service["image"] == image]
+    assert sum("build" in service for service in users) == 1
+    assert all("build" in service or service["pull_policy"] == "never" for service in users)
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"postgres"}))  # which leaves root by itself
+def test_a_container_has_no_more_rights_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert name in OURS or service["user"] not in ("root", "0")
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
 # ---- the entry point
 
 

@@ -1,4 +1,4 @@
-"""Jobs under control and under fire, over the real service: cancelled, out of budget, overtaken, their workers killed."""
+"""Jobs under control and under fire, over the real service: cancelled, out of budget, overtaken, workers killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from cukiln.client import Client
 from cukiln.types import CandidatePage, Job
 from storage.settings import load_settings
-from tests.fixtures_queue import processes_of, wait_for
+from tests.fixtures_queue import name_of, processes_of, wait_for
 from workers import tickets
 from workers.embedded_valkey import url_file
 from workers.serve import Running, child_environment, embedded
@@ -55,19 +55,9 @@ class World:
     def worker_and_horse(self, compiler: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
         """The compile worker that `compiler` works for, and the horse between them."""
         above = [compiler, *compiler.parents()]
-        position = next(i for i, process in enumerate(above) if process.pid in self.workers())
-        return above[position], above[position - 1]
-
-    def workers(self) -> set[int]:
-        words = ("workers.main", "compile")
-        return {p.pid for p in processes_of(self.temporary) if set(words) <= set(p.cmdline()) and p.ppid() not in (0, 1)}
-
-
-def name_of(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
+        # A horse is a fork of its worker and has its name: the worker is the last of them on the way up.
+        named = [process for process in above if process.cmdline()[-2:] == ["workers.main", "compile"]]
+        return named[-1], named[-2]
 
 
 @pytest.fixture(scope="module")

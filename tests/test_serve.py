@@ -20,7 +20,7 @@ from codegen.operators import operators
 from storage.database import Database
 from storage.operator_path import check_operator_path
 from storage.settings import Settings, load_settings
-from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, processes_of, wait_for
+from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, name_of, processes_of, wait_for
 from workers import children, serve, tickets
 from workers.children import Child
 from workers.embedded_valkey import url_file
@@ -136,7 +136,7 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_one_goes_on(serving:
     serving.wait_until_ready()
     world = world_of(serving, tmp_path)
     [ref] = world.add("first")
-    wait_for(lambda: [p for p in processes_of(tmp_path) if p.name() == "sleep"], what="the compiler")
+    wait_for(lambda: [p for p in processes_of(tmp_path) if name_of(p) == "sleep"], what="the compiler")
     pids = [*serving.pids().values(), *(process.pid for process in processes_of(tmp_path))]
     serving.process.kill()
     serving.process.wait()
