@@ -30,6 +30,7 @@ BODY_PROBLEMS = (
     "unknown-target",
     "extent-too-large",
 )
+EVERYWHERE = ("unknown-field", "unauthorized", "wrong-host", "internal")
 EXAMPLE = {
     "target": "sm_80",
     "search": {"level": 1},
@@ -42,7 +43,7 @@ _REFERENCE = "#/components/schemas/{model}"
 def problems(*kinds: str) -> Responses:
     """The `responses` of a route that may answer these kinds, and those that every route may."""
     by_status: dict[int, list[str]] = {}
-    for kind in {**dict.fromkeys(kinds), "unknown-field": None, "unauthorized": None, "wrong-host": None, "internal": None}:
+    for kind in dict.fromkeys((*kinds, *EVERYWHERE)):
         by_status.setdefault(KINDS[kind].status, []).append(kind)
     found: Responses = {}
     for status, names in sorted(by_status.items()):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from codegen.group import FIXED_SECONDS, MAX_SECONDS, group
+from codegen.group import FIXED_SECONDS, MAX_SECONDS, group, predicted_seconds
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered, lower
@@ -147,11 +147,7 @@ def _groups(context: StepContext, kernels: Mapping[tuple[str, str], Kernel], max
                     builds=tuple(build_of[kernel] for kernel in members),
                     target=target,
                     toolchain=context.toolchain.digest,
-                    predicted_seconds=_predicted_seconds(members),
+                    predicted_seconds=predicted_seconds(members),
                 )
             )
     return found
-
-
-def _predicted_seconds(kernels: Iterable[Kernel]) -> float:
-    return sum(operator(kernel.operator).predicted_compile_seconds(kernel) for kernel in kernels)
