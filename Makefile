@@ -22,7 +22,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test coverage lint serve bench-overhead bench-compile clean host
+.PHONY: help run test test-long coverage lint serve bench-overhead bench-compile clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,11 +30,14 @@ help: ## list the targets
 run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show the winners, stop everything
 	@$(BIN)/cukiln quickstart
 
-test: lint ## lint, then every test
-	@$(BIN)/python -m pytest -q $(PYTEST_ARGS)
+test: lint ## lint, then every test but the long ones
+	@$(BIN)/python -m pytest -q -m "not long" $(PYTEST_ARGS)
+
+test-long: host $(RUN_STAMP) $(DEV_STAMP) ## the tests that take minutes
+	@$(BIN)/python -m pytest -q -m long $(PYTEST_ARGS)
 
 coverage: host $(RUN_STAMP) $(DEV_STAMP) ## branch coverage of the packages, at least 85 %
-	@$(BIN)/python -m pytest -q --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
 
 lint: host $(RUN_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, the allowed imports
 	@$(BIN)/ruff check --quiet .

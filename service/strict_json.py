@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from itertools import accumulate
 from typing import Any
 
@@ -48,7 +49,7 @@ def read_json(body: bytes, max_depth: int = 32) -> Any:
         detail = f"Line {error.lineno}, column {error.colno}: {error.msg}."
         raise refuse("malformed-json", detail, allowed="JSON (RFC 8259)") from None
     _check_surrogates(body, value)
-    _check_width(value, ())
+    _check_objects(value, ())
     return value
 
 
@@ -58,17 +59,19 @@ def depth(body: bytes) -> int:
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
 
+class _Ambiguous(dict[str, Any]):
+    """An object with a key twice: where it stands is known only when all is read."""
+
+    twice: str
+
+
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) == len(pairs):
         return result
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            name = key[:100].encode("utf-8", "replace").decode()
-            raise refuse("duplicate-key", f"The key {name!r} stands twice in one object. Keep one of them.", field=name)
-        seen.add(key)
-    raise AssertionError("fewer keys than pairs, yet none twice")
+    ambiguous = _Ambiguous(result)
+    ambiguous.twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return ambiguous
 
 
 def _no_constant(name: str) -> Any:
@@ -98,20 +101,23 @@ def _check_surrogates(body: bytes, value: Any) -> None:
         raise refuse("malformed-json", detail, allowed="whole Unicode characters") from None
 
 
-def _check_width(value: Any, at: tuple[str | int, ...]) -> None:
-    """Depth is known to be small here, so recursion is too."""
+def _check_objects(value: Any, at: tuple[str | int, ...]) -> None:
+    """No key twice, nothing too wide. Depth is known to be small here, so recursion is too."""
+    if isinstance(value, _Ambiguous):
+        detail = f"The key {value.twice[:100]!r} stands twice in {json_path(at) or 'the body'}. Keep one of them."
+        raise refuse("duplicate-key", detail, field=json_path((*at, value.twice)))
     if isinstance(value, dict):
         if len(value) > MAX_KEYS:
             raise _too_wide(at, "keys", len(value), {"maxProperties": MAX_KEYS})
         for key, item in value.items():
             if isinstance(item, dict | list):
-                _check_width(item, (*at, key))
+                _check_objects(item, (*at, key))
     elif isinstance(value, list):
         if len(value) > MAX_ITEMS:
             raise _too_wide(at, "items", len(value), {"maxItems": MAX_ITEMS})
         for index, item in enumerate(value):
             if isinstance(item, dict | list):
-                _check_width(item, (*at, index))
+                _check_objects(item, (*at, index))
 
 
 def _too_wide(at: tuple[str | int, ...], what: str, count: int, allowed: dict[str, int]) -> Refused:

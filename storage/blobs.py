@@ -80,10 +80,6 @@ class BlobStore:
             raise BlobCorrupt(digest, found)
         return data
 
-    def get_range(self, digest: str, start: int, end: int) -> bytes:
-        """Bytes start to end (excluded) of the whole, which is checked first. Raises as `get` does."""
-        return self.get(digest)[start:end]
-
     def head(self, digest: str) -> Blob | None:
         """What is known of a blob without reading it."""
         with self._database.read() as session:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import RowMapping, Select, bindparam, select, update
 
 from storage.database import Session
-from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, GroupRow
+from storage.rows import core
+from storage.tables import BuildRow, CandidateRow
 from storage.verdicts import best_proofs
 
 
 @dataclass(frozen=True)
 class StoredCandidate:
-    """Fields of its build are None while it is not compiled; `build_state` is None if nobody will compile it.
+    """Fields of its build are None while it is not compiled.
 
     `verdict_details`: of the proof on a GPU, else of that on the CPU; the newest.
     """
@@ -34,7 +34,6 @@ class StoredCandidate:
     slice: str | None
     toolchain: str | None
     group_id: str | None
-    build_state: str | None
     code_digest: str | None
     resources: dict[str, Any] | None
     verdict_details: dict[str, Any] | None
@@ -56,16 +55,6 @@ def candidates_of_problem(session: Session, problem_id: int) -> list[StoredCandi
     return _with_details(session, session.execute(query).mappings().all())
 
 
-def candidates_of_builds(session: Session, build_ids: Iterable[str]) -> list[StoredCandidate]:
-    """The candidates of all jobs that use these builds."""
-    found: list[StoredCandidate] = []
-    for ids in chunks(set(build_ids)):
-        query = _select().where(CandidateRow.build.in_(ids))
-        query = query.order_by(CandidateRow.job_problem_id, CandidateRow.candidate)
-        found.extend(_with_details(session, session.execute(query).mappings().all()))
-    return found
-
-
 def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
     """Write the estimates of many candidates."""
     if not predictions:
@@ -80,14 +69,6 @@ def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
             for p in predictions
         ],
     )
-
-
-def kernel_json_of(session: Session, build_id: str) -> dict[str, Any] | None:
-    """The kernel of a build, as its group keeps it."""
-    kernels = session.scalar(
-        select(GroupRow.kernels).join(BuildRow, BuildRow.group_id == GroupRow.id).where(BuildRow.id == build_id)
-    )
-    return next((entry["kernel"] for entry in kernels or [] if entry["build"] == build_id), None)
 
 
 def _with_details(session: Session, rows: Sequence[RowMapping]) -> list[StoredCandidate]:
@@ -115,7 +96,6 @@ def _select() -> Select[Any]:
         build.slice,
         build.toolchain,
         build.group_id,
-        build.state.label("build_state"),
         build.code_digest,
         build.resources,
     ).join(BuildRow, build.id == candidate.build, isouter=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +99,3 @@ def finish_problem(
     for stage, seconds in (extra_seconds or {}).items():
         add_seconds(session, stage, {problem_id: seconds})
     return FinishedProblem(job_id, settle_job(session, job_id))
-
-
-def problem_ids(session: Session, job_id: str) -> Iterable[int]:
-    """Ids of the job's problems in the order of the request."""
-    query = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id).order_by(JobProblemRow.position)
-    return list(session.scalars(query))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from sqlalchemy import and_, case, distinct, func, or_, select
+from sqlalchemy import and_, case, distinct, func, or_, select, true
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
 from storage.database import Session, clock_of
@@ -20,7 +20,7 @@ RECENT_FINISHES = 20
 FINISH_SECONDS = 0.75
 """Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
 three fp32 matmuls on two cores of an AMD EPYC."""
-NOT_FAILED = ("ok", "skipped")
+FINISHED = ("done", "failed")
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,34 @@ def job_progress(session: Session, job_id: str) -> JobProgress | None:
 
 
 def progress_of(session: Session, job: JobStatus) -> Progress:
-    """Stage counts: problems lowered, kernels compiled, candidates judged, problems ended."""
+    """Stage counts: problems lowered, kernels compiled, candidates judged, problems finished.
+
+    Done is what really happened: what a cancel, a spent budget or a failed item left out counts in the totals alone.
+    """
     problems = session.execute(
         select(
             func.count(),
-            _count_if(or_(JobProblemRow.planned, JobProblemRow.state.not_in(LIVE))),
-            _count_if(JobProblemRow.state.not_in(LIVE)),
+            # A spent budget marks problems planned that were never started.
+            _count_if(and_(JobProblemRow.planned, JobProblemRow.started_at.is_not(None))),
+            _count_if(JobProblemRow.state.in_(FINISHED)),
         ).where(JobProblemRow.job_id == job.id)
     ).one()
-    judged = CandidateRow.verdict.is_not(None)
-    built = case((or_(BuildRow.state != "pending", judged), CandidateRow.build))
+    judged = and_(CandidateRow.verdict.is_not(None), CandidateRow.verdict != "skipped")
+    # A later job may compile what this one has left: that is not its work.
+    in_time = true() if job.finished_at is None else GroupRow.finished_at <= job.finished_at
+    built = case((or_(judged, and_(BuildRow.state != "pending", in_time)), CandidateRow.build))
     candidates = session.execute(
         select(
             func.count(),
             _count_if(judged),
-            _count_if(and_(judged, CandidateRow.verdict.not_in(NOT_FAILED))),
+            _count_if(and_(judged, CandidateRow.verdict != "ok")),
             func.count(distinct(CandidateRow.build)),
             func.count(distinct(built)),
         )
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
         .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
+        .join(GroupRow, GroupRow.id == BuildRow.group_id, isouter=True)
         .where(JobProblemRow.job_id == job.id)
     ).one()
     return Progress(

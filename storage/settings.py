@@ -66,6 +66,11 @@ class Settings(BaseSettings):
     verify_cpu_seconds: float = Field(120.0, alias="CUKILN_VERIFY_CPU_SECONDS", gt=0, allow_inf_nan=False)
     verify_memory_bytes: int = Field(4 * GIB, alias="CUKILN_VERIFY_MEMORY_BYTES", ge=GIB // 4)
     verify_output_bytes: int = Field(64 * 2**20, alias="CUKILN_VERIFY_OUTPUT_BYTES", ge=4096)
+    verify_sanitize: bool = Field(
+        False,
+        alias="CUKILN_VERIFY_SANITIZE",
+        description="run kernels under the address and undefined-behaviour sanitizers",
+    )
 
     @field_validator("api_key")
     @classmethod

@@ -44,14 +44,6 @@ def winner_revisions(session: Session, keys: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def changed_winners(session: Session, since: float) -> list[WinnerRecord]:
-    """Records published at or after a time, oldest first."""
-    rows = session.scalars(
-        select(WinnerRow.record).where(WinnerRow.updated_at >= since).order_by(WinnerRow.updated_at, WinnerRow.key)
-    )
-    return [WinnerRecord.model_validate(record) for record in rows]
-
-
 def publish_winner(session: Session, record: WinnerRecord, *, expected_revision: int, attempt: str) -> Published:
     """Replace revision `expected_revision` (0: there is none) by `record`; its revision and time are set here.
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -35,6 +36,12 @@ class Entry:
     attempt: int
     pid: int
     at: float
+
+
+def events_of(client: Redis, job_id: str, after: str = "0") -> list[tickets.Event]:
+    """What is in the job's stream after the id `after`, oldest first."""
+    answer: Any = client.xread({tickets.events_key(job_id): after})
+    return tickets._events(answer)
 
 
 @dataclass

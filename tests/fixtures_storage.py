@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, select, text
 
 from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage import items, jobs
@@ -24,6 +24,7 @@ from storage.groups import BuildOutcome, RecordedGroup, load_group, record_compi
 from storage.items import Claim
 from storage.jobs import CreatedJob, NewJob, NewProblem
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, RecordedPlan, problems_to_plan, record_plan
+from storage.tables import JobProblemRow
 from storage.verdicts import NewVerdict, builds_to_verify, record_verified
 
 POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
@@ -114,6 +115,12 @@ def add_job(database: Database, count: int = 1, **changes: Any) -> CreatedJob:
     """A job of `count` problems p0, p1, …"""
     with database.write() as session:
         return jobs.create_job(session, NewJob([new_problem(f"p{n}") for n in range(count)], **changes))
+
+
+def problem_ids(session: Session, job_id: str) -> list[int]:
+    """Ids of the job's problems in the order of the request."""
+    query = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id).order_by(JobProblemRow.position)
+    return list(session.scalars(query))
 
 
 def claim_one(database: Database, *kinds: str, worker: str = "w", lease: float = 5.0) -> Claim:

@@ -180,6 +180,21 @@ def test_a_body_that_is_not_clean_json_is_refused(shared_api: Api, path: str, bo
     assert problem(shared_api.client.post(path, content=body, headers=JSON)).type == PREFIX + kind
 
 
+@pytest.mark.parametrize(
+    ("body", "where", "field"),
+    [
+        ('{"problems": [], "problems": [1]}', "the body", "problems"),
+        ('{"problems": [{}, {"n": 2, "m": 1, "m": 2}]}', "problems[1]", "problems[1].m"),
+        ('{"search": {"tunables": {"a": {}, "a": {}, "b": 1, "b": 1}}}', "search.tunables", "search.tunables.a"),
+        ('{"x": {"a": 1, "a": 2}, "x": 3}', "the body", "x"),
+    ],
+)
+def test_a_key_twice_is_named_with_its_place(shared_api: Api, body: str, where: str, field: str) -> None:
+    detail = problem(shared_api.client.post("/v1/jobs", content=body, headers=JSON))
+    assert (detail.type, detail.field) == (PREFIX + "duplicate-key", field)
+    assert f"stands twice in {where}." in (detail.detail or "")
+
+
 @pytest.mark.parametrize("spelled", ["1e400", "9" * 5000, "-1e999"])
 def test_a_number_beyond_all_widths_is_refused_by_its_field(shared_api: Api, spelled: str) -> None:
     body = '{"problems": [{"operator": "matmul", "m": %s, "n": 1, "k": 1}]}' % spelled  # noqa: UP031

@@ -140,6 +140,20 @@ def test_a_record_is_sent_once_per_revision(api: Api) -> None:
     assert WinnerRecord.model_validate_json(answer.content) == first
     again = api.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == answer.headers["etag"]
     second = publish(api.database, predicted_us=1.0)
     newer = api.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
     assert (newer.status_code, newer.json()["revision"]) == (200, second.revision)
+
+
+def test_the_same_revision_of_another_data_folder_is_sent(api: Api) -> None:
+    first = publish(api.database)
+    path = f"/v1/kernels/{first.key}"
+    etag = api.client.get(path).headers["etag"]
+    with api.database.write() as session:
+        session.execute(delete(WinnerRow))
+    second = publish(api.database, predicted_us=1.0)
+    assert second.revision == first.revision
+    answer = api.client.get(path, headers={"If-None-Match": etag})
+    assert answer.status_code == 200
+    assert WinnerRecord.model_validate_json(answer.content) == second

@@ -54,8 +54,6 @@ def test_bytes_come_back_under_their_digest(database: Database, folder: Path, ki
     assert blob == Blob(DIGEST, len(DATA), "application/x-sharedlib", database.clock.now())
     assert store.get(DIGEST) == DATA
     assert store.head(DIGEST) == blob
-    assert store.get_range(DIGEST, 0, 4) == b"\x7fELF"
-    assert store.get_range(DIGEST, len(DATA) - 2, len(DATA) + 9) == DATA[-2:]
     assert store.path(DIGEST) == (None if kind == "remote" else file_of(folder))
 
 
@@ -66,7 +64,7 @@ def test_other_stores_are_opened_by_their_url(url: str) -> None:
 
 def test_what_was_never_put_is_missing(blobs: BlobStore) -> None:
     assert blobs.head(DIGEST) is None
-    for use in (blobs.get, blobs.path, lambda digest: blobs.get_range(digest, 0, 1)):
+    for use in (blobs.get, blobs.path):
         with pytest.raises(BlobMissing, match=DIGEST):
             use(DIGEST)
 
@@ -89,7 +87,7 @@ def test_damaged_bytes_are_never_handed_out_and_healed_by_the_next_put(
 ) -> None:
     blobs.put(DATA, "-")
     file_of(folder).write_bytes(damage(DATA))
-    for use in (blobs.get, blobs.path, lambda digest: blobs.get_range(digest, 0, 1)):
+    for use in (blobs.get, blobs.path):
         with pytest.raises(BlobCorrupt, match="not handed out"):
             use(DIGEST)
     blobs.put(DATA, "-")

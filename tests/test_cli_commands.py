@@ -252,6 +252,10 @@ def test_lookup_shows_hits_and_misses(cukiln: Run, with_winner: ScriptedService)
     code, out, _ = cukiln("lookup", "request.json", "--url", with_winner.url)
     assert code == 3
     assert "no winner yet" in out
+    assert [line.split() for line in out.splitlines() if "a" * 64 in line] == [
+        ["a" * 64, "ffn1"],
+        ["a" * 64, "other/../x"],
+    ]
     code, out, _ = cukiln("lookup", "request.json", "--json", "--url", with_winner.url)
     answer = json.loads(out)
     assert (code, answer["hits"], answer["misses"]) == (3, 1, 1)

@@ -64,3 +64,11 @@ def test_the_plan_reaches_batches_and_padded_rows(verdicts: Mapping[str, CpuVerd
     extents = [case["extents"] for case in verdicts["nn (4, 4, 4)"].details["cases"]]
     assert any(batch > 1 for batch, *_ in extents)
     assert any(lda > k for _, _, _, k, lda, *_ in extents)
+
+
+def test_matmul_is_clean_under_the_sanitizers() -> None:
+    asked = [
+        matmul_kernel("nn", 4, ("bias.n", "gelu"), **SCHEDULES[0]),
+        matmul_kernel("tt", 1, ("bias.m", "residual", "mask", "cast.float16"), tile_m=16, tile_n=64, thread_m=2),
+    ]
+    assert [(found.verdict, found.message) for found in verify(asked, sanitize=True)] == [("ok", "")] * 2

@@ -119,6 +119,7 @@ def test_the_plan_version_follows_everything_that_gives_a_verdict_its_meaning(
     with loaded([FAULTY]):
         assert plan_version() != before  # an operator's references and reduced problems
     assert plan_version() == before
+    assert plan_version(sanitize=True) != before
     monkeypatch.setattr(verify_cpu, "CPU_FLAGS", ("-O0",))
     verify_cpu._plan_version.cache_clear()
     assert plan_version() != before

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from codegen.lower import lower
-from codegen.operators import operator
 from codegen.render_group import render_device
 from codegen.search import Search
 from codegen.targets import target
@@ -56,6 +55,14 @@ def test_level_1_neither_spills_nor_uses_local_memory(
 ) -> None:
     search = Search(level=1, limit=24, seed=2)
     assert require_no_spills(matmul(**CUBE, layout=layout), arch, search, toolchain, processes) == 24
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_no_kernel_of_level_1_spills(arch: str, layout: str, toolchain: Toolchain, processes: Processes) -> None:
+    problem = matmul(**CUBE, layout=layout, epilogue=EPILOGUE[:2])
+    assert require_no_spills(problem, arch, Search(level=1), toolchain, processes) >= 64
 
 
 def accesses(problem: Any, arch: str, folder: Path, toolchain: Toolchain, processes: Processes) -> Counter[str]:

@@ -9,11 +9,11 @@ from cukiln.types import FrontEntry, WinnerRecord
 from storage import items
 from storage.blobs import BlobStore
 from storage.jobs import NewJob, create_job
-from storage.problems import load_problem, problem_ids
+from storage.problems import load_problem
 from storage.searches import search_entry
 from storage.winners import get_winners, publish_winner
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
-from tests.fixtures_storage import new_problem, winner_record
+from tests.fixtures_storage import new_problem, problem_ids, winner_record
 from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.finish import _publish

@@ -11,7 +11,7 @@ from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.clock import FakeClock
 from storage.database import Database
-from tests.fixtures_queue import QueueWorld, queue_world, valkey, wait_for  # noqa: F401
+from tests.fixtures_queue import QueueWorld, events_of, queue_world, valkey, wait_for  # noqa: F401
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.reconcile import Reconciler
@@ -89,7 +89,7 @@ def test_a_job_whose_item_used_up_its_attempts_ends_and_its_watchers_are_told(wo
     assert [item.state for item in done.expired] == ["failed"]
     with world.database.read() as session:
         assert jobs.job_state(session, job).state == "failed"  # type: ignore[union-attr]
-    last = tickets.read(world.queue.redis, job)[-1]
+    last = events_of(world.queue.redis, job)[-1]
     assert (last.type, last.data) == ("state", {"state": "failed"})
 
 

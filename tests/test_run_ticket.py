@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from storage import items, jobs
 from storage.blobs import BlobStore
-from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
+from tests.fixtures_queue import QueueWorld, events_of, queue_world, valkey  # noqa: F401
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.processes import InfrastructureError, Processes
@@ -113,19 +114,48 @@ def test_a_broken_attempt_is_followed_by_another_with_a_ticket(attempt: Attempt,
     assert again.attempt == 2
 
 
-def test_a_machine_failure_waits_a_moment_and_is_tried_again(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("max_attempts", "pauses"), [(3, [2.0, 10.0]), (4, [2.0, 10.0, 10.0]), (1, [])])
+def test_a_machine_that_fails_gets_time_before_each_other_attempt(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, max_attempts: int, pauses: list[float]
+) -> None:
+    limited = attempt.world.settings.model_copy(update={"max_attempts": max_attempts})
+    attempt.context.workplace.settings = limited
     waited: list[float] = []
-    monkeypatch.setattr(attempt.context.cancel, "wait", waited.append)
-    attempt.run(raising(InfrastructureError("No space left on device")))
-    assert waited == [1.0]
-    assert attempt.claim_again() is not None
+    for number in range(max_attempts):
+        monkeypatch.setattr(attempt.context.cancel, "wait", waited.append)
+        attempt.run(raising(InfrastructureError("No space left on device")))
+        again = attempt.claim_again()
+        assert (again is None) == (number == max_attempts - 1)
+        if again is not None:
+            attempt.context = StepContext(attempt.context.workplace, again, Cancel())
+    assert waited == pauses
+
+
+@pytest.mark.parametrize("reason", ["stopping", "cancelled"])
+def test_the_pause_of_a_machine_that_fails_ends_with_the_word_to_stop(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, reason: Any
+) -> None:
+    monkeypatch.setattr("workers.run_ticket._MACHINE_PAUSE_SECONDS", (3600.0,))
+    cancel = attempt.context.cancel
+    pause = cancel.wait
+
+    def told_in_the_pause(seconds: float) -> bool:
+        threading.Timer(0.01, cancel.because, [reason]).start()
+        return pause(seconds)
+
+    monkeypatch.setattr(cancel, "wait", told_in_the_pause)
+    if reason == "cancelled":
+        with attempt.world.database.write() as session:
+            jobs.cancel_job(session, attempt.job)
+    attempt.run(raising(InfrastructureError("No space left on device")))  # or the test's time limit ends it
+    assert (attempt.claim_again() is None) == (reason == "cancelled")
 
 
 def test_what_cannot_be_done_fails_at_once_and_watchers_learn_why(attempt: Attempt) -> None:
     attempt.run(raising(GiveUp("no such thing")))
     assert attempt.claim_again() is None
     assert attempt.tickets == 0
-    events = [(event.type, event.data) for event in tickets.read(attempt.world.redis, attempt.job)]
+    events = [(event.type, event.data) for event in events_of(attempt.world.redis, attempt.job)]
     ref = attempt.context.claim.ref
     assert events == [
         ("failed", {"kind": "plan", "ref": ref, "error": "no such thing"}),
@@ -177,7 +207,7 @@ def test_an_attempt_that_lost_its_item_changes_nothing(attempt: Attempt, step: C
     attempt.run(step)
     with attempt.world.database.write() as session:
         assert items.renew(session, other, 5.0) is items.Renewal.HELD
-    assert tickets.read(attempt.world.redis, attempt.job) == []
+    assert events_of(attempt.world.redis, attempt.job) == []
 
 
 def test_the_first_reason_to_stop_stays() -> None:

@@ -91,6 +91,7 @@ NONSENSE = {
     "CUKILN_HOST": "0.0.0.0",
     "CUKILN_TARGET": "ampere",
     "CUKILN_LOG_LEVEL": "loud",
+    "CUKILN_VERIFY_SANITIZE": "perhaps",
 }
 VARIABLES = {str(field.alias): field.annotation for field in Settings.model_fields.values()}
 

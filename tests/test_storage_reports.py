@@ -15,7 +15,7 @@ from storage.database import Database
 from storage.errors import BadCursor
 from storage.groups import group_report
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
-from storage.problems import finish_problem, load_problem, problem_ids
+from storage.problems import finish_problem, load_problem
 from storage.progress import FINISH_SECONDS
 from storage.report_candidates import candidate_page, rejections
 from storage.report_job import job_progress, job_report
@@ -36,6 +36,7 @@ from tests.fixtures_storage import (
     new_build,
     new_problem,
     plan_next,
+    problem_ids,
     verify_next,
     winner_record,
 )
@@ -136,6 +137,64 @@ def test_progress_counts_problems_kernels_and_candidates(database: Database) -> 
     assert (found.state, found.seconds.compile.wall) == ("running", pytest.approx(16))
 
 
+def compile_and_verify(database: Database) -> None:
+    compile_next(database)
+    verify_next(database)
+
+
+def test_what_a_cancel_left_out_is_not_done(database: Database, clock: FakeClock) -> None:
+    job = add_job(database, count=33)
+    plan_next(database, "a", "b", "c", groups=[["a"], ["b"], ["c"]])
+    compile_and_verify(database)
+    compile_next(database)
+    with database.write() as session:
+        jobs.cancel_job(session, job.id)
+    assert counts(database, job.id) == ((32, 33), (2, 3), (32, 96), (0, 33))
+    with database.read() as session:
+        found = job_progress(session, job.id)
+    assert found is not None
+    assert (found.progress.candidates_done, found.progress.candidates_failed) == (32, 0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_a_later_job_compiles_is_not_the_work_of_a_cancelled_one(
+    database: Database, clock: FakeClock, shared: bool
+) -> None:
+    job = add_job(database)
+    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    compile_and_verify(database)
+    if shared:  # the group changes hands instead of being cancelled
+        add_job(database)
+        plan_next(database, "a", "b")
+    clock.advance(1)
+    with database.write() as session:
+        jobs.cancel_job(session, job.id)
+    clock.advance(1)
+    if not shared:
+        add_job(database)
+        plan_next(database, "a", "b", groups=[["b"]])
+    compile_and_verify(database)
+    assert counts(database, job.id) == ((1, 1), (1, 2), (1, 2), (0, 1))
+
+
+def test_what_a_spent_budget_left_out_is_not_done(database: Database, clock: FakeClock) -> None:
+    job = add_job(database, count=33, budget_seconds=60.0)
+    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    compile_and_verify(database)
+    clock.advance(61)
+    with database.write() as session:
+        assert jobs.expire_budgets(session) == [job.id]
+    assert counts(database, job.id) == ((32, 33), (1, 2), (32, 64), (0, 33))
+    finish_with_record(database, "c-a")
+    assert counts(database, job.id) == ((32, 33), (1, 2), (32, 64), (1, 33))
+
+
+def test_cached_problems_are_done(database: Database) -> None:
+    with database.write() as session:
+        job = jobs.create_job(session, jobs.NewJob([new_problem("a", cached=True, winner="c")]))
+    assert counts(database, job.id) == ((1, 1), (0, 0), (0, 0), (1, 1))
+
+
 def eta(database: Database, job_id: str) -> float | None:
     with database.read() as session:
         found = job_progress(session, job_id)
@@ -200,7 +259,7 @@ def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database
     with database.write() as session:
         new = [new_problem(f"p{n}", key=f"{n % 50:064x}") for n in range(10_000)]
         job = jobs.create_job(session, jobs.NewJob(new))
-        ids = list(problem_ids(session, job.id))
+        ids = problem_ids(session, job.id)
         done = {"planned": True, "state": "done", "winner": "c1", "candidate_count": 2}
         session.query(JobProblemRow).update(done)
         rows = [
@@ -230,7 +289,7 @@ def test_ten_thousand_problems_that_share_a_kernel_are_judged_with_a_handful_of_
         job = add_job(database, count=10_000)
     assert len([statement for statement in seen if "INSERT" in statement]) <= ENOUGH_QUERIES
     with database.write() as session:
-        problems = list(problem_ids(session, job.id))
+        problems = problem_ids(session, job.id)
         session.query(JobProblemRow).update({"planned": True, "state": "running"})
         rows = [
             {"job_problem_id": i, "candidate": "c", "schedule": {}, "kernel": "k", "build": "a"} for i in problems[1:]

@@ -1,4 +1,4 @@
-"""Tickets, events and invalidations over a real valkey, and over one that is away."""
+"""Tickets and events over a real valkey, and over one that is away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tests.fixtures_queue import valkey  # noqa: F401
+from tests.fixtures_queue import events_of, valkey  # noqa: F401
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.queue_worker import read_ticket
@@ -76,7 +76,6 @@ def test_where_redis_is_away_nothing_is_raised_and_the_caller_is_told(nobody: Re
     assert tickets.ensure_ticket(nobody, "plan", None) is False
     assert tickets.ensure_tickets(nobody, "plan", None, 3) == 0
     assert tickets.publish(nobody, "job", "state", {}) is False
-    assert tickets.announce_winner(nobody, "key") is False
 
 
 def test_only_tickets_that_stay_taken_between_two_sweeps_are_removed(client: Redis) -> None:
@@ -94,11 +93,10 @@ def test_events_come_back_in_order_and_after_an_id(client: Redis) -> None:
     for number in range(5):
         tickets.publish(client, "job", "progress", {"number": number})
     tickets.publish(client, "other", "progress", {"number": 99})
-    events = tickets.read(client, "job")
+    events = events_of(client, "job")
     assert [(event.type, event.data["number"]) for event in events] == [("progress", n) for n in range(5)]
-    assert tickets.read(client, "job", events[2].id) == events[3:]
-    assert tickets.read(client, "job", count=2) == events[:2]
-    assert tickets.read(client, "job", events[-1].id, wait_seconds=0.05) == []
+    assert events_of(client, "job", events[2].id) == events[3:]
+    assert events_of(client, "job", events[-1].id) == []
     assert all(tickets.valid_event_id(event.id) for event in events)
     assert 0 < client.ttl(tickets.events_key("job")) <= tickets.EVENT_SECONDS
 
@@ -111,7 +109,7 @@ def test_a_malformed_last_event_id_is_found(text: str) -> None:
 def test_a_stream_is_kept_to_its_length(client: Redis) -> None:
     for number in range(500):
         tickets.publish(client, "job", "progress", {"number": number}, length=100)
-    kept = tickets.read(client, "job")
+    kept = events_of(client, "job")
     assert kept[-1].data == {"number": 499}
     assert 100 <= len(kept) <= 250  # trimming is approximate: whole nodes of the stream
 
@@ -131,14 +129,6 @@ def test_following_yields_what_is_published_meanwhile_and_gives_turns(valkey: Em
         return batches
 
     assert asyncio.run(watch()) == [[1], [], [2], []]
-
-
-def test_a_new_winner_is_announced_on_the_channel(client: Redis) -> None:
-    with client.pubsub(ignore_subscribe_messages=True) as listener:  # type: ignore[no-untyped-call]
-        listener.subscribe(tickets.WINNERS_CHANNEL)
-        listener.get_message(timeout=1.0)
-        assert tickets.announce_winner(client, "k" * 64)
-        assert listener.get_message(timeout=5.0)["data"] == b"k" * 64
 
 
 def call(*words: object) -> dict[bytes, bytes]:

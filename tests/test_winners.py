@@ -9,7 +9,7 @@ from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import Conflict
 from storage.libraries import Library, add_library, find_library, forget_library
-from storage.winners import changed_winners, get_winners, publish_winner, winner_revisions
+from storage.winners import get_winners, publish_winner, winner_revisions
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import counted_statements, winner_record
 
@@ -60,15 +60,6 @@ def test_a_revision_of_a_record_that_is_not_there_is_a_conflict(database: Databa
         publish(database, winner_record(KEY, "c1"), 3, "t1")
     with database.read() as session:
         assert get_winners(session, [KEY]) == {}
-
-
-def test_records_changed_since_a_time_are_found(database: Database, clock: FakeClock) -> None:
-    publish(database, winner_record("a" * 64, "c"), 0, "t1")
-    clock.advance(10)
-    publish(database, winner_record("b" * 64, "c"), 0, "t2")
-    with database.read() as session:
-        assert [record.key for record in changed_winners(session, clock.now())] == ["b" * 64]
-        assert len(changed_winners(session, clock.now() - 10)) == 2
 
 
 def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -> None:

@@ -15,7 +15,8 @@ from workers.steps.context import Cancel, Cancelled, GiveUp, Step, StepContext, 
 
 log = logging.getLogger("cukiln.run_ticket")
 
-_MACHINE_PAUSE_SECONDS = 1.0  # before another attempt where the machine failed: a full disk is not empty at once
+_MACHINE_PAUSE_SECONDS = (2.0, 10.0)
+"""Before the second attempt, and before every later one, where the machine failed: a full disk is not empty at once."""
 
 
 def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
@@ -57,8 +58,9 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
             _stopped(context)
             return
         log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)
-        if isinstance(error, InfrastructureError):
-            cancel.wait(_MACHINE_PAUSE_SECONDS * claim.attempt)
+        if isinstance(error, InfrastructureError) and claim.attempt < context.settings.max_attempts:
+            # The claim is held meanwhile, so that nobody takes the item at once; any reason to stop ends the pause.
+            cancel.wait(_MACHINE_PAUSE_SECONDS[min(claim.attempt, len(_MACHINE_PAUSE_SECONDS)) - 1])
         _failed(context, f"{type(error).__name__}: {error}", retry=True)
     else:
         _completed(context)

@@ -17,7 +17,3 @@ class Stopwatch:
 
     def read(self) -> StageSeconds:
         return StageSeconds(wall=time.perf_counter() - self._wall, cpu=time.process_time() - self._cpu)
-
-
-def add(first: StageSeconds, second: StageSeconds) -> StageSeconds:
-    return StageSeconds(wall=first.wall + second.wall, cpu=first.cpu + second.cpu)

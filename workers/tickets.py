@@ -1,9 +1,10 @@
-"""Names and messages that the service and the workers share over Redis: queues, tickets, events, invalidations.
+"""Names and messages that the service and the workers share over Redis: queues, tickets, events.
 
 Redis holds nothing that cannot be lost. A ticket says "something of this kind may be waiting": the worker that takes it
 claims the best item from the database, and the reconciler writes the tickets that are missing. An event tells a watcher
 something that the database also knows. So everything written here is best effort: where Redis is away, the writer logs
-it, returns False and goes on.
+it, returns False and goes on. Nothing here says that a winner record has a new revision: who keeps records in memory
+asks the database for their revisions (`service/winner_cache.py`).
 """
 
 from __future__ import annotations
@@ -38,8 +39,6 @@ TICKET_FUNCTION = "workers.run_ticket.run_ticket"  # the only function that a ti
 TICKET_SECONDS = 24 * 3600  # what a crash between taking a ticket and forgetting it leaves behind ends by itself
 
 RECONCILER_KEY = "cukiln:reconciler"  # there as long as one is at work
-
-WINNERS_CHANNEL = "cukiln:winners"  # pub/sub: a winner's key, whenever its record has a new revision
 
 EVENTS_PER_JOB = 10_000  # of a job with 10,000 problems, at least one event each can be replayed
 EVENT_SECONDS = 24 * 3600  # a watcher that comes back within a day misses nothing
@@ -221,13 +220,6 @@ def valid_event_id(text: str) -> bool:
     return _EVENT_ID.fullmatch(text) is not None
 
 
-def read(client: Redis, job_id: str, after: str = "0", *, wait_seconds: float = 0.0, count: int = 500) -> list[Event]:
-    """Events after the id `after`, oldest first; waits up to `wait_seconds` for the first. Raises RedisError."""
-    block = max(1, int(wait_seconds * 1000)) if wait_seconds > 0 else None
-    answer: Any = client.xread({events_key(job_id): after}, count=count, block=block)
-    return _events(answer)
-
-
 async def follow(
     client: redis.asyncio.Redis, job_id: str, after: str = "0", *, wait_seconds: float = 1.0
 ) -> AsyncIterator[list[Event]]:
@@ -253,17 +245,3 @@ def _events(answer: Any) -> list[Event]:
 
 def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-# ---- winners
-
-
-def announce_winner(client: Redis, key: str) -> bool:
-    """Tell every process that caches winner records that this one has changed. False where Redis is away: caches also
-    age by themselves."""
-    try:
-        client.publish(WINNERS_CHANNEL, key)
-    except RedisError as error:
-        log.warning("winner %s not announced: %s", key, error)
-        return False
-    return True

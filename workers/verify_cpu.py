@@ -24,7 +24,7 @@ from codegen import epilogue_reference, render_cpu, test_plan
 from codegen.canonical import digest
 from codegen.kernel import Kernel
 from codegen.operators import operator, operators
-from workers.build_cpu import CPU_FLAGS, CpuBuild, build_cpu
+from workers.build_cpu import CPU_FLAGS, SANITIZE_FLAGS, CpuBuild, build_cpu
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
 from workers.toolchain import Toolchain
 
@@ -52,14 +52,15 @@ class CpuVerdict:
     cpu_seconds: float = 0.0
 
 
-def plan_version() -> str:
+def plan_version(*, sanitize: bool = False) -> str:
     """Digest of everything but the kernel that gives a CPU verdict its meaning: the twin and the harness, the plan, how
-    it is run and built, and the operators' own Python (reduced problems, inputs, references, bounds)."""
-    return _plan_version(tuple(sorted((op.name, op.folder) for op in operators().values())))
+    it is run and built (also whether under the sanitizers: what was judged without them is then judged again), and the
+    operators' own Python (reduced problems, inputs, references, bounds)."""
+    return _plan_version(tuple(sorted((op.name, op.folder) for op in operators().values())), sanitize)
 
 
 @cache
-def _plan_version(known: tuple[tuple[str, Traversable], ...]) -> str:
+def _plan_version(known: tuple[tuple[str, Traversable], ...], sanitize: bool) -> str:
     codegen = resources.files("codegen")
     texts = _texts("cpu", codegen / "device" / "cpu", ".h")
     for name, folder in known:
@@ -68,7 +69,9 @@ def _plan_version(known: tuple[tuple[str, Traversable], ...]) -> str:
         texts[module.__name__] = inspect.getsource(module)
     for name in ("run_on_cpu.py", "cpu_library.py"):
         texts[name] = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    return digest("cpu_plan", test_plan.PLAN_SCHEMA, texts=texts, flags=list(CPU_FLAGS))
+    return digest(
+        "cpu_plan", test_plan.PLAN_SCHEMA, texts=texts, flags=[*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ())]
+    )
 
 
 def _texts(label: str, folder: Traversable, ending: str) -> dict[str, str]:

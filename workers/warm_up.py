@@ -13,7 +13,7 @@ import uuid
 from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import known_builds
-from storage.candidates import candidates_of_builds, candidates_of_problem
+from storage.candidates import candidates_of_problem
 from storage.database import Database, Session
 from storage.errors import StorageError
 from storage.groups import BuildOutcome, load_group, record_compiled, start_group
@@ -73,7 +73,6 @@ def _go_the_way(session: Session, name: str) -> None:
     items.renew(session, claim, 1.0)
     start_group(session, claim)
     load_group(session, claim.ref)
-    candidates_of_builds(session, [build])
     record_compiled(
         session,
         claim,

@@ -116,19 +116,21 @@ def summary(job: Job, seconds: float) -> str:
 
 
 def print_lookups(console: Console, results: Iterable[LookupResult]) -> None:
-    table = _table("problem", "winner's schedule", "verified", "ranked by", "device class", "key")
+    """One row per problem, then the whole keys, which are too wide for a column: `cukiln fetch` and HTTP take them."""
+    table = _table("problem", "winner's schedule", "verified", "ranked by", "device class")
+    keys = Text("keys:")
     for result in results:
-        key = result.key[:12]
+        name = result.name or result.key[:12]
+        keys.append(f"\n{result.key}  {name}")
         if result.record is None:
-            table.add_row(result.name or key, "no winner yet", "-", "-", "-", key)
+            table.add_row(name, "no winner yet", "-", "-", "-")
             continue
         best = result.record.front[0]
         time_us = best.measured_us if result.record.ranked_by == "measured" else best.predicted_us
         rank = f"{result.record.ranked_by} {microseconds(time_us)}"
-        table.add_row(
-            result.name or key, schedule_text(best.schedule), best.verified, rank, result.record.device_class, key
-        )
+        table.add_row(name, schedule_text(best.schedule), best.verified, rank, result.record.device_class)
     console.print(table)
+    console.print(keys, soft_wrap=True)  # a key in two lines cannot be copied
 
 
 def schedule_text(schedule: Mapping[str, Any]) -> str:

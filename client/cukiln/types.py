@@ -68,7 +68,10 @@ class StageProgress(Answer):
 
 
 class Progress(Answer):
-    """Counts of a running job; `eta_seconds` is an estimate from predicted and observed times."""
+    """Counts of a job; `eta_seconds` is an estimate from predicted and observed times, while it runs.
+
+    `done` is what really happened: what a cancel or a spent budget left out counts in `total` alone.
+    """
 
     lower: StageProgress  # problems
     compile: StageProgress  # kernels

@@ -29,8 +29,8 @@ class _Tensor(ctypes.Structure):
 
 
 class FakeTensor:
-    """A DLPack exporter: `dtype` as "float32", strides in elements (None: contiguous). Without an address each has memory
-    of its own, 16 MiB apart."""
+    """A DLPack exporter: `dtype` as "float32", strides in elements (None: contiguous). Without an address each has
+    memory of its own, 16 MiB from the next."""
 
     def __init__(
         self,

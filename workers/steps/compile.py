@@ -15,7 +15,6 @@ from workers.steps.plan import VENUE
 from workers.steps.progress import publish_problems, publish_progress
 from workers.steps.verify import predicted_seconds
 from workers.stopwatch import Stopwatch
-from workers.verify_cpu import plan_version
 
 
 class WrongToolchain(Exception):
@@ -82,7 +81,7 @@ def _record(
             codegen=codegen,
             compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
             venue=VENUE,
-            plan_version=plan_version(),
+            plan_version=context.plan_version,
             verify_predicted_seconds=predicted_seconds(len(kernels)),
         )
     if recorded.verify:

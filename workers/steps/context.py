@@ -17,6 +17,7 @@ from storage.settings import Settings
 from workers import tickets
 from workers.processes import Processes
 from workers.toolchain import Toolchain, find_toolchain
+from workers.verify_cpu import plan_version
 
 StopReason = Literal["lost", "cancelled", "deadline", "stopping"]
 
@@ -102,6 +103,11 @@ class StepContext:
     @property
     def toolchain(self) -> Toolchain:
         return self.workplace.toolchain
+
+    @property
+    def plan_version(self) -> str:
+        """Of the CPU verdicts that count here."""
+        return plan_version(sanitize=self.settings.verify_sanitize)
 
     def check(self) -> None:
         """Raise `Cancelled` where the step should stop."""

@@ -25,7 +25,6 @@ from storage.problems import JobProblem, finish_problem, load_problem
 from storage.searches import merge_searches, search_entry
 from storage.verdicts import best_proofs
 from storage.winners import get_winners, publish_winner
-from workers import tickets
 from workers.build_winner import WinnerNotBuilt, plan_launch
 from workers.choose_winner import merge_front, ranked_by
 from workers.limits import process_limits
@@ -178,7 +177,6 @@ def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, cover
                 if attempt + 1 == PUBLISH_ATTEMPTS:
                     raise
                 continue
-        tickets.announce_winner(context.redis, problem.key)
         return front[0].candidate
     raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -28,7 +28,6 @@ from storage.problems import JobProblem
 from workers.steps.context import StepContext
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
-from workers.verify_cpu import plan_version
 
 RECORD_ATTEMPTS = 10  # each is outdated only by another job that was cancelled in the milliseconds before it
 BUDGET_SHARE = 12  # a group is compiled, then verified in about twice that time, beside others: some end in a budget
@@ -86,7 +85,7 @@ def _record(
         try:
             with context.database.write() as session:
                 recorded = record_plan(
-                    session, context.claim, planned, builds, groups, venue=VENUE, plan_version=plan_version()
+                    session, context.claim, planned, builds, groups, venue=VENUE, plan_version=context.plan_version
                 )
         except PlanOutdated:
             if attempt + 1 == RECORD_ATTEMPTS:

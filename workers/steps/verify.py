@@ -10,7 +10,7 @@ from workers.steps.context import StepContext
 from workers.steps.plan import VENUE
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
-from workers.verify_cpu import CpuVerdict, plan_version, verify_on_cpu
+from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
 SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles only
 
@@ -18,7 +18,7 @@ SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles o
 def verify(context: StepContext) -> None:
     """Judge what the item's group compiled and nobody has judged; verdicts belong to slices."""
     with context.database.read() as session:
-        members = builds_to_verify(session, context.claim.ref, VENUE, plan_version())
+        members = builds_to_verify(session, context.claim.ref, VENUE, context.plan_version)
     slices = {Kernel.from_json(member.kernel_json): member.slice for member in members}
     seed = int(context.database.clock.new_id()[:SEED_DIGITS], 16)
     stopwatch = Stopwatch()
@@ -28,6 +28,7 @@ def verify(context: StepContext) -> None:
         context.processes,
         process_limits(context.settings.verify_limits),
         seed=seed,
+        sanitize=context.settings.verify_sanitize,
         cancel=context.cancel,
     )
     context.check()
@@ -38,7 +39,7 @@ def verify(context: StepContext) -> None:
             context.claim,
             [_new_verdict(by_id[verdict.kernel_id], verdict) for verdict in verdicts],
             venue=VENUE,
-            plan_version=plan_version(),
+            plan_version=context.plan_version,
             verify=StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts)),
         )
     for _ in judged:

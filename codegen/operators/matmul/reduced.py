@@ -19,7 +19,7 @@ GAP = 20
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[MatmulProblem]:
-    """Even (whole tiles, more k-steps than stages), ragged (no whole tile, padded rows), smallest, and one of many tiles.
+    """Even (whole tiles, more k-steps than stages), ragged (no whole tile, padded rows), smallest, one of many tiles.
 
     Many steps along k and many tiles at once are too dear for large tiles; so the last one has a single short step.
     Where they can, m, n, k and all pitches differ: a kernel that takes one for another must not be right by chance.

@@ -12,9 +12,9 @@ from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
 from codegen.targets import Target
 
-# Addresses, loop counters and predicates. Measured with ptxas 13.2 on 288 kernels of levels 1 and 2 (sm_80, sm_90a; nn, nt,
-# tn): with these the estimate below is 13 too high at most and 12 too low in the median, and every kernel that ptxas
-# spilled is over what it was allowed. 1,024 threads of 4 x 4 outputs are the usual case.
+# Addresses, loop counters and predicates. Measured with ptxas 13.2 on 288 kernels of levels 1 and 2 (sm_80, sm_90a; nn,
+# nt, tn): with these the estimate below is 13 too high at most and 12 too low in the median, and every kernel that
+# ptxas spilled is over what it was allowed. 1,024 threads of 4 x 4 outputs are the usual case.
 OVERHEAD_REGISTERS = 39
 TYPICAL_SHORTFALL = 12
 
