@@ -22,7 +22,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-long coverage lint serve bench-overhead bench-compile clean host
+.PHONY: help run test test-long coverage lint serve bench-overhead bench-compile bench-verify clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,7 @@ test-long: host $(RUN_STAMP) $(DEV_STAMP) ## the tests that take minutes
 
 coverage: host $(RUN_STAMP) $(DEV_STAMP) ## branch coverage of the packages, at least 85 %
 	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
+	@rm -f .coverage .coverage.*
 
 lint: host $(RUN_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, the allowed imports
 	@$(BIN)/ruff check --quiet .
@@ -55,9 +56,12 @@ bench-overhead: host $(RUN_STAMP) ## what the service adds to the compilers' own
 bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one .so per kernel; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_compile
 
+bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_verify_cpu
+
 clean: ## remove what make made: .venv, .cukiln (the data folder), caches
 	rm -rf $(VENV) .cukiln build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find client codegen storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find client codegen docker storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 host:
 	@command -v g++ >/dev/null || { \

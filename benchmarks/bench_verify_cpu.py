@@ -72,6 +72,6 @@ def measure(count: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kernels", type=int, default=16)
-    parser.add_argument("--no-keep", action="store_true", help="do not write a result file")
+    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     options = parser.parse_args()
-    keep_result(measure(options.kernels), keep=not options.no_keep)
+    keep_result(measure(options.kernels), keep=not options.no_file)

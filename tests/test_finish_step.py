@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from codegen.operators import operator
@@ -11,12 +15,16 @@ from storage.blobs import BlobStore
 from storage.jobs import NewJob, create_job
 from storage.problems import load_problem
 from storage.searches import search_entry
+from storage.settings import load_settings
 from storage.winners import get_winners, publish_winner
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
 from tests.fixtures_storage import new_problem, problem_ids, winner_record
+from workers.build_winner import WinnerNotBuilt
 from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
-from workers.steps.finish import _publish
+from workers.steps.finish import Ranked, _build_first, _publish
+
+finish_step = sys.modules["workers.steps.finish"]  # `workers.steps.finish` by name is the step function
 
 KEY = "a" * 64
 BEFORE = search_entry({"level": 2}, "today", None)
@@ -56,3 +64,26 @@ def test_a_faster_kernel_stays_the_winner_only_while_its_files_are_there(
     assert [entry.candidate for entry in record.front] == (["fast"] if keep_blobs else ["slow"])
     # Without its best kernel the larger search does not count as done: the next job does it again.
     assert record.searches == ([BEFORE] if keep_blobs else [NOW])
+
+
+@pytest.mark.parametrize("fate", ["other code", "does not compile alone"])
+def test_a_candidate_that_cannot_be_published_as_it_was_judged_gives_way_to_the_next(
+    fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (
+        Ranked(SimpleNamespace(code_digest="judged"), SimpleNamespace(id=name), SimpleNamespace())  # type: ignore[arg-type]
+        for name in ("first", "second")
+    )
+    context = SimpleNamespace(settings=load_settings(), toolchain=None, processes=None, cancel=None)
+    problem = SimpleNamespace(target="sm_80")
+
+    def library(context: Any, candidate: Any, target: Any) -> tuple[Any, float]:
+        if candidate.id == "first" and fate == "does not compile alone":
+            raise WinnerNotBuilt("first", "error: too bad")
+        return SimpleNamespace(code_digest="other" if candidate.id == "first" else "judged"), 1.0
+
+    monkeypatch.setattr(finish_step, "winner_library", library)
+    monkeypatch.setattr(finish_step, "plan_launch", lambda *_: "launch")
+    built = _build_first(context, problem, [first, second])  # type: ignore[arg-type]
+    assert built is not None and built.ranked is second
+    assert _build_first(context, problem, [first]) is None  # type: ignore[arg-type]

@@ -37,8 +37,8 @@ class WinnerNotBuilt(ProcessError):
 
 @dataclass(frozen=True)
 class WinnerBuild:
-    """What is published: the `.cu`, the cubin and the library. Where `code_digest` equals the judged one, verdict and
-    measurement carry over; else the candidate is judged again."""
+    """What is published: the `.cu`, the cubin and the library. It can win only where `code_digest` equals the judged
+    one."""
 
     source: str
     cubin: bytes

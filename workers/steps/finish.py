@@ -110,6 +110,10 @@ def _build_first(context: StepContext, problem: JobProblem, ranked: Sequence[Ran
         except WinnerNotBuilt as error:
             log.warning("%s", error)
             continue
+        if library.code_digest != one.stored.code_digest:
+            # Its verdict and its prediction are of other code. Never seen: nvcc gives equal code alone and in a group.
+            log.warning("candidate %s built alone has other code than the one that was judged", one.candidate.id)
+            continue
         return Built(one, library, launch, cpu_seconds)
     return None
 
