@@ -9,12 +9,11 @@
 | build | kernel, slice, toolchain, target |
 | library | slice, text of the host side, toolchain, target |
 | winner | problem, architecture, device class |
-| group | its kernels in render order, target, and the attempt that made it |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from codegen.canonical import digest
@@ -49,11 +48,6 @@ def build_id(kernel: str, slice_digest: str, toolchain: str, target: str) -> str
 def winner_key(problem: str, architecture: str, device_class: str) -> str:
     """Of a problem digest, an architecture (`sm_90a`) and a device class (product name or `predicted:<arch>`)."""
     return digest("winner", SCHEMA_VERSION, problem=problem, architecture=architecture, device_class=device_class)
-
-
-def group_id(kernels: Sequence[str], target: str, attempt: str = "") -> str:
-    """32 hex digits. Two jobs may compile the same kernels: `attempt` keeps their groups apart."""
-    return digest("group", SCHEMA_VERSION, kernels=list(kernels), target=target, attempt=attempt)[:32]
 
 
 def library_id(slice_digest: str, host: str, toolchain: str, target: str) -> str:

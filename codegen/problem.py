@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from codegen.canonical import canonical_json
 from codegen.identity import problem_digest
 
 # Kernels index tiles with int32 and add up to one tile (at most 1024) to an extent.
@@ -61,6 +60,3 @@ class Problem(BaseModel):
     @cached_property
     def digest(self) -> str:
         return problem_digest(self.canonical())
-
-    def canonical_bytes(self) -> bytes:
-        return canonical_json(self.canonical())

@@ -77,8 +77,6 @@ class _Scanner:
         require_balanced(tokens, "the text")
         self._scope(tokens, ())
 
-    # Directives
-
     def _without_directives(self) -> list[Token]:
         kept: list[Token] = []
         first_kernel_line = self._first_kernel_line()
@@ -133,8 +131,6 @@ class _Scanner:
                 raise Unclassified(f"line {name.line}: #pragma {' '.join(words)[:40]}")
         elif name.text not in CONDITIONALS:
             raise Unclassified(f"line {name.line}: #{name.text} is not allowed in generated text")
-
-    # Declarations
 
     def _scope(self, tokens: list[Token], inside: tuple[str, ...]) -> None:
         index = 0

@@ -8,8 +8,7 @@ import uvicorn
 
 from service.app import create_app
 from storage.database import Database
-from storage.errors import SettingsError
-from storage.exposure import refuse_exposed
+from storage.errors import StorageError
 from storage.logs import set_up_logging
 from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
@@ -18,14 +17,13 @@ CLOSE_SECONDS = 3  # how long open event streams may delay the end
 
 
 def main() -> int:
-    """Serve until a signal; 2 for settings that cannot be used."""
+    """Serve until a signal; 2 for settings or a database that cannot be used."""
     try:
         settings = load_settings()
         set_up_logging(settings.log_level)
-        refuse_exposed(settings)
         load_operator_path(settings)
         Database(settings.database_url).migrate()  # harmless beside others that migrate the same database
-    except SettingsError as error:
+    except StorageError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2
     server = server_of(settings)

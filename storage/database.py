@@ -12,7 +12,7 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,14 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
 from storage.clock import Clock, SystemClock
-from storage.errors import SchemaMissing
+from storage.errors import DatabaseUnusable, SchemaMissing
 
 __all__ = ["Database", "Session", "clock_of"]
 
@@ -65,16 +67,22 @@ class Database:
             yield session
 
     def migrate(self) -> None:
-        """Bring the schema up to date. Any number of processes may call this at once: one works, the others wait."""
+        """Bring the schema up to date. Any number of processes may call this at once: one works, the others wait.
+        Raises DatabaseUnusable."""
+        try:
+            self._migrate()
+        except (SQLAlchemyError, sqlite3.Error, CommandError, OSError) as error:
+            raise self._unusable(error) from error
+
+    def _migrate(self) -> None:
         if self.is_sqlite:
             path = Path(str(self.url.database))
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.with_name(path.name + ".migrate.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 # The file keeps the mode. Set under the lock: a change of mode does not wait for others, it fails.
-                with sqlite3.connect(path) as connection:
+                with closing(sqlite3.connect(path)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")
-                connection.close()
                 with self.engine.connect() as migrating:
                     _upgrade(migrating)
         else:
@@ -87,6 +95,20 @@ class Database:
                     migrating.rollback()
                     migrating.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": MIGRATE_LOCK})
                     migrating.commit()
+
+    def _unusable(self, error: Exception) -> DatabaseUnusable:
+        """What `error` means to who started this: where, why, and what to do, without the password."""
+        # A query may name a password too.
+        where = str(self.url.database) if self.is_sqlite else self.url.set(query={}).render_as_string()
+        told = str(error.orig if isinstance(error, DBAPIError) else error).strip() or type(error).__name__
+        other = "set CUKILN_DATA or DATABASE_URL to another" if self.is_sqlite else "set DATABASE_URL to another"
+        if isinstance(error, CommandError):
+            advice = f"another release of cukiln made its schema; run that release, or {other}"
+        elif self.is_sqlite:
+            advice = f"make it a file that can be read and written, restore it from a backup, or {other}"
+        else:
+            advice = "start the server, or correct DATABASE_URL"
+        return DatabaseUnusable(where, told.splitlines()[0].rstrip(".:"), advice)
 
     def check(self) -> None:
         """Answer a query; `SchemaMissing` unless the schema is the one this code was written for."""

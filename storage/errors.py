@@ -2,14 +2,15 @@
 
 ```
 StorageError
-├── LostClaim      another worker holds the item now, or it was cancelled: the transaction is rolled back
-├── PlanOutdated   a build that a plan left to another job is not being made any more: plan again
-├── Conflict       the winner record moved on: read it again, merge, publish again
-├── BlobMissing    no bytes are stored under the digest
-├── BlobCorrupt    the stored bytes do not have their digest
-├── BadCursor      a page cursor that this service did not make
-├── SchemaMissing  the database was never migrated, or by another version
-└── SettingsError  a setting that cannot be used
+├── LostClaim         another worker holds the item now, or it was cancelled: the transaction is rolled back
+├── PlanOutdated      a build that a plan left to another job is not being made any more: plan again
+├── Conflict          the winner record moved on: read it again, merge, publish again
+├── BlobMissing       no bytes are stored under the digest
+├── BlobCorrupt       the stored bytes do not have their digest
+├── BadCursor         a page cursor that this service did not make
+├── SchemaMissing     the database was never migrated, or by another version
+├── DatabaseUnusable  the database cannot be opened or migrated
+└── SettingsError     a setting that cannot be used
 ```
 """
 
@@ -96,6 +97,17 @@ class SchemaMissing(StorageError):
     def __str__(self) -> str:
         found = self.found or "empty"
         return f"the database schema is {found}, {self.expected} is needed: `cukiln serve` migrates it"
+
+
+class DatabaseUnusable(StorageError):
+    """The database at `where` (without its password) cannot be opened or migrated because of `why`."""
+
+    def __init__(self, where: str, why: str, advice: str) -> None:
+        super().__init__(where, why, advice)
+        self.where, self.why, self.advice = where, why, advice
+
+    def __str__(self) -> str:
+        return f"the database {self.where} cannot be used ({self.why}): {self.advice}"
 
 
 class SettingsError(StorageError):

@@ -11,8 +11,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from storage.errors import SettingsError
+from storage.exposure import is_loopback
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MIN_KEY_LENGTH = 16
 GIB = 2**30
 
@@ -123,9 +123,10 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
-        if self.api_key is None and self.host not in LOOPBACK:
+        if self.api_key is None and not is_loopback(self.host):
             raise ValueError(
-                f"CUKILN_HOST={self.host} is reachable by others: set CUKILN_API_KEY, or keep to {', '.join(LOOPBACK)}"
+                f"CUKILN_HOST={self.host} is reachable by others: set CUKILN_API_KEY, or keep to 127.0.0.1, "
+                "::1 or localhost"
             )
         return self
 

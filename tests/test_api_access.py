@@ -14,8 +14,8 @@ import pytest
 
 from service.auth import host_name
 from storage.errors import SettingsError
-from storage.exposure import is_loopback, refuse_exposed
-from storage.settings import Settings, load_settings
+from storage.exposure import is_loopback
+from storage.settings import load_settings
 from tests.fixtures_api import Api, serving, shared_api
 from tests.fixtures_queue import wait_for
 from workers.serve import child_environment
@@ -92,6 +92,21 @@ def test_an_exposed_service_without_a_key_does_not_start(tmp_path: Path) -> None
     assert "CUKILN_API_KEY" in ended.stderr and "Traceback" not in ended.stderr
 
 
+def test_the_api_alone_says_in_one_sentence_that_its_database_is_none(tmp_path: Path) -> None:
+    (tmp_path / "cukiln.db").write_bytes(b"not a database" * 1000)
+    ended = subprocess.run(
+        [sys.executable, "-m", "service"],
+        env=child_environment(load_settings(data_dir=tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    [said] = [line for line in ended.stderr.splitlines() if line.startswith("cukiln: ")]
+    assert str(tmp_path / "cukiln.db") in said and "Traceback" not in ended.stderr
+
+
 def test_the_api_alone_migrates_its_database_and_ends_on_a_signal(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -117,10 +132,14 @@ def answers(url: str) -> bool:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "cukiln.example"])
 def test_only_loopback_counts_as_not_exposed(tmp_path: Path, host: str) -> None:
-    settings = load_settings(data_dir=tmp_path).model_copy(update={"host": host})
     with pytest.raises(SettingsError, match="CUKILN_API_KEY"):
-        refuse_exposed(settings)
-    refuse_exposed(Settings.model_construct(api_key=object(), host=host))
+        load_settings(data_dir=tmp_path, host=host)
+    assert load_settings(data_dir=tmp_path, host=host, api_key=KEY).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_every_loopback_address_needs_no_key(tmp_path: Path, host: str) -> None:
+    assert load_settings(data_dir=tmp_path, host=host).host == host
 
 
 def test_a_page_of_another_origin_may_not_post(shared_api: Api) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.requests import Request
 
 from service import accept_job, jobs
+from service.body import body_bytes
+from service.errors import Refused
 from storage import database
 from storage.failures import Failure, failure_of
 from tests.fixtures_api import Api, api, serving
@@ -106,6 +111,20 @@ def test_a_caller_that_leaves_in_its_body_leaves_nothing(api: Api) -> None:
         )
     assert api.client.get("/healthz").status_code == 200
     assert api.rows() == before
+
+
+def test_a_body_whose_caller_leaves_is_a_bad_request(api: Api) -> None:
+    async def left() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "type": "http",
+        "headers": [(b"content-type", b"application/json")],
+        "app": SimpleNamespace(state=SimpleNamespace(service=api.service)),
+    }
+    with pytest.raises(Refused, match="ended before the body") as refused:
+        asyncio.run(body_bytes(Request(scope, left)))
+    assert (refused.value.status, refused.value.faults[0].kind) == (400, "bad-request")
 
 
 class _Postgres(Exception):

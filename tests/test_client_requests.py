@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 import socket
 import threading
@@ -26,6 +27,7 @@ from cukiln import (
     UnexpectedAnswer,
     UsageError,
 )
+from cukiln import client as client_module
 from cukiln.client import LARGEST_LOOKUP, Client
 from cukiln.settings import ClientSettings
 from cukiln.transport import delay
@@ -239,12 +241,7 @@ def test_cancelling_an_ended_job_answers_the_job(scripted: ScriptedService, clie
     assert client_of(scripted.url).cancel("job1").state == "done"
 
 
-# Lookups, records, blobs
-
-
 def lookup_answer(request: Request) -> Response:
-    import json
-
     problems = json.loads(request._body)["problems"]
     records = {64: record_json()}
     results = [{"name": p.get("name"), "key": f"{p['m']:064x}", "record": records.get(p["m"])} for p in problems]
@@ -299,6 +296,32 @@ def test_a_record_is_asked_for_with_its_etag(scripted: ScriptedService, client_o
     client = client_of(scripted.url)
     assert [client.kernel(key).revision for _ in range(3)] == [1, 1, 2]
     assert [seen.headers.get("if-none-match") for seen in scripted.seen] == [None, '"r1"', '"r1"']
+
+
+def test_a_client_forgets_what_was_used_longest_ago(
+    scripted: ScriptedService, client_of: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_hits(request: Request) -> Response:
+        problems = json.loads(request._body)["problems"]
+        results = [{"name": None, "key": f"{p['m']:064x}", "record": record_json()} for p in problems]
+        return JSONResponse({"results": results, "hits": len(results), "misses": 0})
+
+    monkeypatch.setattr(client_module, "REMEMBERED_LOOKUPS", 2)
+    scripted.on("POST", "/v1/lookups", all_hits)
+    client = client_of(scripted.url)
+    for asked in ([1, 2], [1], [3], [1], [2]):  # 3 takes the place of 2, because 1 was used after it
+        found = client.lookup([{**MATMUL, "m": m} for m in asked])
+        assert [int(result.key, 16) for result in found] == asked
+    assert [[p["m"] for p in seen.json["problems"]] for seen in scripted.seen] == [[1, 2], [3], [2]]
+    assert len(client.lookup([{**MATMUL, "m": m} for m in (7, 8, 9)])) == 3
+
+    monkeypatch.setattr(client_module, "REMEMBERED_RECORDS", 1)
+    scripted.seen.clear()
+    for key in ("a" * 64, "b" * 64):
+        scripted.on("GET", f"/v1/kernels/{key}", JSONResponse(record_json(), headers={"ETag": '"r1"'}))
+    for key in ("a" * 64, "b" * 64, "b" * 64, "a" * 64):
+        client.kernel(key)
+    assert [seen.headers.get("if-none-match") for seen in scripted.seen] == [None, None, '"r1"', None]
 
 
 def test_a_blob_is_fetched_once_and_kept_verified(scripted: ScriptedService, client_of: Clients) -> None:

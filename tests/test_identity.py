@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from codegen.canonical import LARGEST_INTEGER, canonical_json, digest
 from codegen.errors import CannotKey
-from codegen.identity import build_id, candidate_id, group_id, kernel_id, library_id, slice_id, winner_key
+from codegen.identity import build_id, candidate_id, kernel_id, library_id, slice_id, winner_key
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
 from codegen.render_group import slice_digest
@@ -60,7 +60,7 @@ def test_batch_strides_of_a_single_matrix_do_not_matter() -> None:
 
 def test_canonical_problem_parses_to_itself() -> None:
     problem = matmul(**BASE)
-    assert operator("matmul").parse(json.loads(problem.canonical_bytes())) == problem
+    assert operator("matmul").parse(json.loads(json.dumps(problem.canonical()))) == problem
 
 
 SIGNATURE = {"layout": "nn", "epilogue": ["bias.n"], "align_a": 4}
@@ -148,15 +148,6 @@ def test_parts_are_labelled_so_that_they_cannot_be_exchanged() -> None:
 def test_winner_key_differs_on_each_part(axis: int) -> None:
     parts = ["problem", "sm_90a", "NVIDIA H100 80GB HBM3"]
     assert winner_key(*parts) != winner_key(*[*parts[:axis], "other", *parts[axis + 1 :]])
-
-
-def test_group_id_differs_on_kernels_target_and_attempt() -> None:
-    ids = {
-        group_id(["a", "b"], "sm_75"), group_id(["b", "a"], "sm_75"), group_id(["a"], "sm_75"),
-        group_id(["a", "b"], "sm_80"), group_id(["a", "b"], "sm_75", "again"),
-    }  # fmt: skip
-    assert len(ids) == 5
-    assert {len(one) for one in ids} == {32}
 
 
 def test_slice_digest_differs_per_kernel_and_not_per_group() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from codegen.operators import operator
 from tests.cpu_helpers import loaded, matmul_kernel, verify
 from tests.mutants import Mutant, mutants, write_operator
 
-ARTIFACT = Path(__file__).parent.parent / ".cukiln" / "mutants.json"
 # Here the vectors of a tile are not a multiple of the threads, so that some threads have nothing to bring.
 UNEVEN = {"tile_m": 16, "tile_n": 64, "thread_m": 2, "thread_n": 4, "padding": 4}
 EVEN: dict[str, int] = {}
@@ -76,8 +74,9 @@ def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
         site: [{"verdict": judged[kernel.id].verdict, "message": judged[kernel.id].message} for kernel in group]
         for site, group in kernels.items()
     }
-    ARTIFACT.parent.mkdir(exist_ok=True)
-    ARTIFACT.write_text(json.dumps({"configs": CONFIGS, "verdicts": found}, indent=1))
+    listed = folder / "mutants.json"
+    listed.write_text(json.dumps({"configs": CONFIGS, "verdicts": found}, indent=1))
+    sys.stdout.write(f"verdicts and messages: {listed}\n")
     for site, results in found.items():
         sys.stdout.write(f"{site}: {', '.join(result['verdict'] for result in results)}\n")
     return found
@@ -94,9 +93,9 @@ def test_every_mutant_is_caught(site: str, verdicts: Verdicts) -> None:
     survived = [CONFIGS[index] for index in reached if verdicts[site][index]["verdict"] == "ok"]
     if "off by one" in site:
         # In some layouts one element too many lands in padding that nobody reads; in none may it always do so.
-        assert len(survived) < len(reached), survived
+        assert len(survived) < len(reached), verdicts[site]
     else:
-        assert not survived
+        assert not survived, verdicts[site]
 
 
 def test_every_barrier_and_every_check_has_a_mutant() -> None:

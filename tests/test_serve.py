@@ -211,11 +211,37 @@ def test_a_second_signal_stops_without_waiting(
 # ---- checks before the start
 
 
-def test_a_host_that_others_can_reach_needs_a_key(settings: Settings) -> None:
-    open_host = settings.model_copy(update={"host": "0.0.0.0"})
-    with pytest.raises(ServeError, match=r"0\.0\.0\.0.*CUKILN_API_KEY"):
-        serve.Supervisor(open_host, say=print).start()
+def test_a_host_that_others_can_reach_needs_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: Settings
+) -> None:
+    monkeypatch.setenv("CUKILN_DATA", str(settings.data_dir))
+    monkeypatch.setenv("CUKILN_HOST", "0.0.0.0")
+    assert serve.main() == 78
+    assert re.search(r"0\.0\.0\.0.*CUKILN_API_KEY", capsys.readouterr().err)
     assert not settings.data_dir.exists()
+
+
+def test_a_database_that_is_none_is_named_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], settings: Settings
+) -> None:
+    settings.data_dir.mkdir()
+    (settings.data_dir / "cukiln.db").write_bytes(b"not a database" * 1000)
+    assert serve.serve(settings) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2, said
+    words = "cukiln serve: the database {}/cukiln.db .*not a database.*DATABASE_URL"
+    assert re.match(words.format(settings.data_dir), said[1]), said
+
+
+@pytest.mark.parametrize("password", ["", "me:secret@", ":secret@"])
+def test_a_redis_that_is_away_is_named_at_once_without_its_password(settings: Settings, password: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+        away = settings.model_copy(update={"redis_url": f"redis://{password}{place}/0?password=secret"})
+        with pytest.raises(ServeError, match=f"REDIS_URL names redis://{place}/0, which does not answer") as refused:
+            serve.Supervisor(away, say=print).start()
+    assert "secret" not in str(refused.value)
 
 
 def test_a_busy_port_is_named_with_its_setting(capsys: pytest.CaptureFixture[str], settings: Settings) -> None:

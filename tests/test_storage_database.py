@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,16 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 
 from storage.database import Database
-from storage.errors import BadCursor, BlobCorrupt, BlobMissing, Conflict, LostClaim, PlanOutdated, SchemaMissing
+from storage.errors import (
+    BadCursor,
+    BlobCorrupt,
+    BlobMissing,
+    Conflict,
+    DatabaseUnusable,
+    LostClaim,
+    PlanOutdated,
+    SchemaMissing,
+)
 from storage.tables import Base, BlobRow
 from storage.toolchains import live_toolchains, register_toolchain
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
@@ -46,6 +56,38 @@ def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_
     database.migrate()  # again: nothing to do
     database.check()
     database.dispose()
+
+
+def test_a_schema_of_another_release_is_refused_and_left_alone(database_url: str) -> None:
+    database = Database(database_url)
+    database.migrate()
+    with database.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(DatabaseUnusable, match=r"'9999'\): another release of cukiln made its schema.*DATABASE_URL"):
+        database.migrate()
+    with database.read() as session:
+        assert session.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    database.dispose()
+
+
+def test_a_file_that_is_no_database_is_named_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "d.db"
+    path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(DatabaseUnusable, match=f"{path} .*not a database.*backup.*CUKILN_DATA") as refused:
+        Database(f"sqlite:///{path}").migrate()
+    assert "\n" not in str(refused.value)
+    with pytest.raises(DatabaseUnusable, match=r"d\.db .*DATABASE_URL"):
+        Database(f"sqlite:///{path}/d.db").migrate()
+
+
+def test_a_database_server_that_is_away_is_named_without_its_password() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(DatabaseUnusable, match=f"127.0.0.1:{port}/cukiln .*correct DATABASE_URL") as refused:
+            Database(f"postgresql://me:secret@127.0.0.1:{port}/cukiln?password=secret").migrate()
+    assert "secret" not in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def _migrate(url: str, barrier: object) -> None:

@@ -63,7 +63,7 @@ def test_what_is_missing_is_named_with_what_to_do(processes: Processes, argument
 def test_no_nvcc_at_all_says_how_to_get_one(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "wheel_folders", list)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ToolchainMissing, match="make install"):
+    with pytest.raises(ToolchainMissing, match="`make run` installs it"):
         find_toolchain(processes, host_compiler="/usr/bin/g++")
 
 

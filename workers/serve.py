@@ -30,8 +30,7 @@ from pydantic import SecretStr
 from redis.exceptions import RedisError
 
 from storage.database import Database
-from storage.errors import SettingsError
-from storage.exposure import refuse_exposed
+from storage.errors import SettingsError, StorageError
 from storage.operator_path import check_operator_path
 from storage.settings import Settings, load_settings
 from workers import tickets
@@ -39,7 +38,7 @@ from workers.children import Child, describe_exit
 from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
 from workers.processes import Processes
 from workers.queue_worker import HORSE_GRACE_SECONDS
-from workers.start_checks import FolderBusy, ServeError, free_port, lock_folder, refuse_busy_port
+from workers.start_checks import FolderBusy, ServeError, free_port, lock_folder, refuse_busy_port, refuse_silent_redis
 from workers.toolchain import ToolchainMissing, find_toolchain
 
 __all__ = [
@@ -107,7 +106,7 @@ class Supervisor:
         """Everything up, or nothing: raises ServeError after stopping what it had started."""
         try:
             return self._start()
-        except (ValkeyFailed, ToolchainMissing, SettingsError, OSError) as error:
+        except (ValkeyFailed, ToolchainMissing, StorageError, OSError) as error:
             self.stop()
             raise ServeError(str(error)) from error
         except BaseException:
@@ -147,7 +146,6 @@ class Supervisor:
 
     def _start(self) -> Running:
         settings = self.settings
-        refuse_exposed(settings)
         check_operator_path(settings)
         self._lock_file = lock_folder(settings.data_dir)
         with contextlib.closing(Processes()) as processes:
@@ -157,9 +155,13 @@ class Supervisor:
         else:
             refuse_busy_port(settings.host, settings.port)
         database = Database(settings.database_url)
-        database.migrate()
-        database.dispose()
-        if settings.redis_url is None:
+        try:
+            database.migrate()
+        finally:
+            database.dispose()
+        if settings.redis_url is not None:
+            refuse_silent_redis(settings.redis_url)
+        else:
             self._valkey = EmbeddedValkey(settings.data_dir / "valkey")
             settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.start()})
         self._make_children()

@@ -1,4 +1,5 @@
-"""What must hold before `cukiln serve` starts anything: an address of its own, a data folder of its own."""
+"""What must hold before `cukiln serve` starts anything: an address of its own, a data folder of its own, a
+queue that answers."""
 
 from __future__ import annotations
 
@@ -6,6 +7,12 @@ import fcntl
 import os
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+REDIS_SECONDS = 5.0
 
 
 class ServeError(Exception):
@@ -53,6 +60,23 @@ def free_port(host: str) -> int:
     with _bind(host, 0) as probe:
         port: int = probe.getsockname()[1]
         return port
+
+
+def refuse_silent_redis(url: str) -> None:
+    """Raises ServeError where REDIS_URL names no server that answers. Asked once: workers would try for a minute."""
+    try:
+        with Redis.from_url(url, socket_connect_timeout=REDIS_SECONDS, socket_timeout=REDIS_SECONDS) as client:
+            client.ping()
+    except (RedisError, OSError, ValueError) as error:
+        raise ServeError(
+            f"REDIS_URL names {_without_password(url)}, which does not answer ({error}): start that server, correct "
+            "REDIS_URL, or unset it for a queue that cukiln runs itself"
+        ) from None
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)  # no query either: it may name a password
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _bind(host: str, port: int) -> socket.socket:

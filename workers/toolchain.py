@@ -26,7 +26,7 @@ HOST_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-excepti
 # No build id, no names of temporary objects (-s): equal inputs give equal bytes. The stub needs nothing of libstdc++.
 LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,-s", "-Wl,-z,noexecstack", "-Wl,--as-needed", "-lpthread", "-ldl")
 _QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=1 << 20)
-_INSTALL = 'install it with "make install" (nvcc comes from PyPI wheels) or name one with CUKILN_NVCC'
+_INSTALL = "`make run` installs it from PyPI wheels, or name one with CUKILN_NVCC"
 
 
 class ToolchainMissing(ProcessError):
@@ -144,7 +144,7 @@ def _tvm_ffi_include() -> Path:
     for place in (spec.submodule_search_locations or []) if spec else []:
         if (Path(place) / "include/tvm/ffi/c_api.h").is_file():
             return Path(place) / "include"
-    raise ToolchainMissing('no tvm/ffi/c_api.h: install apache-tvm-ffi ("make install")')
+    raise ToolchainMissing("no tvm/ffi/c_api.h: apache-tvm-ffi is missing; `make run` installs it")
 
 
 def _ask(processes: Processes, program: Path, question: str) -> str:

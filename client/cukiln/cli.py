@@ -1,6 +1,7 @@
 """The command line: `cukiln tune`, `lookup`, `fetch`, `doctor`, `serve`, `worker`, `quickstart`.
 
-Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 130 interrupted.
+Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
+cannot start as it is set up; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 78 a worker cannot start, "
+    "130 interrupted.",
 )
 worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
 app.add_typer(worker_app, name="worker")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +25,11 @@ from cukiln.types import Job, LookupResult, Lookups, Progress, WinnerRecord
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 LARGEST_LOOKUP = 10_000  # problems in one request
+REMEMBERED_LOOKUPS = 100_000  # of a client; what was used longest ago is forgotten first
+REMEMBERED_RECORDS = 1_000
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Kept = TypeVar("_Kept")
 ProgressCallback = Callable[[Progress], None]
 
 
@@ -54,8 +58,8 @@ class Client:
         self.blobs = BlobCache(Path(cache_dir) if cache_dir is not None else settings.cache_dir)
         self._lookup_seconds = lookup_seconds
         self._lock = threading.Lock()
-        self._lookups: dict[str, tuple[float, LookupResult]] = {}
-        self._records: dict[str, tuple[str, WinnerRecord]] = {}
+        self._lookups: OrderedDict[str, tuple[float, LookupResult]] = OrderedDict()
+        self._records: OrderedDict[str, tuple[str, WinnerRecord]] = OrderedDict()
 
     @property
     def url(self) -> str:
@@ -71,8 +75,6 @@ class Client:
 
     def close(self) -> None:
         self._transport.close()
-
-    # Jobs
 
     def tune(
         self,
@@ -148,8 +150,6 @@ class Client:
             self._transport.sleep(0.1)  # the last event can be read before the row behind it
         return current
 
-    # Winners
-
     def lookup(
         self,
         problems: Sequence[Problem],
@@ -196,6 +196,8 @@ class Client:
         """The winner record `key`. A record that has not changed is not sent again. Raises `NotFound`."""
         with self._lock:
             known = self._records.get(key)
+            if known:
+                self._records.move_to_end(key)
         headers = {"If-None-Match": known[0]} if known else {}
         response = self._get(f"/v1/kernels/{quote(key, safe='')}", headers)
         if response.status_code == 304 and known:
@@ -204,7 +206,7 @@ class Client:
         etag = response.headers.get("ETag")
         if etag:
             with self._lock:
-                self._records[key] = (etag, record)
+                _keep(self._records, {key: (etag, record)}, REMEMBERED_RECORDS)
         return record
 
     def blob(self, digest: str, kind: str = "so") -> bytes:
@@ -220,8 +222,6 @@ class Client:
             self.blobs.put(digest, data, kind)
         return data
 
-    # Helpers
-
     def _get(self, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         return self._transport.request("GET", path, repeatable=True, headers=headers)
 
@@ -229,12 +229,16 @@ class Client:
         now = time.monotonic()
         with self._lock:
             entries = ((key, self._lookups.get(key)) for key in keys)
-            return {key: entry[1] for key, entry in entries if entry and now - entry[0] < self._lookup_seconds}
+            found = {key: entry[1] for key, entry in entries if entry and now - entry[0] < self._lookup_seconds}
+            for key in found:
+                self._lookups.move_to_end(key)
+            return found
 
     def _remember(self, results: Mapping[str, LookupResult]) -> None:
         now = time.monotonic()
         with self._lock:
-            self._lookups.update({key: (now, result) for key, result in results.items() if result.record is not None})
+            hits = {key: (now, result) for key, result in results.items() if result.record is not None}
+            _keep(self._lookups, hits, REMEMBERED_LOOKUPS)
 
 
 class _Report:
@@ -256,6 +260,15 @@ def progress_of(event: Event) -> Progress | None:
         return Progress.model_validate(event.data.get("progress", event.data))
     except ValidationError:
         return None
+
+
+def _keep(memory: OrderedDict[str, _Kept], new: Mapping[str, _Kept], at_most: int) -> None:
+    """Add `new` as what was used last, and forget what was used longest ago."""
+    for key, value in new.items():
+        memory[key] = value
+        memory.move_to_end(key)
+    while len(memory) > at_most:
+        memory.popitem(last=False)
 
 
 def _job_path(job_id: str) -> str:
