@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,21 +33,17 @@ def winner(client: cukiln.Client) -> cukiln.WinnerRecord:
 def gpu_arrays() -> tuple[Any, Any, Any, Any, Any]:
     """(a, b, out, bias, expected) on the GPU, from PyTorch or CuPy; ends the program without a GPU."""
     m, n, k = FFN1["m"], FFN1["n"], FFN1["k"]
-    try:
+    if find_spec("torch"):
         import torch
-    except ImportError:
-        pass
-    else:
+
         if torch.cuda.is_available():
             a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
             bias, out = torch.randn(n, device="cuda"), torch.empty(m, n, device="cuda")
             return a, b, out, bias, torch.nn.functional.gelu(a @ b.T + bias)
-    try:
+    if find_spec("cupy"):
         import cupy
         from cupyx.scipy.special import erf
-    except ImportError:
-        pass
-    else:
+
         if cupy.is_available():
             random = cupy.random.default_rng(0)
             a, b = (random.standard_normal(shape, dtype=cupy.float32) for shape in ((m, k), (n, k)))
