@@ -20,7 +20,7 @@ from storage.groups import BuildOutcome, load_group, record_compiled, start_grou
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, record_plan
 from storage.problems import finish_problem, load_problem, problems_to_plan
 from storage.report_job import job_progress
-from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, record_verified
+from storage.verdicts import NewVerdict, best_proofs, builds_to_verify, record_verified
 
 log = logging.getLogger("cukiln.worker")
 
@@ -88,13 +88,13 @@ def _go_the_way(session: Session, name: str) -> None:
         plan_version=_VERSION,
     )
     claim = _claim(session, "verify", target, job)
-    builds_to_verify(session, claim.ref.partition("/")[0], _VENUE, _VERSION)
+    builds_to_verify(session, claim.ref, _VENUE, _VERSION)
     verdict = NewVerdict(name * 2, "ok", None, {}, 0.0, 0.0)
     record_verified(session, claim, [verdict], venue=_VENUE, plan_version=_VERSION, verify=StageSeconds())
     claim = _claim(session, "finish", target, job)
     load_problem(session, planned.id)
     candidates_of_problem(session, planned.id)
-    known_verdicts(session, [name * 2], _VENUE, _VERSION)
+    best_proofs(session, [(name * 2, name * 2)])
     finish_problem(session, claim, winner=candidate.candidate, error=None)
 
 

@@ -18,7 +18,6 @@ from codegen.targets import target as find_target
 from codegen.verified import verified_label
 from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
-from storage.errors import Conflict
 from storage.jobs import job_state
 from storage.libraries import Library
 from storage.problems import JobProblem, finish_problem, load_problem
@@ -34,8 +33,6 @@ from workers.stopwatch import Stopwatch
 from workers.winner_library import winner_library
 
 log = logging.getLogger("cukiln.finish")
-
-PUBLISH_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -155,34 +152,28 @@ def _proof(context: StepContext, best: Ranked) -> dict[str, Any]:
 def _publish(context: StepContext, problem: JobProblem, entry: FrontEntry, covered: list[dict[str, Any]]) -> str:
     """Merge the entry into the problem's record by compare-and-set; returns the front's first candidate."""
     lost = _lost_blobs(context, problem.key)
-    for attempt in range(PUBLISH_ATTEMPTS):
-        context.check()
-        with context.database.write() as session:
-            known = get_winners(session, [problem.key]).get(problem.key)
-            kept = [old for old in known.front if lost.isdisjoint(old.blobs)] if known else []
-            front = merge_front(kept, entry)
-            # Without the best of a search its result is not known any more, whatever else it left.
-            searches = known.searches if known and len(kept) == len(known.front) else []
-            record = WinnerRecord(
-                key=problem.key,
-                revision=known.revision if known else 0,
-                operator=problem.operator,
-                problem=problem.problem,
-                target=problem.target,
-                device_class=problem.device_class,
-                ranked_by=ranked_by(front),
-                front=front,
-                searches=merge_searches(searches, covered),
-                updated_at=context.database.clock.now(),
-            )
-            try:
-                publish_winner(session, record, expected_revision=record.revision, attempt=context.claim.token)
-            except Conflict:
-                if attempt + 1 == PUBLISH_ATTEMPTS:
-                    raise
-                continue
-        return front[0].candidate
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    context.check()
+    # Writers take turns, so nothing comes between reading the record and replacing it.
+    with context.database.write() as session:
+        known = get_winners(session, [problem.key]).get(problem.key)
+        kept = [old for old in known.front if lost.isdisjoint(old.blobs)] if known else []
+        front = merge_front(kept, entry)
+        # Without the best of a search its result is not known any more, whatever else it left.
+        searches = known.searches if known and len(kept) == len(known.front) else []
+        record = WinnerRecord(
+            key=problem.key,
+            revision=known.revision if known else 0,
+            operator=problem.operator,
+            problem=problem.problem,
+            target=problem.target,
+            device_class=problem.device_class,
+            ranked_by=ranked_by(front),
+            front=front,
+            searches=merge_searches(searches, covered),
+            updated_at=context.database.clock.now(),
+        )
+        publish_winner(session, record, expected_revision=record.revision, attempt=context.claim.token)
+    return front[0].candidate
 
 
 def _lost_blobs(context: StepContext, key: str) -> set[str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from storage.judge import LIVE
 from storage.problems import load_problem
 from storage.report_job import job_progress
 from workers.steps.context import StepContext
 
 
-def publish_progress(context: StepContext, job_id: str | None = None) -> None:
-    """One `progress` event with the job's counts as they are now."""
-    job = job_id or context.claim.job_id
+def publish_progress(context: StepContext) -> None:
+    """One `progress` event with the counts of the item's job as they are now."""
+    job = context.claim.job_id
     if job is None:
         return
     with context.database.read() as session:
@@ -24,14 +25,13 @@ def publish_progress(context: StepContext, job_id: str | None = None) -> None:
                 "progress": found.progress.model_dump(mode="json"),
                 "seconds": found.seconds.model_dump(mode="json"),
             },
-            job_id=job,
         )
 
 
 def publish_problems(context: StepContext, problem_ids: Sequence[int]) -> None:
     """One `problem` event for each problem that has ended."""
     with context.database.read() as session:
-        ended = [problem for id in problem_ids if (problem := load_problem(session, id)) and problem.state in ENDED]
+        ended = [problem for id in problem_ids if (problem := load_problem(session, id)) and problem.state not in LIVE]
     for problem in ended:
         context.publish(
             "problem",
@@ -44,6 +44,3 @@ def publish_problems(context: StepContext, problem_ids: Sequence[int]) -> None:
             },
             job_id=problem.job_id,
         )
-
-
-ENDED = frozenset({"done", "failed", "cancelled"})
