@@ -22,7 +22,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-long coverage lint serve bench-overhead bench-compile bench-verify clean host
+.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-verify bench-tune clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ test: lint ## lint, then every test but the long ones
 
 test-long: host $(RUN_STAMP) $(DEV_STAMP) ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m long $(PYTEST_ARGS)
+
+test-gpu: host $(RUN_STAMP) ## run every primitive on this machine's GPU beside its CPU twin, write codegen/device/confirmed.json
+	@$(BIN)/python -m tests.gpu.confirm_primitives
 
 coverage: host $(RUN_STAMP) $(DEV_STAMP) ## branch coverage of the packages, at least 85 %
 	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
@@ -59,8 +62,11 @@ bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one 
 bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_verify_cpu
 
-clean: ## remove what make made: .venv, .cukiln (the data folder), caches
-	rm -rf $(VENV) .cukiln build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+bench-tune: host $(RUN_STAMP) ## wall time to tune all public matmul shapes; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_tune
+
+clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
+	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find client codegen docker storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 host:

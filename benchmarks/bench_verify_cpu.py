@@ -1,19 +1,34 @@
-"""What a CPU verdict costs: g++ per kernel in a group, and the whole test plan per kernel beyond it, in CPU seconds.
+"""What a CPU proof costs: one-core CPU seconds of a candidate's whole test plan, g++ excluded and given beside.
 
-Run with `python -m benchmarks.bench_verify_cpu [--kernels N]` on an idle core. The kernels are a level-2 sample of
-BERT's first feed-forward layer. The peer, in the same run: the same kernels, one g++ call each. The last line is one
-JSON object, which is also kept under `benchmarks/results/`.
+Run with `make bench-verify` or `python -m benchmarks.bench_verify_cpu [--kernels N] [--family NAME]`. It pins itself,
+and so all that it starts, to one core. The candidates are level-2 samples of public shapes, always the same ones, each
+with a kernel of its own, so that none shares another's proof: on tensor cores fp16, bf16, tf32, int8 and every way to
+split k; on the CUDA cores fp32.
+
+- `seconds_per_candidate`: all that the processes which run kernels used (their start, inputs, references, the runs),
+  divided by the candidates on tensor cores. `limit_seconds` is meant for it.
+- `plan_s_*`: the test plan of one candidate alone, as its verdict says it. It lacks the start of the process, which the
+  candidates of a group share. `plan_s_limit` is meant for those of the CUDA cores.
+- `gpp_s_per_candidate`: g++ for the family in one group; `gpp_s_alone`: the peer, the same kernels, one g++ call each.
+
+The last line is one JSON object, which is also kept under `benchmarks/results/`.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
+import resource
 import statistics
 import time
-from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.keep_result import keep_result
+from benchmarks.shapes import public_shape
 from codegen.kernel import Kernel
 from codegen.lower import lower
 from codegen.operators import operator
@@ -22,23 +37,94 @@ from codegen.targets import target
 from workers.build_cpu import build_cpu
 from workers.processes import Limits, Processes
 from workers.toolchain import Toolchain, find_toolchain
-from workers.verify_cpu import verify_on_cpu
+from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
-PROBLEM = {
-    "operator": "matmul", "m": 1024, "n": 3072, "k": 768, "layout": "nt", "dtype": "float32",
-    "epilogue": [{"op": "bias", "axis": "n"}, {"op": "gelu"}],
-}  # fmt: skip
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=256 << 20)
+LIMIT_SECONDS, SIMT_PLAN_LIMIT_SECONDS = 0.5, 0.25
+ALONE = 4  # kernels of a family that g++ also compiles one by one
+_BIAS_GELU = [{"op": "bias", "axis": "n"}, {"op": "gelu"}]
+_FP32 = {"dtype": "float32", "out_dtype": "float32"}
+_SPLITS = ("workspace", "atomic", "stream")
 
 
-def sample(count: int) -> list[Kernel]:
-    """Distinct kernels of the level-2 space, always the same ones."""
-    own = operator(PROBLEM["operator"])
-    lowered = lower(own.parse(PROBLEM), target("sm_90a"), Search(level=2, limit=4 * count, seed=1))
-    return list(dict.fromkeys(candidate.kernel for candidate in lowered.candidates))[:count]
+@dataclass(frozen=True)
+class Family:
+    """Candidates of one kind. `shape` names the public shape, `changes` what is different here; `splits` are the only
+    values of the tunable `split`, where it says any."""
+
+    shape: str
+    changes: Mapping[str, Any]
+    splits: tuple[str, ...] = ()
+    tensor_cores: bool = True
 
 
-def one_by_one(kernels: list[Kernel], toolchain: Toolchain, processes: Processes) -> float:
+FAMILIES = {
+    "float16": Family("bert_base/ffn1", {"epilogue": _BIAS_GELU}, ("none",)),
+    "bfloat16": Family("llama3_8b/qkv_m512", {}, ("none",)),
+    "tf32": Family("square/float32_2048", {"allow_tf32": True}, ("none",)),
+    "int8": Family("bert_base/ffn2", {"dtype": "int8", "acc_dtype": "int32", "out_dtype": "int32"}, ("none",)),
+    "split": Family("llama3_8b/down_m16", {}, _SPLITS),
+    "float32": Family("bert_base/ffn1", {**_FP32, "epilogue": _BIAS_GELU}, tensor_cores=False),
+}
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """One family's verdicts. Seconds are CPU seconds of the whole family: `children` of the processes that ran kernels,
+    `gpp` of g++."""
+
+    verdicts: tuple[CpuVerdict, ...]
+    children: float
+    gpp: float
+
+    @property
+    def plans(self) -> list[float]:
+        """CPU seconds of each candidate's test plan alone."""
+        return [verdict.cpu_seconds - verdict.details["build_seconds"]["cpu"] for verdict in self.verdicts]
+
+
+def sample(family: Family, count: int) -> list[Kernel]:
+    """Distinct kernels of the level-2 space, always the same ones, evenly from the ways to split k."""
+    fields = {**public_shape(family.shape), **family.changes}
+    own = operator(fields["operator"])
+    lowered = lower(own.parse(fields), target("sm_90a"), Search(level=2, limit=40 * count, seed=1))
+    kernels = list(dict.fromkeys(candidate.kernel for candidate in lowered.candidates))
+    if not family.splits:
+        return kernels[:count]
+    by_split = {split: [k for k in kernels if k.tunables.get("split") == split] for split in family.splits}
+    held = [found for found in by_split.values() if found]
+    share = math.ceil(count / len(held))
+    return [kernel for found in held for kernel in found[:share]][:count]
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """This process and those that it starts on one core, the last of those it may use."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def prove(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> Proofs:
+    """Build and judge them as a worker does."""
+    before = _children_seconds()
+    verdicts = verify_on_cpu(kernels, toolchain, processes, LIMITS, seed=1)
+    for verdict in verdicts:
+        if verdict.verdict != "ok":  # a run that ends early is no measure of one that does not
+            raise SystemExit(f"kernel {verdict.kernel_id} is {verdict.verdict}: {verdict.message}")
+    gpp = sum(verdict.details["build_seconds"]["cpu"] for verdict in verdicts)
+    return Proofs(tuple(verdicts), _children_seconds() - before - gpp, gpp)
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def one_by_one(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> float:
     """CPU seconds of g++ per kernel where each has a file of its own."""
     spent = 0.0
     for kernel in kernels:
@@ -47,31 +133,53 @@ def one_by_one(kernels: list[Kernel], toolchain: Toolchain, processes: Processes
     return spent / len(kernels)
 
 
-def measure(count: int) -> dict[str, Any]:
-    processes = Processes()
-    toolchain = find_toolchain(processes)
-    kernels = sample(count)
-    start = time.perf_counter()
-    verdicts = verify_on_cpu(kernels, toolchain, processes, LIMITS, seed=1)
-    wall = time.perf_counter() - start
-    builds = [verdict.details["build_seconds"]["cpu"] for verdict in verdicts]
-    plans = [verdict.cpu_seconds - build for verdict, build in zip(verdicts, builds, strict=True)]
+def figures(proofs: Iterable[Proofs]) -> dict[str, Any]:
+    """Over one family or several."""
+    proofs = list(proofs)
+    plans = sorted(seconds for one in proofs for seconds in one.plans)
+    count = len(plans)
     return {
-        "benchmark": "verify_cpu",
-        "kernels": len(kernels),
-        "verdicts": Counter(verdict.verdict for verdict in verdicts),
-        "gpp_cpu_s_per_kernel": round(statistics.mean(builds), 4),
-        "gpp_cpu_s_alone": round(one_by_one(kernels[:4], toolchain, processes), 4),
-        "plan_cpu_s_median": round(statistics.median(plans), 4),
-        "plan_cpu_s_max": round(max(plans), 4),
-        "plan_cpu_s_limit": 0.25,
-        "wall_s": round(wall, 3),
+        "candidates": count,
+        "seconds_per_candidate": round(sum(one.children for one in proofs) / count, 4),
+        "plan_s_median": round(statistics.median(plans), 4),
+        "plan_s_p90": round(plans[math.ceil(0.9 * count) - 1], 4),
+        "plan_s_worst": round(plans[-1], 4),
+        "gpp_s_per_candidate": round(sum(one.gpp for one in proofs) / count, 4),
     }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kernels", type=int, default=16)
+def measure(names: Sequence[str], count: int) -> dict[str, Any]:
+    start = time.perf_counter()
+    found: dict[str, Proofs] = {}
+    families: dict[str, Any] = {}
+    with closing(Processes()) as processes, one_core():
+        toolchain = find_toolchain(processes)
+        for name in names:
+            kernels = sample(FAMILIES[name], count)
+            found[name] = prove(kernels, toolchain, processes)
+            alone = one_by_one(kernels[:ALONE], toolchain, processes)
+            families[name] = {**figures([found[name]]), "gpp_s_alone": round(alone, 4)}
+            print(f"{name}: {families[name]}", flush=True)
+    tensor = [proofs for name, proofs in found.items() if FAMILIES[name].tensor_cores]
+    simt = [proofs for name, proofs in found.items() if not FAMILIES[name].tensor_cores]
+    return {
+        "benchmark": "verify",
+        **(figures(tensor) if tensor else {}),
+        "limit_seconds": LIMIT_SECONDS,
+        "cuda_cores": {**figures(simt), "plan_s_limit": SIMT_PLAN_LIMIT_SECONDS} if simt else {},
+        "families": families,
+        "wall_s": round(time.perf_counter() - start, 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", type=int, default=16, help="candidates of each family")
+    parser.add_argument("--family", action="append", choices=tuple(FAMILIES), help="may be repeated; default: all")
     parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     options = parser.parse_args()
-    keep_result(measure(options.kernels), keep=not options.no_file)
+    keep_result(measure(options.family or list(FAMILIES), options.kernels), keep=not options.no_file)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from codegen.dtypes import dtype
 from codegen.problem import refuse
 
 MAX_NODES = 8
@@ -27,16 +28,21 @@ Scalar = Annotated[float, Field(strict=True), AfterValidator(_fits_float32)]
 
 
 class Node(BaseModel):
-    """One node. `cxx` is its type in epilogue.cuh; `exact` says that fp32 computes it without approximation."""
+    """One node. `cxx` is its type in epilogue.cuh; `exact` says that fp32 computes it without approximation; `operand`
+    is the dtype of its tensor (`out`: as the output's), None where it takes none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     cxx: ClassVar[str]
     exact: ClassVar[bool] = True
-    operand_dtype: ClassVar[str | None] = None
+    operand: ClassVar[Literal["out", "uint8"] | None] = None
     op: str
 
-    @property
-    def cxx_type(self) -> str:
+    def operand_dtype(self, out_dtype: str) -> str | None:
+        """The dtype of the node's tensor beside an output of `out_dtype`."""
+        return out_dtype if self.operand == "out" else self.operand
+
+    def cxx_type_of(self, element: str) -> str:
+        """The node's C++ type; `element` is the C++ type of a bias or residual in memory."""
         return f"cukiln::{self.cxx}"
 
     @property
@@ -52,13 +58,12 @@ class Node(BaseModel):
 
 class Bias(Node):
     cxx = "Bias"
-    operand_dtype = "float32"
+    operand = "out"
     op: Literal["bias"] = "bias"
     axis: Literal["m", "n"] = "n"
 
-    @property
-    def cxx_type(self) -> str:
-        return f"cukiln::Bias<cukiln::Axis::{self.axis}>"
+    def cxx_type_of(self, element: str) -> str:
+        return f"cukiln::Bias<cukiln::Axis::{self.axis}, {element}>"
 
     @property
     def structure(self) -> str:
@@ -67,13 +72,16 @@ class Bias(Node):
 
 class Residual(Node):
     cxx = "Residual"
-    operand_dtype = "float32"
+    operand = "out"
     op: Literal["residual"] = "residual"
+
+    def cxx_type_of(self, element: str) -> str:
+        return f"cukiln::Residual<{element}>"
 
 
 class Mask(Node):
     cxx = "Mask"
-    operand_dtype = "uint8"
+    operand = "uint8"
     op: Literal["mask"] = "mask"
 
 
@@ -150,8 +158,7 @@ class Cast(Node):
     op: Literal["cast"] = "cast"
     dtype: Literal["float16", "bfloat16"]
 
-    @property
-    def cxx_type(self) -> str:
+    def cxx_type_of(self, element: str) -> str:
         return {"float16": "cukiln::CastHalf", "bfloat16": "cukiln::CastBfloat16"}[self.dtype]
 
     @property
@@ -185,9 +192,10 @@ def node_of(structure: str) -> AnyNode:
     return _STRUCTURES[structure]
 
 
-def chain_type(structure: Sequence[str]) -> str:
-    """The C++ type of a chain."""
-    return f"cukiln::Chain<{', '.join(node_of(part).cxx_type for part in structure)}>"
+def chain_type(structure: Sequence[str], operand_dtype: str = "float32") -> str:
+    """The C++ type of a chain. `operand_dtype` is that of biases and residuals in memory."""
+    element = dtype(operand_dtype).cxx
+    return f"cukiln::Chain<{', '.join(node_of(part).cxx_type_of(element) for part in structure)}>"
 
 
 def scalars(chain: Sequence[Node]) -> list[float]:
@@ -197,5 +205,5 @@ def scalars(chain: Sequence[Node]) -> list[float]:
 
 def operand_names(chain: Sequence[Node]) -> list[str | None]:
     """For each node the name of its tensor, None where it has none: `bias`, or `bias_0`, `bias_3` for several."""
-    ops = [node.op if node.operand_dtype else None for node in chain]
+    ops = [node.op if node.operand else None for node in chain]
     return [op if op is None or ops.count(op) == 1 else f"{op}_{index}" for index, op in enumerate(ops)]

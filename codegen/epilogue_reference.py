@@ -1,4 +1,4 @@
-"""The epilogue in float64, with a bound on what fp32 arithmetic may differ by.
+"""The epilogue and the rounding to the output's dtype in float64, with a bound on what fp32 arithmetic may differ by.
 
 Each node maps (value, error) to (value, error): the incoming error grows by the node's Lipschitz constant, and the node
 adds its own. One rounding to fp32 is at most u |x| with u = 2^-24 (Higham, "Accuracy and Stability of Numerical
@@ -44,6 +44,16 @@ def apply_chain(chain: Sequence[Node], start: Bounded, tensors: Mapping[str, npt
     for node, name in zip(chain, operand_names(chain), strict=True):
         state = _apply(node, state, None if name is None else tensors[name], exact)
     return state
+
+
+def stored(dtype: str, at: Bounded) -> Bounded:
+    """What an output of `dtype` holds of fp32 values: they are rounded to nearest even, once."""
+    return at if dtype == "float32" else _cast(dtype, at)
+
+
+def rounded_to_float32(values: Float64) -> Bounded:
+    """Exact values, such as int32 sums, as fp32 holds them after one rounding."""
+    return _judgeable(_rounded(values, np.zeros_like(values)), LARGEST_FLOAT32)
 
 
 def _apply(node: Node, at: Bounded, tensor: npt.NDArray[Any] | None, exact: bool) -> Bounded:

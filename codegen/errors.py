@@ -6,6 +6,7 @@ CodegenError (ValueError)          field: where the fault lies; allowed: what ma
 ├── UnknownOperator
 ├── UnknownTarget
 ├── InvalidSearch                  a search that names what does not exist
+│   └── UnknownTunable             … a tunable that schedules of the problem do not have
 ├── InvalidOperator                an operator folder from outside that cannot be loaded
 └── TextError                      generated text that must not reach a compiler
     ├── Unclassified               text at namespace scope that the scanner cannot classify
@@ -51,6 +52,10 @@ class UnknownTarget(CodegenError):
 
 class InvalidSearch(CodegenError):
     """A search that names a tunable or value which does not exist."""
+
+
+class UnknownTunable(InvalidSearch):
+    """A search that names a tunable which schedules of the problem do not have."""
 
 
 class InvalidOperator(CodegenError):

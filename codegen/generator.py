@@ -7,9 +7,10 @@ from functools import cache
 from codegen.canonical import digest
 from codegen.operators import operator
 from codegen.render_group import headers_digest
+from codegen.search import allowed_json
 
-# Raised when rules, levels or the prediction change which candidates are tried or which of them wins.
-GENERATOR_VERSION = 1
+# Raised when rules, levels or the prediction change which candidates are tried or which of them win.
+GENERATOR_VERSION = 2
 
 
 @cache
@@ -20,5 +21,5 @@ def generator(operator_name: str) -> str:
         "generator",
         GENERATOR_VERSION,
         headers=headers_digest(operator_name),
-        tunables={tunable.name: list(tunable.allowed) for tunable in own.tunables},
+        tunables={tunable.name: allowed_json(tunable.allowed) for tunable in own.tunables},
     )

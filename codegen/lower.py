@@ -9,7 +9,7 @@ from typing import Any
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
 from codegen.problem import Problem
-from codegen.rules import Rejected
+from codegen.rules import ACCEPTED, Accepted, Rejected, check_deterministic
 from codegen.schedule import Schedule
 from codegen.search import Search
 from codegen.targets import Target
@@ -45,8 +45,19 @@ class Lowered:
         return f"no schedule of the {self.space_size} in the search space is left: {told}"
 
 
-def lower(problem: Problem, target: Target, search: Search, workspace_limit: int | None = None) -> Lowered:
-    """The candidates in the order of the space, at most `search.limit`. Raises InvalidSearch."""
+def lower(
+    problem: Problem,
+    target: Target,
+    search: Search,
+    workspace_limit: int | None = None,
+    *,
+    deterministic: bool = False,
+) -> Lowered:
+    """The candidates in the order of the space, at most `search.limit`. Raises InvalidSearch.
+
+    `workspace_limit` (bytes) and `deterministic` (the same bits in every run) are the request's policy: what breaks it
+    is rejected like what breaks a rule.
+    """
     op = operator(problem.operator)
     space = op.space(problem, target, search)
     signature = op.signature(problem)
@@ -56,13 +67,15 @@ def lower(problem: Problem, target: Target, search: Search, workspace_limit: int
     counts: dict[str, int] = {}
     for schedule in space:
         outcome = op.rules(problem, schedule, target, workspace_limit)
+        if isinstance(outcome, Accepted):
+            tunables = schedule.only(op.kernel_tunables)
+            # One object per kernel: its id is computed once for all candidates that differ only at launch.
+            kernel = kernels.get(tunables) or kernels.setdefault(tunables, Kernel.of(op.name, signature, tunables))
+            outcome = check_deterministic(not deterministic or op.deterministic(kernel)) or ACCEPTED
         if isinstance(outcome, Rejected):
             counts[outcome.rule] = counts.get(outcome.rule, 0) + 1
             rejected.setdefault(outcome.rule, [(schedule, outcome.message)])
             continue
-        tunables = schedule.only(op.kernel_tunables)
-        # One object per kernel: its id is computed once for all candidates that differ only at launch.
-        kernel = kernels.get(tunables) or kernels.setdefault(tunables, Kernel.of(op.name, signature, tunables))
         candidates.append(Candidate(problem, schedule, kernel))
         if len(candidates) == space.limit:
             break

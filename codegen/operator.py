@@ -62,15 +62,37 @@ class ConfigField:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel's Config: constants, and the one type that its epilogue makes (from typed nodes, never from text)."""
+    """A kernel's Config: constants, element types, and the type that its epilogue makes (from typed nodes, never from
+    text).
+
+    `epilogue`: structures of the nodes. `types`: (name, dtype) of element types, rendered as `using Input = …`.
+    `operand_dtype`: of the epilogue's biases and residuals in memory.
+    """
 
     fields: tuple[ConfigField, ...]
-    epilogue: tuple[str, ...]  # structures of the nodes
+    epilogue: tuple[str, ...]
+    types: tuple[tuple[str, str], ...] = ()
+    operand_dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class LaunchBounds:
+    """What a kernel function promises of its launches, and what it asks of the register allocator.
+
+    `threads` per block at most, `min_blocks` resident blocks; or `max_registers` per thread, where that is not 0. CUDA
+    takes one of the two (CUDA C++ Programming Guide, "Maximum Number of Registers per Thread"): with `max_registers`
+    the compiler is told nothing of `threads` and `min_blocks`.
+    """
+
+    threads: int
+    min_blocks: int = 1
+    max_registers: int = 0
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run of a candidate; bytes are those that any algorithm must move between DRAM and chip."""
+    """Of one run of a candidate; bytes are those that any algorithm must move between DRAM and chip. `launches` and
+    `workspace_bytes` are those of the schedule, exactly as the launch code has them."""
 
     flops: int
     bytes_read: int
@@ -87,6 +109,10 @@ class Work:
     instructions beside them; `shared_bytes` moved between shared memory and registers; `l2_bytes` asked of the L2,
     `dram_bytes` of the DRAM; `independent` FMA chains a thread has in flight; `steps` serial load-use round trips of a
     block and `overlap` in 0..1, how much of such a trip the schedule hides behind arithmetic.
+
+    On tensor cores: `mma` multiply-adds of the whole launch, `mma_type` which of the target's rates they run at,
+    `mma_macs` of one instruction, of which `independent` are then a warp's chains. `prefetched` steps whose loads a
+    block has in flight, where it is known (0: `overlap` says it). `others` are the launches before and after this one.
     """
 
     blocks: int
@@ -100,6 +126,11 @@ class Work:
     independent: int
     steps: int
     overlap: float
+    mma: float = 0.0
+    mma_type: str = ""
+    mma_macs: int = 0
+    prefetched: int = 0
+    others: tuple[Work, ...] = ()
 
 
 class Operator(ABC):
@@ -107,10 +138,12 @@ class Operator(ABC):
 
     name: ClassVar[str]
     problem_type: ClassVar[type[Problem]]
+    # Every knob that a schedule of some problem has. Where kernels of two kinds share a name, `allowed` is the union;
+    # `space` knows what a problem's own schedules have.
     tunables: ClassVar[tuple[Tunable, ...]]
-    # The __global__ functions of a kernel's namespace, in the order that `Launch.function` indexes.
-    functions: ClassVar[tuple[str, ...]] = ("run",)
-    # Where kernel.cuh lies: the folder of a packaged operator, or one from outside.
+    # The kernel's text, in the order in which the files are inlined.
+    files: ClassVar[tuple[str, ...]] = ("kernel.cuh",)
+    # Where the files lie: the folder of a packaged operator, or one from outside.
     folder: ClassVar[Traversable]
 
     @property
@@ -118,9 +151,14 @@ class Operator(ABC):
         return f"cukiln::{self.name}"
 
     @cached_property
+    def kernel_texts(self) -> Mapping[str, str]:
+        """The text of each of `files`, in their order."""
+        return {name: (self.folder / name).read_text(encoding="utf-8") for name in self.files}
+
+    @property
     def kernel_text(self) -> str:
-        """The operator's kernel.cuh."""
-        return (self.folder / "kernel.cuh").read_text(encoding="utf-8")
+        """The text of all `files`, one after the other."""
+        return "".join(self.kernel_texts.values())
 
     @cached_property
     def kernel_tunables(self) -> frozenset[str]:
@@ -139,6 +177,15 @@ class Operator(ABC):
         return Candidate(
             problem, schedule, Kernel.of(self.name, self.signature(problem), schedule.only(self.kernel_tunables))
         )
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        """The __global__ functions of the kernel's namespace, in the order that `Launch.function` indexes. The entry of
+        each calls the operator's device function of that name."""
+        return ("run",)
+
+    def deterministic(self, kernel: Kernel) -> bool:
+        """Whether two runs on the same inputs give the same bits. A kernel that adds by atomics does not."""
+        return True
 
     def launch_values(self, schedule: Schedule) -> list[int]:
         """The int32 array of the launch ABI."""
@@ -189,8 +236,8 @@ class Operator(ABC):
         """Reduced problems of the kernel's own signature: even, ragged, smallest."""
 
     @abstractmethod
-    def test_launches(self, kernel: Kernel) -> list[list[int]]:
-        """Every distinct array of launch-time values; all of them must be right on each test problem."""
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        """Distinct arrays of launch-time values for one of the kernel's test problems; all of them must be right."""
 
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
@@ -212,16 +259,12 @@ class Operator(ABC):
         """What a schedule does to the machine."""
 
     @abstractmethod
-    def threads(self, kernel: Kernel) -> int:
-        """Threads of a block."""
-
-    @abstractmethod
-    def min_blocks(self, kernel: Kernel) -> int:
-        """Resident blocks that the kernel asks registers to allow for (second argument of __launch_bounds__)."""
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        """Of one of the kernel's `functions`."""
 
     @abstractmethod
     def shared_bytes(self, kernel: Kernel) -> int:
-        """Dynamic shared memory of a block."""
+        """Dynamic shared memory of a block, the most that any of the kernel's functions takes."""
 
     @abstractmethod
     def predicted_compile_seconds(self, kernel: Kernel) -> float:

@@ -2,8 +2,9 @@
 
 Occupancy follows NVIDIA's CUDA Occupancy Calculator (registers are given to warps in units of 256, shared memory to
 blocks in units of 128 bytes from 8.0 on and 256 before). Time is the roofline of Williams, Waterman and Patterson (CACM
-52:4, 2009) with four roofs (FMA issue, shared memory, L2, DRAM), quantised into waves of blocks, with latency hidden as
-Little's law allows (Volkov, "Understanding Latency Hiding on GPUs", UC Berkeley 2016).
+52:4, 2009) with five roofs (issue of FMAs and all else, tensor cores, shared memory, L2, DRAM), quantised into waves of
+blocks, with latency hidden as Little's law allows (Volkov, "Understanding Latency Hiding on GPUs", UC Berkeley 2016).
+A candidate of several launches takes the sum of their times.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ FMA_LATENCY = 4.0
 SHARED_LATENCY = 23.0
 DRAM_LATENCY = 500.0
 L2_BYTES_PER_CLOCK = 64.0
+# The A100 white paper's 5,120 bytes per clock over its 108 multiprocessors, which ask all at once on tensor cores.
+L2_SHARED_BYTES_PER_CLOCK = 47.0
+# Clocks from mma.sync to one that needs its result: 17.7 to 33 by shape on A100 (Sun et al., "Dissecting Tensor Cores
+# via Microbenchmarks", arXiv:2206.02874).
+MMA_LATENCY = 33.0
+# Of a barrier that all warps of a block meet at, once a step: an assumption.
+BARRIER_CLOCKS = 30.0
+# Registers that launches beside the reported one take: a dozen values per thread.
+SMALL_KERNEL_REGISTERS = 40
 # Of the DRAM's peak, what a streaming kernel reaches; a launch's own time. Assumptions, which scale all ranks alike.
 DRAM_EFFICIENCY = 0.85
 LAUNCH_US = 2.0
@@ -99,20 +109,30 @@ def predict(candidate: Candidate, resources: Resources, target: Target) -> Predi
     # A kernel that cannot be resident cannot run; one block keeps its figures finite and last in rank.
     resident = max(1, fits.blocks_per_sm)
     waves = work.blocks / (target.sm_count * resident)
-    roofs = _roofs(work, resources, target, resident)
-    clocks = _combine(roofs, work.overlap)
-    latency = _exposed_latency(work, target, resident)
+    roofs = _roofs(work, target, resident, resources.spill_load_bytes + resources.spill_store_bytes)
+    latency = _latency(work, roofs, target, resident)
     # A round is what its fullest multiprocessor takes: a part-filled last wave still takes the time of its own blocks.
-    us = (clocks + latency) / target.clock_mhz + LAUNCH_US
+    us = (_combine(roofs, work.overlap) + latency) / target.clock_mhz + LAUNCH_US
     if fits.blocks_per_sm == 0:
         us *= 1000.0
     times = {name: round(value / target.clock_mhz, 6) for name, value in {**roofs, "latency": latency}.items()}
+    if work.others:
+        times["other_launches"] = round(sum(_small_launch_us(other, target) for other in work.others), 6)
+        us += times["other_launches"]
     spilled = resources.spill_load_bytes + resources.spill_store_bytes > 0
     bound_by = max(times, key=lambda name: times[name])
     return Prediction(round(us, 6), fits.fraction, fits.blocks_per_sm, fits.limited_by, waves, bound_by, times, spilled)
 
 
-def _roofs(work: Work, resources: Resources, target: Target, resident: int) -> dict[str, float]:
+def _small_launch_us(work: Work, target: Target) -> float:
+    """Microseconds of a launch of which no report is at hand, because its kernel needs little."""
+    resident = occupancy(work.threads, SMALL_KERNEL_REGISTERS, work.dynamic_shared_bytes, target).blocks_per_sm
+    roofs = _roofs(work, target, resident, spilled_bytes=0)
+    clocks = _combine(roofs, work.overlap) + _latency(work, roofs, target, resident)
+    return clocks / target.clock_mhz + LAUNCH_US
+
+
+def _roofs(work: Work, target: Target, resident: int, spilled_bytes: int) -> dict[str, float]:
     """Clocks of the whole launch under each roof. Blocks are spread evenly, so the fullest multiprocessor decides."""
     fullest = -(-work.blocks // target.sm_count)
     share = fullest / work.blocks
@@ -121,16 +141,31 @@ def _roofs(work: Work, resources: Resources, target: Target, resident: int) -> d
     # half-rate FMA units (64 lanes) every second slot is free for it.
     issue = max(work.fma / lanes, (work.fma + work.other_instructions) / 128.0)
     # Local memory goes through L1 at a quarter of shared memory's rate, once per step for what is spilled.
-    spills = (resources.spill_load_bytes + resources.spill_store_bytes) * float(work.blocks) * work.threads * work.steps
+    spills = spilled_bytes * float(work.blocks) * work.threads * work.steps
     # A third of the multiprocessors can keep the DRAM busy (64 bytes per clock each, against its bandwidth).
     active = min(1.0, 3.0 * work.blocks / target.sm_count)
     bytes_per_clock = target.dram_gb_s * 1e3 / target.clock_mhz * DRAM_EFFICIENCY
-    return {
+    roofs = {
         "fma": issue * share / _issue_efficiency(work, min(resident, fullest)),
         "shared_memory": (work.shared_bytes + 4.0 * spills) * share / SHARED_BYTES_PER_CLOCK,
-        "l2": work.l2_bytes * share / L2_BYTES_PER_CLOCK,
+        "l2": work.l2_bytes * share / (L2_SHARED_BYTES_PER_CLOCK if work.mma else L2_BYTES_PER_CLOCK),
         "dram": work.dram_bytes / (bytes_per_clock * active),
     }
+    if work.mma:
+        rate = max(target.mma_macs(work.mma_type), 1.0)
+        roofs["mma"] = work.mma * share / rate / _mma_efficiency(work, rate, min(resident, fullest))
+    return roofs
+
+
+def _mma_efficiency(work: Work, rate: float, resident: int) -> float:
+    """The share of the tensor cores' rate that warps can ask for: each of the four has only its own scheduler's warps,
+    and a warp's sums must be enough to cover the latency of one."""
+    warps_per_scheduler = resident * work.threads / WARP / 4.0
+    interval = work.mma_macs / (rate / 4.0)
+    in_flight = min(1.0, warps_per_scheduler * work.independent * interval / MMA_LATENCY)
+    # Between two k-steps a warp waits for its fragments; other warps and its own products fill that time.
+    busy = max(1.0, warps_per_scheduler) * work.independent * interval
+    return min(1.0, warps_per_scheduler) * in_flight * busy / (busy + SHARED_LATENCY * (1.0 - work.overlap))
 
 
 def _issue_efficiency(work: Work, resident: int) -> float:
@@ -148,14 +183,19 @@ def _combine(roofs: dict[str, float], overlap: float) -> float:
     return highest + (1.0 - overlap) * 0.25 * (sum(roofs.values()) - highest)
 
 
-def _exposed_latency(work: Work, target: Target, resident: int) -> float:
-    """Clocks in which a multiprocessor waits for global memory: a trip per step and block, hidden by other blocks."""
+def _latency(work: Work, roofs: dict[str, float], target: Target, resident: int) -> float:
+    """Clocks in which a multiprocessor waits for global memory."""
     fullest = -(-work.blocks // target.sm_count)
-    rounds = -(-fullest // resident)
-    in_parallel = min(resident, fullest)
-    hidden = work.overlap / (1.0 + work.overlap) + 1.0 - 1.0 / in_parallel
-    per_step = DRAM_LATENCY * max(0.02, 1.0 - hidden)
-    return rounds * (DRAM_LATENCY + work.steps * per_step)
+    rounds, in_parallel = -(-fullest // resident), min(resident, fullest)
+    if not work.prefetched:
+        # A trip per step and block, hidden by other blocks.
+        hidden = work.overlap / (1.0 + work.overlap) + 1.0 - 1.0 / in_parallel
+        return rounds * (DRAM_LATENCY + work.steps * DRAM_LATENCY * max(0.02, 1.0 - hidden))
+    # A ring of stages: a step cannot take less than the latency over the steps in flight, nor less than its barrier;
+    # the first one of a round is not hidden at all.
+    steps = rounds * work.steps
+    waiting = max(0.0, steps * DRAM_LATENCY / work.prefetched - max(roofs.values()))
+    return rounds * DRAM_LATENCY + waiting + steps * BARRIER_CLOCKS / in_parallel
 
 
 def _round_up(value: int, unit: int) -> int:

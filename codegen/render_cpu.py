@@ -11,17 +11,28 @@ from collections.abc import Sequence
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.render_group import header_text, operator_names, operator_text, slice_text
+from codegen.render_group import functions_of, header_text, operator_names, operator_texts, slice_text
 
 # In order of use. The harness comes last: it needs Launch, and nothing needs it.
 CPU_HEADERS = (
     "cpu/fiber.h",
     "cpu/memory.h",
     "cpu/scheduler.h",
+    "cpu/sites.h",
+    "cpu/race.h",
+    "cpu/banks.h",
+    "cpu/watch.h",
+    "cpu/collective.h",
+    "cpu/barriers.h",
     "launch.h",
     "cpu/twin.h",
+    "cpu/async_copy.h",
+    "cpu/convert.h",
+    "cpu/warp.h",
+    "cpu/matrix.h",
     "epilogue.cuh",
     "check_tensors.h",
+    "cpu/grid.h",
     "cpu/harness.h",
 )
 
@@ -30,7 +41,8 @@ def render_cpu(kernels: Sequence[Kernel]) -> str:
     """The C++ text; kernels in the order given."""
     parts = ["#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"]
     parts += [_header(path, header_text(path)) for path in CPU_HEADERS]
-    parts += [_header(f"{name}/kernel.cuh", operator_text(name)) for name in operator_names(kernels)]
+    for name in operator_names(kernels):
+        parts += [_header(f"{name}/{file}", text) for file, text in operator_texts(name)]
     for kernel in kernels:
         parts.append(f'#line 1 "{kernel.namespace}.cu"\n{slice_text(kernel)}')
         parts.append(_entries(kernel, operator(kernel.operator)))
@@ -50,10 +62,10 @@ def _header(name: str, text: str) -> str:
 def _entries(kernel: Kernel, op: Operator) -> str:
     space = kernel.namespace
     arguments = f"{op.namespace}::Arguments"
-    functions = ", ".join(f"cukiln::cpu::call_kernel<{arguments}, {space}::{name}>" for name in op.functions)
+    functions = ", ".join(f"cukiln::cpu::call_kernel<{arguments}, {space}::{name}>" for name in functions_of(kernel))
     return (
-        f"CUKILN_CPU_EXPORT int64_t {space}_workspace_bytes(const int64_t* extents) {{\n"
-        f"  return {op.namespace}::workspace_bytes<{space}::Config>(extents);\n"
+        f"CUKILN_CPU_EXPORT int64_t {space}_workspace_bytes(const int64_t* extents, const int32_t* launch) {{\n"
+        f"  return {op.namespace}::workspace_bytes<{space}::Config>(extents, launch);\n"
         "}\n"
         f"CUKILN_CPU_EXPORT int {space}_run(const cukiln::cpu::Call* call) {{\n"
         f"  const {arguments} arguments = {op.namespace}::bind<{space}::Config>(\n"
@@ -61,6 +73,6 @@ def _entries(kernel: Kernel, op: Operator) -> str:
         "  cukiln::Launch launches[cukiln::cpu::max_launches];\n"
         f"  const int count = {op.namespace}::plan<{space}::Config>(arguments, launches);\n"
         f"  const cukiln::cpu::Function functions[] = {{{functions}}};\n"
-        f"  return cukiln::cpu::execute(*call, launches, count, functions, {len(op.functions)}, &arguments);\n"
+        f"  return cukiln::cpu::execute(*call, launches, count, functions, {len(functions_of(kernel))}, &arguments);\n"
         "}\n"
     )

@@ -12,16 +12,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
+from codegen.dtypes import dtype
 from codegen.epilogue import chain_type
 from codegen.errors import TextError
 from codegen.identity import slice_id
 from codegen.kernel import Kernel
-from codegen.operator import ConfigField
+from codegen.operator import ConfigField, LaunchBounds
 from codegen.operators import operator
 
-DEVICE_HEADERS = ("launch.h", "device.cuh", "epilogue.cuh")
+DEVICE_HEADERS = (
+    "launch.h",
+    "device.cuh",
+    "convert.cuh",
+    "warp.cuh",
+    "async_copy.cuh",
+    "matrix.cuh",
+    "epilogue.cuh",
+)
 HOST_HEADERS = ("launch.h", "epilogue.cuh", "check_tensors.h")
 _IDENTIFIER = re.compile(r"[a-z][a-z0-9_]*\Z")
+_TYPE_NAME = re.compile(r"[A-Z][A-Za-z0-9]*\Z")
 
 
 @dataclass(frozen=True)
@@ -45,9 +55,14 @@ def inlined(text: str) -> str:
 
 
 @lru_cache(maxsize=64)
+def operator_texts(name: str) -> tuple[tuple[str, str], ...]:
+    """An operator's files with their text as it is inlined, in order."""
+    return tuple((file, inlined(text)) for file, text in operator(name).kernel_texts.items())
+
+
 def operator_text(name: str) -> str:
-    """An operator's kernel.cuh, as it is inlined."""
-    return inlined(operator(name).kernel_text)
+    """All of an operator's files as they are inlined."""
+    return "".join(text for _, text in operator_texts(name))
 
 
 def render_device(kernels: Sequence[Kernel]) -> RenderedGroup:
@@ -55,10 +70,19 @@ def render_device(kernels: Sequence[Kernel]) -> RenderedGroup:
     parts = ["#define CUKILN_DEVICE 1\n", *map(header_text, DEVICE_HEADERS)]
     parts += [operator_text(name) for name in operator_names(kernels)]
     parts += [slice_text(kernel) for kernel in kernels]
-    functions = [f"{kernel.namespace}::{name}" for kernel in kernels for name in operator(kernel.operator).functions]
+    functions = [f"{kernel.namespace}::{name}" for kernel in kernels for name in functions_of(kernel)]
     if len(set(functions)) != len(functions):
         raise TextError("two kernels of the group share a namespace")
     return RenderedGroup("".join(parts), frozenset(functions), frozenset(s for k in kernels for s in symbols(k)))
+
+
+def functions_of(kernel: Kernel) -> tuple[str, ...]:
+    """The kernel's __global__ functions, in the order that `Launch.function` indexes."""
+    names = operator(kernel.operator).functions(kernel)
+    for name in names:
+        if not _IDENTIFIER.match(name):
+            raise TextError(f"{name!r} is no name of a kernel function")
+    return names
 
 
 def operator_names(kernels: Iterable[Kernel]) -> list[str]:
@@ -71,20 +95,25 @@ def symbols(kernel: Kernel) -> list[str]:
     op = operator(kernel.operator)
     parameter = "".join(f"{len(part)}{part}" for part in (*op.namespace.split("::"), "Arguments"))
     space = f"{len(kernel.namespace)}{kernel.namespace}"
-    return [f"_ZN{space}{len(name)}{name}EN{parameter}E" for name in op.functions]
+    return [f"_ZN{space}{len(name)}{name}EN{parameter}E" for name in functions_of(kernel)]
 
 
 @lru_cache(maxsize=16384)
 def slice_text(kernel: Kernel) -> str:
     """The kernel's own block: its namespace with Config and entry points."""
     op = operator(kernel.operator)
-    bounds = f"__launch_bounds__({op.threads(kernel)}, {op.min_blocks(kernel)})"
     entries = "".join(
-        f"__global__ void {bounds} {name}(const {op.namespace}::Arguments arguments) {{ "
-        f"{op.namespace}::{name}<Config>(arguments); }}\n"
-        for name in op.functions
+        f"__global__ void {_bounds(op.launch_bounds(kernel, name))} {name}(const {op.namespace}::Arguments arguments) "
+        f"{{ {op.namespace}::{name}<Config>(arguments); }}\n"
+        for name in functions_of(kernel)
     )
     return f"namespace {kernel.namespace} {{\n{render_config(kernel)}{entries}}}  // namespace {kernel.namespace}\n"
+
+
+def _bounds(bounds: LaunchBounds) -> str:
+    if bounds.max_registers:
+        return f"__maxnreg__({bounds.max_registers})"
+    return f"__launch_bounds__({bounds.threads}, {bounds.min_blocks})"
 
 
 @lru_cache(maxsize=16384)
@@ -101,10 +130,18 @@ def headers_digest(name: str) -> str:
 
 @lru_cache(maxsize=16384)
 def render_config(kernel: Kernel) -> str:
-    """`struct Config { ... };`: numbers and one type that only the epilogue's typed nodes decide."""
+    """`struct Config { ... };`: numbers, element types, and one type that only the epilogue's typed nodes decide."""
     config = operator(kernel.operator).config(kernel)
-    members = "".join(f"  static constexpr {one.cxx_type} {one.name} = {_literal(one)};\n" for one in config.fields)
-    return f"struct Config {{\n{members}  using Epilogue = {chain_type(config.epilogue)};\n}};\n"
+    members = [f"static constexpr {one.cxx_type} {one.name} = {_literal(one)};" for one in config.fields]
+    members += [f"using {_type_name(name)} = {dtype(element).cxx};" for name, element in config.types]
+    members.append(f"using Epilogue = {chain_type(config.epilogue, config.operand_dtype)};")
+    return "struct Config {\n" + "".join(f"  {member}\n" for member in members) + "};\n"
+
+
+def _type_name(name: str) -> str:
+    if not _TYPE_NAME.match(name) or name == "Epilogue":
+        raise TextError(f"{name!r} is no name of a Config type")
+    return name
 
 
 def _literal(field: ConfigField) -> str:

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.render_group import HOST_HEADERS, header_text, operator_names, operator_text, render_config, symbols
+from codegen.render_group import (
+    HOST_HEADERS,
+    functions_of,
+    header_text,
+    operator_names,
+    operator_text,
+    render_config,
+    symbols,
+)
 
 # The assembler puts the cubin into read-only data; hidden, so that the library exports only its entry points. The
 # section flags spell out what as needs on every architecture.
@@ -62,9 +70,8 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
     first = 0
     blocks = []
     for kernel in kernels:
-        values = launch if launch is not None else operator(kernel.operator).test_launches(kernel)[0]
-        blocks.append(_kernel_block(kernel, first, values))
-        first += len(operator(kernel.operator).functions)
+        blocks.append(_kernel_block(kernel, first, launch if launch is not None else _test_launch(kernel)))
+        first += len(functions_of(kernel))
     if launch is None:
         return "\n".join([*parts, *blocks, _COMMON_EXPORTS, *(_launch_exports(k, "_" + k.id[:16]) for k in kernels)])
     (kernel,) = kernels
@@ -87,6 +94,11 @@ def render_plan(candidate: Candidate) -> str:
     return "\n".join(["#define CUKILN_HOST 1\n", *_launch_code([kernel]), block, main])
 
 
+def _test_launch(kernel: Kernel) -> Sequence[int]:
+    op: Operator = operator(kernel.operator)
+    return op.test_launches(kernel, op.test_problems(kernel)[0])[0]
+
+
 def _launch_code(kernels: Sequence[Kernel]) -> list[str]:
     return [*map(header_text, HOST_HEADERS), *map(operator_text, operator_names(kernels))]
 
@@ -107,7 +119,10 @@ struct Binding {{
                         void* workspace) {{
     return {space}::bind<Config>(pointers, extents, launch, scalars, workspace);
   }}
-  static int64_t workspace_bytes(const int64_t* extents) {{ return {space}::workspace_bytes<Config>(extents); }}
+  // Null `launch`: the values of this library.
+  static int64_t workspace_bytes(const int64_t* extents, const int32_t* given) {{
+    return {space}::workspace_bytes<Config>(extents, given ? given : launch);
+  }}
   static int plan(const Arguments& arguments, cukiln::Launch* out) {{ return {space}::plan<Config>(arguments, out); }}
   static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {{
     return {space}::check<Config>(tensors, count, extents, complaint);
@@ -124,8 +139,8 @@ CUKILN_EXPORT int cukiln_launch{suffix}(void* const* pointers, const int64_t* ex
                                         const double* scalars, void* workspace, void* stream) {{
   return cukiln::binding::launch_here<{binding}>(pointers, extents, launch, scalars, workspace, stream);
 }}
-CUKILN_EXPORT int64_t cukiln_workspace_bytes{suffix}(const int64_t* extents) {{
-  return {binding}::workspace_bytes(extents);
+CUKILN_EXPORT int64_t cukiln_workspace_bytes{suffix}(const int64_t* extents, const int32_t* launch) {{
+  return {binding}::workspace_bytes(extents, launch);
 }}
 """
 
@@ -160,7 +175,7 @@ int main() {
     printf("%d %u %u %u %u %u %u %u\\n", each.function, each.grid[0], each.grid[1], each.grid[2], each.block[0],
            each.block[1], each.block[2], each.shared_bytes);
   }
-  printf("%lld\\n", static_cast<long long>(BINDING::workspace_bytes(extents)));
+  printf("%lld\\n", static_cast<long long>(BINDING::workspace_bytes(extents, BINDING::launch)));
 }
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WORKSPACE = "workspace"
+DETERMINISTIC = "deterministic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +33,11 @@ def check_workspace(needed: int, limit: int | None) -> Rejected | None:
     """Bytes of workspace against the request's `workspace_limit_bytes` (None: no limit)."""
     return check(
         limit is None or needed <= limit, WORKSPACE, f"needs {needed} bytes of workspace, the limit is {limit}"
+    )
+
+
+def check_deterministic(deterministic: bool) -> Rejected | None:
+    """Whether a kernel gives the same bits in every run, where the request asks for that."""
+    return check(
+        deterministic, DETERMINISTIC, "its bits differ from run to run, and deterministic kernels are asked for"
     )

@@ -17,11 +17,16 @@ from codegen.errors import NotUnique, Unclassified
 
 SHARED = "cukiln"
 # Names that take parentheses in a declaration without being its name.
-_WITH_PARENTHESES = frozenset({"__launch_bounds__", "alignas", "__align__", "__attribute__", "decltype", "noexcept"})
+_WITH_PARENTHESES = frozenset(
+    {"__launch_bounds__", "__maxnreg__", "alignas", "__align__", "__attribute__", "decltype", "noexcept"}
+)
 # What the CPU twin defines away: the only macros that may stand in a kernel's namespace.
 _QUALIFIERS = frozenset(
-    {"__device__", "__host__", "__global__", "__forceinline__", "__launch_bounds__", "__restrict__", "__align__"}
-)
+    {
+        "__device__", "__host__", "__global__", "__forceinline__", "__launch_bounds__", "__maxnreg__", "__restrict__",
+        "__align__",
+    }
+)  # fmt: skip
 _NEVER = frozenset({"friend", "_Pragma", "import", "module", "export"})
 _NEVER_IN_A_KERNEL = frozenset({"asm", "__asm__", "__asm", "extern", "__attribute__", "template", "namespace", "using"})
 _CLASSES = frozenset({"struct", "class", "union", "enum"})

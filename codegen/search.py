@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
 from codegen.canonical import LARGEST_INTEGER
-from codegen.errors import InvalidSearch
+from codegen.errors import InvalidSearch, UnknownTunable
 from codegen.problem import refuse
 from codegen.schedule import Schedule, Value
 
@@ -119,14 +119,49 @@ def covers(done: Search, asked: Search) -> bool:
     return False
 
 
+Allowed = tuple[Value, ...] | range
+"""The values that a tunable may take: listed, or every integer of a range."""
+
+
 @dataclass(frozen=True)
 class Tunable:
     """One knob: every value a search may name; `levels` 1 and 2 are the operator's choice per problem."""
 
     name: str
-    allowed: tuple[Value, ...]
+    allowed: Allowed
     launch_time: bool
     meaning: str
+
+    def __post_init__(self) -> None:
+        if not self.allowed or (isinstance(self.allowed, range) and self.allowed.step != 1):
+            raise ValueError(f"{self.name}: allowed is a list of values or a range of all integers between two")
+
+
+def allowed_json(allowed: Allowed) -> list[Value] | dict[str, int]:
+    """What is allowed, as JSON: the values, or the two ends of a range in the words of JSON Schema."""
+    if isinstance(allowed, range):
+        return {"minimum": allowed[0], "maximum": allowed[-1]}
+    return list(allowed)
+
+
+def allowed_words(allowed: Allowed) -> str:
+    """What is allowed, in a sentence: `16, 32, 64`, or `1 to 1024`."""
+    if isinstance(allowed, range):
+        return f"{allowed[0]} to {allowed[-1]}"
+    return ", ".join(map(str, allowed))
+
+
+@dataclass(frozen=True)
+class Linked:
+    """Tunables whose values make sense only together: one digit of a space's index chooses a value for each of them."""
+
+    names: tuple[str, ...]
+    choices: tuple[tuple[Value, ...], ...]
+
+    @property
+    def lists(self) -> dict[str, tuple[Value, ...]]:
+        """What each of them takes in some choice."""
+        return {name: tuple(dict.fromkeys(one[i] for one in self.choices)) for i, name in enumerate(self.names)}
 
 
 @dataclass(frozen=True)
@@ -134,6 +169,7 @@ class SearchSpace:
     """Schedules by index. `first` (the level-0 default) leads a sample, so the smallest sample is a sane one."""
 
     values: tuple[tuple[str, tuple[Value, ...]], ...] = ()
+    linked: tuple[Linked, ...] = ()
     schedules: tuple[Schedule, ...] | None = None
     limit: int | None = None
     seed: int = 0
@@ -142,7 +178,8 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(sorted(self.values)))
-        object.__setattr__(self, "_radix", tuple(len(values) for _, values in self.values))
+        radix = [*(len(values) for _, values in self.values), *(len(one.choices) for one in self.linked)]
+        object.__setattr__(self, "_radix", tuple(radix))
 
     @cached_property
     def size(self) -> int:
@@ -151,31 +188,40 @@ class SearchSpace:
 
     @property
     def tunables(self) -> dict[str, tuple[Value, ...]]:
-        return dict(self.values)
+        return dict(self.values) | {name: values for one in self.linked for name, values in one.lists.items()}
 
     def by_index(self, index: int) -> Schedule:
-        """The schedule at 0 <= index < size: the index's mixed-radix digits choose values, the last name fastest."""
+        """The schedule at 0 <= index < size: the index's mixed-radix digits choose values, the last axis fastest."""
         if not 0 <= index < self.size:
             raise IndexError(f"index {index} is outside a space of {self.size} schedules")
         if self.schedules is not None:
             return self.schedules[index]
-        chosen = []
-        for (name, values), base in zip(reversed(self.values), reversed(self._radix), strict=True):
+        digits = []
+        for base in reversed(self._radix):
             index, digit = divmod(index, base)
-            chosen.append((name, values[digit]))
-        return Schedule(tuple(reversed(chosen)))
+            digits.append(digit)
+        chosen = [(name, values[digits.pop()]) for name, values in self.values]
+        for one in self.linked:
+            chosen += zip(one.names, one.choices[digits.pop()], strict=True)
+        return Schedule(tuple(sorted(chosen) if self.linked else chosen))
 
     def index_of(self, schedule: Schedule) -> int | None:
         """Where the space has `schedule`; None where it does not."""
         if self.schedules is not None:
             return self.schedules.index(schedule) if schedule in self.schedules else None
-        if tuple(name for name, _ in schedule.values) != tuple(name for name, _ in self.values):
+        chosen = schedule.as_dict()
+        if chosen.keys() != self.tunables.keys():
             return None
         index = 0
-        for (_, value), (_, values) in zip(schedule.values, self.values, strict=True):
-            if value not in values:
+        for name, values in self.values:
+            if chosen[name] not in values:
                 return None
-            index = index * len(values) + values.index(value)
+            index = index * len(values) + values.index(chosen[name])
+        for one in self.linked:
+            choice = tuple(chosen[name] for name in one.names)
+            if choice not in one.choices:
+                return None
+            index = index * len(one.choices) + one.choices.index(choice)
         return index
 
     def __iter__(self) -> Iterator[Schedule]:
@@ -226,26 +272,33 @@ def build_space(
     tunables: Sequence[Tunable],
     levels: Mapping[int, Mapping[str, tuple[Value, ...]]],
     default: Schedule,
+    linked: Mapping[int, Linked] | None = None,
 ) -> SearchSpace:
-    """The space of a search. `levels` has the value lists of levels 1 and 2; level 0 is `default` alone.
+    """The space of a search. `levels` has the value lists of levels 1 and 2, and `linked` what goes together in them;
+    level 0 is `default` alone. A search that names one of the linked tunables takes every combination of its lists.
 
     Raises InvalidSearch, which names the tunable or value at fault and what is allowed.
     """
     allowed = {tunable.name: tunable.allowed for tunable in tunables}
     values: tuple[tuple[str, tuple[Value, ...]], ...] = ()
     schedules: tuple[Schedule, ...] | None = None
+    together = (linked[1 if search.level is None else search.level],) if linked and search.level != 0 else ()
     if search.schedules is not None:
-        schedules = _listed(search.schedules, allowed)
+        schedules, together = _listed(search.schedules, allowed), ()
     elif search.tunables is not None:
-        values = _with_lists(levels[1], search.tunables, allowed)
+        lists = dict(levels[1])
+        if any(name in search.tunables for one in together for name in one.names):
+            lists |= {name: values for one in together for name, values in one.lists.items()}
+            together = ()
+        values = _with_lists(lists, search.tunables, allowed)
     elif search.level == 0:
         schedules = (default,)
     else:
         values = tuple(levels[search.level or 1].items())
-    return SearchSpace(values=values, schedules=schedules, limit=search.limit, seed=search.seed, first=default)
+    return SearchSpace(values, together, schedules, search.limit, search.seed, default)
 
 
-def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, tuple[Value, ...]]) -> tuple[Schedule, ...]:
+def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, Allowed]) -> tuple[Schedule, ...]:
     for index, values in enumerate(schedules):
         where = f"search.schedules.{index}"
         _require_known(values, allowed, where)
@@ -253,7 +306,7 @@ def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, tupl
             raise InvalidSearch(
                 f"schedule {index} has no {name!r}; it needs a value for each of: {', '.join(sorted(allowed))}",
                 field=f"{where}.{name}",
-                allowed=list(allowed[name]),
+                allowed=allowed_json(allowed[name]),
             )
         for name, value in values.items():
             _require_allowed(name, [value], allowed[name], f"{where}.{name}")
@@ -263,7 +316,7 @@ def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, tupl
 def _with_lists(
     level: Mapping[str, tuple[Value, ...]],
     named: Mapping[str, Sequence[Value]],
-    allowed: Mapping[str, tuple[Value, ...]],
+    allowed: Mapping[str, Allowed],
 ) -> tuple[tuple[str, tuple[Value, ...]], ...]:
     _require_known(named, allowed, "search.tunables")
     lists = dict(level)
@@ -273,21 +326,21 @@ def _with_lists(
     return tuple(lists.items())
 
 
-def _require_known(names: Iterable[str], allowed: Mapping[str, tuple[Value, ...]], where: str) -> None:
+def _require_known(names: Iterable[str], allowed: Mapping[str, Allowed], where: str) -> None:
     for name in names:
         if name not in allowed:
-            raise InvalidSearch(
+            raise UnknownTunable(
                 f"unknown tunable {name!r}; allowed: {', '.join(sorted(allowed))}",
                 field=f"{where}.{name}",
                 allowed=sorted(allowed),
             )
 
 
-def _require_allowed(name: str, values: Sequence[Value], allowed: tuple[Value, ...], where: str) -> None:
+def _require_allowed(name: str, values: Sequence[Value], allowed: Allowed, where: str) -> None:
     for value in values:
         if value not in allowed:
             raise InvalidSearch(
-                f"{name} = {value!r} is not allowed; allowed: {', '.join(map(str, allowed))}",
+                f"{name} = {value!r} is not allowed; allowed: {allowed_words(allowed)}",
                 field=where,
-                allowed=list(allowed),
+                allowed=allowed_json(allowed),
             )

@@ -13,8 +13,8 @@ Buffers, shared memory and padding are poisoned with NaN by whoever runs a case,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ Kind = Literal["integer", "normal"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the judgement change: old verdicts then no longer count.
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.
 NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
@@ -36,11 +36,13 @@ NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of a case's launches. `launch` are the launch ABI's int32 values."""
+    """One execution of a case's launches. `launch` are the launch ABI's int32 values. `watch`: it looks for races on
+    shared memory and counts bank conflicts."""
 
     order: Order
     launch: tuple[int, ...]
     seed: int
+    watch: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,28 @@ class Case:
     exact: bool
     seed: int
     runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the plan, for a person who looks for a fault: one case by its number, every launch once in one order of
+    warps, every run or none watched. Whatever it finds, only the whole plan is a proof."""
+
+    case: int | None = None
+    order: Order | None = None
+    watch: bool | None = None
+
+    def of(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """What is left of the plan's cases."""
+        for number, case in enumerate(cases):
+            if self.case is None or number == self.case:
+                yield replace(case, runs=self._runs(case.runs))
+
+    def _runs(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        if self.order is not None:
+            each_launch = {run.launch: run for run in reversed(runs)}
+            runs = tuple(replace(run, order=self.order) for run in reversed(each_launch.values()))
+        return runs if self.watch is None else tuple(replace(run, watch=self.watch) for run in runs)
 
 
 @dataclass(frozen=True)
@@ -97,14 +121,15 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
     Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
     seeded orders.
     """
-    launches = [tuple(values) for values in operator.test_launches(kernel)]
     problems = operator.test_problems(kernel)
     seeds = [int(value) for value in np.random.SeedSequence(seed).generate_state(2 * len(problems), np.uint32)]
     for number, problem in enumerate(problems):
+        launches = [tuple(values) for values in operator.test_launches(kernel, problem)]
         exact_seed, normal_seed = seeds[2 * number : 2 * number + 2]
         runs = tuple(
             # Starting at another launch for every problem brings each launch together with other orders.
-            Run(EXACT_ORDERS[i % len(EXACT_ORDERS)], launches[(i + number) % len(launches)], exact_seed + i)
+            # A race does not depend on the order, so it is looked for once.
+            Run(EXACT_ORDERS[i % len(EXACT_ORDERS)], launches[(i + number) % len(launches)], exact_seed + i, i == 0)
             for i in range(max(len(EXACT_ORDERS), len(launches)))
         )
         yield Case(problem, "integer", True, exact_seed, runs)

@@ -14,7 +14,6 @@ from service.context import Service
 from service.errors import refuse
 from service.requests import JobRequest
 from service.resolve import Resolved, resolve_jobs
-from service.usable import usable
 from storage.items import waiting_counts
 from storage.jobs import NewJob, NewProblem, create_job, unfinished_jobs
 from storage.report_job import job_report
@@ -55,8 +54,7 @@ def accept_job(service: Service, request: JobRequest) -> Accepted:
 def _new_job(
     service: Service, request: JobRequest, resolved: Sequence[Resolved], winners: Mapping[str, WinnerRecord]
 ) -> NewJob:
-    limit = request.workspace_limit_bytes
-    cached = [cached_entry(winners.get(one.key), one, limit) for one in resolved]
+    cached = [cached_entry(winners.get(one.key), one, request) for one in resolved]
     # Who is told "cached" must find the bytes: where they are gone, the job runs, and its finish puts them back.
     lost = service.blobs.missing(digest for entry in cached if entry for digest in entry.blobs)
     problems = []
@@ -76,17 +74,18 @@ def _new_job(
             )
         )
     budget = request.budget.seconds if request.budget else None
-    return NewJob(problems, request.priority, budget, limit)
+    return NewJob(problems, request.priority, budget, request.workspace_limit_bytes, request.deterministic)
 
 
-def cached_entry(record: WinnerRecord | None, asked: Resolved, workspace_limit_bytes: int | None) -> FrontEntry | None:
+def cached_entry(record: WinnerRecord | None, asked: Resolved, request: JobRequest) -> FrontEntry | None:
     """The kernel that answers without work: its record's searches contain the one asked, by today's generator."""
     if record is None:
         return None
-    wanted = search_entry(asked.search.canonical(), generator(asked.operator.name), workspace_limit_bytes)
+    limit, deterministic = request.workspace_limit_bytes, request.deterministic
+    wanted = search_entry(asked.search.canonical(), generator(asked.operator.name), limit, deterministic=deterministic)
     if not is_covered(record.searches, wanted):
         return None
-    front = usable(record, workspace_limit_bytes)
+    front = record.usable(limit, deterministic)
     return front[0] if front else None
 
 

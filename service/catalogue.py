@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from codegen.operator import Operator
 from codegen.operators import operators
-from codegen.search import Search
+from codegen.search import Search, allowed_json
 from codegen.targets import targets
 from cukiln.types import OperatorReport, Operators, TargetReport, Targets, Timings
 from service.answers import json_response
@@ -59,7 +59,7 @@ def get_timings(
 def _operator(operator: Operator) -> OperatorReport:
     tunables = {
         tunable.name: {
-            "allowed": list(tunable.allowed),
+            "allowed": allowed_json(tunable.allowed),
             "launch_time": tunable.launch_time,
             "meaning": tunable.meaning,
         }

@@ -15,7 +15,6 @@ from service.context import ServiceDep
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests import LookupRequest, read_request
 from service.resolve import Resolved, resolve_lookups
-from service.usable import usable
 from service.winner_cache import CachedWinner
 
 router = APIRouter(prefix="/v1/lookups", tags=["kernels"])
@@ -50,7 +49,7 @@ def _answer(request: LookupRequest, resolved: list[Resolved], found: Mapping[str
 def _record(request: LookupRequest, winner: CachedWinner | None) -> bytes | None:
     if winner is None:
         return None
-    front = usable(winner.record, request.workspace_limit_bytes, request.deterministic)
+    front = winner.record.usable(request.workspace_limit_bytes, request.deterministic)
     if len(front) == len(winner.record.front):
         return winner.json
     return winner.record.model_copy(update={"front": front}).model_dump_json().encode() if front else None

@@ -47,6 +47,7 @@ class JobRequest(BaseModel):
     priority: Literal["low", "normal", "high"] = "normal"
     budget: Budget | None = None
     workspace_limit_bytes: Annotated[int, Field(strict=True, ge=0, le=LARGEST_WORKSPACE)] | None = None
+    deterministic: bool = Field(False, strict=True, description="Only kernels that give the same bits in every run.")
     device_class: DeviceClass | None = Field(None, description="Default: predicted:<target>.")
     problems: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
@@ -54,8 +55,6 @@ class JobRequest(BaseModel):
 class LookupRequest(JobRequest):
     """A job's body is a lookup's body too. `workspace_limit_bytes` and `deterministic` choose from the Pareto front;
     `search`, `priority` and `budget` change nothing."""
-
-    deterministic: bool = Field(False, strict=True, description="Only schedules that give equal bits in every run.")
 
 
 RequestModel = TypeVar("RequestModel", bound=JobRequest)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from codegen.errors import CodegenError, InvalidSearch
+from codegen.errors import CodegenError, InvalidSearch, UnknownTunable
 from codegen.identity import winner_key
 from codegen.operator import Operator
 from codegen.operators import operator, operators
@@ -76,7 +76,7 @@ class _Resolver:
         self._request, self._known, self._for_job = request, known, for_job
         self._faults: list[Fault] = []
         self._once: set[tuple[str, str | None, str]] = set()
-        self._spaces: dict[tuple[str, str, int], Fault | None] = {}
+        self._spaces: dict[tuple[str, str, str, int], Fault | None] = {}
 
     def all(self) -> list[Resolved]:
         resolved = []
@@ -144,7 +144,8 @@ class _Resolver:
     def _check_space(self, kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> None:
         """Whether the operator has all that the search names. What its rules leave is found by the plan step."""
         # The job's search is one object for all problems that share it; a problem's own is kept alive by its result.
-        known = (kind.name, target, id(search))
+        # Schedules of two signatures may have other tunables.
+        known = (kind.name, json.dumps(kind.signature(problem), sort_keys=True), target, id(search))
         if known not in self._spaces:
             self._spaces[known] = _space_fault(kind, problem, target, search, at)
         fault = self._spaces[known]
@@ -163,10 +164,8 @@ def _space_fault(kind: Operator, problem: Problem, target: str, search: Search, 
     try:
         kind.space(problem, data_sheet(target), search)
     except InvalidSearch as error:
-        fault = fault_of_codegen(error, at)
-        tunable = (error.field or "").rpartition(".")[2]
-        is_unknown = tunable not in {known.name for known in kind.tunables}
-        return replace(fault, kind="unknown-tunable" if is_unknown else "invalid-value")
+        kind_of_fault = "unknown-tunable" if isinstance(error, UnknownTunable) else "invalid-value"
+        return replace(fault_of_codegen(error, at), kind=kind_of_fault)
     return None
 
 

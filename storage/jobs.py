@@ -62,6 +62,7 @@ class NewJob:
     priority: Priority = "normal"
     budget_seconds: float | None = None
     workspace_limit_bytes: int | None = None
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class JobStatus:
     budget_seconds: float | None
     deadline: float | None
     workspace_limit_bytes: int | None
+    deterministic: bool
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -105,6 +107,7 @@ def create_job(session: Session, new: NewJob) -> CreatedJob:
             priority=PRIORITIES[new.priority],
             budget_seconds=new.budget_seconds,
             workspace_limit_bytes=new.workspace_limit_bytes,
+            deterministic=new.deterministic,
             created_at=now,
             started_at=now if cached else None,
             finished_at=now if cached else None,

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from sqlalchemy import RowMapping, and_, or_, select
 
-from codegen.verified import confirmed_primitives, primitives_of
+from codegen.primitives import confirmed_primitives
+from codegen.verified import primitives_of
 from cukiln.types import CandidatePage, CandidateReport, RejectionReport, Rejections, VerdictName, Verified
 from storage.cursors import make_cursor, read_cursor
 from storage.database import Session

@@ -9,7 +9,7 @@ from sqlalchemy import RowMapping, func, select
 
 from cukiln.types import Job, ProblemReport, ProblemState, Seconds, StageSeconds, WinnerSummary
 from storage.database import Session
-from storage.jobs import job_state, priority_name
+from storage.jobs import JobStatus, job_state, priority_name
 from storage.progress import JobProgress, job_progress
 from storage.rows import chunks, core
 from storage.tables import CandidateRow, JobProblemRow, WinnerRow
@@ -28,7 +28,7 @@ def job_report(session: Session, job_id: str) -> Job | None:
     ).mappings()
     problems = rows.all()
     verdicts = _verdict_counts(session, job_id)
-    winners = _winner_summaries(session, problems)
+    winners = _winner_summaries(session, problems, job)
     return Job(
         job=job.id,
         state=job.state,
@@ -79,10 +79,10 @@ def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:
     return counts
 
 
-def _winner_summaries(session: Session, problems: list[RowMapping] | Any) -> dict[int, WinnerSummary]:
+def _winner_summaries(session: Session, problems: list[RowMapping] | Any, job: JobStatus) -> dict[int, WinnerSummary]:
     """The winner of each problem that has one, from its record.
 
-    The record may have moved on since: a candidate that left the front is answered by the front's best.
+    The record may have moved on since: a candidate that left the front is answered by the best that the job allows.
     """
     won = [(row["id"], row["key"], row["winner"]) for row in problems if row["winner"] is not None]
     fronts: dict[str, list[dict[str, Any]]] = {}
@@ -92,14 +92,21 @@ def _winner_summaries(session: Session, problems: list[RowMapping] | Any) -> dic
         for key, record in session.execute(select(WinnerRow.key, WinnerRow.record).where(WinnerRow.key.in_(keys))):
             fronts[key], ranked_by[key] = record["front"], record["ranked_by"]
     return {
-        problem_id: _summary(fronts[key], candidate, ranked_by[key])
+        problem_id: _summary(fronts[key], candidate, ranked_by[key], job)
         for problem_id, key, candidate in won
         if key in fronts
     }
 
 
-def _summary(front: list[dict[str, Any]], candidate: str, ranked_by: Any) -> WinnerSummary:
-    entry: Mapping[str, Any] = next((entry for entry in front if entry["candidate"] == candidate), front[0])
+def _summary(front: list[dict[str, Any]], candidate: str, ranked_by: Any, job: JobStatus) -> WinnerSummary:
+    limit = job.workspace_limit_bytes
+    allowed = [
+        entry
+        for entry in front
+        if (limit is None or entry["workspace_bytes"] <= limit) and (entry["deterministic"] or not job.deterministic)
+    ]
+    same = [entry for entry in front if entry["candidate"] == candidate]
+    entry: Mapping[str, Any] = [*same, *allowed, *front][0]
     return WinnerSummary(
         candidate=entry["candidate"],
         schedule=entry["schedule"],
@@ -108,4 +115,6 @@ def _summary(front: list[dict[str, Any]], candidate: str, ranked_by: Any) -> Win
         predicted_us=entry["predicted_us"],
         measured_us=entry["measured_us"],
         so_sha256=entry["so_sha256"],
+        workspace_bytes=entry["workspace_bytes"],
+        deterministic=entry["deterministic"],
     )

@@ -1,7 +1,8 @@
 """Which searches a winner record has covered: what the next job need not do again.
 
-An entry is `{"search", "generator", "workspace_limit_bytes"}`: a canonical search, the code that made its candidates,
-and the workspace above which it rejected them (null: none).
+An entry is a canonical `search`; the `generator`, which is the code that made its candidates; what it rejected:
+candidates over `workspace_limit_bytes` (null: none), and where `deterministic` is set those whose bits differ from run
+to run; and `whole`: whether every point of its Pareto front was published.
 """
 
 from __future__ import annotations
@@ -15,9 +16,22 @@ from codegen.search import Search, covers
 Entry = Mapping[str, Any]
 
 
-def search_entry(search: Mapping[str, Any], generator: str, workspace_limit_bytes: int | None) -> dict[str, Any]:
-    """The entry of a search that was done; `search` is canonical."""
-    return {"search": dict(search), "generator": generator, "workspace_limit_bytes": workspace_limit_bytes}
+def search_entry(
+    search: Mapping[str, Any],
+    generator: str,
+    workspace_limit_bytes: int | None,
+    *,
+    deterministic: bool = False,
+    whole: bool = True,
+) -> dict[str, Any]:
+    """The entry of a search that was done, or (without `whole`) is asked for; `search` is canonical."""
+    return {
+        "search": dict(search),
+        "generator": generator,
+        "workspace_limit_bytes": workspace_limit_bytes,
+        "deterministic": deterministic,
+        "whole": whole,
+    }
 
 
 def is_covered(done: Iterable[Entry], asked: Entry) -> bool:
@@ -44,7 +58,8 @@ def merge_searches(old: Sequence[Entry], new: Sequence[Entry]) -> list[dict[str,
 
 def _replaces(better: Entry, entry: Entry, present: set[str]) -> bool:
     newest = better["generator"] in present
-    return (better["generator"] == entry["generator"] or newest) and _contains(better, entry)
+    as_whole = better.get("whole", True) or not entry.get("whole", True)
+    return (better["generator"] == entry["generator"] or newest) and as_whole and _contains(better, entry)
 
 
 def _contains(done: Entry, asked: Entry) -> bool:
@@ -55,13 +70,22 @@ def _contains(done: Entry, asked: Entry) -> bool:
         Search.model_validate(searched), Search.model_validate(asked["search"])
     ):
         return False
-    # A record without the field is of a release that did not say what it had rejected: it covers nothing large.
-    within, wanted = done.get("workspace_limit_bytes", 0), asked.get("workspace_limit_bytes", 0)
-    if within == wanted:
-        return True
-    # A sample stops at its number of accepted schedules: under another limit other schedules take the places of those
-    # that are rejected.
-    return "limit" not in searched and (within is None or (wanted is not None and wanted <= within))
+    if _policy(done) == _policy(asked):
+        return True  # the fastest that the policy allows is always published
+    # Under a narrower policy some other point of the front answers, if it was published. A sample stops at its number
+    # of accepted schedules: under another policy other schedules take the places of those that are rejected.
+    return "limit" not in searched and bool(done.get("whole", True)) and _allows(done, asked)
+
+
+def _policy(entry: Entry) -> tuple[int | None, bool]:
+    # A record without the fields is of a release that did not say what it had rejected: it covers nothing large.
+    return entry.get("workspace_limit_bytes", 0), bool(entry.get("deterministic", False))
+
+
+def _allows(done: Entry, asked: Entry) -> bool:
+    """Whether `done` rejected nothing that `asked` does not reject too."""
+    (within, only), (wanted, wanted_only) = _policy(done), _policy(asked)
+    return (within is None or (wanted is not None and wanted <= within)) and (wanted_only or not only)
 
 
 def _text(entry: Entry) -> str:

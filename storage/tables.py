@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -53,6 +54,7 @@ class JobRow(Base):
     budget_seconds: Mapped[float | None] = mapped_column(Float)
     deadline: Mapped[float | None] = mapped_column(Float)  # set from the budget when the job starts running
     workspace_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    deterministic: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     created_at: Mapped[float] = mapped_column(Float, index=True)
     started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)

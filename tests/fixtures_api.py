@@ -111,9 +111,11 @@ def publish(
     predicted_us: float = 5.0,
     blob: str | None = None,
     workspace_limit_bytes: int | None = None,
+    deterministic: bool = False,
+    whole: bool = True,
 ) -> WinnerRecord:
-    """A winner record as the finish step would leave it; `workspace` has one value for each point of the front. `blob`:
-    the digest that stands for its files; one that is stored unless given."""
+    """A winner record as the finish step would leave it; `workspace` has one value for each point of the front, and
+    only the first of them is deterministic. `blob`: the digest that stands for its files; default: a stored one."""
     if blob is None:
         blob = blobs_beside(database).put(b"a library", "application/x-sharedlib").digest
     kind = operator(problem["operator"])
@@ -133,7 +135,13 @@ def publish(
             ranked_by="predicted",
             front=[_entry(index, size, predicted_us + index, blob) for index, size in enumerate(workspace)],
             searches=[
-                search_entry(search or Search().canonical(), made_by or generator(kind.name), workspace_limit_bytes)
+                search_entry(
+                    search or Search().canonical(),
+                    made_by or generator(kind.name),
+                    workspace_limit_bytes,
+                    deterministic=deterministic,
+                    whole=whole,
+                )
             ],
             updated_at=time.time(),
         )

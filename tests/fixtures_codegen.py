@@ -27,7 +27,7 @@ def matmul(**fields: Any) -> MatmulProblem:
     return problem
 
 
-def default_candidate(problem: MatmulProblem, arch: str = "sm_90a", **changes: int) -> Candidate:
+def default_candidate(problem: MatmulProblem, arch: str = "sm_90a", **changes: int | str) -> Candidate:
     """The level-0 candidate, with some tunables changed."""
     space = operator("matmul").space(problem, target(arch), Search(level=0))
     return operator("matmul").candidate(problem, Schedule.of({**space.by_index(0).as_dict(), **changes}))

@@ -32,13 +32,15 @@ def toolchain(processes: Processes) -> Toolchain:
     return find_toolchain(processes)
 
 
-def probe_candidate(factor: int = 1, fault: str = "none", threads: int = 64, n: int = 1000) -> Candidate:
-    schedule = Schedule.of({"factor": factor, "fault": fault, "threads": threads, "wave": 1})
-    return PROBE.candidate(PROBE.parse({"operator": "probe", "n": n, "scale": 2.5}), schedule)
+def probe_candidate(n: int = 1000, **tunables: int | str) -> Candidate:
+    """The probe's default schedule (two launches and a workspace of one slice) with some tunables changed."""
+    schedule = {"factor": 1, "fault": "none", "threads": 64, "maxnreg": 0, "live": 0, "way": "workspace", "slices": 1}
+    problem = PROBE.parse({"operator": "probe", "n": n, "scale": 2.5})
+    return PROBE.candidate(problem, Schedule.of({**schedule, **tunables}))
 
 
-def probe(factor: int = 1, fault: str = "none", threads: int = 64) -> Kernel:
-    return probe_candidate(factor, fault, threads).kernel
+def probe(factor: int = 1, fault: str = "none", **tunables: int | str) -> Kernel:
+    return probe_candidate(factor=factor, fault=fault, **tunables).kernel
 
 
 def matmul_candidates(count: int, sheet: Target = SM_90A, **fields: object) -> list[Candidate]:

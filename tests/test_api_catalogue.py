@@ -43,10 +43,43 @@ def test_operators_are_json_schemas_with_their_tunables(shared_api: Api) -> None
     assert all({"allowed", "launch_time", "meaning"} == set(tunable) for tunable in matmul.tunables.values())
 
 
+def allowed_for(api: Api, problem: dict[str, Any], name: str) -> list[Any] | dict[str, int]:
+    """What the service says may be asked of a tunable for this problem, and takes when it is asked."""
+    told = api.submit(problem, search={"tunables": {name: ["no such value"]}}).json()
+    if told["type"] == TYPE_PREFIX + "unknown-tunable":
+        return []
+    assert (told["type"], told["field"]) == (TYPE_PREFIX + "invalid-value", f"search.tunables.{name}")
+    allowed: list[Any] | dict[str, int] = told["allowed"]
+    named = allowed if isinstance(allowed, list) else [allowed["minimum"], allowed["maximum"]]
+    assert api.submit(problem, search={"tunables": {name: named}, "limit": 1}).status_code == 202
+    return allowed
+
+
 def test_every_tunable_value_that_is_listed_may_be_asked_for(api: Api) -> None:
-    tunables = api.client.get("/v1/operators").json()["operators"][0]["tunables"]
-    named = {name: tunable["allowed"] for name, tunable in tunables.items()}
-    assert api.submit(search={"tunables": named, "limit": 1}).status_code == 202
+    # Some are of kernels on CUDA cores, some of those on tensor cores: what is listed is what either takes.
+    problems = [MATMUL, {**MATMUL, "dtype": "float16"}]
+    for name, tunable in api.client.get("/v1/operators").json()["operators"][0]["tunables"].items():
+        found = [allowed for problem in problems if (allowed := allowed_for(api, problem, name))]
+        if isinstance(tunable["allowed"], dict):
+            assert all(allowed == tunable["allowed"] for allowed in found), name
+        else:
+            assert {value for allowed in found for value in allowed} == set(tunable["allowed"]), name
+        assert found, name
+
+
+def test_an_integer_of_a_range_is_listed_by_its_ends(shared_api: Api) -> None:
+    found = Operators.model_validate_json(shared_api.client.get("/v1/operators").content)
+    matmul = next(operator for operator in found.operators if operator.operator == "matmul")
+    assert matmul.tunables["split_k"]["allowed"] == {"minimum": 1, "maximum": 1024}
+    assert matmul.tunables["split_k"]["launch_time"] is True
+
+
+def test_problems_of_one_search_are_each_asked_whether_they_have_its_tunables(shared_api: Api) -> None:
+    cores, tensor = {**MATMUL, "name": "cores"}, {**MATMUL, "name": "tensor", "dtype": "float16"}
+    for search, count in (({"tunables": {"warps_m": [2]}}, 1), ({"tunables": {"thread_m": [4]}}, 1)):
+        answer = shared_api.client.post("/v1/jobs", json={"problems": [cores, tensor], "search": search})
+        assert (answer.status_code, answer.json()["type"]) == (422, TYPE_PREFIX + "unknown-tunable")
+        assert len(answer.json().get("errors") or [answer.json()]) == count
 
 
 def test_targets_name_the_toolchains_that_are_alive(api: Api) -> None:

@@ -87,6 +87,14 @@ def test_a_cached_problem_is_done_at_once_beside_one_that_is_not(api: Api) -> No
         ({"workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 1025}, False),
         ({"workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 1024}, True),
         ({"workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 512}, True),
+        ({}, {"deterministic": True}, True),
+        ({"deterministic": True}, {"deterministic": True}, True),
+        ({"deterministic": True}, {}, False),
+        # Of a front that was not published whole only the fastest point is known to be there.
+        ({"whole": False}, {}, True),
+        ({"whole": False}, {"workspace_limit_bytes": 1024}, False),
+        ({"whole": False}, {"deterministic": True}, False),
+        ({"whole": False, "workspace_limit_bytes": 1024}, {"workspace_limit_bytes": 1024}, True),
     ],
 )
 def test_only_a_record_that_covers_the_request_counts_as_cached(
@@ -94,6 +102,18 @@ def test_only_a_record_that_covers_the_request_counts_as_cached(
 ) -> None:
     publish(api.database, **stored)  # type: ignore[arg-type]
     assert api.submit(**asked).status_code == (200 if cached else 202)
+
+
+PICKS = [({}, 0), ({"deterministic": True}, 0), ({"workspace_limit_bytes": 100}, 1), ({"workspace_limit_bytes": 0}, 2)]
+
+
+@pytest.mark.parametrize(("policy", "point"), PICKS)
+def test_a_cached_job_names_the_winner_that_its_policy_allows(api: Api, policy: dict[str, object], point: int) -> None:
+    record = publish(api.database, workspace=(4096, 64, 0))
+    (problem,) = api.submit(**policy).json()["problems"]
+    winner = problem["winner"]
+    assert winner["candidate"] == record.front[point].candidate
+    assert (winner["workspace_bytes"], winner["deterministic"]) == ((4096, 64, 0)[point], point == 0)
 
 
 @pytest.mark.parametrize("harm", ["deleted", "cut short", "never stored"])

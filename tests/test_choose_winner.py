@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import FrontEntry, Launch
-from workers.choose_winner import merge_front, ranked_by
+from workers.choose_winner import Point, merge_front, pareto, ranked_by, thinned
 
 
 def entry(candidate: str, **fields: Any) -> FrontEntry:
@@ -35,45 +35,104 @@ def entry(candidate: str, **fields: Any) -> FrontEntry:
 
 
 def test_the_faster_prediction_takes_the_place_of_the_slower() -> None:
-    front = merge_front([entry("slow", predicted_us=9.0)], entry("fast", predicted_us=5.0))
+    front = merge_front([entry("slow", predicted_us=9.0)], [entry("fast", predicted_us=5.0)])
     assert [one.candidate for one in front] == ["fast"]
 
 
 def test_a_slower_candidate_stays_where_it_needs_less_workspace() -> None:
-    front = merge_front([entry("fast", predicted_us=5.0, workspace_bytes=64)], entry("lean", predicted_us=9.0))
+    front = merge_front([entry("fast", predicted_us=5.0, workspace_bytes=64)], [entry("lean", predicted_us=9.0)])
     assert [one.candidate for one in front] == ["fast", "lean"]
 
 
 def test_a_slower_candidate_stays_where_it_alone_is_deterministic() -> None:
-    front = merge_front([entry("fast", predicted_us=5.0, deterministic=False)], entry("exact", predicted_us=9.0))
+    front = merge_front([entry("fast", predicted_us=5.0, deterministic=False)], [entry("exact", predicted_us=9.0)])
     assert [one.candidate for one in front] == ["fast", "exact"]
 
 
 def test_a_prediction_never_replaces_a_measurement() -> None:
     measured = entry("measured", measured_us=100.0)
-    front = merge_front([measured], entry("predicted", predicted_us=1.0))
+    front = merge_front([measured], [entry("predicted", predicted_us=1.0)])
     assert front == [measured]
     assert ranked_by(front) == "measured"
 
 
 def test_a_measurement_replaces_predictions() -> None:
-    front = merge_front([entry("predicted", predicted_us=1.0)], entry("measured", measured_us=100.0))
+    front = merge_front([entry("predicted", predicted_us=1.0)], [entry("measured", measured_us=100.0)])
     assert [one.candidate for one in front] == ["measured"]
 
 
 def test_a_prediction_of_a_measured_candidate_leaves_its_measurement() -> None:
     measured = entry("same", measured_us=100.0)
-    assert merge_front([measured], entry("same", predicted_us=1.0)) == [measured]
+    assert merge_front([measured], [entry("same", predicted_us=1.0)]) == [measured]
 
 
 def test_a_newer_entry_of_a_candidate_replaces_the_older() -> None:
-    front = merge_front([entry("same", predicted_us=5.0)], entry("same", predicted_us=7.0))
+    front = merge_front([entry("same", predicted_us=5.0)], [entry("same", predicted_us=7.0)])
     assert [one.predicted_us for one in front] == [7.0]
 
 
 def test_of_equal_entries_the_smaller_candidate_wins_in_any_order() -> None:
-    assert [one.candidate for one in merge_front([entry("b")], entry("a"))] == ["a"]
-    assert [one.candidate for one in merge_front([entry("a")], entry("b"))] == ["a"]
+    assert [one.candidate for one in merge_front([entry("b")], [entry("a")])] == ["a"]
+    assert [one.candidate for one in merge_front([entry("a")], [entry("b")])] == ["a"]
+
+
+def test_all_points_of_a_search_are_merged_at_once() -> None:
+    new = [
+        entry("fast", predicted_us=1.0, workspace_bytes=64, deterministic=False),
+        entry("equal", predicted_us=2.0, workspace_bytes=640),
+        entry("lean", predicted_us=9.0),
+        entry("worse", predicted_us=9.5, workspace_bytes=1),
+    ]
+    front = merge_front([entry("known", predicted_us=4.0, workspace_bytes=32)], new)
+    assert [one.candidate for one in front] == ["fast", "equal", "known", "lean"]
+
+
+POINTS = st.lists(
+    st.builds(Point, st.sampled_from("abcdefgh"), st.integers(1, 4).map(float), st.integers(0, 3), st.booleans()),
+    min_size=1,
+)
+
+
+@given(POINTS)
+def test_the_front_answers_every_request_as_all_points_would(points: list[Point]) -> None:
+    front = pareto(points)
+    assert front == sorted(front, key=lambda one: (one.us, one.workspace_bytes, one.candidate))
+    assert not any(one is not other and one.as_good_as(other) for one in front for other in front)
+    for limit in range(4):
+        for deterministic in (False, True):
+            of_all, of_front = (
+                min(
+                    (p.us for p in some if p.workspace_bytes <= limit and p.deterministic >= deterministic),
+                    default=None,
+                )
+                for some in (points, front)
+            )
+            assert of_all == of_front
+
+
+@given(POINTS, st.integers(1, 8))
+def test_a_thinned_front_keeps_what_nothing_can_stand_for(points: list[Point], at_most: int) -> None:
+    front = pareto(points)
+    kept = thinned(front, at_most)
+    assert len(kept) == min(len(front), at_most)
+    assert kept[0] == front[0]
+    assert kept == [point for point in front if point in kept]
+    alone = [point for point in front if not any(o is not point and o.replaces(point) for o in front)]
+    if at_most > len(alone):
+        assert set(alone) <= set(kept)
+
+
+def test_what_is_left_out_is_what_requests_miss_least() -> None:
+    front = [
+        Point("a", 1.0, 64, False), Point("b", 1.01, 32, False), Point("c", 2.0, 64, True), Point("d", 2.1, 16, True),
+        Point("e", 8.0, 8, True), Point("f", 9.0, 0, True),
+    ]  # fmt: skip
+    assert pareto(front) == front
+    assert [point.candidate for point in thinned(front, 6)] == list("abcdef")
+    assert [point.candidate for point in thinned(front, 5)] == list("abdef")
+    assert [point.candidate for point in thinned(front, 4)] == list("abdf")
+    assert [point.candidate for point in thinned(front, 3)] == list("adf")
+    assert [point.candidate for point in thinned(front, 1)] == ["a"]
 
 
 @given(
@@ -83,7 +142,7 @@ def test_nothing_on_the_front_is_beaten_by_anything_on_it(points: list[tuple[str
     front: list[FrontEntry] = []
     for name, time, workspace, exact in points:
         front = merge_front(
-            front, entry(name, predicted_us=float(time), workspace_bytes=workspace, deterministic=exact)
+            front, [entry(name, predicted_us=float(time), workspace_bytes=workspace, deterministic=exact)]
         )
     assert front == sorted(front, key=lambda one: (one.predicted_us, one.workspace_bytes, one.candidate))
     for one in front:

@@ -75,6 +75,20 @@ def test_tune_shows_progress_on_stderr_and_the_winners_on_stdout(cukiln: Run, sc
     assert scripted.calls("POST", "/v1/jobs")[0].json == REQUEST
 
 
+def rows_of(out: str) -> list[str]:
+    """The lines of the table's only problem: its cells are wrapped."""
+    return "\n".join(out.splitlines()[1:]).split("\n\n")[0].split("\nverified ")[0].splitlines()
+
+
+def test_tune_says_what_a_winner_needs_of_its_caller(cukiln: Run, scripted: ScriptedService) -> None:
+    job = job_json("done")
+    winner = {**job["problems"][0]["winner"], "workspace_bytes": 4_194_304, "deterministic": False}
+    finishing(scripted, with_problem(job, winner=winner))
+    _, out, _ = cukiln("tune", "request.json", "--url", scripted.url)
+    described = " ".join(line[len("problem") :].split("cpu")[0].strip() for line in rows_of(out))
+    assert described.endswith("stages 2; 4,194,304 bytes of workspace; bits differ from run to run")
+
+
 def test_tune_json_ends_with_one_object_of_the_promised_form(cukiln: Run, scripted: ScriptedService) -> None:
     finishing(scripted, job_json("done"))
     code, out, _ = cukiln("tune", "request.json", "--json", "--url", scripted.url)
@@ -92,6 +106,8 @@ def test_tune_json_ends_with_one_object_of_the_promised_form(cukiln: Run, script
         "predicted_us",
         "measured_us",
         "so_sha256",
+        "workspace_bytes",
+        "deterministic",
     ]
     assert problem["winner"]["measured_us"] is None
     assert list(problem["seconds"]) == ["lower", "codegen", "compile", "verify", "measure"]
@@ -259,6 +275,14 @@ def test_lookup_shows_hits_and_misses(cukiln: Run, with_winner: ScriptedService)
     code, out, _ = cukiln("lookup", "request.json", "--json", "--url", with_winner.url)
     answer = json.loads(out)
     assert (code, answer["hits"], answer["misses"]) == (3, 1, 1)
+
+
+def test_a_lookup_keeps_to_the_policy_of_the_request(cukiln: Run, with_winner: ScriptedService) -> None:
+    policy = {"workspace_limit_bytes": 1024, "deterministic": True}
+    Path("request.json").write_text(json.dumps({**REQUEST, **policy}))
+    cukiln("lookup", "request.json", "--url", with_winner.url)
+    sent = with_winner.calls("POST", "/v1/lookups")[0].json
+    assert {name: sent.get(name) for name in policy} == policy
 
 
 def test_fetch_by_file_writes_a_folder_that_load_reads(cukiln: Run, with_winner: ScriptedService) -> None:

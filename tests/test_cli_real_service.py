@@ -37,7 +37,8 @@ REQUEST = {
 }
 # One thread would compute the whole tile, and no warp has one thread: rules reject it before any compile.
 SCHEDULE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 16, "thread_n": 16, "warp_m": 8, "stages": 1}
-HOPELESS = {"schedules": [{**SCHEDULE, "fragments": 1, "padding": 0, "unroll_k": 8, "min_blocks": 1, "raster": 0}]}
+REST = {"fragments": 1, "padding": 0, "unroll_k": 8, "min_blocks": 1, "raster": 0, "split": "none", "split_k": 1}
+HOPELESS = {"schedules": [{**SCHEDULE, **REST}]}
 
 
 @pytest.fixture(scope="module")

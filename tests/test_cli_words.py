@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -131,17 +132,60 @@ def test_the_notes_explain_what_is_shown_and_nothing_else() -> None:
 LONGEST = {f"{name}_{axis}": 128 for name in ("tile", "thread", "warp", "cluster") for axis in "mnk"}
 
 
-@pytest.mark.parametrize("width", [80, 100, 114, 115, 200])
+@pytest.mark.parametrize("width", [80, 100, 124, 125, 200])
 def test_no_column_is_lost_on_a_narrow_terminal(width: int) -> None:
     job = job_json("done")
+    job["problems"][0]["problem"]["dtype"] = "bfloat16"
     job["problems"][0]["winner"].update(schedule=LONGEST, verified="cpu-unconfirmed", predicted_us=123456.0)
     output = io.StringIO()
     print_job(Console(file=output, width=width), Job.model_validate(job))
     text = output.getvalue()
-    for word in ("problem", "winner's schedule", "cpu-unconfirmed", "predicted 123,456 µs", "verify s", "4.20"):
+    for word in (
+        "problem",
+        "bfloat16",
+        "winner's schedule",
+        "cpu-unconfirmed",
+        "predicted 123,456 µs",
+        "verify s",
+        "4.20",
+    ):
         assert word in text
     assert " ".join(text.split()).count("128×128×128") == 4
     assert max(map(len, text.splitlines())) <= width
+
+
+def printed(job: dict[str, Any], width: int = 140) -> str:
+    output = io.StringIO()
+    print_job(Console(file=output, width=width), Job.model_validate(job))
+    return output.getvalue()
+
+
+def many_winners(*schedules: dict[str, Any]) -> dict[str, Any]:
+    job = job_json("done")
+    (one,) = job["problems"]
+    problems = [
+        {**one, "name": f"p{i}", "winner": {**one["winner"], "schedule": schedule}}
+        for i, schedule in enumerate(schedules)
+    ]
+    return {**job, "problems": problems}
+
+
+def test_what_many_schedules_agree_on_is_said_once() -> None:
+    simt = {"tile_m": 64, "tile_n": 64, "raster": 0, "stages": 2, "padding": 4}
+    tensor = {"tile_m": 64, "tile_n": 128, "raster": 0, "stages": 3, "copy": "cp_async"}
+    text = printed(many_winners(simt, simt, tensor, tensor))
+    assert "in every winner's schedule that has them: copy cp_async, padding 4, raster 0" in text
+    rows = re.findall(r"^p\d +(.*?)  ", text, re.MULTILINE)
+    assert rows == [*["tile 64×64, stages 2"] * 2, *["tile 64×128, stages 3"] * 2]
+    assert "in every winner" not in printed(many_winners(simt, simt, tensor))
+
+
+def test_a_problem_with_a_dtype_shows_it() -> None:
+    job = job_json("done")
+    assert "dtype" not in printed(job)
+    job["problems"][0]["problem"] |= {"dtype": "float32", "allow_tf32": True}
+    for width in (80, 140):
+        assert "float32, tf32" in printed(job, width)
 
 
 def test_a_cached_problem_shows_no_seconds() -> None:

@@ -109,6 +109,29 @@ def test_other_targets_compile_too(toolchain: Toolchain, processes: Processes, n
     assert statuses(outcome, [kernel]) == ["ok"], outcome.outcomes[kernel.id].log
 
 
+def test_ptxas_keeps_to_a_limit_on_registers(toolchain: Toolchain, processes: Processes) -> None:
+    # Each thread of the first launch holds 100 values: without a limit that takes as many registers.
+    kernels = {most: probe(live=100, maxnreg=most) for most in (0, 64, 32)}
+    outcome = compile_kernels(list(kernels.values()), toolchain, processes)
+    used = {}
+    for most, kernel in kernels.items():
+        found = outcome.outcomes[kernel.id].resources
+        assert found is not None, outcome.outcomes[kernel.id].log
+        used[most] = found
+    assert used[0].registers > 100 and used[0].spill_bytes == 0
+    for most in (64, 32):
+        assert used[most].registers <= most
+        assert used[most].spill_bytes > 0  # what did not fit
+    assert len({one.code_digest for one in outcome.outcomes.values()}) == 3
+
+
+def test_resources_are_the_worst_of_a_kernels_functions(toolchain: Toolchain, processes: Processes) -> None:
+    # Only the first of the two launches holds values, and waits at a barrier while it does.
+    kernel = probe(live=100)
+    found = compile_kernels([kernel], toolchain, processes).outcomes[kernel.id].resources
+    assert found is not None and found.registers > 100 and found.barriers == 1
+
+
 def test_equal_groups_give_equal_bytes(toolchain: Toolchain, processes: Processes) -> None:
     first, second = (compile_kernels([probe(), probe(2)], toolchain, processes).artifacts[0] for _ in range(2))
     assert (first.cubin, first.library) == (second.cubin, second.library)

@@ -31,9 +31,9 @@ def test_every_problem_is_run_exactly_and_approximately() -> None:
 
 
 def test_every_launch_and_every_order_runs_exactly_on_every_problem() -> None:
-    launches = {tuple(values) for values in MATMUL.test_launches(matmul_kernel())}
-    assert len(launches) > len(EXACT_ORDERS)
     for case in cases():
+        launches = {tuple(values) for values in MATMUL.test_launches(matmul_kernel(), case.problem)}
+        assert len(launches) > len(EXACT_ORDERS)
         if case.exact:
             assert {run.launch for run in case.runs} == launches
             assert {run.order for run in case.runs} == set(EXACT_ORDERS)
@@ -45,6 +45,11 @@ def test_approximate_runs_are_repeated_in_another_order_with_the_same_launch() -
             assert len(case.runs) == 2
             assert len({run.order for run in case.runs}) == 2
             assert len({run.launch for run in case.runs}) == 1
+
+
+def test_the_first_exact_run_of_every_problem_is_watched_and_no_other() -> None:
+    for case in cases():
+        assert [run.watch for run in case.runs] == [case.exact] + [False] * (len(case.runs) - 1)
 
 
 def test_a_launch_is_not_always_paired_with_the_same_order() -> None:

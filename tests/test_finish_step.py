@@ -12,7 +12,7 @@ from codegen.operators import operator
 from cukiln.types import FrontEntry, WinnerRecord
 from storage import items
 from storage.blobs import BlobStore
-from storage.jobs import NewJob, create_job
+from storage.jobs import NewJob, create_job, job_state
 from storage.problems import load_problem
 from storage.searches import search_entry
 from storage.settings import load_settings
@@ -20,9 +20,10 @@ from storage.winners import get_winners, publish_winner
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
 from tests.fixtures_storage import new_problem, problem_ids, winner_record
 from workers.build_winner import WinnerNotBuilt
+from workers.choose_winner import Point
 from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
-from workers.steps.finish import Ranked, _build_first, _publish
+from workers.steps.finish import Ranked, _build_front, _lost_blobs, _publish
 
 finish_step = sys.modules["workers.steps.finish"]  # `workers.steps.finish` by name is the step function
 
@@ -48,7 +49,12 @@ def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
         problem = load_problem(session, problem_ids(session, job.id)[0])
     assert claim is not None and problem is not None
     workplace = Workplace(world.settings, world.database, blobs, world.redis, Processes(), "w")
-    winner = _publish(StepContext(workplace, claim, Cancel()), problem, slow, [NOW])
+    context = StepContext(workplace, claim, Cancel())
+    lost = _lost_blobs(context, KEY)
+    with world.database.write() as session:
+        status = job_state(session, job.id)
+        assert status is not None
+        winner = _publish(context, session, problem, status, [slow], [NOW], lost)
     with world.database.read() as session:
         record = get_winners(session, [KEY])[KEY]
     assert winner == record.front[0].candidate
@@ -71,8 +77,8 @@ def test_a_candidate_that_cannot_be_published_as_it_was_judged_gives_way_to_the_
     fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (
-        Ranked(SimpleNamespace(code_digest="judged"), SimpleNamespace(id=name), SimpleNamespace())  # type: ignore[arg-type]
-        for name in ("first", "second")
+        Ranked(SimpleNamespace(code_digest="judged"), SimpleNamespace(id=name), SimpleNamespace(), point)  # type: ignore[arg-type]
+        for name, point in (("first", Point("first", 1.0, 0, True)), ("second", Point("second", 2.0, 0, True)))
     )
     context = SimpleNamespace(settings=load_settings(), toolchain=None, processes=None, cancel=None)
     problem = SimpleNamespace(target="sm_80")
@@ -84,6 +90,7 @@ def test_a_candidate_that_cannot_be_published_as_it_was_judged_gives_way_to_the_
 
     monkeypatch.setattr(finish_step, "winner_library", library)
     monkeypatch.setattr(finish_step, "plan_launch", lambda *_: "launch")
-    built = _build_first(context, problem, [first, second])  # type: ignore[arg-type]
-    assert built is not None and built.ranked is second
-    assert _build_first(context, problem, [first]) is None  # type: ignore[arg-type]
+    built, whole = _build_front(context, problem, [first, second])  # type: ignore[arg-type]
+    assert [one.ranked for one in built] == [second]
+    assert whole
+    assert _build_front(context, problem, [first]) == ([], True)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from codegen.errors import CannotKey
 from codegen.identity import build_id, candidate_id, kernel_id, library_id, slice_id, winner_key
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
+from codegen.operators.matmul.problem import MatmulProblem
 from codegen.render_group import slice_digest
 from codegen.schedule import Schedule
 from tests.fixtures_codegen import EVERY_NODE, default_candidate, kernels, matmul
@@ -32,7 +33,8 @@ BASE: dict[str, Any] = {
         {"stride_a": 4096}, {"stride_b": 0}, {"stride_c": 8192}, {"epilogue": []},
         {"epilogue": [{"op": "bias", "axis": "m"}, *BASE["epilogue"][1:]]},
         {"epilogue": [BASE["epilogue"][0], {"op": "scale", "value": 2.5}, BASE["epilogue"][2]]},
-        {"epilogue": BASE["epilogue"][::-1]},
+        {"epilogue": BASE["epilogue"][::-1]}, {"allow_tf32": True}, {"dtype": "float16"}, {"dtype": "bfloat16"},
+        {"dtype": "int8", "out_dtype": "float32"}, {"out_dtype": "float16"}, {"out_dtype": "bfloat16"},
     ],
 )  # fmt: skip
 def test_problem_digest_differs_on(change: dict[str, Any]) -> None:
@@ -47,11 +49,23 @@ def test_problem_digest_differs_on(change: dict[str, Any]) -> None:
         {**BASE, "dtype": "float32", "allow_tf32": False, "acc_dtype": "float32", "out_dtype": "float32"},
         {**BASE, "lda": 32, "ldb": 96, "ldc": 96, "stride_a": 2048, "stride_b": 3072, "stride_c": 6144},
         {**BASE, "lda": None, "stride_c": None},
+        {**BASE, "acc_dtype": None, "out_dtype": None},
         {**BASE, "epilogue": [{"op": "bias"}, {"value": 2, "op": "scale"}, {"hi": 6, "lo": 0, "op": "clip"}]},
     ],
 )
 def test_problem_digest_ignores_spelling(same: dict[str, Any]) -> None:
     assert matmul(**BASE).digest == matmul(**same).digest
+
+
+@pytest.mark.parametrize(
+    ("problem", "found"),
+    [
+        (matmul(), "24c5f8761490cd1b85b7dcedffcfc8548eb38afcdee102e04ba844c899868022"),
+        (matmul(**BASE), "8c6ba77cc474c1723be7910925bcff63382903dd473b8ec6ad19ee42d53de860"),
+    ],
+)
+def test_fp32_problems_keep_the_digests_under_which_they_were_recorded(problem: MatmulProblem, found: str) -> None:
+    assert problem.digest == found
 
 
 def test_batch_strides_of_a_single_matrix_do_not_matter() -> None:
@@ -96,7 +110,7 @@ def test_kernel_id_ignores_extents_of_one_class(fields: dict[str, Any]) -> None:
     "fields",
     [
         {"k": 63}, {"n": 63}, {"lda": 65}, {"ldb": 65}, {"ldc": 65}, {"batch": 2, "stride_a": 4097}, {"layout": "nt"},
-        *({"epilogue": [node]} for node in EVERY_NODE),
+        *({"epilogue": [node]} for node in EVERY_NODE), {"allow_tf32": True}, {"out_dtype": "float16"},
     ],
 )  # fmt: skip
 def test_kernel_id_differs_on_class_and_structure(fields: dict[str, Any]) -> None:

@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import re
-import sys
-import textwrap
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from codegen.cubin import read_cubin
 from codegen.elf import exported_symbols
-from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.render_group import render_device, symbols
 from codegen.render_library import winner_exports
-from cukiln.types import Launch
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
-from workers.build_winner import WinnerBuild, WinnerNotBuilt, build_winner, plan_launch
+from tests.fixtures_library import *  # noqa: F403
+from tests.fixtures_library import Built, Child, build, calls, launches, plain
+from workers.build_winner import WinnerNotBuilt, build_winner
 from workers.compile_group import compile_group
 from workers.processes import Processes
 from workers.toolchain import Toolchain
 
-FAKES = Path(__file__).parent / "fake_cuda"
 EPILOGUE = [{"op": "bias", "axis": "n"}, {"op": "leaky_relu", "slope": 0.25}, {"op": "residual"}]
-RASTER_OFFSET = 3 * 8 + 4 * 4 + 6 * 8  # of `raster` in cukiln::matmul::Arguments
-
-
-@dataclass(frozen=True)
-class Built:
-    candidate: Candidate
-    build: WinnerBuild
-    launch: Launch
-    path: Path
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("library")
-
-
-@pytest.fixture(scope="module")
-def fake_driver(folder: Path, toolchain: Toolchain, processes: Processes) -> Path:
-    """A folder with a libcuda.so.1 that writes down what it is asked."""
-    (folder / "driver").mkdir()
-    command = [str(toolchain.host_compiler), "-x", "c", "-std=c11", "-shared", "-fPIC", str(FAKES / "driver.c")]
-    done = processes.run([*command, "-o", "driver/libcuda.so.1"], cwd=folder, limits=LIMITS)
-    assert done.ok, done.text()
-    return folder / "driver"
-
-
-def build(candidate: Candidate, folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
-    made = build_winner(candidate, SM_90A, toolchain, processes, LIMITS)
-    path = folder / f"{candidate.id}.so"
-    path.write_bytes(made.library)
-    return Built(candidate, made, plan_launch(candidate, toolchain, processes, LIMITS), path)
+RASTER_OFFSET = 4 * 8 + 4 * 4 + 6 * 8  # of `raster` in cukiln::matmul::Arguments
 
 
 @pytest.fixture(scope="module")
@@ -68,77 +31,6 @@ def matmul(folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
     schedule = candidates[0].schedule.as_dict() | {"raster": 4}
     chosen = operator("matmul").candidate(candidates[0].problem, type(candidates[0].schedule).of(schedule))
     return build(chosen, folder, toolchain, processes)
-
-
-@pytest.fixture(scope="module")
-def two_launches(folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
-    return build(probe_candidate(n=1000), folder, toolchain, processes)
-
-
-class Child:
-    """Runs Python in a process of its own: a library's state and a driver belong to a process."""
-
-    def __init__(self, folder: Path, processes: Processes) -> None:
-        self._folder, self._processes = folder, processes
-
-    def __call__(self, body: str, *, driver: Path | None = None, **environment: str) -> tuple[Any, list[str]]:
-        """What `body` leaves in `answer`, and the driver's log."""
-        log = self._folder / "log"
-        log.write_text("")
-        head = f"import json, sys\nsys.path.insert(0, {str(FAKES)!r})\n"
-        script = f"{head}{textwrap.dedent(body)}\nprint(json.dumps(answer))"
-        extra = {"FAKE_CUDA_LOG": str(log), **environment}
-        if driver is not None:
-            extra["LD_LIBRARY_PATH"] = str(driver)
-        done = self._processes.run([sys.executable, "-c", script], cwd=self._folder, limits=LIMITS, env=extra)
-        assert done.ok, done.text()
-        return json.loads(done.stdout.splitlines()[-1]), log.read_text().splitlines()
-
-
-@pytest.fixture
-def child(folder: Path, processes: Processes) -> Child:
-    return Child(folder, processes)
-
-
-def calls(path: Path, body: str) -> str:
-    """A script that loads the library through tvm-ffi; `attempt(name, *arguments)` is a value or [error, message]."""
-    return f"""
-import tvm_ffi
-from tensors import FakeTensor as T
-library = tvm_ffi.load_module({str(path)!r})
-def attempt(name, *arguments):
-    try:
-        return getattr(library, name)(*arguments)
-    except Exception as error:
-        return [type(error).__name__, str(error).splitlines()[0]]
-{textwrap.dedent(body)}"""
-
-
-def plain(path: Path, body: str) -> str:
-    """A script that loads the library by dlopen alone."""
-    return f"""
-import ctypes
-library = ctypes.CDLL({str(path)!r})
-library.cukiln_last_error.restype = ctypes.c_char_p
-library.cukiln_workspace_bytes.restype = ctypes.c_int64
-def error(): return library.cukiln_last_error().decode()
-def array(kind, *values): return (kind * max(1, len(values)))(*values)
-{textwrap.dedent(body)}"""
-
-
-def launches(log: list[str]) -> list[dict[str, Any]]:
-    pattern = re.compile(
-        r"launch grid=(\S+) block=(\S+) shared=(\d+) context=(\d+) peek=(-?\d+) first=(\S+) (\d+) (\d+)"
-    )
-    found = []
-    for line in log:
-        if match := pattern.match(line):
-            grid, block = (tuple(map(int, match[i].split(","))) for i in (1, 2))
-            found.append(
-                {"grid": grid, "block": block, "shared": int(match[3]), "context": int(match[4]), "peek": int(match[5]),
-                 "first": int(match[6], 16), "function": int(match[7]), "stream": int(match[8])}
-            )  # fmt: skip
-    return found
 
 
 def test_a_winner_exports_its_entry_points_alone(matmul: Built, two_launches: Built) -> None:
@@ -186,7 +78,7 @@ def test_without_a_driver_prepare_says_so(matmul: Built, child: Child) -> None:
 def test_a_plain_dlopen_needs_no_tvm_ffi(matmul: Built, child: Child) -> None:
     body = """
     extents = array(ctypes.c_int64, 1, 256, 192, 64, 64, 192, 192, 0, 0, 0)
-    codes = [library.cukiln_prepare(0), error(), library.cukiln_workspace_bytes(extents)]
+    codes = [library.cukiln_prepare(0), error(), library.cukiln_workspace_bytes(extents, None)]
     answer = [*codes, "tvm_ffi" in sys.modules, "libtvm_ffi" in open("/proc/self/maps").read()]
     """
     answer, _ = child(plain(matmul.path, body))
@@ -216,47 +108,17 @@ def test_the_metadata_describes_the_call(matmul: Built) -> None:
     assert [operand.name for operand in launch.operands] == ["a", "b", "out", "bias", "residual"]
     assert list(launch.extents) == ["batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c"]
     assert (launch.extents["m"], launch.extents["n"], launch.extents["k"]) == (256, 192, 64)
-    assert (launch.launch, launch.scalars, launch.workspace_bytes) == ({"raster": 4}, [0.25], 0)
+    assert (launch.launch, launch.scalars, launch.workspace_bytes) == (
+        {"raster": 4, "split_k": 1, "stream_blocks": 0},
+        [0.25],
+        0,
+    )
     assert launch.functions[0].shared_bytes == operator("matmul").shared_bytes(matmul.candidate.kernel)
-    assert launch.functions[0].block == (operator("matmul").threads(matmul.candidate.kernel), 1, 1)
-
-
-def test_several_launches_share_a_workspace(two_launches: Built, child: Child, fake_driver: Path) -> None:
-    body = """
-    vectors = [T((1000,)), T((1000,))]
-    answer = [
-        attempt("workspace_bytes", 1000),
-        attempt("workspace_bytes", *vectors),
-        attempt("run", *vectors, 2.5, T((4000,), "uint8", address=0x72000000)),
-        attempt("run", *vectors, 2.5, 0x73000000),
-        attempt("run", *vectors, 2.5),
-        attempt("run", *vectors, 2.5, T((3999,), "uint8")),
-        attempt("run", *vectors, 2.5, T((4000,), "uint8", device=1)),
-        attempt("run", *vectors, "2.5", 0),
-        attempt("run", *vectors, 2.5, 0),
-        attempt("run", *vectors, 2.5, "here"),
-        attempt("workspace_bytes", 1000, 2),
-    ]
-    """
-    answer, log = child(calls(two_launches.path, body), driver=fake_driver, FAKE_CUDA_PEEK="16")
-    assert answer[:4] == [4000, 4000, None, None]
-    assert answer[4] == [
-        "TypeError",
-        "3 arguments were given; this call takes 2 tensors, then 1 numbers, then the workspace",
-    ]
-    assert answer[5] == ["ValueError", "the workspace has 3999 bytes; 4000 on cuda:0 are needed"]
-    assert answer[6][0] == "ValueError"
-    assert answer[7] == ["TypeError", "argument 2 must be a number (a scalar of the epilogue)"]
-    assert answer[8] == ["ValueError", "the workspace is null; this call needs 4000 bytes"]
-    assert answer[9] == ["TypeError", "the workspace must be a CUDA tensor or an address"]
-    assert answer[10] == ["TypeError", "2 extents were given; this kernel has 1"]
-    seen = launches(log)
-    assert [(one["grid"], one["block"], one["shared"]) for one in seen[:2]] == [
-        (function.grid, function.block, function.shared_bytes) for function in two_launches.launch.functions
-    ]
-    assert [one["function"] for one in seen] == [1000, 1001, 1000, 1001]
-    assert [one["peek"] for one in seen] == [0x72000000] * 2 + [0x73000000] * 2  # low half of the workspace pointer
-    assert two_launches.launch.workspace_bytes == 4000
+    assert launch.functions[0].block == (
+        operator("matmul").launch_bounds(matmul.candidate.kernel, "run").threads,
+        1,
+        1,
+    )
 
 
 # `c` and `sliced`, columns of one 256 x 576 tensor, lie where the test says; the other tensors anywhere.
@@ -435,7 +297,7 @@ def test_the_plain_entry_launches_on_the_current_device(matmul: Built, child: Ch
     pointers = array(ctypes.c_void_p, *range(0x70000000, 0x70005000, 0x1000))
     extents = array(ctypes.c_int64, 1, 256, 192, 64, 64, 192, 192, 0, 0, 0)
     scalars = array(ctypes.c_double, 0.25)
-    given = array(ctypes.c_int32, 1)
+    given = array(ctypes.c_int32, 1, 1, 0)
     launch, stream = library.cukiln_launch, ctypes.c_void_p(77)
     answer = [
         launch(pointers, extents, None, scalars, None, stream),
@@ -480,14 +342,19 @@ def test_a_group_library_launches_each_of_its_kernels(
     body = f"""
     pointers, extents = array(ctypes.c_void_p, 4096, 8192), array(ctypes.c_int64, 1000)
     scalars, workspace = array(ctypes.c_double, 1.0), ctypes.c_void_p(12288)
+    names, two = {[kernel.id[:16] for kernel in kernels]}, array(ctypes.c_int32, 2)
     answer = [
-        getattr(library, "cukiln_launch_" + name)(pointers, extents, None, scalars, workspace, None)
-        for name in {[kernel.id[:16] for kernel in kernels]}
+        [
+            getattr(library, "cukiln_launch_" + name)(pointers, extents, None, scalars, workspace, None),
+            getattr(library, "cukiln_workspace_bytes_" + name)(extents, None),
+            getattr(library, "cukiln_workspace_bytes_" + name)(extents, two),
+        ]
+        for name in names
     ]
     """
     # A group's library has no cukiln_workspace_bytes of its own: one per kernel.
     script = plain(path, body).replace("library.cukiln_workspace_bytes.restype = ctypes.c_int64\n", "")
     answer, log = child(script, driver=fake_driver, FAKE_CUDA_CURRENT="0")
-    assert answer == [0, 0]
+    assert answer == [[0, 4000, 8000]] * 2
     assert [one["block"][0] for one in launches(log)] == [32, 32, 128, 128]
     assert [one["function"] for one in launches(log)] == [1000, 1001, 1002, 1003]

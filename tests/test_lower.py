@@ -61,6 +61,6 @@ def test_lowering_is_deterministic() -> None:
 
 def test_launch_values_follow_the_launch_abi() -> None:
     op = operator("matmul")
-    assert op.launch_tunables == ("raster",)
-    assert op.launch_values(default_candidate(matmul(**LARGE), raster=4).schedule) == [4]
-    assert [0] in op.test_launches(default_candidate(matmul()).kernel)
+    assert op.launch_tunables == ("raster", "split_k", "stream_blocks")
+    assert op.launch_values(default_candidate(matmul(**LARGE), raster=4).schedule) == [4, 1, 0]
+    assert [0, 1, 0] in op.test_launches(default_candidate(matmul()).kernel, matmul())

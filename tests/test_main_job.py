@@ -16,7 +16,7 @@ from storage.settings import load_settings
 from workers.serve import embedded
 
 FAULTY = Path(__file__).parent / "operators" / "faulty"
-RIGHT, NO_BARRIER, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 1, 2, 12, 26, 31, 63
+RIGHT, UNWRITTEN, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 14, 2, 12, 26, 31, 63
 PROBLEM = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
 
@@ -51,9 +51,9 @@ def job(client: Client) -> Job:
             {
                 **PROBLEM,
                 "name": "mixed",
-                "search": schedules(RIGHT, NO_BARRIER, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED),
+                "search": schedules(RIGHT, UNWRITTEN, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED),
             },
-            {**PROBLEM, "rows": 16, "name": "hopeless", "search": schedules(NO_BARRIER, DOES_NOT_COMPILE)},
+            {**PROBLEM, "rows": 16, "name": "hopeless", "search": schedules(UNWRITTEN, DOES_NOT_COMPILE)},
             {**PROBLEM, "rows": 24, "name": "emptied", "search": schedules(REJECTED)},
             {**MATMUL, "name": "healthy", "search": {"level": 1, "limit": 3}},
         ],
@@ -86,7 +86,7 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
 @pytest.mark.parametrize(
     ("fault", "verdict", "words"),
     [
-        (NO_BARRIER, "incorrect", "elements are wrong"),
+        (UNWRITTEN, "incorrect", "elements are wrong"),
         (SPLIT_BARRIER, "runtime_error", "barrier"),
         (ENDLESS, "run_timeout", "s"),
         (DOES_NOT_COMPILE, "compile_error", "no_such_field"),

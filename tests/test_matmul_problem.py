@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from codegen.dtypes import dtype
 from codegen.errors import InvalidOperator, UnknownOperator
 from codegen.operators import load_operators, operator, operators
+from codegen.operators.matmul.problem import FLOATS, MatmulProblem
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
+from service.faults import faults_of
 from tests.fixtures_codegen import matmul
 
 
@@ -44,11 +47,22 @@ def faults(**fields: Any) -> dict[str, str]:
         ({"m": 2**20, "k": 2**19, "batch": 4}, "stride_a", str(LARGEST_ELEMENTS)),
         ({"batch": 2**30, "stride_c": 2**40}, "stride_c", str(LARGEST_ELEMENTS)),
         ({"layout": "xx"}, "layout", "'nn', 'nt', 'tn' or 'tt'"),
-        ({"dtype": "float16"}, "dtype", "'float32'"),
-        ({"acc_dtype": "float16"}, "acc_dtype", "'float32'"),
-        ({"out_dtype": "float16"}, "out_dtype", "'float32'"),
-        ({"allow_tf32": True}, "allow_tf32", "False"),
-        ({"allow_tf32": 0}, "allow_tf32", "False"),
+        ({"dtype": "float64"}, "dtype", "'float32', 'float16', 'bfloat16' or 'int8'"),
+        ({"dtype": "int32"}, "dtype", "'float32', 'float16', 'bfloat16' or 'int8'"),
+        ({"dtype": None}, "dtype", "'float32', 'float16', 'bfloat16' or 'int8'"),
+        ({"acc_dtype": "float16"}, "acc_dtype", "float16, which does not go with dtype float32; allowed: float32"),
+        ({"dtype": "float16", "acc_dtype": "float16"}, "acc_dtype", "dtype float16; allowed: float32"),
+        ({"dtype": "bfloat16", "acc_dtype": "int32"}, "acc_dtype", "dtype bfloat16; allowed: float32"),
+        ({"dtype": "int8", "acc_dtype": "float32"}, "acc_dtype", "dtype int8; allowed: int32"),
+        ({"acc_dtype": 32}, "acc_dtype", "'float32' or 'int32'"),
+        ({"out_dtype": "int32"}, "out_dtype", "dtype float32; allowed: float32, float16, bfloat16"),
+        ({"dtype": "float16", "out_dtype": "int8"}, "out_dtype", "allowed: float32, float16, bfloat16"),
+        ({"dtype": "int8", "out_dtype": "int8"}, "out_dtype", "allowed: float32, float16, bfloat16, int32"),
+        ({"out_dtype": "{words} \ud800"}, "out_dtype", "valid string"),
+        ({"dtype": "int8", "epilogue": [{"op": "relu"}]}, "epilogue", "out_dtype int32 takes an empty epilogue"),
+        ({"allow_tf32": 0}, "allow_tf32", "valid boolean"),
+        ({"allow_tf32": "true"}, "allow_tf32", "valid boolean"),
+        ({"dtype": "float16", "allow_tf32": 1}, "allow_tf32", "valid boolean"),
         ({"tile": 3}, "tile", "not permitted"),
         ({"lda": 63}, "lda", "at least 64"),
         ({"ldb": 0}, "ldb", "greater than or equal to 1"),
@@ -80,6 +94,53 @@ def test_a_bad_field_is_named_with_what_is_allowed(fields: dict[str, Any], field
 def test_only_the_field_at_fault_is_named() -> None:
     assert faults(m=0).keys() == {"m"}
     assert faults(layout="xx", lda=3).keys() == {"layout"}
+    assert faults(dtype="float64", acc_dtype="int32", out_dtype="int32").keys() == {"dtype"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "allowed"),
+    [
+        ({"dtype": "int8", "acc_dtype": "float32"}, "acc_dtype", ["int32"]),
+        ({"dtype": "float16", "out_dtype": "int32"}, "out_dtype", ["float32", "float16", "bfloat16"]),
+        ({"dtype": "int8", "epilogue": [{"op": "gelu"}]}, "epilogue", {"maxItems": 0}),
+        ({"dtype": "half"}, "dtype", ["float32", "float16", "bfloat16", "int8"]),
+        ({"allow_tf32": "yes"}, "allow_tf32", {"type": "boolean"}),
+    ],
+)
+def test_a_request_learns_which_dtypes_go_together(fields: dict[str, Any], field: str, allowed: Any) -> None:
+    body = {"operator": "matmul", "m": 64, "n": 64, "k": 64, **fields}
+    with pytest.raises(ValidationError) as refused:
+        MatmulProblem.model_validate(body)
+    (fault,) = faults_of(refused.value, MatmulProblem, body)
+    assert (fault.field, fault.allowed) == (field, allowed)
+    assert field in fault.detail
+
+
+@pytest.mark.parametrize(
+    ("inputs", "acc_dtype", "out_dtypes", "default"),
+    [
+        ("float32", "float32", FLOATS, "float32"),
+        ("float16", "float32", FLOATS, "float16"),
+        ("bfloat16", "float32", FLOATS, "bfloat16"),
+        ("int8", "int32", (*FLOATS, "int32"), "int32"),
+    ],
+)
+def test_dtypes_of_sums_and_out_follow_the_inputs(
+    inputs: str, acc_dtype: str, out_dtypes: tuple[str, ...], default: str
+) -> None:
+    assert (matmul(dtype=inputs).acc_dtype, matmul(dtype=inputs).out_dtype) == (acc_dtype, default)
+    for out in out_dtypes:
+        epilogue = [] if out == "int32" else [{"op": "bias"}, {"op": "mask"}, {"op": "residual"}]
+        problem = matmul(dtype=inputs, out_dtype=out, epilogue=epilogue)
+        dtypes = [one.dtype for one in operator("matmul").operands(problem)]
+        assert dtypes == [inputs, inputs, out, *([] if out == "int32" else [out, "uint8", out])]
+        assert operator("matmul").signature(problem)["acc_dtype"] == acc_dtype
+
+
+def test_tf32_means_something_for_float32_alone() -> None:
+    assert matmul(allow_tf32=True).digest != matmul().digest
+    for inputs in ("float16", "bfloat16", "int8"):
+        assert matmul(dtype=inputs, allow_tf32=True).digest == matmul(dtype=inputs).digest
 
 
 def test_the_largest_extent_is_allowed_where_operands_stay_small() -> None:
@@ -118,15 +179,25 @@ def test_operands_follow_the_launch_abi() -> None:
 
 
 @given(
-    st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3),
-    st.sampled_from(["nn", "nt", "tn", "tt"]),
+    st.integers(1, 80), st.integers(1, 80), st.integers(1, 80), st.integers(1, 3),
+    st.sampled_from(["nn", "nt", "tn", "tt"]), st.sampled_from(["float32", "tf32", "float16", "bfloat16", "int8"]),
+    st.integers(0, 2),
 )  # fmt: skip
-def test_vectors_are_only_used_where_every_row_starts_on_one(m: int, n: int, k: int, batch: int, layout: str) -> None:
-    problem = matmul(m=m, n=n, k=k, batch=batch, layout=layout)
+def test_vectors_are_only_used_where_every_row_starts_on_one(
+    m: int, n: int, k: int, batch: int, layout: str, given: str, apart: int
+) -> None:
+    fields = {"dtype": "float32", "allow_tf32": True} if given == "tf32" else {"dtype": given}
+    packed = matmul(m=m, n=n, k=k, batch=batch, layout=layout, **fields)
+    problem = matmul(**{**packed.canonical(), "lda": packed.lda + apart, "stride_a": packed.stride_a + apart * 80})
     signature = operator("matmul").signature(problem)
     for operand, name in zip(operator("matmul").operands(problem), ("align_a", "align_b", "align_c"), strict=False):
-        aligned = operand.shape[-1] % 4 == 0 and all(stride % 4 == 0 for stride in operand.strides[:-1])
-        assert signature[name] == (4 if aligned else 1)
+        size = dtype(operand.dtype).bytes
+        distances = [operand.shape[-1], *operand.strides[:-1]]
+        whole = [width for width in (4, 8, 16) if all(distance * size % width == 0 for distance in distances)]
+        if given == "float32":  # on the CUDA cores, in quads
+            assert signature[name] == (4 if whole == [4, 8, 16] else 1)
+        else:
+            assert signature[name] == (whole[-1] // size if whole else 1)
 
 
 def test_the_schema_does_not_show_derived_defaults() -> None:
@@ -134,6 +205,11 @@ def test_the_schema_does_not_show_derived_defaults() -> None:
     assert "default" not in schema["properties"]["lda"]
     assert schema["properties"]["m"]["maximum"] == LARGEST_EXTENT
     assert schema["additionalProperties"] is False
+    assert schema["properties"]["dtype"]["enum"] == ["float32", "float16", "bfloat16", "int8"]
+    assert schema["properties"]["acc_dtype"]["enum"] == ["float32", "int32"]
+    assert schema["properties"]["out_dtype"]["enum"] == ["float32", "float16", "bfloat16", "int32"]
+    assert "default" not in schema["properties"]["out_dtype"]
+    assert schema["properties"]["allow_tf32"]["type"] == "boolean"
 
 
 def test_an_unknown_operator_lists_the_known_ones() -> None:
@@ -151,8 +227,11 @@ def test_an_unknown_operator_lists_the_known_ones() -> None:
         ({"__init__.py": "OPERATOR = 1"}, "needs a file kernel.cuh"),
         ({"__init__.py": "OPERATOR = 1", "kernel.cuh": ""}, "must define OPERATOR"),
         ({"__init__.py": "from codegen.operators.matmul import Matmul\n"
-          "class Other(Matmul):\n    folder = __import__('pathlib').Path(__file__).parent\nOPERATOR = Other()",
-          "kernel.cuh": ""}, "called 'matmul' exists already"),
+          "class Other(Matmul):\n    folder = __import__('pathlib').Path(__file__).parent\n"
+          "    files = ('kernel.cuh',)\nOPERATOR = Other()", "kernel.cuh": ""}, "called 'matmul' exists already"),
+        ({"__init__.py": "from codegen.operators.matmul import Matmul\n"
+          "class Other(Matmul):\n    name = 'other'\n    folder = __import__('pathlib').Path(__file__).parent\n"
+          "    files = ('parts.cuh', 'kernel.cuh')\nOPERATOR = Other()", "kernel.cuh": ""}, "needs a file parts.cuh"),
     ],
 )  # fmt: skip
 def test_an_operator_folder_that_is_none_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
@@ -176,7 +255,7 @@ def test_an_operator_folder_from_outside_is_an_operator_like_any_other(
     (folder / "__init__.py").write_text(
         "from pathlib import Path\n"
         "from codegen.operators.matmul import Matmul\n"
-        "class Times(Matmul):\n    name = 'times'\n    folder = Path(__file__).parent\n"
+        "class Times(Matmul):\n    name = 'times'\n    files = ('kernel.cuh',)\n    folder = Path(__file__).parent\n"
         "OPERATOR = Times()\n"
     )
     (loaded,) = load_operators([folder])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.matmul.rules import registers
+from codegen.operators.matmul import tensor_rules
+from codegen.operators.matmul.alignment import aligns
+from codegen.operators.matmul.simt_rules import registers
 from codegen.predict import Prediction, occupancy, predict
 from codegen.ptxas_report import Resources
 from codegen.search import Search
@@ -151,3 +154,129 @@ def test_cost_counts_what_must_be_computed_and_moved() -> None:
     assert cost.bytes_read == 4 * (4 * 10 * 30 + 20 * 30 + 20) + outputs + 4 * outputs
     assert cost.bytes_written == 4 * outputs
     assert (cost.launches, cost.workspace_bytes) == (1, 0)
+
+
+# Tensor cores.
+MMA_ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"]
+DECODE = {"m": 16, "n": 4096, "k": 4096, "dtype": "bfloat16", "layout": "nt"}
+LONG = {"m": 128, "n": 128, "k": 16384, "dtype": "float16"}
+
+
+def on_tensor_cores(fields: dict[str, Any], arch: str = "sm_90a", **changes: int | str) -> Prediction:
+    """Of the level-0 schedule with some tunables changed, with the registers that the rules expect."""
+    problem = matmul(**fields)
+    candidate = default_candidate(problem, arch, **changes)
+    stored = tensor_rules.Stored.of(problem, aligns(problem)[:2])
+    expected = tensor_rules.registers(candidate.schedule.as_dict(), stored)
+    return predict(candidate, report(min(expected, 255)), target(arch))
+
+
+def square(extent: int, dtype: str = "float16", **fields: Any) -> dict[str, Any]:
+    return {"m": extent, "n": extent, "k": extent, "dtype": dtype, **fields}
+
+
+@pytest.mark.parametrize("arch", MMA_ARCHS)
+@pytest.mark.parametrize(
+    ("fields", "rate"),
+    [
+        (square(8192), "float16"),
+        (square(8192, "bfloat16", layout="nt"), "bfloat16"),
+        (square(8192, "float32", allow_tf32=True), "tf32"),
+        (square(8192, "int8", layout="nt"), "int8"),
+    ],
+)
+def test_a_large_square_reaches_much_of_what_mma_sync_can(fields: dict[str, Any], rate: str, arch: str) -> None:
+    sheet = target(arch)
+    reached = 2 * 8192**3 / on_tensor_cores(fields, arch).us / 1e3
+    assert 0.4 < reached / (sheet.mma_share * sheet.tensor_gflops(rate)) < 1.0
+
+
+def test_types_rank_by_their_rates() -> None:
+    int8, float16, tf32 = (
+        on_tensor_cores(fields).us
+        for fields in (
+            square(8192, "int8", layout="nt"),
+            square(8192),
+            square(8192, "float32", allow_tf32=True),
+        )
+    )
+    cuda_cores = predicted({"m": 8192, "n": 8192, "k": 8192}, WIDE, registers=128).us
+    assert int8 < float16 < tf32 < cuda_cores
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("n", [4096, 6144, 28672])
+def test_decoding_is_bound_by_dram(n: int, arch: str) -> None:
+    found = on_tensor_cores({**DECODE, "n": n}, arch)
+    assert found.bound_by == "dram"
+    assert found.us > 2 * n * 4096 / target(arch).dram_gb_s / 1e3
+
+
+@pytest.mark.parametrize("arch", MMA_ARCHS)
+def test_slices_make_a_long_sum_of_few_tiles_faster(arch: str) -> None:
+    tiles = {"tile_m": 64, "tile_n": 64, "warps_m": 2, "warps_n": 2}
+    whole = on_tensor_cores(LONG, arch, **tiles, split="none", split_k=1)
+    sliced = {count: on_tensor_cores(LONG, arch, **tiles, split="workspace", split_k=count) for count in (4, 16)}
+    assert sliced[16].us < sliced[4].us < whole.us / 2
+    assert whole.roofs_us.keys() < sliced[4].roofs_us.keys() == whole.roofs_us.keys() | {"other_launches"}
+
+
+@pytest.mark.parametrize("way", ["workspace", "atomic"])
+def test_slices_of_a_full_grid_cost_time(way: str) -> None:
+    whole = on_tensor_cores(square(4096))
+    assert on_tensor_cores(square(4096), split=way, split_k=2).us > whole.us + 2.0
+
+
+def test_a_second_launch_has_its_own_time() -> None:
+    for way, launches in (("workspace", 1), ("atomic", 2)):
+        found = on_tensor_cores(LONG, split=way, split_k=8)
+        assert found.roofs_us["other_launches"] > 2.0 * launches
+
+
+def test_stream_k_fills_the_last_round() -> None:
+    # 144 tiles are a round of 132 and one of 12.
+    fields = {"m": 1536, "n": 1536, "k": 16384, "dtype": "float16"}
+    tiles = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 2, "stages": 3, "split": "none", "split_k": 1}
+    whole = on_tensor_cores(fields, **tiles)
+    stream = on_tensor_cores(fields, **{**tiles, "split": "stream", "stream_blocks": 132})
+    assert stream.us < 0.75 * whole.us
+    # Tiles that fill 15.5 rounds of 16 have little to gain.
+    full = square(8192)
+    assert on_tensor_cores(full, split="stream", stream_blocks=132).us > 0.95 * on_tensor_cores(full).us
+
+
+def test_more_stages_hide_more_latency() -> None:
+    tiles = {"tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 1, "warps_n": 1, "split": "none", "split_k": 1}
+    fields = {"m": 512, "n": 512, "k": 8192, "dtype": "float16"}
+    deep, flat = (on_tensor_cores(fields, **tiles, stages=stages) for stages in (4, 2))
+    assert deep.us <= flat.us
+    assert deep.roofs_us["latency"] < flat.roofs_us["latency"]
+
+
+def test_reading_fragments_ahead_helps() -> None:
+    few = {"tile_m": 64, "tile_n": 64, "warps_m": 1, "warps_n": 1}
+    assert on_tensor_cores(square(4096), **few).us < on_tensor_cores(square(4096), **few, fragments=1).us
+
+
+def test_whole_rows_of_the_output_cost_less_traffic() -> None:
+    shared, direct = (on_tensor_cores(square(2048), epilogue_path=way).roofs_us["l2"] for way in ("shared", "direct"))
+    assert shared < direct
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a", "sm_120"])
+def test_no_prediction_on_tensor_cores_beats_the_data_sheet(arch: str) -> None:
+    problem, sheet = matmul(**square(2048)), target(arch)
+    flops = 2 * 2048**3
+    for candidate in lower(problem, sheet, Search(level=2, limit=60)).candidates:
+        found = predict(candidate, report(128), sheet)
+        assert found.us > flops / sheet.tensor_gflops("float16") / 1e3
+        assert math.isfinite(found.us)
+        assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+
+
+def test_cost_counts_elements_of_each_type() -> None:
+    op = operator("matmul")
+    problem = matmul(m=16, n=32, k=64, dtype="float16", out_dtype="bfloat16", epilogue=[{"op": "bias"}, {"op": "mask"}])
+    cost = op.cost(problem, default_candidate(problem).schedule)
+    assert cost.bytes_read == 2 * (16 * 64 + 64 * 32) + 2 * 32 + 16 * 32
+    assert cost.bytes_written == 2 * 16 * 32

@@ -27,38 +27,72 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 QUICKSTART = json.loads((EXAMPLES / "quickstart.json").read_text())
 BERT_BASE = {  # Devlin et al. 2019: hidden size 768, 12 heads of 64, inner size 3072; here 8 sequences of 128 tokens
-    "qkv": (1, 8 * 128, 3 * 768, 768, "nt", ["bias"]),
-    "proj": (1, 8 * 128, 768, 768, "nt", ["bias"]),
-    "ffn1": (1, 8 * 128, 4 * 768, 768, "nt", ["bias", "gelu"]),
-    "ffn2": (1, 8 * 128, 768, 4 * 768, "nt", ["bias"]),
-    "qk": (8 * 12, 128, 128, 64, "nt", []),
-    "pv": (8 * 12, 128, 64, 128, "nn", []),
+    "qkv": (1, 8 * 128, 3 * 768, 768, "nt"),
+    "proj": (1, 8 * 128, 768, 768, "nt"),
+    "ffn1": (1, 8 * 128, 4 * 768, 768, "nt"),
+    "ffn2": (1, 8 * 128, 768, 4 * 768, "nt"),
+    "qk": (8 * 12, 128, 128, 64, "nt"),
+    "pv": (8 * 12, 128, 64, 128, "nn"),
 }
+LLAMA3_8B = {  # Llama Team 2024: hidden size 4096, 32 heads of 128 and 8 of keys and values, inner size 14336; m tokens
+    "qkv": ((32 + 2 * 8) * 128, 4096),
+    "o": (4096, 4096),
+    "gate_up": (2 * 14336, 4096),
+    "down": (4096, 14336),
+}
+EPILOGUES = {
+    "float32": {"qkv": ["bias"], "proj": ["bias"], "ffn1": ["bias", "gelu"], "ffn2": ["bias"]},
+    "float16": {
+        "qkv": ["bias"], "proj": ["bias", "residual"], "ffn1": ["bias", "gelu"], "ffn2": ["bias", "residual"],
+        "qk": ["scale"],
+    },
+    "bfloat16": {"o": ["residual"], "down": ["residual"]},
+}  # fmt: skip
 
 
 def candidates() -> dict[str, tuple[Candidate, ...]]:
-    search = Search.model_validate(QUICKSTART["search"])
-    problems = {p["name"]: {k: v for k, v in p.items() if k != "name"} for p in QUICKSTART["problems"]}
-    return {
-        name: tuple(lower(operator("matmul").parse(fields), target(QUICKSTART["target"]), search).candidates)
-        for name, fields in problems.items()
+    lowered = {}
+    for problem in QUICKSTART["problems"]:
+        fields = {name: value for name, value in problem.items() if name not in ("name", "search")}
+        search = Search.model_validate(problem.get("search", QUICKSTART["search"]))
+        found = lower(operator("matmul").parse(fields), target(QUICKSTART["target"]), search)
+        lowered[problem["name"]] = tuple(found.candidates)
+    return lowered
+
+
+def described(dtype: str) -> dict[str, Any]:
+    """Batch, extents, layout and epilogue of the problems of that dtype."""
+    found = {}
+    for problem in QUICKSTART["problems"]:
+        if problem["dtype"] == dtype:
+            extents = (problem.get("batch", 1), problem["m"], problem["n"], problem["k"], problem["layout"])
+            found[problem["name"]] = (*extents, [node["op"] for node in problem.get("epilogue", [])])
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "ending"), [("float32", ""), ("float16", "_fp16")])
+def test_the_quickstart_has_bert_base(dtype: str, ending: str) -> None:
+    wanted = {f"{name}{ending}": (*shape, EPILOGUES[dtype].get(name, [])) for name, shape in BERT_BASE.items()}
+    assert described(dtype) == wanted
+
+
+def test_the_quickstart_has_llama_3_8b_at_few_and_at_many_tokens() -> None:
+    assert described("bfloat16") == {
+        f"llama_{name}_m{m}": (1, m, n, k, "nt", EPILOGUES["bfloat16"].get(name, []))
+        for m in (16, 512)
+        for name, (n, k) in LLAMA3_8B.items()
     }
 
 
-def test_the_quickstart_is_bert_base_in_fp32() -> None:
-    found: dict[str, Any] = {}
-    for problem in QUICKSTART["problems"]:
-        assert problem["dtype"] == "float32"
-        extents = (problem.get("batch", 1), problem["m"], problem["n"], problem["k"])
-        found[problem["name"]] = (*extents, problem["layout"], [node["op"] for node in problem.get("epilogue", [])])
-    assert found == BERT_BASE
-
-
-def test_the_quickstart_has_64_candidates_per_problem_and_several_groups() -> None:
+def test_the_quickstart_has_64_candidates_per_fp32_problem_and_several_groups() -> None:
     lowered = candidates()
-    assert all(len({candidate.id for candidate in found}) >= 64 for found in lowered.values())
+    assert all(len({candidate.id for candidate in lowered[name]}) >= 64 for name in BERT_BASE)
     kernels = {candidate.kernel.id: candidate.kernel for found in lowered.values() for candidate in found}
     assert len(group(kernels.values(), workers=2)) >= 2
+
+
+def test_the_problems_on_tensor_cores_are_few_enough_for_a_first_look() -> None:
+    assert {len(found) for name, found in candidates().items() if name not in BERT_BASE} == {8}
 
 
 def test_problems_that_differ_in_extents_share_their_kernels() -> None:
@@ -70,7 +104,8 @@ def test_problems_that_differ_in_extents_share_their_kernels() -> None:
 def test_the_readme_names_every_example() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"}
-    assert all(f"`{name}`" in listed for name in names)
+    folders = {f"{path.name}/" for path in EXAMPLES.iterdir() if path.is_dir()}
+    assert [name for name in sorted(names | folders) if f"`{name}`" not in listed] == []
 
 
 def run(command: list[str], service: ScriptedService, tmp_path: Path) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from codegen.epilogue import node_of
+from codegen.epilogue import chain_type, structures
 from codegen.errors import TextError
 from codegen.operator import Config, ConfigField
 from codegen.operators import operator
@@ -16,6 +16,7 @@ from codegen.operators.matmul import Matmul
 from codegen.render_group import header_text, operator_text, render_config, render_device, slice_text, symbols
 from codegen.scan_functions import assert_unique, scan
 from tests.fixtures_codegen import EVERY_NODE, default_candidate, kernels, matmul
+from tests.fixtures_compile import PROBE, probe
 
 
 def test_a_kernel_s_block_is_exactly_this() -> None:
@@ -27,6 +28,7 @@ def test_a_kernel_s_block_is_exactly_this() -> None:
         slice_text(candidate.kernel)
         == f"""namespace {name} {{
 struct Config {{
+  static constexpr bool tensor_cores = false;
   static constexpr bool a_transposed = false;
   static constexpr bool b_transposed = true;
   static constexpr int align_a = 4;
@@ -43,8 +45,12 @@ struct Config {{
   static constexpr int tile_n = 64;
   static constexpr int unroll_k = 8;
   static constexpr int warp_m = 4;
+  static constexpr int split = 0;
   static constexpr int threads = 64;
-  using Epilogue = cukiln::Chain<cukiln::Bias<cukiln::Axis::n>, cukiln::Gelu, cukiln::CastHalf>;
+  using Input = float;
+  using Accumulator = float;
+  using Output = float;
+  using Epilogue = cukiln::Chain<cukiln::Bias<cukiln::Axis::n, float>, cukiln::Gelu, cukiln::CastHalf>;
 }};
 __global__ void __launch_bounds__(64, 1) run(const cukiln::matmul::Arguments arguments) {{ CALL }}
 }}  // namespace {name}
@@ -89,10 +95,10 @@ def test_a_kernel_twice_is_refused() -> None:
 @pytest.mark.parametrize("node", EVERY_NODE, ids=lambda node: "-".join(map(str, node.values())))
 def test_every_node_s_type_exists_in_the_headers(node: dict[str, Any]) -> None:
     chain = matmul(epilogue=[node]).epilogue
-    name = chain[0].cxx_type.removeprefix("cukiln::").split("<")[0]
+    chain_of_one = chain_type(structures(chain))
+    name = chain_of_one.removeprefix("cukiln::Chain<cukiln::").split("<")[0].rstrip(">")
     assert re.search(rf"struct {name} [:{{]", header_text("epilogue.cuh"))
-    assert node_of(chain[0].structure).cxx_type == chain[0].cxx_type
-    assert f"Chain<{chain[0].cxx_type}>" in render_config(default_candidate(matmul(epilogue=[node])).kernel)
+    assert f"using Epilogue = {chain_of_one};" in render_config(default_candidate(matmul(epilogue=[node])).kernel)
 
 
 def test_scalars_of_the_chain_are_not_in_the_text() -> None:
@@ -133,3 +139,79 @@ def test_an_epilogue_outside_the_enumeration_is_refused(monkeypatch: pytest.Monk
 def test_the_scanner_classifies_all_packaged_headers() -> None:
     found = scan(render_device(kernels(1)).text)
     assert {"cukiln::fma", "cukiln::load_global", "cukiln::matmul::run", "cukiln::matmul::bind"} <= found
+
+
+@pytest.mark.parametrize(
+    ("way", "functions"),
+    [("copy", ["run"]), ("workspace", ["first", "second"]), ("atomic", ["clear", "first", "second"])],
+)
+def test_each_kernel_has_the_functions_that_its_operator_names(way: str, functions: list[str]) -> None:
+    kernel = probe(way=way)
+    rendered = render_device([kernel, probe(2)])
+    entry = re.compile(r"\b(\w+)\(const cukiln::probe::Arguments arguments\) { cukiln::probe::(\w+)<Config>")
+    assert entry.findall(slice_text(kernel)) == [(name, name) for name in functions]
+    assert rendered.functions == {
+        *(f"{kernel.namespace}::{name}" for name in functions),
+        *(f"{probe(2).namespace}::{name}" for name in ("first", "second")),
+    }
+    assert symbols(kernel) == [
+        f"_ZN23{kernel.namespace}{len(name)}{name}EN6cukiln5probe9ArgumentsE" for name in functions
+    ]
+    assert_unique(rendered.text, rendered.functions)
+
+
+def test_a_limit_on_registers_stands_instead_of_launch_bounds() -> None:
+    free, limited = slice_text(probe()), slice_text(probe(maxnreg=32))
+    assert "__maxnreg__" not in free
+    assert free.count("__launch_bounds__(64, 1)") == 2
+    assert "__global__ void __maxnreg__(32) first(const" in limited
+    assert "__global__ void __launch_bounds__(64, 1) second(const" in limited  # it is a function's own
+    assert_unique(render_device([probe(maxnreg=32)]).text, render_device([probe(maxnreg=32)]).functions)
+
+
+@pytest.mark.parametrize(
+    ("types", "operand_dtype", "lines"),
+    [
+        ((("Input", "float16"), ("Output", "int8")), "float16",
+         ["using Input = cukiln::Half;", "using Output = signed char;",
+          "using Epilogue = cukiln::Chain<cukiln::Bias<cukiln::Axis::n, cukiln::Half>, "
+          "cukiln::Residual<cukiln::Half>>;"]),
+        ((("Accumulator", "int32"),), "bfloat16",
+         ["using Accumulator = int;", "using Epilogue = cukiln::Chain<cukiln::Bias<cukiln::Axis::n, cukiln::BFloat16>, "
+          "cukiln::Residual<cukiln::BFloat16>>;"]),
+    ],
+)  # fmt: skip
+def test_element_types_are_rendered_by_name(
+    types: tuple[tuple[str, str], ...], operand_dtype: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rendered_with(Config((), ("bias.n", "residual"), types, operand_dtype), monkeypatch) == [
+        "struct Config {", *(f"  {line}" for line in lines), "};",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("types", [(("input", "float16"),), (("Evil; //", "float16"),), (("Epilogue", "float16"),)])
+def test_a_type_has_a_name_of_its_own(types: tuple[tuple[str, str], ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TextError, match="is no name of a Config type"):
+        rendered_with(Config((), (), types), monkeypatch)
+
+
+def test_a_dtype_outside_the_enumeration_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError):
+        rendered_with(Config((), (), (("Input", "float16; evil"),)), monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["run; evil", "Run", "", "a b"])
+def test_a_function_has_the_name_of_an_identifier(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(PROBE), "functions", lambda self, kernel: ("first", name))
+    with pytest.raises(TextError, match="is no name of a kernel function"):
+        render_device([probe(63)])
+
+
+def rendered_with(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines of a kernel's Config, if its operator gave this one."""
+    monkeypatch.setattr(type(PROBE), "config", lambda self, kernel: config)
+    render_config.cache_clear()
+    try:
+        return render_config(probe()).splitlines()
+    finally:
+        render_config.cache_clear()

@@ -1,4 +1,4 @@
-"""Each rule rejects what breaks it, with its name and the numbers, and accepts what does not."""
+"""Each rule of the CUDA-core kernel rejects what breaks it, with its name and the numbers, and accepts the rest."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from codegen.operator import LaunchBounds
 from codegen.operators import operator
-from codegen.operators.matmul import rules as matmul_rules
+from codegen.operators.matmul import simt_rules
 from codegen.problem import LARGEST_EXTENT, Problem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
@@ -17,11 +18,13 @@ from tests.fixtures_codegen import matmul
 
 GOOD = {
     "tile_m": 64, "tile_n": 64, "tile_k": 16, "thread_m": 4, "thread_n": 4, "warp_m": 4, "stages": 2, "fragments": 2,
-    "padding": 4, "unroll_k": 8, "min_blocks": 1, "raster": 0,
+    "padding": 4, "unroll_k": 8, "min_blocks": 1, "split": "none", "raster": 0, "split_k": 1,
 }  # fmt: skip
 
 
-def judge(change: dict[str, int], fields: dict[str, Any] | None = None, arch: str = "sm_90a") -> Accepted | Rejected:
+def judge(
+    change: dict[str, int | str], fields: dict[str, Any] | None = None, arch: str = "sm_90a"
+) -> Accepted | Rejected:
     problem = matmul(**{"m": 1024, "n": 1024, "k": 1024, **(fields or {})})
     return operator("matmul").rules(problem, Schedule.of({**GOOD, **change}), target(arch))
 
@@ -69,6 +72,15 @@ def test_a_good_schedule_is_accepted(arch: str) -> None:
         ("tile_n", {}, {"n": 31}, "sm_90a", "tile_n = 64 is mostly padding for n = 31"),
         ("tile_k", {"stages": 1}, {"k": 8}, "sm_90a", "tile_k = 16 is mostly padding for k = 8"),
         ("stages", {}, {"k": 16}, "sm_90a", "2 stages with one step: k = 16, tile_k = 16"),
+        ("stages", {"split": "workspace", "split_k": 40}, {"m": 64, "n": 64}, "sm_90a",
+         "one step: k = 1024, tile_k = 16, split_k = 40"),
+        ("split", {"split": "workspace"}, {}, "sm_90a", "split = workspace with 1 slice"),
+        ("split", {"split": "atomic"}, {}, "sm_90a", "split = atomic with 1 slice"),
+        ("split", {"split_k": 2}, {}, "sm_90a", "split_k = 2 needs split = workspace or atomic"),
+        ("split_k", {"split": "workspace", "split_k": 65}, {}, "sm_90a",
+         "65 slices of 64 steps (k = 1024, tile_k = 16)"),
+        ("split_k", {"split": "atomic", "split_k": 5}, {}, "sm_90a",
+         "256 tiles in 5 slices; sm_90a has enough with 1056 blocks"),
         ("raster", {"raster": 1}, {"m": 64}, "sm_90a", "orders 1 x 16 tiles as 0 does"),
         ("raster", {"raster": 8}, {"n": 64}, "sm_90a", "orders 16 x 1 tiles as 0 does"),
         ("raster", {"raster": 8}, {"m": 512}, "sm_90a", "bands of 8 rows order 8 rows of tiles"),
@@ -78,7 +90,7 @@ def test_a_good_schedule_is_accepted(arch: str) -> None:
     ],
 )  # fmt: skip
 def test_what_breaks_a_rule_is_rejected_with_the_numbers(
-    rule: str, change: dict[str, int], fields: dict[str, Any], arch: str, said: str
+    rule: str, change: dict[str, int | str], fields: dict[str, Any], arch: str, said: str
 ) -> None:
     outcome = judge(change, fields, arch)
     assert isinstance(outcome, Rejected)
@@ -96,19 +108,33 @@ def test_workspace_is_checked_against_the_request_s_limit() -> None:
     assert isinstance(operator("matmul").rules(problem, schedule, target("sm_90a"), -1), Rejected)
 
 
+@pytest.mark.parametrize(
+    ("split", "bytes_needed"), [("workspace", 3 * 4 * 2 * 100 * 204), ("atomic", 4 * 2 * 100 * 204)]
+)
+def test_slices_over_the_workspace_limit_are_rejected_with_the_bytes(split: str, bytes_needed: int) -> None:
+    problem = matmul(m=100, n=201, k=1024, batch=2)
+    schedule = Schedule.of({**GOOD, "split": split, "split_k": 3})
+    op, sheet = operator("matmul"), target("sm_90a")
+    assert op.cost(problem, schedule).workspace_bytes == bytes_needed
+    assert op.rules(problem, schedule, sheet, bytes_needed) == ACCEPTED
+    assert op.rules(problem, schedule, sheet, bytes_needed - 1) == Rejected(
+        "workspace", f"needs {bytes_needed} bytes of workspace, the limit is {bytes_needed - 1}"
+    )
+
+
 def test_check_chains_with_or() -> None:
     assert (check(True, "a", "x") or check(False, "b", "y") or ACCEPTED) == Rejected("b", "y")
     assert (check(True, "a", "x") or ACCEPTED) == ACCEPTED
 
 
 def test_shared_memory_is_what_the_kernel_s_launch_code_asks_for() -> None:
-    text = (Path(matmul_rules.__file__).parent / "kernel.cuh").read_text()
+    text = (Path(simt_rules.__file__).parent / "simt.cuh").read_text()
     assert "C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float)" in text
-    assert matmul_rules.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
+    assert simt_rules.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
 
 
 def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
-    text = (Path(matmul_rules.__file__).parent / "kernel.cuh").read_text()
+    text = (Path(simt_rules.__file__).parent / "simt.cuh").read_text()
     known = {
         "a tile row must be a whole number of vectors": "vector",
         "threads is what the tile and the thread tile make it": "config",
@@ -118,6 +144,7 @@ def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
         "unrolled steps must cover the tile": "unroll",
         "two fragment buffers need an even number of unrolled steps": "fragments",
         "rows of shared memory stay aligned to vectors": "padding",
+        "stream-K is for tensor cores": "not among the values of split",
     }
     asserted = [line.rsplit('"', 2)[1] for line in text.splitlines() if "static_assert(" in line]
     assert sorted(asserted) == sorted(known)
@@ -126,7 +153,41 @@ def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
 def test_a_kernel_answers_for_its_own_threads_and_shared_memory() -> None:
     op = operator("matmul")
     kernel = op.candidate(matmul(m=1024, n=1024, k=1024), Schedule.of(GOOD)).kernel
-    assert (op.threads(kernel), op.shared_bytes(kernel), op.min_blocks(kernel)) == (256, 17408, 1)
+    assert (op.launch_bounds(kernel, "run"), op.shared_bytes(kernel)) == (LaunchBounds(256, 1), 17408)
+
+
+@pytest.mark.parametrize(
+    ("split", "functions", "deterministic"),
+    [("none", ("run",), True), ("workspace", ("run", "reduce"), True), ("atomic", ("clear", "run", "reduce"), False)],
+)
+def test_a_split_kernel_has_the_functions_that_sum_its_slices(
+    split: str, functions: tuple[str, ...], deterministic: bool
+) -> None:
+    op, problem = operator("matmul"), matmul(m=128, n=128, k=4096)
+    schedule = Schedule.of({**GOOD, "split": split, "split_k": 1 if split == "none" else 4})
+    kernel = op.candidate(problem, schedule).kernel
+    assert op.functions(kernel) == functions
+    assert op.deterministic(kernel) is deterministic
+    assert op.cost(problem, schedule).launches == len(functions)
+    bounds = {name: op.launch_bounds(kernel, name) for name in functions}
+    assert bounds.pop("run") == LaunchBounds(256, 1)
+    assert set(bounds.values()) <= {LaunchBounds(256)}
+    assert {one.name: one.value for one in op.config(kernel).fields}["split"] == ["none", "workspace", "atomic"].index(
+        split
+    )
+
+
+@pytest.mark.parametrize("split", ["none", "workspace"])
+@pytest.mark.parametrize("k", [1, 16, 17, 64, 160])
+def test_test_launches_have_every_raster_and_no_empty_slice(split: str, k: int) -> None:
+    op = operator("matmul")
+    kernel = op.candidate(matmul(), Schedule.of({**GOOD, "split": split, "split_k": 2})).kernel
+    launches = op.test_launches(kernel, matmul(k=k))
+    steps = -(-k // 16)
+    assert len({tuple(one) for one in launches}) == len(launches)
+    assert {raster for raster, _, _ in launches} == {0, 1, 4, 8}
+    wanted = {1} if split == "none" else {1, min(2, steps), min(3, steps), steps}
+    assert {slices for _, slices, _ in launches} == wanted
 
 
 def test_a_problem_of_another_operator_is_a_programming_error() -> None:

@@ -29,9 +29,19 @@ __global__ void __launch_bounds__(64, 1) run(const cukiln::matmul::Arguments arg
 EXPECTED = {"kernel_a::run"}
 
 
-def test_the_plain_text_passes() -> None:
-    assert scan(HEADER + KERNEL) == {"cukiln::matmul::run", "kernel_a::run"}
-    assert_unique(HEADER + KERNEL, EXPECTED)
+@pytest.mark.parametrize("bounds", ["__launch_bounds__(64, 1)", "__launch_bounds__(64)", "__maxnreg__(96)", ""])
+def test_the_plain_text_passes(bounds: str) -> None:
+    text = HEADER + KERNEL.replace("__launch_bounds__(64, 1)", bounds)
+    assert scan(text) == {"cukiln::matmul::run", "kernel_a::run"}
+    assert_unique(text, EXPECTED)
+
+
+def test_several_functions_of_one_kernel_are_told_apart() -> None:
+    entry = KERNEL[KERNEL.index("__global__") : KERNEL.rindex("}")]
+    both = KERNEL.replace(entry, entry + entry.replace("run", "reduce"))
+    assert scan(HEADER + both) == {"cukiln::matmul::run", "kernel_a::run", "kernel_a::reduce"}
+    with pytest.raises(TextError, match="not expected: kernel_a::reduce"):
+        assert_unique(HEADER + both, EXPECTED)
 
 
 @pytest.mark.parametrize(

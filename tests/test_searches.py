@@ -12,8 +12,14 @@ LEVEL_1, LEVEL_2 = {"level": 1}, {"level": 2}
 SAMPLE = {"level": 1, "limit": 8, "seed": 0}
 
 
-def entry(search: dict[str, Any] = LEVEL_1, limit: int | None = None, generator: str = "today") -> dict[str, Any]:
-    return search_entry(search, generator, limit)
+def entry(
+    search: dict[str, Any] = LEVEL_1,
+    limit: int | None = None,
+    generator: str = "today",
+    deterministic: bool = False,
+    whole: bool = True,
+) -> dict[str, Any]:
+    return search_entry(search, generator, limit, deterministic=deterministic, whole=whole)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +39,19 @@ def entry(search: dict[str, Any] = LEVEL_1, limit: int | None = None, generator:
         (entry(SAMPLE, limit=1024), entry(SAMPLE, limit=512), False),
         (entry(SAMPLE, limit=1024), entry(SAMPLE, limit=1024), True),
         ({"search": LEVEL_1, "generator": "today"}, entry(), False),
+        ({"search": LEVEL_1, "generator": "today", "workspace_limit_bytes": None}, entry(), True),
+        (entry(), entry(deterministic=True), True),
+        (entry(deterministic=True), entry(), False),
+        (entry(deterministic=True), entry(deterministic=True), True),
+        (entry(deterministic=True), entry(limit=64, deterministic=True), True),
+        (entry(deterministic=True, limit=64), entry(limit=64), False),
+        (entry(SAMPLE), entry(SAMPLE, deterministic=True), False),
+        # A front that was thinned has the fastest point of its own policy, and perhaps none for a narrower one.
+        (entry(whole=False), entry(), True),
+        (entry(LEVEL_2, whole=False), entry(), True),
+        (entry(whole=False), entry(limit=1024), False),
+        (entry(whole=False), entry(deterministic=True), False),
+        (entry(limit=64, whole=False), entry(limit=64), True),
     ],
 )
 def test_what_covers_what(done: dict[str, Any], asked: dict[str, Any], covered: bool) -> None:
@@ -59,6 +78,11 @@ def test_nothing_is_covered_by_nothing() -> None:
         ([entry(LEVEL_2, generator="old")], [entry()], [entry(LEVEL_2, generator="old"), entry()]),
         ([entry(limit=None, generator="old")], [entry(limit=64)], [entry(generator="old"), entry(limit=64)]),
         ([entry(LEVEL_2, generator="old"), entry(generator="old")], [], [entry(LEVEL_2, generator="old")]),
+        ([entry(deterministic=True)], [entry()], [entry()]),
+        ([entry()], [entry(deterministic=True)], [entry()]),
+        ([entry(whole=False)], [entry()], [entry()]),
+        ([entry()], [entry(whole=False)], [entry()]),
+        ([entry(limit=64)], [entry(whole=False)], [entry(limit=64), entry(whole=False)]),
     ],
 )
 def test_what_another_entry_says_too_is_dropped(

@@ -235,7 +235,7 @@ def test_errors_survive_pickling() -> None:
         BlobMissing("d"),
         BlobCorrupt("d", "e"),
         BadCursor("c"),
-        SchemaMissing(None, "0001"),
+        SchemaMissing(None, "0002"),
     ]
     for error in made:
         copied = pickle.loads(pickle.dumps(error))

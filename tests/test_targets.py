@@ -27,6 +27,36 @@ def test_the_peak_is_the_published_one(name: str, tflops: float) -> None:
     assert target(name).fp32_gflops / 1e3 == pytest.approx(tflops, rel=0.01)
 
 
+# Dense peaks with sums in fp32 (int8: int32), as the products' own documents state them, in TFLOPS or TOPS.
+@pytest.mark.parametrize(
+    ("name", "float16", "tf32", "int8"),
+    [("sm_75", 65, 0, 130), ("sm_80", 312, 156, 624), ("sm_86", 154.8, 77.4, 309.7), ("sm_87", 42.5, 21.3, 85),
+     ("sm_89", 362.05, 183, 733), ("sm_90a", 989.4, 494.7, 1978.9), ("sm_100", 2250, 1125, 4500),
+     ("sm_120", 209.5, 104.8, 838)],
+)  # fmt: skip
+def test_the_peak_of_the_tensor_cores_is_the_published_one(name: str, float16: float, tf32: float, int8: float) -> None:
+    sheet = target(name)
+    found = {dtype: sheet.tensor_gflops(dtype) / 1e3 for dtype in sheet.tensor_macs}
+    bfloat16 = 0 if name == "sm_75" else float16
+    published = {"float16": float16, "bfloat16": bfloat16, "tf32": tf32, "int8": int8}
+    assert found == pytest.approx(published, rel=0.02)
+
+
+@pytest.mark.parametrize("name", sorted(targets()))
+def test_mma_sync_reaches_its_share_of_the_peak(name: str) -> None:
+    sheet = target(name)
+    for dtype in sheet.tensor_macs:
+        reached = 2e-3 * sheet.mma_macs(dtype) * sheet.sm_count * sheet.clock_mhz
+        assert reached == pytest.approx(sheet.mma_share * sheet.tensor_gflops(dtype))
+    # Where wgmma or tcgen05 is what the peak needs.
+    assert (sheet.mma_share < 1) == (sheet.capability in (90, 100))
+
+
+@pytest.mark.parametrize(("name", "digits"), [("sm_75", 75), ("sm_90a", 90), ("sm_100a", 100), ("sm_120", 120)])
+def test_the_capability_is_in_the_name(name: str, digits: int) -> None:
+    assert target(name).capability == digits
+
+
 @pytest.mark.parametrize("name", sorted(targets()))
 def test_a_block_fits_its_multiprocessor(name: str) -> None:
     sheet = target(name)

@@ -2,54 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from cukiln.types import FrontEntry, RankedBy
 
 
-def merge_front(known: Sequence[FrontEntry], new: FrontEntry) -> list[FrontEntry]:
-    """The front with `new` in it, fastest first: entries that nothing beats in time, workspace and determinism at once.
+@dataclass(frozen=True)
+class Point:
+    """What a candidate is chosen by: microseconds of a run, bytes of workspace, and whether its bits are always the
+    same."""
+
+    candidate: str
+    us: float
+    workspace_bytes: int
+    deterministic: bool
+
+    def as_good_as(self, other: Point) -> bool:
+        """Worse in no respect."""
+        return self.us <= other.us and self.replaces(other)
+
+    def replaces(self, other: Point) -> bool:
+        """Whether every request that allows the other allows this one, whatever time it takes."""
+        return self.workspace_bytes <= other.workspace_bytes and self.deterministic >= other.deterministic
+
+
+def pareto(points: Iterable[Point]) -> list[Point]:
+    """The points that no other is as good as, fastest first; of equal points the one with the smaller candidate id."""
+    front: list[Point] = []
+    # Whoever is as good as a point comes before it in this order.
+    for point in sorted(points, key=_order):
+        if not any(known.as_good_as(point) for known in front):
+            front.append(point)
+    return front
+
+
+def thinned(front: Sequence[Point], at_most: int) -> list[Point]:
+    """At most that many points of a front, in its order: those that requests would miss most.
+
+    Left out is, one after the other, the point whose requests lose least by taking the next one that they allow. The
+    fastest point stays, and so does, for each kind of determinism, the one with the least workspace, as far as
+    `at_most` allows: nothing could take their place.
+    """
+    kept = list(front)
+    while len(kept) > max(1, at_most):
+        kept.remove(min(kept[1:], key=lambda point: (_loss(point, kept), point.us)))
+    return kept
+
+
+def _loss(point: Point, front: Sequence[Point]) -> float:
+    """How many times the time a request for `point` takes without it; infinite where nothing else is allowed."""
+    others = [other.us for other in front if other is not point and other.replaces(point)]
+    return min(others) / max(point.us, 1e-9) if others else float("inf")
+
+
+def merge_front(known: Sequence[FrontEntry], new: Sequence[FrontEntry]) -> list[FrontEntry]:
+    """The front with the `new` entries in it, fastest first: entries that nothing beats in time, workspace and
+    determinism at once.
 
     A measurement is never replaced by a prediction: where anything was measured, entries that were only predicted go.
-    An older entry for the candidate of `new` gives way to it.
+    An older entry for the candidate of a new one gives way to it.
     """
-    entries = [entry for entry in known if entry.candidate != new.candidate or _replaces(entry, new)]
-    entries.append(new)
-    if any(entry.measured_us is not None for entry in entries):
-        entries = [entry for entry in entries if entry.measured_us is not None]
-    front = [entry for entry in entries if not any(_beats(other, entry) for other in entries if other is not entry)]
-    return sorted(front, key=_order)
+    entries = {entry.candidate: entry for entry in known}
+    for entry in new:
+        old = entries.get(entry.candidate)
+        if old is None or old.measured_us is None or entry.measured_us is not None:
+            entries[entry.candidate] = entry
+    if any(entry.measured_us is not None for entry in entries.values()):
+        entries = {candidate: entry for candidate, entry in entries.items() if entry.measured_us is not None}
+    return [entries[point.candidate] for point in pareto(map(point_of, entries.values()))]
 
 
 def ranked_by(front: Sequence[FrontEntry]) -> RankedBy:
     return "predicted" if front[0].measured_us is None else "measured"
 
 
-def _replaces(known: FrontEntry, new: FrontEntry) -> bool:
-    """Whether a known entry for the same candidate says more than the new one."""
-    return known.measured_us is not None and new.measured_us is None
-
-
-def _beats(first: FrontEntry, second: FrontEntry) -> bool:
-    """Better in one respect and worse in none; of two equal entries the one with the smaller candidate id."""
-    no_worse = (
-        _microseconds(first) <= _microseconds(second)
-        and first.workspace_bytes <= second.workspace_bytes
-        and first.deterministic >= second.deterministic
-    )
-    same = _respects(first) == _respects(second)
-    return no_worse and (not same or first.candidate < second.candidate)
-
-
-def _respects(entry: FrontEntry) -> tuple[float, int, bool]:
-    return _microseconds(entry), entry.workspace_bytes, entry.deterministic
-
-
-def _microseconds(entry: FrontEntry) -> float:
-    """The measurement where there is one; the two never meet in one front (see `merge_front`)."""
+def point_of(entry: FrontEntry) -> Point:
+    """The measurement counts where there is one; measured and predicted never meet in one front (see `merge_front`)."""
     time = entry.measured_us if entry.measured_us is not None else entry.predicted_us
-    return float("inf") if time is None else time
+    us = float("inf") if time is None else time
+    return Point(entry.candidate, us, entry.workspace_bytes, entry.deterministic)
 
 
-def _order(entry: FrontEntry) -> tuple[float, int, str]:
-    return _microseconds(entry), entry.workspace_bytes, entry.candidate
+def _order(point: Point) -> tuple[float, int, bool, str]:
+    return point.us, point.workspace_bytes, not point.deterministic, point.candidate

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
+from codegen.dtypes import dtype
 from codegen.operator import Operand
 from codegen.test_plan import Order
 
@@ -36,16 +37,46 @@ class _Call(ctypes.Structure):
         ("exact", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("cpu_seconds", ctypes.c_double),
+        ("watch", ctypes.c_int32),
+    )
+
+
+class _Site(ctypes.Structure):
+    """`cukiln::cpu::SiteReport` of harness.h."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("access", ctypes.c_char_p),
+        ("line", ctypes.c_int32),
+        ("bytes", ctypes.c_int32),
+        ("warp_accesses", ctypes.c_uint64),
+        ("wavefronts", ctypes.c_uint64),
+        ("ideal", ctypes.c_uint64),
     )
 
 
 @dataclass(frozen=True)
+class SharedAccess:
+    """One place of the source that accesses shared memory. `bytes`: of one lane. `wavefronts` is how often shared
+    memory was busy with its `warp_accesses`, `ideal` how often it would have been without bank conflicts."""
+
+    site: str  # file:line
+    kind: Literal["read", "write", "cp_async", "ldmatrix"]
+    bytes: int
+    warp_accesses: int
+    wavefronts: int
+    ideal: int
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `tainted`: kernel code faulted or wrote where it must not, so this process may be damaged."""
+    """How a run ended. `tainted`: kernel code faulted or wrote where it must not, so this process may be damaged.
+    `shared_memory`: of a watched run, what it counted up to its end."""
 
     status: Status
     message: str
     tainted: bool
+    shared_memory: tuple[SharedAccess, ...] = ()
 
 
 class Tensor:
@@ -54,7 +85,7 @@ class Tensor:
     def __init__(self, operand: Operand, memory: NDArray[np.uint8]) -> None:
         self.operand = operand
         self._memory = memory
-        self._flat: NDArray[Any] = memory.view(operand.dtype)
+        self._flat: NDArray[Any] = memory.view(dtype(operand.dtype).numpy)
         size = self._flat.itemsize
         self.view = as_strided(self._flat, operand.shape, tuple(stride * size for stride in operand.strides))
         covered = np.zeros(self._flat.shape, np.bool_)
@@ -82,7 +113,7 @@ def alignment_of(operand: Operand) -> int:
     cudaMalloc aligns to 256 bytes, but a framework's view into a tensor starts anywhere that its rows do."""
     distances = [operand.shape[-1] if operand.shape else 1]
     distances += [stride for extent, stride in zip(operand.shape[:-1], operand.strides[:-1], strict=True) if extent > 1]
-    size = np.dtype(operand.dtype).itemsize
+    size = dtype(operand.dtype).bytes
     return math.gcd(WIDEST_ACCESS, *(distance * size for distance in distances))
 
 
@@ -99,16 +130,16 @@ class CpuLibrary:
         """Guarded memory for every operand, each aligned as its class allows and no better."""
         tensors = []
         for operand in operands:
-            size = operand.elements * np.dtype(operand.dtype).itemsize
+            size = operand.elements * dtype(operand.dtype).bytes
             memory = self._memory(operand.name, size, alignment_of(operand), writable=operand.role == "out")
             tensors.append(Tensor(operand, memory))
         return tensors
 
-    def workspace(self, namespace: str, extents: Sequence[int]) -> NDArray[np.uint8] | None:
+    def workspace(self, namespace: str, extents: Sequence[int], launch: Sequence[int]) -> NDArray[np.uint8] | None:
         """Guarded workspace of the size that the kernel asks for; null where it asks for none."""
         ask = getattr(self._library, f"{namespace}_workspace_bytes")
         ask.restype = ctypes.c_int64
-        size = ask((ctypes.c_int64 * len(extents))(*extents))
+        size = ask((ctypes.c_int64 * len(extents))(*extents), (ctypes.c_int32 * len(launch))(*launch))
         return self._memory("workspace", size, WIDEST_ACCESS, writable=True) if size else None
 
     def free(self) -> None:
@@ -128,8 +159,10 @@ class CpuLibrary:
         seed: int,
         exact: bool,
         cpu_seconds: float,
+        watch: bool = False,
     ) -> Outcome:
-        """Run every launch of the kernel's plan. Raises MemoryError where no memory could be mapped."""
+        """Run every launch of the kernel's plan. `watch`: look for races on shared memory and count its bank conflicts.
+        Raises MemoryError where no memory could be mapped."""
         call = _Call(
             pointers=(ctypes.c_void_p * len(tensors))(*(tensor.view.ctypes.data for tensor in tensors)),
             extents=(ctypes.c_int64 * len(extents))(*extents),
@@ -140,12 +173,22 @@ class CpuLibrary:
             exact=int(exact),
             seed=seed % 2**64,
             cpu_seconds=cpu_seconds,
+            watch=int(watch),
         )
         status = getattr(self._library, f"{namespace}_run")(ctypes.byref(call))
         if status < 0:
             raise MemoryError("no memory for the stacks of a block's threads or for its shared memory")
         message = self._library.cukiln_message().decode("utf-8", "replace")
-        return Outcome(STATUSES[status], message, bool(self._library.cukiln_tainted()))
+        sites = self._shared_memory() if watch else ()
+        return Outcome(STATUSES[status], message, bool(self._library.cukiln_tainted()), sites)
+
+    def _shared_memory(self) -> tuple[SharedAccess, ...]:
+        found: list[SharedAccess] = []
+        site = _Site()
+        while self._library.cukiln_site(len(found), ctypes.byref(site)):
+            place, kind = f"{site.file.decode()}:{site.line}", site.access.decode()
+            found.append(SharedAccess(place, kind, site.bytes, site.warp_accesses, site.wavefronts, site.ideal))
+        return tuple(found)
 
     def _memory(self, name: str, size: int, alignment: int, *, writable: bool) -> NDArray[np.uint8]:
         address = self._library.cukiln_allocate(name.encode(), size, alignment, int(writable))

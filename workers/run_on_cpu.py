@@ -1,7 +1,8 @@
 """Child process: runs the test plan of a library's kernels on the CPU and says what it saw, one JSON line each.
 
 `python -m workers.run_on_cpu REQUEST` where REQUEST is a JSON file:
-`{"library": path, "kernels": [kernel], "operators": {name: folder}, "seed": int, "cpu_seconds": float}`.
+`{"library": path, "kernels": [kernel], "operators": {name: folder}, "seed": int, "cpu_seconds": float}`, and `part`
+(of `codegen.test_plan.Part`) where not the whole plan is wanted. What kernels print goes to stderr.
 Before a kernel runs, `{"start": id}`; after it `{"kernel": id, "verdict": …, "message": …, "details": …,
 "wall_seconds": …, "cpu_seconds": …}`. It stops early, with exit status 0, after a kernel that may have damaged this
 process; the parent starts another child for the rest.
@@ -9,10 +10,13 @@ process; the parent starts another child for the rest.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,8 @@ from numpy.typing import NDArray
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import load_operators, operator, operators
-from codegen.test_plan import Case, Judgement, Run, describe_case, differing, judge, plan_cases
-from workers.cpu_library import CpuLibrary, Outcome, Tensor
+from codegen.test_plan import Case, Judgement, Part, Run, describe_case, differing, judge, plan_cases
+from workers.cpu_library import CpuLibrary, Outcome, SharedAccess, Tensor
 
 
 @dataclass(frozen=True)
@@ -38,21 +42,34 @@ class Failure:
 class KernelTest:
     """One kernel under test. `details` grow case by case, so that a failure keeps what was right before it."""
 
-    def __init__(self, library: CpuLibrary, kernel: Kernel, seed: int, cpu_seconds: float) -> None:
+    def __init__(
+        self, library: CpuLibrary, kernel: Kernel, seed: int, cpu_seconds: float, part: Part | None = None
+    ) -> None:
         self._library = library
+        self._part = part or Part()
         self._kernel = kernel
         self._operator: Operator = operator(kernel.operator)
         self._seed = seed
         self._deadline = time.process_time() + cpu_seconds
         self.cases: list[dict[str, Any]] = []
+        self._shared: dict[tuple[str, str, int], SharedAccess] = {}
 
     def failure(self) -> Failure | None:
-        """Runs the whole plan; the first thing that is wrong, or null."""
-        for case in plan_cases(self._operator, self._kernel, self._seed):
+        """Runs the plan, or the part of it that is wanted; the first thing that is wrong, or null."""
+        for case in self._part.of(plan_cases(self._operator, self._kernel, self._seed)):
             found = self._run_case(case)
             if found is not None:
                 return found
         return None
+
+    def shared_memory(self) -> list[dict[str, Any]]:
+        """What the watched runs counted, by place; those with the most lost wavefronts first."""
+
+        def rank(one: SharedAccess) -> tuple[int, str, int, str]:
+            file, _, line = one.site.rpartition(":")
+            return one.ideal - one.wavefronts, file, int(line), one.kind
+
+        return [asdict(one) for one in sorted(self._shared.values(), key=rank)]
 
     def _run_case(self, case: Case) -> Failure | None:
         extents = self._operator.extents(case.problem)
@@ -62,31 +79,38 @@ class KernelTest:
         expected, bound = self._operator.reference(case.problem, inputs, exact=case.exact)
         try:
             tensors = self._library.allocate(self._operator.operands(case.problem))
-            workspace = self._library.workspace(self._kernel.namespace, extents)
+            # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
+            workspaces = {
+                launch: self._library.workspace(self._kernel.namespace, extents, launch)
+                for launch in dict.fromkeys(run.launch for run in case.runs)
+            }
             for tensor in tensors:
                 if tensor.operand.role == "in":
                     tensor.fill(inputs[tensor.operand.name])
-            return self._run_all(case, tensors, workspace, expected, bound, described)
+            return self._run_all(case, tensors, workspaces, expected, bound, described)
         finally:
-            tensors = []
+            tensors, workspaces = [], {}
             self._library.free()
 
     def _run_all(
         self,
         case: Case,
         tensors: list[Tensor],
-        workspace: NDArray[np.uint8] | None,
+        workspaces: Mapping[tuple[int, ...], NDArray[np.uint8] | None],
         expected: NDArray[np.float64],
         bound: NDArray[np.float64],
         described: dict[str, Any],
     ) -> Failure | None:
         first: NDArray[Any] | None = None
+        repeats = not case.exact and self._operator.deterministic(self._kernel)
         (out,) = (tensor for tensor in tensors if tensor.operand.role == "out")
         for run in case.runs:
             out.poison()
+            workspace = workspaces[run.launch]
             if workspace is not None:
                 workspace[...] = 0xFF
             outcome = self._run(case, run, tensors, workspace)
+            self._count(outcome.shared_memory)
             if outcome.status != "ok":
                 return Failure(outcome.status, f"{outcome.message} [{_where(described, run)}]", outcome.tainted)
             judgement = judge(out.view, expected, bound, exact=case.exact)
@@ -100,10 +124,21 @@ class KernelTest:
                 )
             if first is None:
                 first = out.view.copy()
-            elif not case.exact and (changed := differing(first, out.view.copy())):
+            elif repeats and (changed := differing(first, out.view.copy())):
                 words = f"{changed} of {first.size} elements differ between two runs on the same inputs"
                 return Failure("incorrect", f"{words} [{_where(described, run)}]")
         return None
+
+    def _count(self, accesses: Iterable[SharedAccess]) -> None:
+        for one in accesses:
+            place = (one.site, one.kind, one.bytes)
+            before = self._shared.get(place, replace(one, warp_accesses=0, wavefronts=0, ideal=0))
+            self._shared[place] = replace(
+                one,
+                warp_accesses=before.warp_accesses + one.warp_accesses,
+                wavefronts=before.wavefronts + one.wavefronts,
+                ideal=before.ideal + one.ideal,
+            )
 
     def _run(self, case: Case, run: Run, tensors: list[Tensor], workspace: NDArray[np.uint8] | None) -> Outcome:
         return self._library.run(
@@ -116,6 +151,7 @@ class KernelTest:
             order=run.order,
             seed=run.seed,
             exact=case.exact,
+            watch=run.watch,
             # A run that gets no time at all would never end: the timer of 0 seconds is no timer.
             cpu_seconds=max(0.05, self._deadline - time.process_time()),
         )
@@ -158,18 +194,24 @@ def run_kernels(request: dict[str, Any]) -> None:
     unknown = [Path(folder) for name, folder in request["operators"].items() if name not in operators()]
     load_operators(unknown)
     library = CpuLibrary(Path(request["library"]))
+    part = Part(**request.get("part", {}))
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
         _say({"start": kernel.id})
         began_at, wall, cpu = time.time(), time.perf_counter(), time.process_time()
-        test = KernelTest(library, kernel, request["seed"], request["cpu_seconds"])
+        test = KernelTest(library, kernel, request["seed"], request["cpu_seconds"], part)
         failure = test.failure()
         _say(
             {
                 "kernel": kernel.id,
                 "verdict": failure.verdict if failure else "ok",
                 "message": failure.message if failure else "",
-                "details": {"seed": request["seed"], "began_at": began_at, "cases": test.cases},
+                "details": {
+                    "seed": request["seed"],
+                    "began_at": began_at,
+                    "cases": test.cases,
+                    "shared_memory": test.shared_memory(),
+                },
                 "wall_seconds": time.perf_counter() - wall,
                 "cpu_seconds": time.process_time() - cpu,
             }
@@ -178,5 +220,15 @@ def run_kernels(request: dict[str, Any]) -> None:
             return
 
 
+def _keep_prints_apart() -> None:
+    """A kernel's printf must not get between the lines of this protocol, nor be lost with a process that it kills."""
+    protocol = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(protocol, "w", encoding="utf-8")
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF: line by line
+
+
 if __name__ == "__main__":
+    _keep_prints_apart()
     run_kernels(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

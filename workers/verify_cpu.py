@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -24,6 +24,7 @@ from codegen import epilogue_reference, render_cpu, test_plan
 from codegen.canonical import digest
 from codegen.kernel import Kernel
 from codegen.operators import operator, operators
+from codegen.test_plan import Part
 from workers.build_cpu import CPU_FLAGS, SANITIZE_FLAGS, CpuBuild, build_cpu
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
 from workers.toolchain import Toolchain
@@ -88,13 +89,16 @@ def verify_on_cpu(
     sanitize: bool = False,
     cancel: threading.Event | None = None,
     on_result: Callable[[CpuVerdict], None] | None = None,
+    on_print: Callable[[str], None] | None = None,
+    part: Part | None = None,
     kernel_cpu_seconds: float = KERNEL_CPU_SECONDS,
     kernel_wall_seconds: float = KERNEL_WALL_SECONDS,
 ) -> list[CpuVerdict]:
     """The verdicts of `kernels`, one each in their order; of those done so far where `cancel` was set.
 
     `limits` hold for each process that is started (g++ or a child), the two kernel limits for the whole plan of one
-    kernel. `on_result` is called as soon as a verdict is there. `sanitize` builds with the address and
+    kernel. `on_result` is called as soon as a verdict is there, `on_print` with what kernels printed once their child
+    has ended. `part`: of the test plan, which then proves nothing. `sanitize` builds with the address and
     undefined-behaviour sanitizers. Raises InfrastructureError where the machine failed and not a kernel.
     """
     kernels = tuple(dict.fromkeys(kernels))
@@ -111,6 +115,7 @@ def verify_on_cpu(
         for kernel_id, words in build.errors.items():
             keep(share.add(CpuVerdict(kernel_id, "compile_error", words)))
         children = _Children(processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel)
+        children.part, children.on_print = part or Part(), on_print
         if sanitize:
             children.python = _sanitized_python(toolchain, processes, limits, folder)
         for library, held in build.libraries:
@@ -157,6 +162,8 @@ class _Children:
         self._cancel = cancel
         # One BLAS thread: the references are small, and the CPU limit counts the time of every thread.
         self.python: tuple[str, ...] = (sys.executable,)
+        self.part = Part()
+        self.on_print: Callable[[str], None] | None = None
         self._environment = {
             "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client"))),
             "OPENBLAS_NUM_THREADS": "1",
@@ -185,6 +192,8 @@ class _Children:
                     yield _verdict(message)
                 finished = stream.finished
             assert finished is not None, "lines() ends only when the child has"
+            if self.on_print and finished.stderr:
+                self.on_print(finished.stderr.decode("utf-8", "replace"))
             if finished.ended_by == "cancelled":
                 return
             if finished.ok and judged:
@@ -205,6 +214,7 @@ class _Children:
             "operators": folders,
             "seed": self._seed,
             "cpu_seconds": self._cpu_seconds,
+            "part": asdict(self.part),
         }
         path = library.with_suffix(".json")
         path.write_text(json.dumps(request), encoding="utf-8")

@@ -4,7 +4,7 @@
 
     with cukiln.Client() as client:
         job = client.tune(
-            [{"operator": "matmul", "m": 1024, "n": 768, "k": 768, "layout": "nt", "dtype": "float32"}],
+            [{"operator": "matmul", "m": 1024, "n": 768, "k": 768, "layout": "nt", "dtype": "float16"}],
             target="sm_90a",
             search={"level": 1},
         )

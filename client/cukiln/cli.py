@@ -1,4 +1,4 @@
-"""The command line: `cukiln tune`, `lookup`, `fetch`, `doctor`, `serve`, `worker`, `quickstart`.
+"""The command line: `cukiln tune`, `lookup`, `fetch`, `prove`, `doctor`, `serve`, `worker`, `quickstart`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start as it is set up; 130 interrupted.
@@ -17,7 +17,7 @@ from rich.console import Console
 from cukiln import __version__
 from cukiln.cli_doctor import doctor_report
 from cukiln.cli_fetch import fetch_record, folder_name, lookup_request
-from cukiln.cli_server import find_service, quickstart_file, run_server, run_worker
+from cukiln.cli_server import find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli_table import print_lookups
 from cukiln.cli_tune import Consoles, Tuning
 from cukiln.client import Client
@@ -146,6 +146,35 @@ def fetch(
                 else:
                     typer.echo(fetch_record(client, result.record, out / folder_name(result)))
     raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command()
+def prove(
+    file: RequestFile,
+    problem: Annotated[str | None, typer.Option(help="The name of the problem. Default: every one.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Candidates of each problem. Default: the first one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of inputs and of seeded orders.")] = 1,
+    case: Annotated[int | None, typer.Option(min=0, help="Run this case of the test plan only.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="Run warps in this order only: ascending, descending or seeded.")
+    ] = None,
+    watch: Annotated[
+        bool | None,
+        typer.Option(help="Look for races and count bank conflicts in every run, or in none. Default: in some."),
+    ] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help="Build with g++'s sanitizers.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each kernel.")] = False,
+) -> None:
+    """Run the CPU proof of FILE's first candidates alone, without a service, and say what it saw.
+
+    What kernels print (printf) is shown. Exit code 1 when a kernel is not right. docs/writing-a-kernel.md shows how it
+    is used.
+    """
+    part = {"case": case, "order": order, "watch": watch}
+    options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json}
+    raise typer.Exit(run_proof(read_request(file), part, options))
 
 
 @app.command()

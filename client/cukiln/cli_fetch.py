@@ -35,6 +35,7 @@ def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupRes
         target=request.get("target"),
         device_class=request.get("device_class"),
         workspace_limit_bytes=request.get("workspace_limit_bytes"),
+        deterministic=request.get("deterministic", False),
         refresh=True,
     )
 

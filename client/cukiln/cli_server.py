@@ -1,4 +1,4 @@
-"""Where the server packages are installed: `serve`, `worker`, and the service that `tune` starts for itself.
+"""Where the server packages are installed: `serve`, `worker`, `prove`, and the service that `tune` starts for itself.
 
 The wheel holds the client alone. The server is run from a checkout or an image, so its modules are looked for by name
 when they are needed; nothing here imports them otherwise.
@@ -128,6 +128,15 @@ def run_worker(kind: str, targets: list[str]) -> int:
     """`cukiln worker KIND`; returns the exit code."""
     options = [word for target in targets for word in ("--target", target)]
     code: int = server_module("workers.main").main([kind, *options])
+    return code
+
+
+def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, Any]) -> int:
+    """`cukiln prove`; returns the exit code."""
+    prove = server_module("workers.prove")
+    if part["order"] not in (None, *prove.ORDERS):
+        raise UsageError(f"--order is {part['order']!r}; allowed: {', '.join(prove.ORDERS)}")
+    code: int = prove.prove(request, prove.Options(part=prove.Part(**part), **options))
     return code
 
 

@@ -85,6 +85,7 @@ class Client:
         priority: str | None = None,
         budget: float | None = None,
         workspace_limit_bytes: int | None = None,
+        deterministic: bool = False,
         device_class: str | None = None,
         progress: ProgressCallback | None = None,
         wait: bool = True,
@@ -92,7 +93,8 @@ class Client:
     ) -> Job:
         """Find the best kernel for each of `problems`, and return the job.
 
-        `budget`: seconds the service may spend; `timeout`: seconds to wait here. A job that ends `partial` or
+        `budget`: seconds the service may spend; `timeout`: seconds to wait here. `workspace_limit_bytes` and
+        `deterministic` (equal bits in every run) say which kernels may win. A job that ends `partial` or
         `failed` is an answer, not an exception: look at `job.state` and each problem's `error`.
         Raises `BadRequest` when the request is wrong, `WaitTimeout` when the time is over.
         """
@@ -103,6 +105,7 @@ class Client:
             priority=priority,
             budget=budget,
             workspace_limit_bytes=workspace_limit_bytes,
+            deterministic=deterministic,
             device_class=device_class,
         )
         job = self.submit(request)

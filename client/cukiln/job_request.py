@@ -20,6 +20,7 @@ def job_request(
     priority: str | None = None,
     budget: float | None = None,
     workspace_limit_bytes: int | None = None,
+    deterministic: bool = False,
     device_class: str | None = None,
 ) -> dict[str, Any]:
     """The body of `POST /v1/jobs`; `budget` is in seconds. What is None is left to the service's defaults."""
@@ -29,6 +30,7 @@ def job_request(
         "priority": priority,
         "budget": {"seconds": budget} if budget is not None else None,
         "workspace_limit_bytes": workspace_limit_bytes,
+        "deterministic": deterministic or None,
         "device_class": device_class,
     }
     request = {name: value for name, value in options.items() if value is not None}

@@ -62,7 +62,8 @@ class Kernel:
         """Run the kernel; returns when it is queued.
 
         `tensors`: anything that speaks DLPack (PyTorch, CuPy, JAX), in the record's operand order (matmul: a, b, out,
-        then the epilogue's tensors). `scalars`: default those of the record. `workspace`: a GPU tensor of at least
+        then the epilogue's tensors) and of its dtypes: float32, float16, bfloat16, int8, int32, uint8 (a mask; bool is
+        as good). `scalars`: default those of the record. `workspace`: a GPU tensor of at least
         `workspace_bytes` bytes, where that is not 0. `stream`: a raw CUDA stream handle; default: PyTorch's current
         stream for its tensors, else the default stream.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
@@ -94,12 +95,10 @@ def choose(
 ) -> FrontEntry:
     """The fastest kernel of the record that needs no more workspace than the limit and, if asked for, gives the same
     bits every time. Raises `UsageError` when none does."""
-    for entry in record.front:
-        if workspace_limit_bytes is not None and entry.workspace_bytes > workspace_limit_bytes:
-            continue
-        if entry.deterministic or not deterministic:
-            return entry
-    least = min(entry.workspace_bytes for entry in record.front)
+    allowed = record.usable(workspace_limit_bytes, deterministic)
+    if allowed:
+        return allowed[0]
+    least = min(entry.workspace_bytes for entry in record.usable(None, deterministic) or record.front)
     raise UsageError(
         f"none of the {len(record.front)} kernels of record {record.key[:12]}… fits: workspace_limit_bytes="
         f"{workspace_limit_bytes}, deterministic={deterministic}; the least workspace is {least} bytes"

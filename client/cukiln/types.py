@@ -43,6 +43,8 @@ class WinnerSummary(Answer):
     predicted_us: float | None
     measured_us: float | None
     so_sha256: str
+    workspace_bytes: int = 0
+    deterministic: bool = True
 
 
 class ProblemReport(Answer):
@@ -200,7 +202,8 @@ class LaunchFunction(Answer):
 class Launch(Answer):
     """How to call the library. The plain C entry is
     `int cukiln_launch(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
-    void* workspace, void* stream)`; the tvm-ffi entry is `run(*operands, *scalars)`."""
+    void* workspace, void* stream)`; the tvm-ffi entry is `run(*operands, *scalars)`, with the workspace last where
+    `workspace_bytes` is not 0. `functions` are launched in their order, on one stream."""
 
     operands: list[Operand]  # in pointer order
     extents: dict[str, int]  # in array order
@@ -251,6 +254,16 @@ class WinnerRecord(Answer):
     front: list[FrontEntry] = Field(min_length=1)
     searches: list[dict[str, Any]]
     updated_at: float
+
+    def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:
+        """The kernels that need no more workspace than the limit (null: any) and, if asked for, give the same bits in
+        every run; the fastest first."""
+        return [
+            entry
+            for entry in self.front
+            if (workspace_limit_bytes is None or entry.workspace_bytes <= workspace_limit_bytes)
+            and (entry.deterministic or not deterministic)
+        ]
 
 
 class LookupResult(Answer):

@@ -66,14 +66,14 @@ inline bool same_layout(const char* name, const Matrix& matrix, const Matrix& ou
 // Inputs are read through the read-only cache, which needs them unchanged while the kernel runs (PTX ISA 9.0, ld.global.nc),
 // so not even an element-wise residual may be overwritten in place. Column slices of one wider tensor share no element.
 inline bool check_apart(const char* name, const TensorView& tensor, const Matrix& matrix, int64_t size, const TensorView& out_tensor,
-                        const Matrix& out, Complaint complaint) {
+                        const Matrix& out, int64_t out_size, Complaint complaint) {
   const auto span = [](const Matrix& x) { return (x.batch - 1) * x.stride + (x.rows - 1) * x.pitch + x.columns; };
   const int64_t begin = reinterpret_cast<intptr_t>(tensor.data), out_begin = reinterpret_cast<intptr_t>(out_tensor.data);
-  if (begin + span(matrix) * size <= out_begin || out_begin + span(out) * 4 <= begin) return true;
-  const int64_t pitch = out.pitch * 4;
+  if (begin + span(matrix) * size <= out_begin || out_begin + span(out) * out_size <= begin) return true;
+  const int64_t pitch = out.pitch * out_size;
   if (matrix.pitch * size == pitch && matrix.stride % matrix.pitch == 0 && out.stride % out.pitch == 0) {
     const int64_t ahead = ((begin - out_begin) % pitch + pitch) % pitch;
-    if (ahead >= out.columns * 4 && ahead + matrix.columns * size <= pitch) return true;
+    if (ahead >= out.columns * out_size && ahead + matrix.columns * size <= pitch) return true;
   }
   CUKILN_REFUSE(complaint, "ValueError: out overlaps %s; its memory must be its own (a result cannot be written over an input)", name);
 }

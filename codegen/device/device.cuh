@@ -21,19 +21,45 @@ __device__ __forceinline__ Vector<T, N> load_global(const T* source) {
   return value;
 }
 
+// A plain access. Elements of less than 4 bytes move as words, because nvcc 13.2 takes vectors of them apart and puts
+// them together again byte by byte.
+template <int N, class T>
+static __device__ __forceinline__ Vector<T, N> load_vector(const T* source) {
+  if constexpr (sizeof(T) >= 4) {
+    return *reinterpret_cast<const Vector<T, N>*>(source);
+  } else {
+    using Access = typename Word<sizeof(T) * N>::type;
+    const Access word = *reinterpret_cast<const Access*>(source);
+    Vector<T, N> value;
+    __builtin_memcpy(&value, &word, sizeof(word));
+    return value;
+  }
+}
+template <int N, class T>
+static __device__ __forceinline__ void store_vector(T* target, const Vector<T, N>& value) {
+  if constexpr (sizeof(T) >= 4) {
+    *reinterpret_cast<Vector<T, N>*>(target) = value;
+  } else {
+    using Access = typename Word<sizeof(T) * N>::type;
+    Access word;
+    __builtin_memcpy(&word, &value, sizeof(word));
+    *reinterpret_cast<Access*>(target) = word;
+  }
+}
+
 template <int N, class T>
 __device__ __forceinline__ void store_global(T* target, const Vector<T, N>& value) {
-  *reinterpret_cast<Vector<T, N>*>(target) = value;
+  store_vector(target, value);
 }
 
 template <int N, class T>
 __device__ __forceinline__ Vector<T, N> load_shared(const T* source) {
-  return *reinterpret_cast<const Vector<T, N>*>(source);
+  return load_vector<N>(source);
 }
 
 template <int N, class T>
 __device__ __forceinline__ void store_shared(T* target, const Vector<T, N>& value) {
-  *reinterpret_cast<Vector<T, N>*>(target) = value;
+  store_vector(target, value);
 }
 
 // The block's dynamic shared memory; its size comes from the launch plan.

@@ -28,48 +28,53 @@ struct Position {
 
 // Every node states how many tensors and scalars it takes. `apply` gets its own operands' indices at compile time.
 
-template <Axis axis>
+// `T` is the type of the operand in memory; arithmetic is in fp32.
+template <Axis axis, class T = float>
 struct Bias {
+  using Element = T;
   static constexpr int tensors = 1, scalars = 0;
   static constexpr EpilogueTensor tensor = axis == Axis::m ? EpilogueTensor::bias_m : EpilogueTensor::bias_n;
 #if defined(CUKILN_DEVICE)
-  template <int T, int S, int N>
+  template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
-    const float* bias = static_cast<const float*>(arguments.tensors[T]);
+    const T* bias = static_cast<const T*>(arguments.tensors[tensor_index]);
     if constexpr (axis == Axis::m) {
-      const float shared_by_row = load_global<1>(bias + at.row).data[0];
+      const float shared_by_row = to_float(load_global<1>(bias + at.row).data[0]);
 #pragma unroll
       for (int i = 0; i < N; ++i) value.data[i] += shared_by_row;
     } else {
-      const Vector<float, N> added = load_global<N>(bias + at.column);
+      const Vector<T, N> added = load_global<N>(bias + at.column);
 #pragma unroll
-      for (int i = 0; i < N; ++i) value.data[i] += added.data[i];
+      for (int i = 0; i < N; ++i) value.data[i] += to_float(added.data[i]);
     }
   }
 #endif
 };
 
+template <class T = float>
 struct Residual {
+  using Element = T;
   static constexpr int tensors = 1, scalars = 0;
   static constexpr EpilogueTensor tensor = EpilogueTensor::residual;
 #if defined(CUKILN_DEVICE)
-  template <int T, int S, int N>
+  template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
-    const Vector<float, N> added = load_global<N>(static_cast<const float*>(arguments.tensors[T]) + at.offset);
+    const Vector<T, N> added = load_global<N>(static_cast<const T*>(arguments.tensors[tensor_index]) + at.offset);
 #pragma unroll
-    for (int i = 0; i < N; ++i) value.data[i] += added.data[i];
+    for (int i = 0; i < N; ++i) value.data[i] += to_float(added.data[i]);
   }
 #endif
 };
 
 // Keeps a value where its mask byte is not zero, gives zero elsewhere.
 struct Mask {
+  using Element = unsigned char;
   static constexpr int tensors = 1, scalars = 0;
   static constexpr EpilogueTensor tensor = EpilogueTensor::mask;
 #if defined(CUKILN_DEVICE)
-  template <int T, int S, int N>
+  template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
-    const Vector<unsigned char, N> kept = load_global<N>(static_cast<const unsigned char*>(arguments.tensors[T]) + at.offset);
+    const Vector<unsigned char, N> kept = load_global<N>(static_cast<const unsigned char*>(arguments.tensors[tensor_index]) + at.offset);
 #pragma unroll
     for (int i = 0; i < N; ++i) value.data[i] = kept.data[i] != 0 ? value.data[i] : 0.0f;
   }
@@ -79,13 +84,14 @@ struct Mask {
 // A node that maps each value by itself: `Node::map(x, scalars)`.
 template <class Node, int scalar_count>
 struct Elementwise {
+  using Element = float;
   static constexpr int tensors = 0, scalars = scalar_count;
   static constexpr EpilogueTensor tensor = EpilogueTensor::residual;  // never asked for: `tensors` is 0
 #if defined(CUKILN_DEVICE)
-  template <int T, int S, int N>
+  template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position&, const EpilogueArguments& arguments) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) value.data[i] = Node::map(value.data[i], arguments.scalars + S);
+    for (int i = 0; i < N; ++i) value.data[i] = Node::map(value.data[i], arguments.scalars + scalar_index);
   }
 #endif
 };
@@ -163,6 +169,18 @@ struct Chain {
     ((Nodes::tensors == 1 && seen++ == index ? void(found = Nodes::tensor) : void()), ...);
     return found;
   }
+  // The type of its elements, and how many bytes one has.
+  static ElementType element(int index) {
+    ElementType found = ElementType::other;
+    int seen = 0;
+    ((Nodes::tensors == 1 && seen++ == index ? void(found = element_type<typename Nodes::Element>) : void()), ...);
+    return found;
+  }
+  static int element_bytes(int index) {
+    int found = 0, seen = 0;
+    ((Nodes::tensors == 1 && seen++ == index ? void(found = sizeof(typename Nodes::Element)) : void()), ...);
+    return found;
+  }
 #endif
 
 #if defined(CUKILN_DEVICE)
@@ -172,13 +190,13 @@ struct Chain {
   }
 
  private:
-  template <int T, int S, int N>
+  template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply_from(Vector<float, N>&, const Position&, const EpilogueArguments&) {}
 
-  template <int T, int S, int N, class Node, class... Rest>
+  template <int tensor_index, int scalar_index, int N, class Node, class... Rest>
   static __device__ __forceinline__ void apply_from(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
-    Node::template apply<T, S, N>(value, at, arguments);
-    apply_from<T + Node::tensors, S + Node::scalars, N, Rest...>(value, at, arguments);
+    Node::template apply<tensor_index, scalar_index, N>(value, at, arguments);
+    apply_from<tensor_index + Node::tensors, scalar_index + Node::scalars, N, Rest...>(value, at, arguments);
   }
 #endif
 };

@@ -14,6 +14,17 @@ struct alignas(sizeof(T) * N) Vector {
   T data[N];
 };
 
+template <class A, class B> constexpr bool is_same = false;
+template <class A> constexpr bool is_same<A, A> = true;
+
+// Storage of the 16-bit floating-point types: IEEE 754 binary16, and the upper half of a binary32.
+struct Half {
+  unsigned short bits;
+};
+struct BFloat16 {
+  unsigned short bits;
+};
+
 #if defined(CUKILN_HOST)
 
 // One kernel launch of a candidate. `function` indexes the operator's list of kernel functions.
@@ -25,6 +36,14 @@ struct Launch {
 };
 
 enum class ElementType { float32, float16, bfloat16, int32, int8, uint8, other };
+
+template <class T> constexpr ElementType element_type = ElementType::other;
+template <> constexpr ElementType element_type<float> = ElementType::float32;
+template <> constexpr ElementType element_type<Half> = ElementType::float16;
+template <> constexpr ElementType element_type<BFloat16> = ElementType::bfloat16;
+template <> constexpr ElementType element_type<int> = ElementType::int32;
+template <> constexpr ElementType element_type<signed char> = ElementType::int8;
+template <> constexpr ElementType element_type<unsigned char> = ElementType::uint8;
 
 inline const char* name_of(ElementType type) {
   switch (type) {

@@ -41,7 +41,8 @@ def operator(name: str) -> Operator:
 
 
 def load_operators(paths: Iterable[Path]) -> list[Operator]:
-    """Loads operator folders (each an `__init__.py` with `OPERATOR` and a `kernel.cuh`); they run as trusted code.
+    """Loads operator folders (each an `__init__.py` with `OPERATOR`, a `kernel.cuh` and whatever else the operator's
+    `files` name); they run as trusted code.
 
     Loading a folder again is harmless. Raises InvalidOperator, which says what a folder lacks.
     """
@@ -64,9 +65,7 @@ def check_operators(paths: Iterable[Path]) -> list[Operator]:
 
 
 def _load_folder(folder: Path) -> Operator:
-    for needed in ("__init__.py", "kernel.cuh"):
-        if not (folder / needed).is_file():
-            raise InvalidOperator(f"{folder}: an operator folder needs a file {needed}")
+    _require_files(folder, ("__init__.py", "kernel.cuh"))
     module_name = f"cukiln_operator_{folder.name}"
     spec = importlib.util.spec_from_file_location(
         module_name, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -82,4 +81,11 @@ def _load_folder(folder: Path) -> Operator:
     found = getattr(module, "OPERATOR", None)
     if not isinstance(found, Operator):
         raise InvalidOperator(f"{folder}: __init__.py must define OPERATOR, an instance of codegen.operator.Operator")
+    _require_files(folder, found.files)
     return found
+
+
+def _require_files(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if not (folder / name).is_file():
+            raise InvalidOperator(f"{folder}: an operator folder needs a file {name}")

@@ -114,6 +114,6 @@ def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel) -> BuildOu
         resources = {
             **found.resources.as_dict(),
             "dynamic_shared_bytes": own.shared_bytes(kernel),
-            "threads": own.threads(kernel),
+            "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
         }
     return BuildOutcome(build, found.status, found.code_digest, resources, found.log)

@@ -39,15 +39,13 @@ def plan(context: StepContext) -> None:
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, problems[0].job_id) if problems else None
-    workspace_limit = status.workspace_limit_bytes if status else None
-
     planned: list[PlannedProblem] = []
     builds: dict[str, NewBuild] = {}
     kernels: dict[tuple[str, str], Kernel] = {}  # (build, target) -> kernel
     for problem in problems:
         context.check()
         stopwatch = Stopwatch()
-        lowered = _lower(problem, workspace_limit)
+        lowered = _lower(problem, status)
         distinct = dict.fromkeys(candidate.kernel for candidate in lowered.candidates)
         by_kernel = {kernel: _new_build(kernel, problem.target, context) for kernel in distinct}
         for kernel, build in by_kernel.items():
@@ -95,9 +93,10 @@ def _record(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _lower(problem: JobProblem, workspace_limit: int | None) -> Lowered:
-    parsed = operator(problem.operator).parse(problem.problem)
-    return lower(parsed, find_target(problem.target), Search.model_validate(problem.search), workspace_limit)
+def _lower(problem: JobProblem, job: JobStatus | None) -> Lowered:
+    parsed, target = operator(problem.operator).parse(problem.problem), find_target(problem.target)
+    limit, deterministic = (job.workspace_limit_bytes, job.deterministic) if job else (None, False)
+    return lower(parsed, target, Search.model_validate(problem.search), limit, deterministic=deterministic)
 
 
 def _new_build(kernel: Kernel, target: str, context: StepContext) -> NewBuild:

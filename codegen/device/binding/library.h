@@ -10,6 +10,7 @@ namespace binding {
 
 constexpr int max_devices = 64;
 constexpr int max_launches = 16;
+constexpr int widest_access = 16;  // bytes that a thread moves at once
 
 struct Loaded {
   const Driver* driver;
@@ -150,10 +151,13 @@ int launch_on(int device, void* const* pointers, const int64_t* extents, const i
               void* workspace, void* stream) {
   const Loaded* loaded = loaded_for_launch(device, stream);
   if (loaded == nullptr) return failed;
-  const int64_t needed = B::workspace_bytes(extents);
+  const int32_t* values = launch ? launch : B::launch;
+  const int64_t needed = B::workspace_bytes(extents, values);
   if (needed > 0 && workspace == nullptr)
     return fail("ValueError: the workspace is null; this call needs %lld bytes", static_cast<long long>(needed));
-  typename B::Arguments arguments = B::bind(pointers, extents, launch ? launch : B::launch, scalars, workspace);
+  if (needed > 0 && reinterpret_cast<uintptr_t>(workspace) % widest_access != 0)
+    return fail("ValueError: the workspace begins at %p; a multiple of %d bytes is allowed", workspace, widest_access);
+  typename B::Arguments arguments = B::bind(pointers, extents, values, scalars, workspace);
   Launch launches[max_launches];
   const int count = B::plan(arguments, launches);
   if (count < 1) return fail("ValueError: an extent is below 1 or beyond what the kernel can index");

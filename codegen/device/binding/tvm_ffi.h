@@ -25,7 +25,7 @@ inline int raise_last_error() {
   return -1;
 }
 
-inline ElementType element_type(DLDataType type) {
+inline ElementType from_dlpack(DLDataType type) {
   if (type.lanes != 1) return ElementType::other;
   switch (type.code * 256 + type.bits) {
     case kDLFloat * 256 + 32: return ElementType::float32;
@@ -120,7 +120,7 @@ struct Call {
     const bool on_gpu = tensor.device.device_type == kDLCUDA || tensor.device.device_type == kDLCUDAManaged;
     void* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
     pointers[count] = data;
-    views[count] = TensorView{data,        element_type(tensor.dtype), on_gpu ? tensor.device.device_id : -1,
+    views[count] = TensorView{data,        from_dlpack(tensor.dtype), on_gpu ? tensor.device.device_id : -1,
                               tensor.ndim, tensor.shape,               strides[count]};
     return true;
   }
@@ -137,7 +137,7 @@ template <class B>
 int run_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
   Call<B> call;
   if (!call.read_operands(values, given)) return raise_last_error();
-  const int64_t needed = B::workspace_bytes(call.extents);
+  const int64_t needed = B::workspace_bytes(call.extents, nullptr);
   const int expected = B::operands + B::scalars + (needed > 0 ? 1 : 0);
   if (given != expected) {
     fail("TypeError: %d arguments were given; this call takes %d tensors, then %d numbers%s", given, B::operands, B::scalars,
@@ -169,11 +169,11 @@ int workspace_bytes_entry(const TVMFFIAny* values, int given, TVMFFIAny* result)
       fail("TypeError: %d extents were given; this kernel has %d", given, B::extents);
       return raise_last_error();
     }
-    return give(result, kTVMFFIInt, B::workspace_bytes(extents));
+    return give(result, kTVMFFIInt, B::workspace_bytes(extents, nullptr));
   }
   Call<B> call;
   if (!call.read_operands(values, given)) return raise_last_error();
-  return give(result, kTVMFFIInt, B::workspace_bytes(call.extents));
+  return give(result, kTVMFFIInt, B::workspace_bytes(call.extents, nullptr));
 }
 
 // prepare(device): a CUDA ordinal or a device.

@@ -1,14 +1,15 @@
 // The C entry points through which a test process runs the kernels of this library, and the signals it survives.
 #pragma once
 
-#include "scheduler.h"
+#include "grid.h"
 
 namespace cukiln {
 namespace cpu {
 
 constexpr int max_launches = 16;
 
-// One run of a candidate. `order`, `seed`: see Order; `cpu_seconds` limits the whole run.
+// One run of a candidate. `order`, `seed`: see Order; `cpu_seconds` limits the whole run. `watch`: look for races on
+// shared memory and count its bank conflicts, which takes several times as long.
 struct Call {
   void* const* pointers;
   const int64_t* extents;
@@ -19,6 +20,16 @@ struct Call {
   int32_t exact;
   uint64_t seed;
   double cpu_seconds;
+  int32_t watch;
+};
+
+// What a watched run counted at one place; `cukiln::cpu::Site` for the test process.
+struct SiteReport {
+  const char* file;
+  const char* access;
+  int32_t line;
+  int32_t bytes;
+  uint64_t warp_accesses, wavefronts, ideal;
 };
 
 template <class Arguments, void (*kernel)(const Arguments)>
@@ -115,6 +126,8 @@ class Signals {
     itimerval timer = {};
     timer.it_value.tv_sec = static_cast<time_t>(seconds);
     timer.it_value.tv_usec = static_cast<suseconds_t>((seconds - static_cast<double>(timer.it_value.tv_sec)) * 1e6);
+    // Again and again: a signal outside of kernel code ends nothing, and the kernel may never come back to the scheduler.
+    if (seconds > 0) timer.it_interval.tv_usec = 10000;
     setitimer(ITIMER_PROF, &timer, nullptr);
   }
   struct sigaction old_[faults + 1];
@@ -150,7 +163,7 @@ inline bool prepare_launch(const Launch& launch) {
   gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   blockDim = {launch.block[0], launch.block[1], launch.block[2]};
   thread_count = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
-  if (!reserve_fibers(thread_count) || !reserve_shared(launch.shared_bytes)) return false;
+  if (!reserve_fibers(thread_count) || !reserve_shared(launch.shared_bytes) || !prepare_watch()) return false;
   for (; prepared < thread_count; ++prepared) prepare_fiber(prepared, thread_main);
   for (int i = 0; i < thread_count; ++i) {
     const unsigned at = static_cast<unsigned>(i);
@@ -178,7 +191,9 @@ inline int execute(const Call& call, const Launch* launches, int count, const Fu
   limit_seconds = call.cpu_seconds;
   exact = call.exact != 0;
   function_arguments = arguments;
-  Random random{call.seed};
+  order = static_cast<Order>(call.order);
+  random_state.state = call.seed;
+  start_watch(call.watch != 0);
   if (count < 1 || count > max_launches)
     refuse_launch("the number of launches", static_cast<unsigned long long>(count), max_launches);
   for (int i = 0; i < count && report.status == status_ok; ++i) check_launch(launches[i], function_count);
@@ -192,9 +207,11 @@ inline int execute(const Call& call, const Launch* launches, int count, const Fu
         return -1;
       }
       function = functions[launches[i].function];
-      if (!run_grid(static_cast<Order>(call.order), random)) break;
+      if (!run_grid()) break;
     }
   }
+  end_watch(report.status != status_ok);
+  fflush(stdout);  // what the kernel printed
   arm_buffers(false);
   check_canaries();
   return report.status;
@@ -214,6 +231,15 @@ CUKILN_CPU_EXPORT void cukiln_free_all() { cukiln::cpu::free_buffers(); }
 CUKILN_CPU_EXPORT const char* cukiln_message() { return cukiln::cpu::report.message; }
 
 CUKILN_CPU_EXPORT int cukiln_tainted() { return cukiln::cpu::tainted; }
+
+// The site `index` of the last watched run; 0 where there is none.
+CUKILN_CPU_EXPORT int cukiln_site(int index, cukiln::cpu::SiteReport* found) {
+  using namespace cukiln::cpu;
+  if (index < 0 || index >= site_count) return 0;
+  const Site& site = sites[index];
+  *found = SiteReport{site.file, name_of(site.access), site.line, site.bytes, site.warp_accesses, site.wavefronts, site.ideal};
+  return 1;
+}
 
 // For the tests of the primitives alone.
 CUKILN_CPU_EXPORT void cukiln_round(const float* source, float* half, float* bfloat16, int64_t count) {

@@ -6,7 +6,7 @@
 namespace cukiln {
 namespace cpu {
 
-constexpr int max_buffers = 16;
+constexpr int max_buffers = 32;
 constexpr unsigned char canary = 0xFF;  // read as any float type it is NaN
 constexpr size_t min_canary_bytes = 64;
 

@@ -1,6 +1,6 @@
-// Runs one block after the other, and in a block one warp after the other, each thread on its own fiber up to its next
-// barrier. That is adversarial on purpose: without a barrier a warp runs as far ahead of the others as it can, and so does
-// a lane of a warp.
+// The threads of the running block: what each does, where it stopped, and who goes on next. Every thread runs on its own
+// fiber up to a point where it must wait for others. That is adversarial on purpose: a warp runs as far ahead of the
+// others as it can, and so does a lane of a warp. grid.h decides which warp comes next.
 #pragma once
 
 #include <errno.h>
@@ -10,16 +10,22 @@
 
 #include "memory.h"
 
+#define CUKILN_INLINE inline __attribute__((always_inline))
+
 struct uint3 {
   unsigned int x, y, z;
 };
 using dim3 = uint3;
 
-// What kernels read. The scheduler writes them before it switches to a thread.
+// What kernels read. Whoever switches to a thread writes them before.
 inline uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cukiln {
 namespace cpu {
+
+constexpr int warp_size = 32;
+constexpr uint32_t whole_warp = 0xffffffffu;
+constexpr int max_warps = max_threads / warp_size;
 
 enum Status { status_ok = 0, status_runtime_error = 1, status_run_timeout = 2 };
 enum Order { order_ascending = 0, order_descending = 1, order_seeded = 2 };
@@ -30,22 +36,53 @@ struct Report {
   char message[2048];
 };
 
-enum class State : unsigned char { ready, waiting, exited };
+// `at_barrier`: of the block; `meeting`: at a collective of its warp; `at_named_barrier`: its warp waits for other warps.
+enum class State : unsigned char { ready, at_barrier, meeting, at_named_barrier, exited };
 
 struct Thread {
   State state;
-  int line;  // of the last barrier it reached
+  int line;  // of the last barrier or collective it reached
   const char* file;
+  const char* what;  // the primitive it waits in; null for the block's barrier
   uint3 index;
+};
+
+// The lanes of one warp as sets of bits. Lanes that a block of another size than a multiple of 32 lacks count as exited.
+struct Warp {
+  uint32_t ready;    // may go on; the running lane is one of them
+  uint32_t meeting;  // have reached the collective of collective.h that the warp is at
+  bool backwards;    // lanes go on from the last one to the first
+  bool diverged;     // a lane is at another collective than those before it
+  int first;         // its first thread in `threads`
+  void (*operation)(void* const* lanes);  // of the collective
+  int line;
+  const char* file;
+  void* lanes[warp_size];  // what each lane brought to the collective
 };
 
 using Function = void (*)(const void* arguments);
 
+// splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+struct Random {
+  uint64_t state;
+  uint64_t next() {
+    uint64_t z = state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+  }
+  uint64_t below(uint64_t limit) { return next() % limit; }
+};
+
 inline Report report;
 inline Thread threads[max_threads];
+inline Warp warps[max_warps];
 inline int thread_count = 0;
+inline int warp_count = 0;
 inline int prepared = 0;  // fibers below this index stand at the start of `thread_main`'s loop or at its beginning
 inline int current = 0;
+inline Order order = order_ascending;
+inline Random random_state = {0};
 inline Function function = nullptr;
 inline const void* function_arguments = nullptr;
 inline bool exact = false;
@@ -84,13 +121,40 @@ inline void say_where() {
   for (;;) leave_fiber();
 }
 
-// A thread arrives at a barrier and waits for the others of its block.
-__attribute__((noinline)) inline void barrier(int line, const char* file) {
+inline Warp& warp_of(int thread) { return warps[thread / warp_size]; }
+inline uint32_t lane_bit(int thread) { return 1u << (thread % warp_size); }
+
+// The next thread of the warp to run; some lane is ready.
+inline int next_thread(const Warp& warp) {
+  return warp.first + (warp.backwards ? warp_size - 1 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready));
+}
+
+// The running thread has stopped and is ready no more, or its whole warp is ready again: the next lane of the warp goes
+// on, and where none is ready the scheduler decides. Returns once somebody lets this thread go on.
+inline void pass_on() {
+  const Warp& warp = warp_of(current);
+  if (warp.ready == 0) return leave_fiber();
+  const int from = current, to = next_thread(warp);
+  if (to == from) return;
+  current = to;
+  threadIdx = threads[to].index;
+  switch_fibers(from, to);
+  inside = 1;  // it may be the scheduler that let this thread go on
+}
+
+inline void stop(State state, int line, const char* file, const char* what) {
   Thread& thread = threads[current];
-  thread.state = State::waiting;
+  thread.state = state;
   thread.line = line;
   thread.file = file;
-  leave_fiber();
+  thread.what = what;
+  warp_of(current).ready &= ~lane_bit(current);
+}
+
+// A thread arrives at the block's barrier and waits for all others.
+__attribute__((noinline)) inline void barrier(int line, const char* file) {
+  stop(State::at_barrier, line, file, nullptr);
+  pass_on();
 }
 
 // What every fiber runs: one kernel function per block, for ever, so that a stack is set up once.
@@ -100,138 +164,36 @@ inline void thread_main() {
   for (;;) {
     function(function_arguments);
     threads[current].state = State::exited;
-    leave_fiber();
+    warp_of(current).ready &= ~lane_bit(current);
+    pass_on();
   }
 }
 
-// splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
-struct Random {
-  uint64_t state;
-  uint64_t next() {
-    uint64_t z = state += 0x9E3779B97F4A7C15u;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  uint64_t below(uint64_t limit) { return next() % limit; }
-};
-
-inline void order_warps(int* warps, int count, Order order, Random& random) {
-  for (int i = 0; i < count; ++i) warps[i] = order == order_descending ? count - 1 - i : i;
-  if (order != order_seeded) return;
-  for (int i = count - 1; i > 0; --i) {
-    const int other = static_cast<int>(random.below(static_cast<uint64_t>(i) + 1));
-    const int kept = warps[i];
-    warps[i] = warps[other];
-    warps[other] = kept;
-  }
-}
+inline bool same_text(const char* a, const char* b) { return a == b || (a && b && strcmp(a, b) == 0); }
 
 inline bool same_place(const Thread& a, const Thread& b) {
   if (a.state != b.state) return false;
-  return a.state == State::exited || (a.line == b.line && strcmp(a.file, b.file) == 0);
+  return a.state == State::exited || (a.line == b.line && same_text(a.file, b.file) && same_text(a.what, b.what));
 }
 
 // Says for every stretch of threads what they do: "threads 0-31 wait at kernel.cuh:88; threads 32-63 have exited".
-inline void say_threads() {
+inline void say_threads(int first, int last) {
   const char* separator = ": ";
-  for (int first = 0; first < thread_count;) {
+  while (first < last) {
     int end = first + 1;
-    while (end < thread_count && same_place(threads[first], threads[end])) ++end;
-    say(end - first == 1 ? "%sthread %d" : "%sthreads %d-%d", separator, first, end - 1);
-    if (threads[first].state == State::exited) {
-      say(end - first == 1 ? " has exited" : " have exited");
+    while (end < last && same_place(threads[first], threads[end])) ++end;
+    const bool one = end - first == 1;
+    say(one ? "%sthread %d" : "%sthreads %d-%d", separator, first, end - 1);
+    const Thread& thread = threads[first];
+    if (thread.state == State::exited) {
+      say(one ? " has exited" : " have exited");
     } else {
-      say(end - first == 1 ? " waits at %s:%d" : " wait at %s:%d", threads[first].file, threads[first].line);
+      say(one ? " waits at %s:%d" : " wait at %s:%d", thread.file, thread.line);
+      if (thread.what) say(" in %s", thread.what);
     }
     separator = "; ";
     first = end;
   }
-}
-
-// After every thread ran to a barrier or its end: true when all of them can go on from the same barrier.
-inline bool release_barrier() {
-  bool together = true;
-  for (int i = 1; i < thread_count; ++i) together = together && same_place(threads[0], threads[i]);
-  if (together && threads[0].state == State::exited) return false;
-  if (!together) {
-    report.status = status_runtime_error;
-    say("divergent barrier in block %u,%u,%u", blockIdx.x, blockIdx.y, blockIdx.z);
-    say_threads();
-    return false;
-  }
-  for (int i = 0; i < thread_count; ++i) threads[i].state = State::ready;
-  return true;
-}
-
-inline bool run_over() {
-  if (expired && report.status == status_ok) {
-    report.status = status_run_timeout;
-    say("still running after %.1f CPU seconds", limit_seconds);
-    say_where();
-  }
-  return report.status != status_ok;
-}
-
-inline void run_thread(int index) {
-  current = index;
-  threadIdx = threads[index].index;
-  switch_to_fiber(index);
-}
-
-// Runs the block `blockIdx`. False: the run has failed and `report` says why.
-inline bool run_block(Order order, Random& random) {
-  poison_shared();
-  for (int i = 0; i < thread_count; ++i) {
-    threads[i].state = State::ready;
-    threads[i].file = nullptr;
-  }
-  const int warp_count = (thread_count + 31) / 32;
-  int warps[max_threads / 32];
-  do {
-    order_warps(warps, warp_count, order, random);
-    for (int w = 0; w < warp_count; ++w) {
-      const int first = warps[w] * 32, end = first + 32 < thread_count ? first + 32 : thread_count;
-      // Lanes promise no order either: since Volta they are scheduled one by one.
-      const bool backwards = order == order_descending || (order == order_seeded && random.below(2) == 1);
-      for (int i = first; i < end; ++i) {
-        run_thread(backwards ? first + end - 1 - i : i);
-        if (run_over()) return false;
-      }
-    }
-  } while (release_barrier());
-  return report.status == status_ok;
-}
-
-inline uint64_t common_divisor(uint64_t a, uint64_t b) {
-  while (b) {
-    const uint64_t rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
-// Runs every block of the grid. The order of blocks follows that of the warps: nothing may depend on it either.
-inline bool run_grid(Order order, Random& random) {
-  const uint64_t count = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;
-  uint64_t step = 1, first = 0;
-  if (order == order_seeded) {
-    first = random.below(count);
-    do step = 1 + random.below(count);
-    while (common_divisor(step, count) != 1);
-  }
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t block = order == order_descending ? count - 1 - i : (first + i * step) % count;
-    blockIdx.x = static_cast<unsigned>(block % gridDim.x);
-    blockIdx.y = static_cast<unsigned>(block / gridDim.x % gridDim.y);
-    blockIdx.z = static_cast<unsigned>(block / gridDim.x / gridDim.y);
-    if (!run_block(order, random)) {
-      prepared = 0;  // abandoned stacks start afresh
-      return false;
-    }
-  }
-  return true;
 }
 
 }  // namespace cpu

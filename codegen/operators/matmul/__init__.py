@@ -1,31 +1,52 @@
-"""Matrix multiplication in fp32 on the CUDA cores."""
+"""Matrix multiplication, on the CUDA cores (simt_*.py, simt.cuh) and on tensor cores (tensor_*.py, tensor.cuh)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources import files
+from importlib.resources import files as packaged_files
 from typing import Any
 
 import numpy as np
 
-from codegen.epilogue import node_of, scalars, structures
+from codegen.dtypes import dtype
 from codegen.epilogue import operand_names as epilogue_operand_names
+from codegen.epilogue import scalars, structures
 from codegen.kernel import Kernel
-from codegen.operator import Array, Config, ConfigField, Cost, Float64, InputKind, Operand, Operator, Work
-from codegen.operators.matmul import inputs, rules, space, work
+from codegen.operator import (
+    Array,
+    Config,
+    ConfigField,
+    Cost,
+    Float64,
+    InputKind,
+    LaunchBounds,
+    Operand,
+    Operator,
+    Work,
+)
+from codegen.operators.matmul import (
+    inputs,
+    simt_rules,
+    simt_space,
+    simt_work,
+    split,
+    tensor_rules,
+    tensor_work,
+    traffic,
+)
+from codegen.operators.matmul import space as spaces
+from codegen.operators.matmul.alignment import aligns
+from codegen.operators.matmul.grid import RASTER
+from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems
 from codegen.operators.matmul.reference import reference
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, build_space
+from codegen.search import Search, SearchSpace
 from codegen.targets import Target
 
-# Elements that one global memory access moves where extents, pitch and batch stride allow it: 16 bytes.
-VECTOR = 4
-# Seconds of nvcc per output of a thread.
-LIGHT_NODE_SECONDS, ACTIVATION_SECONDS = 0.0003, 0.0019
 EXTENT_NAMES = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
 
 
@@ -34,8 +55,9 @@ class Matmul(Operator):
 
     name = "matmul"
     problem_type = MatmulProblem
-    tunables = space.TUNABLES
-    folder = files("codegen.operators.matmul")
+    tunables = spaces.TUNABLES
+    folder = packaged_files("codegen.operators.matmul")
+    files = ("tile.cuh", "simt.cuh", "tensor.cuh", "split.cuh", "kernel.cuh")
     extent_names = EXTENT_NAMES
 
     def signature(self, problem: Problem) -> dict[str, Any]:
@@ -48,25 +70,33 @@ class Matmul(Operator):
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
         p = _matmul(problem)
-        default = space.default(p, target, lambda schedule: self.rules(p, schedule, target))
-        return build_space(search, self.tunables, space.levels(p, target), default)
+        return spaces.space(p, target, aligns(p)[:2], search, lambda schedule: self.rules(p, schedule, target))
 
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p = _matmul(problem)
-        return rules.rules(p, aligns(p)[:2], schedule, target, workspace_limit)
+        judge = tensor_rules.rules if on_tensor_cores(p, target) else simt_rules.rules
+        return judge(p, aligns(p)[:2], schedule, target, workspace_limit)
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        return split.functions(kernel.tunables.as_dict())
+
+    def deterministic(self, kernel: Kernel) -> bool:
+        return split.deterministic(kernel.tunables.as_dict(), str(kernel.signature_dict["acc_dtype"]))
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
         fields = [
+            ConfigField("bool", "tensor_cores", is_tensor(t)),
             ConfigField("bool", "a_transposed", s["layout"][0] == "t"),
             ConfigField("bool", "b_transposed", s["layout"][1] == "t"),
             *(ConfigField("int", name, s[name]) for name in ("align_a", "align_b", "align_c")),
-            *(ConfigField("int", name, int(t[name])) for name in sorted(self.kernel_tunables)),
-            ConfigField("int", "threads", rules.threads(t)),
+            *(_tensor_fields(t) if is_tensor(t) else _simt_fields(t)),
+            ConfigField("int", "threads", _threads(t)),
         ]
-        return Config(tuple(fields), tuple(s["epilogue"]))
+        types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
+        return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
 
     def extents(self, problem: Problem) -> list[int]:
         return [int(getattr(problem, name)) for name in EXTENT_NAMES]
@@ -82,71 +112,89 @@ class Matmul(Operator):
         out = _matrix("out", p.out_dtype, "out", p.batch, p.stored("c"), p.ldc, p.stride_c)
         extra = []
         for node, name in zip(p.epilogue, epilogue_operand_names(p.epilogue), strict=True):
-            if name is None or node.operand_dtype is None:
+            dtype = node.operand_dtype(p.out_dtype)
+            if name is None or dtype is None:
                 continue
             if node.op == "bias":
-                extra.append(
-                    Operand(name, node.operand_dtype, "in", (p.m if node.structure == "bias.m" else p.n,), (1,))
-                )
+                extra.append(Operand(name, dtype, "in", (p.m if node.structure == "bias.m" else p.n,), (1,)))
             else:
-                extra.append(Operand(name, node.operand_dtype, "in", out.shape, out.strides))
+                extra.append(Operand(name, dtype, "in", out.shape, out.strides))
         return (a, b, out, *extra)
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
-    def test_launches(self, kernel: Kernel) -> list[list[int]]:
-        return [[int(value)] for tunable in self.tunables if tunable.name == "raster" for value in tunable.allowed]
+    def launch_values(self, schedule: Schedule) -> list[int]:
+        """The CUDA cores have no stream-K: 0 there."""
+        values = schedule.as_dict()
+        return [int(values.get(name, 0)) for name in self.launch_tunables]
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        """Every raster with the most parts of k that the problem has, and each other number of parts."""
+        *fewer, most = split.launches_to_test(kernel.tunables.as_dict(), _matmul(problem))
+        return [*([int(raster), *most] for raster in RASTER.allowed), *([0, *parts] for parts in fewer)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = _matmul(problem)
-        casts = any(node.op == "cast" for node in p.epilogue)
-        return inputs.make_inputs(self.operands(p), p.k, -2 if p.a_transposed else -1, casts, kind, rng)
+        return inputs.make_inputs(p, self.operands(p), kind, rng)
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         return reference(_matmul(problem), inputs, exact)
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        return work.cost(_matmul(problem), self.operands(problem))
+        return traffic.cost(_matmul(problem), schedule.as_dict(), self.operands(problem))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p = _matmul(problem)
-        return work.work(p, schedule.as_dict(), aligns(p), self.cost(p, schedule), target)
+        p, t = _matmul(problem), schedule.as_dict()
+        count = tensor_work.work if is_tensor(t) else simt_work.work
+        return count(p, t, aligns(p), self.cost(p, schedule), target)
 
-    def threads(self, kernel: Kernel) -> int:
-        return rules.threads(kernel.tunables.as_dict())
-
-    def min_blocks(self, kernel: Kernel) -> int:
-        return int(kernel.tunables.get("min_blocks"))
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        t = kernel.tunables.as_dict()
+        if function != "run":
+            return LaunchBounds(split.REDUCE_THREADS)
+        return LaunchBounds(_threads(t), int(t["min_blocks"]), int(t.get("maxnreg", 0)))
 
     def shared_bytes(self, kernel: Kernel) -> int:
-        return rules.shared_bytes(kernel.tunables.as_dict())
+        t = kernel.tunables.as_dict()
+        return tensor_rules.shared_bytes(t, _stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        """Grows with what unrolling and the epilogue write; fitted to nvcc 13.2: 0.07 to 0.35 CPU seconds."""
-        t = kernel.tunables.as_dict()
-        outputs = int(t["thread_m"]) * int(t["thread_n"])
-        nodes = sum(LIGHT_NODE_SECONDS if node_of(part).exact else ACTIVATION_SECONDS for part in _epilogue(kernel))
-        return 0.055 + outputs * (0.0018 * int(t["unroll_k"]) / 8 + nodes) + 0.001 * rules.held(t)
+        t, epilogue = kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"])
+        if is_tensor(t):
+            return tensor_work.compile_seconds(t, epilogue, _stored(kernel))
+        return simt_work.compile_seconds(t, epilogue)
 
 
-def aligns(problem: MatmulProblem) -> tuple[int, int, int]:
-    """Elements per global access of A, B and out (and of what has out's shape)."""
+def _threads(tunables: Mapping[str, Any]) -> int:
+    return tensor_rules.threads(tunables) if is_tensor(tunables) else simt_rules.threads(tunables)
 
-    def of(columns: int, pitch: int, stride: int) -> int:
-        moved = stride if problem.batch > 1 else 0
-        return VECTOR if columns % VECTOR == 0 and pitch % VECTOR == 0 and moved % VECTOR == 0 else 1
 
-    p = problem
-    return (
-        of(p.stored("a")[1], p.lda, p.stride_a),
-        of(p.stored("b")[1], p.ldb, p.stride_b),
-        of(p.stored("c")[1], p.ldc, p.stride_c),
+def _stored(kernel: Kernel) -> tensor_rules.Stored:
+    s = kernel.signature_dict
+    return tensor_rules.Stored(dtype(s["dtype"]).bytes, (s["align_a"], s["align_b"]), s["layout"])
+
+
+def _simt_fields(t: Mapping[str, Any]) -> list[ConfigField]:
+    names = sorted(
+        tunable.name for tunable in simt_space.TUNABLES if not tunable.launch_time and tunable.name != "split"
     )
+    return [
+        *(ConfigField("int", name, t[name]) for name in names),
+        ConfigField("int", "split", split.CODES[t["split"]]),
+    ]
 
 
-def _epilogue(kernel: Kernel) -> tuple[str, ...]:
-    return tuple(kernel.signature_dict["epilogue"])
+def _tensor_fields(t: Mapping[str, Any]) -> list[ConfigField]:
+    """What the code depends on; how many registers it may take stands at the entry point."""
+    names = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "stages", "fragments", "mma_k")
+    return [
+        *(ConfigField("int", name, t[name]) for name in names),
+        ConfigField("bool", "async_copies", t["copy"] == "cp_async"),
+        ConfigField("bool", "shared_epilogue", t["epilogue_path"] == "shared"),
+        ConfigField("int", "split", split.CODES[t["split"]]),
+        ConfigField("int", "static_k", t["static_k"]),
+    ]
 
 
 def _matrix(name: str, dtype: str, role: Any, batch: int, shape: tuple[int, int], pitch: int, stride: int) -> Operand:

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from codegen.dtypes import dtype
+from codegen.epilogue import LeakyRelu, Node, Scale
 from codegen.operator import InputKind, Operand
+from codegen.operators.matmul.problem import MatmulProblem
+
+# Up to which integers A and B hold every integer; of float32, what tf32 holds.
+LARGEST = {"float32": 2**11, "float16": 2**11, "bfloat16": 2**8, "int8": 127}
+# Sums of |products| stay below this many quanta: fp32 has the partial sums of any order exactly, with 2 bits to spare.
+SUM_QUANTA = 2**22
+# Quanta of a typical sum: as a power of two, and as how many more bits than a narrow type of an output or a cast has.
+# Some sums then fit the narrow type, others are halfway between two of its values, others elsewhere between.
+WIDE_BITS, BITS_TO_ROUND = 17, 4
+SIGNIFICANT_BITS = {"float16": 11, "bfloat16": 8}
+# Bits behind the binary point that fp32 has beside a sum of a few biases and residuals, each at most 8.
+FRACTION_BITS = 18
+# The size of a typical sum: the clips of the test problems and the bent parts of activations are within reach.
+TYPICAL = 16.0
+# Of int8 sums that become float16 unscaled: 16 standard deviations below its largest value.
+TYPICAL_FLOAT16 = 4096.0
 
 
 @dataclass(frozen=True)
 class Integers:
-    """A holds integers up to `a` times 2^-`shift`, B integers up to `b`. A sum of at most `terms` products is a whole
-    number of quanta below 2^22, which leaves fp32 room for bias, residual and power-of-two scales."""
+    """A holds integers up to `a` times 2^-`shift`, B integers up to `b`."""
 
     a: int
     b: int
@@ -22,20 +41,19 @@ class Integers:
 
     @property
     def terms(self) -> int:
-        return 2**22 // (self.a * self.b)
-
-
-PLAIN = Integers(a=2, b=2, shift=0)
-# For epilogues that cast: sums of this many quanta do not fit the 11 bits of float16, so that a missing cast shows, and
-# they are small enough in value for the clips of the test problems.
-FINE = Integers(a=32, b=16, shift=6)
+        """How many products a sum may have."""
+        return SUM_QUANTA // (self.a * self.b)
 
 
 def make_inputs(
-    operands: tuple[Operand, ...], k: int, k_axis_of_a: int, casts: bool, kind: InputKind, rng: np.random.Generator
+    problem: MatmulProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
 ) -> dict[str, npt.NDArray[Any]]:
-    """`integer`: small integers (of a power of two) of either sign, so that fp32 holds every partial sum exactly."""
-    integers = FINE if casts else PLAIN
+    """Arrays of the operands' dtypes and logical shapes.
+
+    `integer`: integers (times a power of two) of either sign whose every partial sum fp32 holds exactly, as wide as
+    that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers.
+    """
+    integers = _integers(problem, wide_a=bool(rng.integers(2)))
     made: dict[str, npt.NDArray[Any]] = {}
     for operand in operands:
         if operand.role == "in":
@@ -43,22 +61,80 @@ def make_inputs(
             shape = tuple(
                 extent if stride else 1 for extent, stride in zip(operand.shape, operand.strides, strict=True)
             )
-            made[operand.name] = np.broadcast_to(_draw(operand, shape, integers, kind, rng), operand.shape)
-    if kind == "integer" and k > integers.terms:
-        kept = np.zeros(k, dtype=np.float32)
-        kept[rng.choice(k, integers.terms, replace=False)] = 1.0
-        made["a"] = made["a"] * (kept if k_axis_of_a == -1 else kept[:, None])
+            drawn = _draw(problem, operand, shape, integers, kind, rng)
+            made[operand.name] = np.broadcast_to(drawn.astype(dtype(operand.dtype).numpy), operand.shape)
+    if kind == "integer" and problem.k > integers.terms:
+        kept = np.zeros(problem.k, dtype=made["a"].dtype)
+        kept[rng.choice(problem.k, integers.terms, replace=False)] = 1
+        made["a"] = made["a"] * (kept[:, None] if problem.a_transposed else kept)
     return made
 
 
 def _draw(
-    operand: Operand, shape: tuple[int, ...], integers: Integers, kind: InputKind, rng: np.random.Generator
+    problem: MatmulProblem,
+    operand: Operand,
+    shape: tuple[int, ...],
+    integers: Integers,
+    kind: InputKind,
+    rng: np.random.Generator,
 ) -> npt.NDArray[Any]:
     if operand.dtype == "uint8":
         # Any byte but 0 keeps a value: kernels that compare with 1 or look at one bit are wrong.
         return rng.choice(np.array([0, 0, 1, 2, 255], dtype=np.uint8), size=shape)
     if kind == "normal":
-        return rng.standard_normal(shape, dtype=np.float32)
+        if operand.dtype != "int8":
+            return rng.standard_normal(shape, dtype=np.float32)
+        limit = int(min(LARGEST["int8"], max(2.0, math.sqrt(_spread(problem) * _int8_limit(problem)))))
+        return rng.integers(-limit - (limit == LARGEST["int8"]), limit, size=shape, endpoint=True)
     limit = {"a": integers.a, "b": integers.b}.get(operand.name, 8)
-    drawn = rng.integers(-limit, limit, size=shape, endpoint=True).astype(np.float32)
-    return np.ldexp(drawn, -integers.shift) if operand.name == "a" else drawn
+    drawn = rng.integers(-limit, limit, size=shape, endpoint=True)
+    return np.ldexp(drawn.astype(np.float32), -integers.shift) if operand.name == "a" else drawn
+
+
+def _integers(problem: MatmulProblem, *, wide_a: bool) -> Integers:
+    """`wide_a`: A gets as many bits as it can hold, and B what that leaves; else the other way round."""
+    largest, spread = LARGEST[problem.dtype], _spread(problem)
+    if problem.dtype == "int8":  # which no power of two makes smaller
+        product = spread * min(2 ** _bits_of_sums(problem), _int8_limit(problem))
+    else:
+        product = spread * 2 ** min(_bits_of_sums(problem), FRACTION_BITS + 4 - fraction_bits(problem.epilogue))
+    product = int(max(4.0, min(product, SUM_QUANTA / problem.k, largest**2)))
+    narrow = min(16, math.isqrt(product))
+    wide = min(largest, product // narrow)
+    narrow = product // wide
+    shift = 0 if problem.dtype == "int8" else max(0, math.floor(math.log2(wide * narrow / spread / TYPICAL)))
+    return Integers(wide, narrow, shift) if wide_a else Integers(narrow, wide, shift)
+
+
+def _spread(problem: MatmulProblem) -> float:
+    """The product of two limits between which uniform integers give sums with a standard deviation of 1."""
+    return 3.0 / math.sqrt(problem.k)
+
+
+def _bits_of_sums(problem: MatmulProblem) -> int:
+    narrow = {node.dtype for node in problem.epilogue if node.op == "cast"} | {problem.out_dtype}
+    return min([WIDE_BITS, *(SIGNIFICANT_BITS[one] + BITS_TO_ROUND for one in narrow if one in SIGNIFICANT_BITS)])
+
+
+def fraction_bits(chain: Sequence[Node]) -> int:
+    """How far the scalars of a chain move the last bit of what they multiply; more than 16 is not counted."""
+    factors = [node.value for node in chain if isinstance(node, Scale)]
+    factors += [node.slope for node in chain if isinstance(node, LeakyRelu)]
+    return min(16, sum(factor.as_integer_ratio()[1].bit_length() - 1 for factor in factors))
+
+
+def wants_small_sums(node: Node) -> bool:
+    """Whether large values all leave a node as the same: clipped, on an activation's straight parts, overflowed."""
+    return node.op == "clip" or not node.exact or node.structure == "cast.float16"
+
+
+def _int8_limit(problem: MatmulProblem) -> float:
+    """How large typical sums of int8 products may be, so that all that follows shows them: clips, activations and
+    float16 want them small, unless a scale makes them so."""
+    limit, factor = math.inf, 1.0
+    for node in problem.epilogue:
+        if isinstance(node, Scale):
+            factor *= abs(node.value) or 1.0
+        elif wants_small_sums(node):
+            limit = min(limit, (TYPICAL_FLOAT16 if node.op == "cast" else TYPICAL) / factor)
+    return min(limit, TYPICAL_FLOAT16 / factor) if problem.out_dtype == "float16" else limit

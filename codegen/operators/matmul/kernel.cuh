@@ -1,282 +1,18 @@
-// Matrix multiplication on the CUDA cores: out[m, n] = epilogue(sum over k of A[m, k] * B[k, n]), in fp32.
-//
-// A block computes a tile_m x tile_n tile of the output. Each step brings a tile_m x tile_k tile of A and a tile_k x
-// tile_n tile of B through registers into shared memory, both k-major, so that the inner product reads both with vector
-// loads. A thread owns thread_m x thread_n outputs, spread in quads over the tile so that a warp's vector loads of a row
-// touch every bank once. For register blocking see Volkov and Demmel, "Benchmarking GPUs to Tune
-// Dense Linear Algebra", SC 2008.
+// The entry points of a matmul kernel and the launch code that calls them, for both ways of computing it.
 #pragma once
 
 namespace cukiln {
 namespace matmul {
 
-struct Arguments {
-  const float* a;  // stored m x k, or k x m where a_transposed
-  const float* b;  // stored k x n, or n x k where b_transposed
-  float* out;      // m x n; shares no element with anything read: inputs come through the read-only cache
-  int batch, m, n, k;
-  int64_t lda, ldb, ldc;                 // elements from one stored row to the next
-  int64_t stride_a, stride_b, stride_c;  // elements from one matrix of the batch to the next; 0 repeats a or b
-  int raster;                            // order of the tiles: 0 row by row, 1 column by column, g > 1 in bands of g rows
-  EpilogueArguments epilogue;
-};
-
 #if defined(CUKILN_DEVICE)
 
-__device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
-
-__device__ __forceinline__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-
-// A block's own tile of the output, in tiles, and which matrix of the batch it belongs to.
-struct Tile {
-  int row, column, matrix;
-};
-
-// Blocks that run together should share rows of A and columns of B in L2: bands of `raster` tile rows do that.
-template <class C>
-__device__ __forceinline__ Tile tile_of_block(const Arguments& arguments) {
-  const int tiles_m = (arguments.m - 1) / C::tile_m + 1;
-  const int tiles_n = (arguments.n - 1) / C::tile_n + 1;
-  const int per_matrix = tiles_m * tiles_n;
-  const int matrix = static_cast<int>(blockIdx.x) / per_matrix;
-  const int index = static_cast<int>(blockIdx.x) - matrix * per_matrix;
-  if (arguments.raster == 0) return Tile{index / tiles_n, index % tiles_n, matrix};
-  const int band_rows = arguments.raster == 1 ? tiles_m : arguments.raster;
-  const int band = index / (band_rows * tiles_n);
-  const int rows = smaller(band_rows, tiles_m - band * band_rows);
-  const int in_band = index - band * band_rows * tiles_n;
-  return Tile{band * band_rows + in_band % rows, in_band / rows, matrix};
-}
-
-// Brings one operand's tile from global memory to shared memory, through registers so that the loads of the next tile
-// fly while this one is used. `outer` is the operand's own extent (m for A, n for B) and `stored_k_major` says that a
-// stored row runs along it, as shared memory wants it; otherwise a stored row runs along k and is turned on the way.
-template <class C, int tile_outer, bool stored_k_major, int align>
-struct Loader {
-  static constexpr int columns = stored_k_major ? tile_outer : C::tile_k;
-  static constexpr int rows = stored_k_major ? C::tile_k : tile_outer;
-  static constexpr int vectors_per_row = columns / align;
-  static constexpr int vectors = rows * vectors_per_row;
-  static constexpr int per_thread = (vectors + C::threads - 1) / C::threads;
-  static constexpr bool even = vectors % C::threads == 0;
-  static constexpr int pitch = tile_outer + C::padding;
-  // Whether the threads take whole rows at a time: then all vectors of a thread lie in one column, rows a constant apart.
-  static constexpr bool whole_rows = C::threads % vectors_per_row == 0;
-  static constexpr int rows_at_once = whole_rows ? C::threads / vectors_per_row : 0;
-  static_assert(columns % align == 0, "a tile row must be a whole number of vectors");
-
-  Vector<float, align> held[per_thread];
-
-  static __device__ __forceinline__ int row_of(int i) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return whole_rows ? thread / vectors_per_row + i * rows_at_once : (thread + i * C::threads) / vectors_per_row;
-  }
-
-  static __device__ __forceinline__ int column_of(int i) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return (whole_rows ? thread : thread + i * C::threads) % vectors_per_row * align;
-  }
-
-  // The thread's first address plus steps that are the same for all threads: else nvcc keeps an address per vector in
-  // registers (level 0 of a 1024^3 problem with nvcc 13.2 for sm_90a: 241 registers instead of 168).
-  static __device__ __forceinline__ const float* address(const float* source, int64_t pitch_in_memory, int i) {
-    if constexpr (whole_rows) return source + row_of(0) * pitch_in_memory + column_of(0) + i * rows_at_once * pitch_in_memory;
-    return source + row_of(i) * pitch_in_memory + column_of(i);
-  }
-
-  // `source` points at the tile's first element; `outer_left` and `k_left` are how many of each axis exist from there.
-  __device__ __forceinline__ void load(const float* source, int64_t pitch_in_memory, int outer_left, int k_left) {
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-      const int row = row_of(i), column = column_of(i);
-      const int outer = stored_k_major ? column : row;
-      const int k = stored_k_major ? row : column;
-      // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
-      bool wanted = even || static_cast<int>(threadIdx.x) + i * C::threads < vectors;
-      wanted = wanted && in_bounds(outer, outer_left);  // bounds: load outer
-      wanted = wanted && in_bounds(k, k_left);  // bounds: load k
-      if (wanted) {
-        held[i] = load_global<align>(address(source, pitch_in_memory, i));
-      } else {
-#pragma unroll
-        for (int j = 0; j < align; ++j) held[i].data[j] = 0.0f;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store(float* tile) const {
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-      const int vector = static_cast<int>(threadIdx.x) + i * C::threads;
-      const int row = row_of(i), column = column_of(i);
-      if (!even && !in_bounds(vector, vectors)) continue;  // bounds: store vector
-      if constexpr (stored_k_major) {
-        store_shared<align>(tile + row * pitch + column, held[i]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < align; ++j) store_shared<1>(tile + (column + j) * pitch + row, Vector<float, 1>{held[i].data[j]});
-      }
-    }
-  }
-};
-
-// A thread's slice of one k-row of a shared tile: `count` elements in quads that are `stride` apart.
-template <int count>
-struct Fragment {
-  static constexpr int quad = count < 4 ? count : 4;
-  float data[count];
-
-  __device__ __forceinline__ void load(const float* row, int first, int stride) {
-#pragma unroll
-    for (int q = 0; q < count / quad; ++q) {
-      const Vector<float, quad> part = load_shared<quad>(row + first + q * stride);
-#pragma unroll
-      for (int i = 0; i < quad; ++i) data[q * quad + i] = part.data[i];
-    }
-  }
-};
-
-template <class C>
-struct Block {
-  static constexpr int lanes_m = C::warp_m, lanes_n = 32 / C::warp_m;
-  static constexpr int threads_m = C::tile_m / C::thread_m, threads_n = C::tile_n / C::thread_n;
-  static constexpr int warps_n = threads_n / lanes_n;
-  static constexpr int pitch_a = C::tile_m + C::padding, pitch_b = C::tile_n + C::padding;
-  static constexpr int stage_floats = C::tile_k * (pitch_a + pitch_b);
-  using FragmentA = Fragment<C::thread_m>;
-  using FragmentB = Fragment<C::thread_n>;
-  // From a thread's quad to its next one, in elements.
-  static constexpr int quad_stride_m = threads_m * FragmentA::quad, quad_stride_n = threads_n * FragmentB::quad;
-
-  static_assert(C::threads == threads_m * threads_n, "threads is what the tile and the thread tile make it");
-  static_assert(C::tile_m % C::thread_m == 0 && C::tile_n % C::thread_n == 0, "thread tiles must cover the tile");
-  static_assert(threads_m % lanes_m == 0 && threads_n % lanes_n == 0, "warps must cover the tile");
-  static_assert(C::threads % 32 == 0 && C::threads <= 1024, "a block is 1 to 32 whole warps");
-  static_assert(C::tile_k % C::unroll_k == 0, "unrolled steps must cover the tile");
-  static_assert(C::fragments == 1 || C::unroll_k % 2 == 0, "two fragment buffers need an even number of unrolled steps");
-  static_assert(C::padding % 4 == 0, "rows of shared memory stay aligned to vectors");
-
-  float accumulators[C::thread_m][C::thread_n];
-  int first_m, first_n;  // of the thread's first quad, in the tile
-
-  __device__ __forceinline__ Block() {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    first_m = (warp / warps_n * lanes_m + lane / lanes_n) * FragmentA::quad;
-    first_n = (warp % warps_n * lanes_n + lane % lanes_n) * FragmentB::quad;
-#pragma unroll
-    for (int i = 0; i < C::thread_m; ++i)
-#pragma unroll
-      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = 0.0f;
-  }
-
-  __device__ __forceinline__ void multiply(const FragmentA& a, const FragmentB& b) {
-#pragma unroll
-    for (int i = 0; i < C::thread_m; ++i)
-#pragma unroll
-      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = fma(a.data[i], b.data[j], accumulators[i][j]);
-  }
-
-  // Adds the product of one stage's tiles. With two fragment buffers the next k-row is read while this one multiplies.
-  __device__ __forceinline__ void accumulate(const float* tile_a, const float* tile_b) {
-    FragmentA a[C::fragments];
-    FragmentB b[C::fragments];
-    if constexpr (C::fragments == 2) {
-      a[0].load(tile_a, first_m, quad_stride_m);
-      b[0].load(tile_b, first_n, quad_stride_n);
-    }
-#pragma unroll 1
-    for (int k0 = 0; k0 < C::tile_k; k0 += C::unroll_k) {
-#pragma unroll
-      for (int i = 0; i < C::unroll_k; ++i) {
-        const int k = k0 + i;
-        if constexpr (C::fragments == 2) {
-          if (k + 1 < C::tile_k) {
-            a[(i + 1) % 2].load(tile_a + (k + 1) * pitch_a, first_m, quad_stride_m);
-            b[(i + 1) % 2].load(tile_b + (k + 1) * pitch_b, first_n, quad_stride_n);
-          }
-          multiply(a[i % 2], b[i % 2]);
-        } else {
-          a[0].load(tile_a + k * pitch_a, first_m, quad_stride_m);
-          b[0].load(tile_b + k * pitch_b, first_n, quad_stride_n);
-          multiply(a[0], b[0]);
-        }
-      }
-    }
-  }
-
-  // Applies the epilogue and writes the thread's outputs, as wide as both the quad and the output's alignment allow.
-  __device__ __forceinline__ void write(const Arguments& arguments, const Tile& tile) const {
-    constexpr int width = FragmentB::quad < C::align_c ? FragmentB::quad : C::align_c;
-#pragma unroll
-    for (int i = 0; i < C::thread_m; ++i) {
-      const int row = tile.row * C::tile_m + first_m + i / FragmentA::quad * quad_stride_m + i % FragmentA::quad;
-      if (!in_bounds(row, arguments.m)) continue;  // bounds: write row
-#pragma unroll
-      for (int j = 0; j < C::thread_n; j += width) {
-        const int column = tile.column * C::tile_n + first_n + j / FragmentB::quad * quad_stride_n + j % FragmentB::quad;
-        if (!in_bounds(column, arguments.n)) continue;  // bounds: write column
-        Vector<float, width> value;
-#pragma unroll
-        for (int w = 0; w < width; ++w) value.data[w] = accumulators[i][j + w];
-        const int64_t offset = tile.matrix * arguments.stride_c + row * arguments.ldc + column;
-        C::Epilogue::apply(value, Position{row, column, offset}, arguments.epilogue);
-        store_global<width>(arguments.out + offset, value);
-      }
-    }
-  }
-};
-
-// One block's work. Every thread of the block calls it; tiles are never empty because m, n and k are at least 1.
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
-  using B = Block<C>;
-  const Tile tile = tile_of_block<C>(arguments);
-  const int first_row = tile.row * C::tile_m, first_column = tile.column * C::tile_n;
-  const float* a = arguments.a + tile.matrix * arguments.stride_a + (C::a_transposed ? first_row : first_row * arguments.lda);
-  const float* b = arguments.b + tile.matrix * arguments.stride_b + (C::b_transposed ? first_column * arguments.ldb : first_column);
-  const int64_t step_a = C::a_transposed ? C::tile_k * arguments.lda : C::tile_k;
-  const int64_t step_b = C::b_transposed ? C::tile_k : C::tile_k * arguments.ldb;
-  const int rows_left = arguments.m - first_row, columns_left = arguments.n - first_column;
-
-  float* shared = shared_memory<float>();
-  Loader<C, C::tile_m, C::a_transposed, C::align_a> loader_a;
-  Loader<C, C::tile_n, !C::b_transposed, C::align_b> loader_b;
-  B block;
-
-  loader_a.load(a, arguments.lda, rows_left, arguments.k);
-  loader_b.load(b, arguments.ldb, columns_left, arguments.k);
-  loader_a.store(shared);
-  loader_b.store(shared + C::tile_k * B::pitch_a);
-  __syncthreads();  // the first tiles are complete before any thread reads them
-
-  int stage = 0;
-#pragma unroll 1
-  for (int k_left = arguments.k; k_left > 0; k_left -= C::tile_k) {
-    const bool more = k_left > C::tile_k;
-    if (more) {
-      a += step_a;
-      b += step_b;
-      loader_a.load(a, arguments.lda, rows_left, k_left - C::tile_k);
-      loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k);
-    }
-    const float* tile_a = shared + stage * B::stage_floats;
-    block.accumulate(tile_a, tile_a + C::tile_k * B::pitch_a);
-    if (more) {
-      if constexpr (C::stages == 1) {
-        __syncthreads();  // one stage: every thread has read the tiles before they are overwritten
-      } else {
-        stage ^= 1;
-      }
-      // Not stage * stage_floats: nvcc 13.2 then loses the alignment and splits a 16-byte store into four.
-      float* next = stage ? shared + B::stage_floats : shared;
-      loader_a.store(next);
-      loader_b.store(next + C::tile_k * B::pitch_a);
-      // The next tiles are complete before any thread reads them. With two stages this also keeps a fast warp from
-      // overwriting, one step later, what a slow warp still reads.
-      __syncthreads();
-    }
+  if constexpr (C::tensor_cores) {
+    tensor::run<C>(arguments);
+  } else {
+    simt::run<C>(arguments);
   }
-  block.write(arguments, tile);
 }
 
 #endif  // CUKILN_DEVICE
@@ -285,7 +21,11 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 
 template <class C>
 constexpr uint32_t shared_bytes() {
-  return C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float);
+  if constexpr (C::tensor_cores) {
+    return tensor::shared_bytes<C>();
+  } else {
+    return simt::shared_bytes<C>();
+  }
 }
 
 // Tile arithmetic adds up to a tile to an extent, and a grid has at most 2^31 - 1 blocks along x.
@@ -294,14 +34,40 @@ constexpr int64_t largest_extent = INT32_MAX - 1024;
 // As int; 0, which no launch accepts, where it is none or does not fit.
 inline int as_extent(int64_t value) { return value < 1 || value > largest_extent ? 0 : static_cast<int>(value); }
 
-// Pointers: a, b, out, then the epilogue's tensors. Extents: batch, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c.
-// Launch: raster. Scalars: those of the epilogue. The workspace is not used.
+// Slices that a call divides k into: as many as asked, but none empty. A kernel may be called with a smaller k than the
+// one that it was tuned for.
 template <class C>
-Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void*) {
+int slices(int64_t k, int64_t asked) {
+  if constexpr (C::split == split_none || C::split == split_stream) return 1;
+  const int64_t steps = k < 1 ? 1 : ceil_div(k, C::tile_k);
+  return static_cast<int>(asked < 1 ? 1 : asked < steps ? asked : steps);
+}
+
+// Thread blocks of a call that are not split; 0 where an extent is 0 or the grid would be too large.
+template <class C>
+uint32_t blocks(int64_t batch, int64_t m, int64_t n) {
+  const int64_t per_matrix = ceil_div(m, C::tile_m) * ceil_div(n, C::tile_n);
+  return batch < 1 || per_matrix < 1 || per_matrix > largest_extent / batch ? 0 : static_cast<uint32_t>(batch * per_matrix);
+}
+
+// Blocks of stream-K: as many as asked, but each with at least one step.
+template <class C>
+int stream_blocks(const int64_t* extents, int64_t asked) {
+  if constexpr (C::split != split_stream) return 0;
+  const int64_t tiles = blocks<C>(extents[0], extents[1], extents[2]), steps = extents[3] < 1 ? 1 : ceil_div(extents[3], C::tile_k);
+  const int64_t most = tiles < 1 ? 1 : tiles * steps;
+  return static_cast<int>(asked < 1 ? 1 : asked < most ? asked : most);
+}
+
+// Pointers: a, b, out, then the epilogue's tensors. Extents: batch, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c.
+// Launch: raster, slices of k, blocks of stream-K. Scalars: those of the epilogue.
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   Arguments arguments = {};
-  arguments.a = static_cast<const float*>(pointers[0]);
-  arguments.b = static_cast<const float*>(pointers[1]);
-  arguments.out = static_cast<float*>(pointers[2]);
+  arguments.a = pointers[0];
+  arguments.b = pointers[1];
+  arguments.out = pointers[2];
+  arguments.workspace = workspace;
   arguments.batch = as_extent(extents[0]);
   arguments.m = as_extent(extents[1]);
   arguments.n = as_extent(extents[2]);
@@ -313,30 +79,57 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
   arguments.stride_b = extents[8];
   arguments.stride_c = extents[9];
   arguments.raster = launch[0];
+  arguments.slices = slices<C>(arguments.k, launch[1]);
+  arguments.stream_blocks = stream_blocks<C>(extents, launch[2]);
   for (int i = 0; i < C::Epilogue::tensors; ++i) arguments.epilogue.tensors[i] = pointers[3 + i];
   for (int i = 0; i < C::Epilogue::scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[i]);
   return arguments;
 }
 
+// Partial sums of every slice; of one where slices add to the same; two tiles for each block of stream-K.
 template <class C>
-int64_t workspace_bytes(const int64_t*) {
-  return 0;
+int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
+  if constexpr (C::split == split_none) return 0;
+  if constexpr (C::split == split_stream)
+    return int64_t(2) * stream_blocks<C>(extents, launch[2]) * C::tile_m * C::tile_n * static_cast<int64_t>(sizeof(typename C::Accumulator));
+  const int64_t copies = C::split == split_atomic ? 1 : slices<C>(extents[3], launch[1]);
+  return copies * extents[0] * extents[1] * workspace_pitch(extents[2]) * static_cast<int64_t>(sizeof(typename C::Accumulator));
 }
 
-// Thread blocks of a call; 0 where an extent is 0 or the grid would be too large.
+// A launch of one thread for each of `count` items; none where the grid would be too large.
+inline int plan_items(int function, int64_t count, Launch* out) {
+  const int64_t grid = ceil_div(count, reduce_threads);
+  if (grid < 1 || grid > INT32_MAX) return 0;
+  *out = Launch{function, {static_cast<uint32_t>(grid), 1, 1}, {reduce_threads, 1, 1}, 0};
+  return 1;
+}
+
+// Whether the kernel was made for this k, or for any.
 template <class C>
-uint32_t blocks(int64_t batch, int64_t m, int64_t n) {
-  const int64_t per_matrix = ceil_div(m, C::tile_m) * ceil_div(n, C::tile_n);
-  return batch < 1 || per_matrix < 1 || per_matrix > largest_extent / batch ? 0 : static_cast<uint32_t>(batch * per_matrix);
+constexpr bool takes_k(int64_t k) {
+  if constexpr (C::tensor_cores) return C::static_k == 0 || C::static_k == k;
+  return true;
 }
 
 // Writes the launches of one call and returns how many they are; 0 where the extents are beyond what they can index.
 template <class C>
 int plan(const Arguments& arguments, Launch* out) {
   const uint32_t grid = blocks<C>(arguments.batch, arguments.m, arguments.n);
-  if (grid == 0 || arguments.k == 0) return 0;
-  out[0] = Launch{0, {grid, 1, 1}, {C::threads, 1, 1}, shared_bytes<C>()};
-  return 1;
+  if (grid == 0 || arguments.k == 0 || !takes_k<C>(arguments.k) || arguments.slices > 65535) return 0;
+  Launch main = {0, {grid, static_cast<uint32_t>(arguments.slices), 1}, {C::threads, 1, 1}, shared_bytes<C>()};
+  int count = 0;
+  const int64_t rows = int64_t(arguments.batch) * arguments.m;
+  if constexpr (C::split == split_atomic) {
+    if (!plan_items(main.function++, rows * workspace_pitch(arguments.n) / 4, &out[count++])) return 0;
+  }
+  if constexpr (C::split == split_stream) main.grid[0] = static_cast<uint32_t>(arguments.stream_blocks);
+  out[count++] = main;
+  if constexpr (C::split == split_stream) {
+    if (!plan_items(main.function + 1, int64_t(grid) * (C::tile_m * C::tile_n / C::align_c), &out[count++])) return 0;
+  } else if constexpr (C::split != split_none) {
+    if (!plan_items(main.function + 1, rows * (arguments.n / C::align_c), &out[count++])) return 0;
+  }
+  return count;
 }
 
 template <class C>
@@ -347,15 +140,14 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out_tensor, con
     const bool vector = kind == EpilogueTensor::bias_m || kind == EpilogueTensor::bias_n;
     const char* name = vector ? "bias" : (mask ? "mask" : "residual");
     const int width = kind == EpilogueTensor::bias_m ? 1 : C::align_c;
-    const int size = mask ? 1 : 4;
-    const ElementType type = mask ? ElementType::uint8 : ElementType::float32;
-    if (!check_pointer(name, tensors[i], type, out_tensor.device, size * width, complaint)) return false;
+    const int size = C::Epilogue::element_bytes(i);
+    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out_tensor.device, size * width, complaint)) return false;
     const int64_t length = kind == EpilogueTensor::bias_m ? out.rows : out.columns;
     Matrix matrix = {1, 1, length, length, 0};
     if (vector ? !check_vector(name, tensors[i], length, complaint)
                : !read_matrix(name, tensors[i], C::align_c, matrix, complaint) || !same_layout(name, matrix, out, complaint))
       return false;
-    if (!check_apart(name, tensors[i], matrix, size, out_tensor, out, complaint)) return false;
+    if (!check_apart(name, tensors[i], matrix, size, out_tensor, out, sizeof(typename C::Output), complaint)) return false;
   }
   return true;
 }
@@ -368,9 +160,12 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
                   3 + C::Epilogue::tensors, C::Epilogue::tensors);
   const char* const names[] = {"a", "b", "out"};
   const int aligns[] = {C::align_a, C::align_b, C::align_c};
+  constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
+  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
   Matrix matrices[3];
   for (int i = 0; i < 3; ++i) {
-    if (!check_pointer(names[i], tensors[i], ElementType::float32, tensors[0].device, 4 * aligns[i], complaint)) return false;
+    const ElementType type = i < 2 ? input : output;
+    if (!check_pointer(names[i], tensors[i], type, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
     if (!read_matrix(names[i], tensors[i], aligns[i], matrices[i], complaint)) return false;
   }
   const Matrix &a = matrices[0], &b = matrices[1], &out = matrices[2];
@@ -385,8 +180,13 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const bool fits = out.rows <= largest_extent && out.columns <= largest_extent && k <= largest_extent;
   if (!fits || blocks<C>(out.batch, out.rows, out.columns) == 0)
     CUKILN_REFUSE(complaint, "ValueError: an extent or the number of blocks is over %lld", static_cast<long long>(largest_extent));
+  if (!takes_k<C>(k)) {
+    if constexpr (C::tensor_cores)
+      CUKILN_REFUSE(complaint, "ValueError: k is %lld; this kernel was made for k = %d alone: look up the kernel of this shape",
+                    static_cast<long long>(k), C::static_k);
+  }
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], matrices[i], 4, tensors[2], out, complaint)) return false;
+    if (!check_apart(names[i], tensors[i], matrices[i], sizes[i], tensors[2], out, sizes[2], complaint)) return false;
   if (!check_epilogue<C>(tensors + 3, tensors[2], out, complaint)) return false;
   const int64_t values[] = {out.batch, out.rows, out.columns, k, a.pitch, b.pitch, out.pitch, a.stride, b.stride, out.stride};
   for (int i = 0; i < 10; ++i) extents[i] = values[i];

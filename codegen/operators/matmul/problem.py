@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
-from codegen.epilogue import Chain
+from codegen.epilogue import AnyNode, Chain
 from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, refuse, require_elements
 
 Layout = Literal["nn", "nt", "tn", "tt"]
+InputDtype = Literal["float32", "float16", "bfloat16", "int8"]
+OutDtype = Literal["float32", "float16", "bfloat16", "int32"]
+FLOATS: tuple[OutDtype, ...] = ("float32", "float16", "bfloat16")
 
 
 def _filled_in(field: dict[str, Any]) -> None:
@@ -25,7 +28,9 @@ def _derived(description: str) -> Any:
 class MatmulProblem(Problem):
     """Row-major matrices; `layout`: first A (n: m x k is stored, t: k x m), then B (n: k x n, t: n x k).
 
-    Leading dimensions and batch strides are in elements and default to packed. A batch stride of 0 repeats A or B.
+    A and B are of `dtype`, sums of `acc_dtype`; out, biases and residuals of `out_dtype`. Sums of int8 products wrap
+    around as int32 does. Leading dimensions and batch strides are in elements and default to packed. A batch stride of
+    0 repeats A or B.
     """
 
     operator: Literal["matmul"] = "matmul"
@@ -34,11 +39,12 @@ class MatmulProblem(Problem):
     k: Extent
     batch: Extent = 1
     layout: Layout = "nn"
-    dtype: Literal["float32"] = "float32"
-    acc_dtype: Literal["float32"] = "float32"
-    out_dtype: Literal["float32"] = "float32"
-    allow_tf32: Annotated[Literal[False], Field(description="No kernel uses TF32 yet, so only false is allowed.")] = (
-        False
+    dtype: InputDtype = "float32"
+    acc_dtype: Literal["float32", "int32"] = _derived("Of the sums: int32 for int8 inputs, else float32.")
+    out_dtype: OutDtype = _derived("Default: dtype; int32 for int8. int32 takes int8 inputs and no epilogue.")
+    allow_tf32: StrictBool = Field(
+        default=False,
+        description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
     )
     epilogue: Chain = ()
     lda: Pitch = _derived("Elements from one stored row of A to the next.")
@@ -60,11 +66,38 @@ class MatmulProblem(Problem):
         """Rows and contiguous columns of an operand as it lies in memory."""
         return _stored(self.__dict__, operand)
 
-    @field_validator("allow_tf32", mode="before")
+    @field_validator("acc_dtype", mode="before")
     @classmethod
-    def _only_a_boolean(cls, value: Any) -> Any:
-        # Literal[False] compares with ==, and 0 == False.
-        return value if isinstance(value, bool) else str(value)
+    def _wide_sums(cls, value: Any, info: ValidationInfo) -> Any:
+        sums = "int32" if info.data.get("dtype") == "int8" else "float32"
+        return sums if value is None else _of_dtype(value, info, [sums])
+
+    @field_validator("out_dtype", mode="before")
+    @classmethod
+    def _like_the_inputs(cls, value: Any, info: ValidationInfo) -> Any:
+        dtype = info.data.get("dtype", "float32")
+        if value is None:
+            return "int32" if dtype == "int8" else dtype
+        return _of_dtype(value, info, [*FLOATS, "int32"] if dtype == "int8" else FLOATS)
+
+    @field_validator("allow_tf32", mode="after")
+    @classmethod
+    def _means_something(cls, value: bool, info: ValidationInfo) -> bool:
+        # One spelling for inputs that have no TF32, so that they share a key.
+        return value and info.data.get("dtype", "float32") == "float32"
+
+    @field_validator("epilogue", mode="after")
+    @classmethod
+    def _no_fp32_between_integers(cls, value: tuple[AnyNode, ...], info: ValidationInfo) -> tuple[AnyNode, ...]:
+        if value and info.data.get("out_dtype") == "int32":
+            raise refuse(
+                "inexact_epilogue",
+                "is computed in float32, which cannot hold every int32; out_dtype int32 takes an empty epilogue, an "
+                "epilogue takes out_dtype {floats}",
+                floats=" or ".join(FLOATS),
+                allowed={"maxItems": 0},
+            )
+        return value
 
     @field_validator("lda", "ldb", "ldc", mode="before")
     @classmethod
@@ -126,6 +159,20 @@ class MatmulProblem(Problem):
             )
         require_elements(_spelled(operand), (batch - 1) * value + span)
         return value
+
+
+def _of_dtype(value: Any, info: ValidationInfo, allowed: Sequence[str]) -> Any:
+    """The value, where it goes with the dtype of the inputs; what cannot be a dtype at all, its own type refuses."""
+    if isinstance(value, str) and value.isalnum() and value not in allowed and "dtype" in info.data:
+        raise refuse(
+            "dtypes_do_not_fit",
+            "is {given}, which does not go with dtype {dtype}; allowed: {words}",
+            given=value[:40],
+            dtype=info.data["dtype"],
+            words=", ".join(allowed),
+            allowed=list(allowed),
+        )
+    return value
 
 
 def _spelled(operand: str) -> str:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from codegen.epilogue import node_of
+from codegen.epilogue import AnyNode, Scale, node_of
+from codegen.operators.matmul.alignment import classes, needs_cuda_cores
+from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.problem import MatmulProblem
 
-# Multiply-adds that the even and the ragged problem may cost on the CPU (1 to 2 ns each), so that a candidate stays
-# well under 0.25 s.
-BUDGET = 1_500_000
+# Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the ragged problem get
+# more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel
+# whose single tile costs more than MANY_BUDGET has no third and fourth problem.
+BUDGET, TENSOR_BUDGET, MANY_BUDGET = 1_500_000, 4_000_000, 12_000_000
 # Rows and columns of tiles worth having: 5 rows make a full and a broken band of 4.
 WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
-# Elements between rows and between matrices, times 1, 2, 3 in A, B and out: with it no two pitches and no two
-# batch strides are equal, whatever the tile (tests/test_matmul_reference.py tries all).
+# Of the problem of many tiles: matrices, rows and columns of tiles; the first that the budget allows.
+MANY = ((2, 5, 2), (1, 5, 2), (1, 3, 2), (1, 2, 2))
+# k-steps that two and three slices divide into unequal shares of more than one.
+UNEVEN_STEPS = 7
+# Elements between rows and between matrices, times 1, 2, 3 in A, B and out, up to whole accesses.
 GAP = 20
 
 
@@ -23,36 +31,121 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
 
     Many steps along k and many tiles at once are too dear for large tiles; so the last one has a single short step.
     Where they can, m, n, k and all pitches differ: a kernel that takes one for another must not be right by chance.
+    Where k is split there are steps for unequal slices; a kernel that was compiled for one k gets no other.
     """
-    t, steps = tunables, tunables["stages"] + 1
-    k_even = t["tile_k"] * steps
-    least = {extent: _least(signature, extent) for extent in "mnk"}
-    even = _tiles(t, k_even)
-    ragged = _tiles(t, k_even + t["tile_k"])
-    return [
-        _problem(signature, 1, even["m"] * t["tile_m"], even["n"] * t["tile_n"], k_even, gap=0),
-        _problem(
-            signature,
-            ragged["batch"],
-            ragged["m"] * t["tile_m"] - least["m"],
-            ragged["n"] * t["tile_n"] - 2 * least["n"],
-            k_even + t["tile_k"] - 3 * least["k"] % t["tile_k"],
-            gap=GAP,
-        ),
-        _problem(signature, 3, least["m"], least["n"], least["k"], gap=GAP),
-        # 5 x 2 tiles of each of 2 matrices, the last of them barely begun.
-        _problem(signature, 2, 4 * t["tile_m"] + least["m"], t["tile_n"] + 2 * least["n"], least["k"], gap=GAP),
-    ]
+    kernel = _Reduced(signature, tunables)
+    if kernel.cost(1, 1, 1, kernel.short_k) > MANY_BUDGET:
+        return [kernel.even(), kernel.ragged(matrices=2)]
+    return [kernel.even(), kernel.ragged(), kernel.smallest(), kernel.many()]
 
 
-def _tiles(t: Mapping[str, Any], k: int) -> dict[str, int]:
-    """How many tiles along m and n and how many matrices, as far as the budget allows."""
-    chosen = {"batch": 1, "m": 1, "n": 1}
-    for axis, count in WANTED:
-        more = {**chosen, axis: count}
-        if more["batch"] * more["m"] * more["n"] * t["tile_m"] * t["tile_n"] * k <= BUDGET:
-            chosen = more
-    return chosen
+@dataclass(frozen=True)
+class _Reduced:
+    signature: Mapping[str, Any]
+    tunables: Mapping[str, Any]
+
+    def even(self) -> MatmulProblem:
+        tiles = self._tiles(self.even_k)
+        return self._problem(1, tiles["m"] * self.tile("m"), tiles["n"] * self.tile("n"), self.even_k, gap=0)
+
+    def ragged(self, matrices: int = 1) -> MatmulProblem:
+        k = self.static_k or self.even_k + self.tile("k") - 3 * self.least("k") % self.tile("k")
+        tiles = self._tiles(k, matrices)
+        return self._problem(tiles["batch"], self._broken("m", tiles["m"], 1), self._broken("n", tiles["n"], 2), k, GAP)
+
+    def smallest(self) -> MatmulProblem:
+        # Where k is split, two slices of a step each in several matrices.
+        k = self.static_k or (self.tile("k") if self.splits else 0) + self.least("k")
+        return self._problem(3, self.least("m"), self.least("n"), k, GAP)
+
+    def many(self) -> MatmulProblem:
+        fits = [many for many in MANY if self.cost(*many, self.short_k) <= MANY_BUDGET]
+        batch, rows, columns = fits[0] if fits else MANY[-1]
+        # The last tiles are barely begun.
+        m = (rows - 1) * self.tile("m") + self.least("m")
+        n = (columns - 1) * self.tile("n") + min(2 * self.least("n"), self.tile("n"))
+        return self._problem(batch, m, n, self.short_k, GAP)
+
+    @property
+    def splits(self) -> bool:
+        return bool(self.tunables.get("split", "none") != "none")
+
+    @property
+    def static_k(self) -> int:
+        """The one k that the kernel was compiled for; 0: any."""
+        return int(self.tunables.get("static_k", 0))
+
+    @property
+    def short_k(self) -> int:
+        return self.static_k or self.least("k")
+
+    @property
+    def even_k(self) -> int:
+        steps = max(int(self.tunables["stages"]) + 1, UNEVEN_STEPS if self.splits else 0)
+        return self.static_k or steps * self.tile("k")
+
+    def tile(self, extent: str) -> int:
+        return int(self.tunables[f"tile_{extent}"])
+
+    def least(self, extent: str) -> int:
+        """The granularity of an extent: what the vectors of the operands that are contiguous along it demand."""
+        along = _contiguous(self.signature["layout"])
+        return max(int(self.signature[f"align_{operand}"]) if along[operand] == extent else 1 for operand in "abc")
+
+    def cost(self, batch: int, rows: int, columns: int, k: int) -> int:
+        """Multiply-adds of that many tiles: the kernel computes tiles and steps as a whole."""
+        steps = -(-k // self.tile("k"))
+        return batch * rows * self.tile("m") * columns * self.tile("n") * steps * self.tile("k")
+
+    def _tiles(self, k: int, matrices: int = 1) -> dict[str, int]:
+        """How many tiles along m and n and how many matrices, as far as the budget allows."""
+        budget = TENSOR_BUDGET if "mma_k" in self.tunables else BUDGET
+        chosen = {"batch": matrices, "m": 1, "n": 1}
+        for axis, count in WANTED:
+            more = {**chosen, axis: count}
+            if self.cost(more["batch"], more["m"], more["n"], k) <= budget:
+                chosen = more
+        return chosen
+
+    def _broken(self, extent: str, tiles: int, missing: int) -> int:
+        """An extent of that many tiles whose last lacks up to `missing` units, as far as that leaves a part of it."""
+        tile, unit = self.tile(extent), self.least(extent)
+        return tiles * tile - next((units * unit for units in range(missing, 0, -1) if units * unit < tile), 0)
+
+    def _problem(self, batch: int, m: int, n: int, k: int, gap: int) -> MatmulProblem:
+        """With `gap` between rows and between matrices, all pitches and all strides different; without it packed as
+        far as the alignment classes allow. They are exactly the signature's."""
+        s, extents = self.signature, {"m": m, "n": n, "k": k}
+        along = _contiguous(s["layout"])
+        fields: dict[str, Any] = {name: s[name] for name in ("layout", "dtype", "acc_dtype", "out_dtype", "allow_tf32")}
+        quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
+        taken: set[int] = set()
+        for number, operand in enumerate("abc", 1):
+            align = int(s[f"align_{operand}"])
+            widest = classes(s["out_dtype" if operand == "c" else "dtype"], quads=quads)[0]
+            pitch = _round_up(extents[along[operand]] + number * gap, align)
+            # A pitch that no wider access divides is what the narrower classes are for.
+            while (align < widest and pitch // align % 2 == 0) or (gap and pitch in taken):
+                pitch += align
+            stride = extents[_rows(operand, along[operand])] * pitch + _round_up(number * gap, align)
+            while gap and stride in taken:
+                stride += align
+            fields[f"ld{operand}"], fields[f"stride_{operand}"] = pitch, stride
+            taken |= {pitch, stride}
+        return MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=_chain(s, k), **fields)
+
+
+def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:
+    """The signature's nodes. Sums of int8 products are large integers: the first scale, where it comes before nodes
+    that would flatten them, brings them down to what the others are made for."""
+    nodes = [node_of(structure) for structure in signature["epilogue"]]
+    first = next((i for i, node in enumerate(nodes) if isinstance(node, Scale) or wants_small_sums(node)), None)
+    if signature["dtype"] == "int8" and first is not None and isinstance(nodes[first], Scale):
+        typical = LARGEST["int8"] ** 2 * math.sqrt(k) / 3.0
+        bits = round(math.log2(max(2.0, typical / TYPICAL)))
+        free = FRACTION_BITS - fraction_bits([*nodes[:first], *nodes[first + 1 :]])
+        nodes[first] = Scale(value=2.0 ** -min(bits, free))
+    return tuple(nodes)
 
 
 def _contiguous(layout: str) -> dict[str, str]:
@@ -60,30 +153,9 @@ def _contiguous(layout: str) -> dict[str, str]:
     return {"a": "m" if layout[0] == "t" else "k", "b": "k" if layout[1] == "t" else "n", "c": "n"}
 
 
-def _least(signature: Mapping[str, Any], extent: str) -> int:
-    """The granularity of an extent: what the vectors of the operands that are contiguous along it demand."""
-    along = _contiguous(signature["layout"])
-    return max(int(signature[f"align_{operand}"]) if along[operand] == extent else 1 for operand in "abc")
+def _rows(operand: str, columns: str) -> str:
+    return {"a": "mk", "b": "kn", "c": "mn"}[operand].replace(columns, "")
 
 
-def _problem(signature: Mapping[str, Any], batch: int, m: int, n: int, k: int, gap: int) -> MatmulProblem:
-    """Rows 1, 2, 3 times `gap` elements apart in A, B, out; of an odd pitch where an access is one element."""
-    extents = {"m": m, "n": n, "k": k}
-    along = _contiguous(signature["layout"])
-    fields: dict[str, Any] = {
-        name: signature[name] for name in ("layout", "dtype", "acc_dtype", "out_dtype", "allow_tf32")
-    }
-    for number, operand in enumerate("abc", 1):
-        pitch = extents[along[operand]] + number * gap
-        if signature[f"align_{operand}"] == 1 and pitch % 4 == 0:
-            pitch += number  # a pitch that no vector divides is what this class is for
-        rows = _rows(operand, along[operand], extents)
-        fields[f"ld{operand}"] = pitch
-        fields[f"stride_{operand}"] = rows * pitch + number * gap
-    nodes = tuple(node_of(structure) for structure in signature["epilogue"])
-    return MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=nodes, **fields)
-
-
-def _rows(operand: str, columns: str, extents: Mapping[str, int]) -> int:
-    other = {"a": "mk", "b": "kn", "c": "mn"}[operand].replace(columns, "")
-    return extents[other]
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

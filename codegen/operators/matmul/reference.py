@@ -1,4 +1,24 @@
-"""Matmul in float64, and how far fp32 may be from it. Shares nothing with the kernel."""
+"""Matmul in float64, and how far a kernel may be from it. Shares nothing with the kernel.
+
+Inputs are what their dtype holds, so the reference starts from the kernel's own numbers. Products of float16 and of
+bfloat16 are exact in fp32 (22 and 16 significant bits). With u = 2^-24, gamma(x) = x / (1 - x) and S = Σ|a||b| the
+sum of k products may be off by
+
+- CUDA cores: gamma(k u) S, for k fused multiply-adds in any order (Higham, "Accuracy and Stability of Numerical
+  Algorithms", 2nd ed., section 3.1 and (3.7));
+- tensor cores: gamma(4 k u) S. An addition takes the accumulator and n products exactly, aligns them to the largest,
+  cuts each off behind 24 bits, adds them, and cuts the sum off behind 24 bits (Fasi, Higham, Mikaitis and Pranesh,
+  "Numerical behavior of NVIDIA tensor cores", PeerJ CS 7:e330, 2021; later cores keep more bits). So n of the n + 1
+  addends and the sum lose less than 2 u S each: 2 u (n + 1) S, at most 4 u S for each product. Zeros of padding lose
+  nothing. What one addition lost goes through the next ones, hence gamma;
+- tf32: also Σ(|a - ã||b| + |a||b - b̃| + |a - ã||b - b̃|), where ã and b̃ are a and b without their low 13 bits,
+  which the hardware ignores;
+- int8: nothing. Sums in int32 are exact, and wrap around as int32 does.
+
+A sum that is split into slices has one more rounding of at most u per slice after the first. Every slice has a
+product at least, which the other slices do without: the bounds hold for any number of slices, added in order or
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +28,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from codegen.epilogue_reference import TINY, Bounded, Float64, U, apply_chain
+from codegen.epilogue_reference import TINY, Bounded, Float64, U, apply_chain, rounded_to_float32, stored
+from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.problem import MatmulProblem
 
-# The largest integer up to which fp32 holds every integer: sums of integers below it are exact in any order.
+# The largest integer up to which fp32 holds every integer: sums of integers below it are exact in any order, and on
+# tensor cores, whose 24 bits reach down to the last one.
 EXACT_SUM = 2.0**24
+# Bits behind the binary point up to which values count as whole numbers of a power of two.
+FINEST = 40
+TF32_SIGNIFICANT_BITS = 11
+SMALLEST_EXPONENT = -125  # of a normal fp32 number whose significand is in [0.5, 1), as frexp gives it
 
 
 def reference(
@@ -22,31 +48,60 @@ def reference(
     a, b = (inputs[name].astype(np.float64) for name in ("a", "b"))
     a = a.swapaxes(-1, -2) if problem.a_transposed else a
     b = b.swapaxes(-1, -2) if problem.b_transposed else b
-    sizes = np.matmul(np.abs(a), np.abs(b))
-    start = Bounded(np.matmul(a, b), _accumulated(problem.k, a, b, sizes))
-    final = apply_chain(problem.epilogue, start, inputs, exact)
+    if problem.dtype == "int8":
+        sums = _wrapped(np.matmul(a, b))
+        if problem.out_dtype == "int32":
+            return sums, np.zeros_like(sums)
+        start = rounded_to_float32(sums)
+    else:
+        start = Bounded(np.matmul(a, b), _accumulated(problem, a, b))
+    final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, inputs, exact))
     return final.value, final.error
 
 
-def _accumulated(k: int, a: Float64, b: Float64, sizes: Float64) -> Float64:
-    """gamma_k |A||B| for k fused multiply-adds in any order (Higham, 2nd ed., section 3.1 and (3.7)); 0 for exact sums.
+def _wrapped(sums: Float64) -> Float64:
+    """Whole numbers as int32 holds them; float64 had them exactly, because 2^14 k is below 2^53 for every k."""
+    return np.asarray((sums + 2.0**31) % 2.0**32 - 2.0**31, dtype=np.float64)
 
-    Sums of whole numbers (of one power of two) are exact where none of their parts needs more than 24 bits.
 
-    The last factor covers the float64 reference's own rounding, 2^-29 of the bound.
+def _accumulated(problem: MatmulProblem, a: Float64, b: Float64) -> Float64:
+    """How far the sums may be off; 0 where each is exact in any order.
+
+    Sums of whole numbers (of one power of two) are exact where none of their parts needs more than 24 bits. The factor
+    beside gamma covers the float64 reference's own rounding, 2^-29 of the bound.
     """
-    gamma = k * U / (1.0 - k * U) if k * U < 1.0 else np.inf
+    on_cuda_cores, k = needs_cuda_cores(problem.dtype, problem.allow_tf32), problem.k
+    size_a, size_b = np.abs(a), np.abs(b)
+    lost: Float64 | None = None
+    if problem.allow_tf32:
+        lost_a, lost_b = _beyond_tf32(a), _beyond_tf32(b)
+        if lost_a.any() or lost_b.any():
+            lost = np.matmul(lost_a, size_b + lost_b) + np.matmul(size_a, lost_b)
+            size_a, size_b = size_a + lost_a, size_b + lost_b
+    sizes = np.matmul(size_a, size_b)
+    roundings = k * U * (1.0 if on_cuda_cores else 4.0)
+    gamma = roundings / (1.0 - roundings) if roundings < 1.0 else np.inf
     bound = gamma * sizes * (1.0 + 2.0**-20) + k * TINY
+    if lost is not None:
+        return np.asarray(bound + lost, dtype=np.float64)
     shift_a, shift_b = _whole_after(a), _whole_after(b)
     if shift_a is None or shift_b is None:
         return np.asarray(bound, dtype=np.float64)
     return np.where(np.ldexp(sizes, shift_a + shift_b) <= EXACT_SUM, 0.0, bound)
 
 
+def _beyond_tf32(values: Float64) -> Float64:
+    """What reading a value as tf32 may cost: less than the distance of its neighbours there, whichever it becomes;
+    nothing where tf32 holds it."""
+    _, exponent = np.frexp(values)
+    quantum = np.ldexp(1.0, np.maximum(exponent, SMALLEST_EXPONENT) - TF32_SIGNIFICANT_BITS)
+    return np.where(values % quantum == 0.0, 0.0, quantum)
+
+
 def _whole_after(values: Float64) -> int | None:
-    """By which power of two to multiply, so that all values are whole numbers; None where 2^16 does not do."""
-    for shift in range(17):
-        scaled = np.ldexp(values, shift)
-        if np.array_equal(scaled, np.rint(scaled)):
-            return shift
-    return None
+    """By which power of two to multiply, so that all values are whole numbers; None where 2^FINEST does not do."""
+    scaled = np.ldexp(np.abs(values), FINEST)
+    if not np.all((scaled < 2.0**62) & (scaled == np.rint(scaled))):
+        return None
+    bits = int(np.bitwise_or.reduce(scaled.astype(np.int64), axis=None))
+    return FINEST - ((bits & -bits).bit_length() - 1) if bits else 0

@@ -1,110 +1,95 @@
-"""Matmul's tunables and the value lists of its search levels."""
+"""Matmul's tunables and search spaces: those of the kernel that computes a problem on a target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable, Mapping
 
+from codegen.errors import UnknownTunable
+from codegen.operators.matmul import simt_space, tensor_space
+from codegen.operators.matmul.path import on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule, Value
-from codegen.search import Tunable
+from codegen.schedule import Schedule
+from codegen.search import Allowed, Linked, Search, SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
-TUNABLES = (
-    Tunable("tile_m", (16, 32, 64, 128, 256), False, "rows of the output that a block computes"),
-    Tunable("tile_n", (16, 32, 64, 128, 256), False, "columns of the output that a block computes"),
-    Tunable("tile_k", (8, 16, 32), False, "depth of the tiles that are brought to shared memory at once"),
-    Tunable("thread_m", (1, 2, 4, 8, 16), False, "rows of the output that a thread computes"),
-    Tunable("thread_n", (1, 2, 4, 8, 16), False, "columns of the output that a thread computes"),
-    Tunable("warp_m", (1, 2, 4, 8, 16, 32), False, "threads of a warp along m; the other factor of 32 is along n"),
-    Tunable("stages", (1, 2), False, "tiles in shared memory: 2 lets the next be written while one is read"),
-    Tunable("fragments", (1, 2), False, "register buffers for a row of the tiles: 2 reads ahead"),
-    Tunable("padding", (0, 4), False, "floats between the rows of a shared tile, against bank conflicts"),
-    Tunable("unroll_k", (1, 2, 4, 8, 16, 32), False, "steps along k that are unrolled"),
-    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
-    Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows"),
-)
-
-Lists = dict[str, tuple[Value, ...]]
+CUDA_CORES, TENSOR_CORES = "CUDA cores", "tensor cores"
 
 
-def power_of_two(extent: int) -> int:
-    """The smallest power of two that is not below `extent`."""
-    return 1 << max(0, extent - 1).bit_length()
+def _together(simt: Tunable | None, tensor: Tunable | None) -> Tunable:
+    """One tunable of either kernel, or of both: with the values that either takes."""
+    if simt is not None and tensor is not None:
+        if simt == tensor:
+            return simt
+        meaning = f"on {CUDA_CORES}: {simt.meaning}; on {TENSOR_CORES}: {tensor.meaning}"
+        return Tunable(simt.name, _both(simt.allowed, tensor.allowed), simt.launch_time, meaning)
+    one, cores = (simt, CUDA_CORES) if simt is not None else (tensor, TENSOR_CORES)
+    if one is None:
+        raise ValueError("a tunable of neither kernel")
+    return Tunable(one.name, one.allowed, one.launch_time, f"on {cores} only: {one.meaning}")
 
 
-def blocks(problem: MatmulProblem, tile_m: int, tile_n: int) -> int:
-    """Thread blocks of a launch."""
-    return problem.batch * -(-problem.m // tile_m) * -(-problem.n // tile_n)
+def _both(one: Allowed, other: Allowed) -> Allowed:
+    every = dict.fromkeys([*one, *other])
+    return tuple(every) if any(isinstance(value, str) for value in every) else tuple(sorted(every))
 
 
-def levels(problem: MatmulProblem, target: Target) -> dict[int, Lists]:
-    """Value lists of level 1 (about a hundred schedules of a large problem) and level 2 (thousands); 1 is inside 2."""
-    cap = 128
-    # Tiles that leave multiprocessors idle lose to smaller ones, whatever their arithmetic is worth.
-    while cap > 32 and blocks(problem, cap // 2, cap // 2) < target.sm_count:
-        cap //= 2
-    tiles_m, tiles_n = _two_tiles(problem.m, cap), _two_tiles(problem.n, cap)
-    small: Lists = {
-        "tile_m": tiles_m,
-        "tile_n": tiles_n,
-        "tile_k": (8, 16),
-        "thread_m": (2, 4) if int(tiles_m[-1]) <= 32 else (4, 8),
-        "thread_n": (2, 4) if int(tiles_n[-1]) <= 32 else (4, 8),
-        "warp_m": (4, 8),
-        "stages": (1, 2) if problem.k <= 16 else (2,),
-        "fragments": (1, 2),
-        "padding": (_padding(problem),),
-        "unroll_k": (8,),
-        "min_blocks": (1,),
-        "raster": (0,),
-    }
-    full: Lists = {
-        "tile_m": (16, 32, 64, 128),
-        "tile_n": (16, 32, 64, 128),
-        "tile_k": (8, 16, 32),
-        "thread_m": (2, 4, 8),
-        "thread_n": (2, 4, 8),
-        "warp_m": (4, 8),
-        "stages": (1, 2),
-        "fragments": (1, 2),
-        "padding": (0, 4),
-        "unroll_k": (8,),
-        "min_blocks": (1, 2),
-        "raster": (0, 8),
-    }
-    return {1: small, 2: full}
+def _every_tunable() -> tuple[Tunable, ...]:
+    simt = {tunable.name: tunable for tunable in simt_space.TUNABLES}
+    tensor = {tunable.name: tunable for tunable in tensor_space.TUNABLES}
+    names = dict.fromkeys([*simt, *tensor])
+    return tuple(_together(simt.get(name), tensor.get(name)) for name in names)
 
 
-def default(problem: MatmulProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
-    lists = levels(problem, target)[1]
-    attempts = [Schedule.of(values) for values in _preferred(problem, target, lists)]
-    return next((schedule for schedule in attempts if isinstance(judge(schedule), Accepted)), attempts[0])
+# The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
+TUNABLES = _every_tunable()
 
 
-def _preferred(problem: MatmulProblem, target: Target, lists: Lists) -> Iterator[dict[str, Value]]:
-    """Level 1, best guess first: tiles as large as still fill the device, then as many outputs per thread as fit."""
-    fills = [
-        pair
-        for pair in product(lists["tile_m"], lists["tile_n"])
-        if blocks(problem, int(pair[0]), int(pair[1])) >= 2 * target.sm_count
-    ]
-    tiles = sorted(product(lists["tile_m"], lists["tile_n"]), key=lambda pair: int(pair[0]) * int(pair[1]))
-    tiles = [pair for pair in reversed(tiles) if pair in fills] + [pair for pair in tiles if pair not in fills]
-    rest = ("thread_m", "thread_n", "tile_k", "warp_m", "fragments", "stages", "padding", "unroll_k", "min_blocks")
-    choices = [tuple(reversed(lists[name])) if name != "warp_m" else lists[name] for name in rest]
-    for (tile_m, tile_n), values in product(tiles, list(product(*choices))):
-        yield {"tile_m": tile_m, "tile_n": tile_n, "raster": 0, **dict(zip(rest, values, strict=True))}
+def space(
+    problem: MatmulProblem,
+    target: Target,
+    aligns: tuple[int, int],
+    search: Search,
+    judge: Callable[[Schedule], Accepted | Rejected],
+) -> SearchSpace:
+    """The schedules of a search; `aligns` are elements per access of A and B. Raises InvalidSearch."""
+    if on_tensor_cores(problem, target):
+        _require_own(search, problem, target, tensor_space.TUNABLES, TENSOR_CORES)
+        default = tensor_space.default(problem, target, aligns, judge)
+        levels = tensor_space.levels(problem, target, aligns)
+        return _space(search, tensor_space.TUNABLES, levels, tensor_space.every_way(target), default)
+    _require_own(search, problem, target, simt_space.TUNABLES, CUDA_CORES)
+    default = simt_space.default(problem, target, judge)
+    return _space(search, simt_space.TUNABLES, simt_space.levels(problem, target), simt_space.EVERY_WAY, default)
 
 
-def _two_tiles(extent: int, cap: int) -> tuple[Value, ...]:
-    largest = min(cap, max(16, power_of_two(extent)))
-    return (largest,) if largest == 16 else (largest // 2, largest)
+def _space(
+    search: Search,
+    own: tuple[Tunable, ...],
+    levels: Mapping[int, tuple[simt_space.Lists, Linked]],
+    every_way: Linked,
+    default: Schedule,
+) -> SearchSpace:
+    lists = {level: values for level, (values, _) in levels.items()}
+    division = {level: ways for level, (_, ways) in levels.items()}
+    if not set(every_way.names).isdisjoint(search.tunables or ()):
+        # Level 1 often divides k in one way only, with which a list of slices would leave nothing.
+        division[1] = every_way
+    return build_space(search, own, lists, default, division)
 
 
-def _padding(problem: MatmulProblem) -> int:
-    # An operand whose stored rows run along k is turned on its way to shared memory: 32 threads then write one column,
-    # and without padding those are words of few banks.
-    return 4 if not problem.a_transposed or problem.b_transposed else 0
+def _require_own(search: Search, problem: MatmulProblem, target: Target, own: tuple[Tunable, ...], cores: str) -> None:
+    """Refuses tunables that exist, but for the other kernel; those that do not exist are `build_space`'s."""
+    allowed = {tunable.name for tunable in own}
+    foreign = {tunable.name for tunable in TUNABLES} - allowed
+    named = {f"search.tunables.{name}": name for name in search.tunables or ()}
+    for index, schedule in enumerate(search.schedules or ()):
+        named |= {f"search.schedules.{index}.{name}": name for name in schedule}
+    for field, name in named.items():
+        if name in foreign:
+            raise UnknownTunable(
+                f"{name!r} is no tunable on {cores}, where {target.name} computes this {problem.dtype} matmul; "
+                f"allowed: {', '.join(sorted(allowed))}",
+                field=field,
+                allowed=sorted(allowed),
+            )

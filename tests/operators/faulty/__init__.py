@@ -9,7 +9,18 @@ from typing import Any, Literal
 import numpy as np
 
 from codegen.kernel import Kernel
-from codegen.operator import Array, Config, ConfigField, Cost, Float64, InputKind, Operand, Operator, Work
+from codegen.operator import (
+    Array,
+    Config,
+    ConfigField,
+    Cost,
+    Float64,
+    InputKind,
+    LaunchBounds,
+    Operand,
+    Operator,
+    Work,
+)
 from codegen.problem import Extent, Problem
 from codegen.rules import Accepted, Rejected, check
 from codegen.schedule import Schedule
@@ -17,6 +28,7 @@ from codegen.search import Search, SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
 HALVES = 64  # elements of a block; the halves are added
+DECLARED = 35  # its bits depend on the order of warps, and it says so
 REJECTED = 63  # the fault that the rules keep from being compiled
 
 
@@ -51,6 +63,9 @@ class Faulty(Operator):
     def config(self, kernel: Kernel) -> Config:
         return Config((ConfigField("int", "fault", int(kernel.tunables.get("fault"))),), ())
 
+    def deterministic(self, kernel: Kernel) -> bool:
+        return kernel.tunables.get("fault") != DECLARED
+
     def extents(self, problem: Problem) -> list[int]:
         return [int(getattr(problem, name)) for name in self.extent_names]
 
@@ -67,7 +82,7 @@ class Faulty(Operator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return [FaultyProblem(rows=2, columns=128, pitch=131), FaultyProblem(rows=3, columns=97, pitch=98)]
 
-    def test_launches(self, kernel: Kernel) -> list[list[int]]:
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return [[]]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
@@ -106,11 +121,8 @@ class Faulty(Operator):
             overlap=0.0,
         )
 
-    def threads(self, kernel: Kernel) -> int:
-        return HALVES
-
-    def min_blocks(self, kernel: Kernel) -> int:
-        return 1
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        return LaunchBounds(HALVES)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         return HALVES * 4

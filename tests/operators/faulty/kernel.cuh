@@ -86,19 +86,18 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   }
   Vector<float, 1> sum{{load_shared<1>(shared + thread).data[0] + load_shared<1>(shared + (thread ^ 32)).data[0]}};
 
-  if constexpr (C::fault == 21) {
-    // Whoever comes last wins: the result depends on the order of warps.
+  if constexpr (C::fault == 21 || C::fault == 22) {
+    // Whoever comes last wins: the result depends on the order of warps. Through global memory, where nobody looks for
+    // races.
+    float* const last = arguments.out + at - thread;
     __syncthreads();
-    store_shared<1>(shared, Vector<float, 1>{{static_cast<float>(thread / 32)}});
+    store_global<1>(last, Vector<float, 1>{{static_cast<float>(thread / 32)}});
     __syncthreads();
-    sum.data[0] += load_shared<1>(shared).data[0] * 8.0f;
-  }
-  if constexpr (C::fault == 22) {
-    // As 21, but too little to leave the bound of an approximate run, and nothing for integers.
+    const float warp = load_global<1>(last).data[0];
     __syncthreads();
-    store_shared<1>(shared, Vector<float, 1>{{static_cast<float>(thread / 32)}});
-    __syncthreads();
-    sum.data[0] *= 1.0f + load_shared<1>(shared).data[0] * (exact_epilogue() ? 0.0f : 2e-7f);
+    // 22: too little to leave the bound of an approximate run, and nothing for integers.
+    if (C::fault == 21) sum.data[0] += warp * 8.0f;
+    if (C::fault == 22) sum.data[0] *= 1.0f + warp * (exact_epilogue() ? 0.0f : 2e-7f);
   }
   if constexpr (C::fault == 32) {
     // Relies on a lane to have stored before the next one reads, without a barrier.
@@ -107,6 +106,19 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     __syncthreads();
     store_shared<1>(shared + thread, sum);
     if (load_shared<1>(shared + even).data[0] != expected) sum.data[0] += 1.0f;
+  }
+  if constexpr (C::fault == 34 || C::fault == 35) {
+    // The sum again, by atomic adds in whatever order warps come, with 8 more of the one and 8 less of the other.
+    if (inside) arguments.out[at] = 0.0f;
+    __syncthreads();
+    const int64_t partner = at + (thread ^ 32) - thread;
+    const bool both = column + (thread ^ 32) - thread < arguments.columns;
+    const float more = exact_epilogue() ? 0.0f : (thread < 32 ? 8.0f : -8.0f);
+    if (inside) atomic_add(arguments.out + at, value.data[0]);
+    if (inside) atomic_add(arguments.out + at, more);
+    if (both) atomic_add(arguments.out + partner, value.data[0]);
+    if (both) atomic_add(arguments.out + partner, more);
+    return;
   }
   if constexpr (C::fault == 23) if (column == 0 && row == 0) arguments.out[arguments.columns] = 0.0f;
   if constexpr (C::fault == 24) if (column == 0) sum.data[0] += load_global<1>(arguments.in + arguments.columns).data[0];
@@ -125,7 +137,7 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, co
 }
 
 template <class C>
-int64_t workspace_bytes(const int64_t*) {
+int64_t workspace_bytes(const int64_t*, const int32_t*) {
   return 0;
 }
 

@@ -1,22 +1,17 @@
-// A small operator for tests: out = in * scale in two launches with a workspace between them, and faults on demand.
+// The launches that work through the workspace, and the launch code.
 #pragma once
 
 namespace cukiln {
 namespace probe {
 
-struct Arguments {
-  const float* in;
-  float* out;
-  float* workspace;
-  int n;
-  float scale;
-};
-
 #if defined(CUKILN_DEVICE)
 
+// Block row s writes slice s of the workspace: the input in the first one, zeros in the others. Way 2 adds to its only
+// slice, which `clear` has zeroed.
 template <class C>
 __device__ __forceinline__ void first(const Arguments& arguments) {
   static_assert(C::fault != 1, "fault 1: the front end refuses this kernel");
+#if defined(__CUDACC__)
   if constexpr (C::fault == 2) asm volatile("no_such_instruction;");
   if constexpr (C::fault == 3) {
     __shared__ float too_much[100000];
@@ -24,14 +19,24 @@ __device__ __forceinline__ void first(const Arguments& arguments) {
     __syncthreads();
     arguments.workspace[threadIdx.x] = too_much[threadIdx.x ^ 1];
   }
-  const int index = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (index < arguments.n) arguments.workspace[index] = arguments.in[index] * static_cast<float>(C::factor);
+#endif
+  const int index = index_of_thread<C>();
+  const float added = hold<C>(arguments, index);
+  if (index >= arguments.n) return;
+  float* place = arguments.workspace + blockIdx.y * arguments.n + index;
+  float value = blockIdx.y == 0 ? load_global<1>(arguments.in + index).data[0] * static_cast<float>(C::factor) : 0.0f;
+  if constexpr (C::way == 2) value += *place;
+  store_global<1>(place, Vector<float, 1>{{value + added}});
 }
 
 template <class C>
 __device__ __forceinline__ void second(const Arguments& arguments) {
-  const int index = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (index < arguments.n) arguments.out[index] = arguments.workspace[index] * arguments.scale;
+  const int index = index_of_thread<C>();
+  if (index >= arguments.n) return;
+  float sum = 0.0f;
+  for (int slice = 0; slice < arguments.slices; ++slice)
+    sum += arguments.workspace[slice * arguments.n + index];
+  store_global<1>(arguments.out + index, Vector<float, 1>{{sum / arguments.factor * arguments.scale}});
 }
 
 #endif
@@ -39,23 +44,34 @@ __device__ __forceinline__ void second(const Arguments& arguments) {
 #if defined(CUKILN_HOST)
 
 template <class C>
-Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, const double* scalars, void* workspace) {
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   static_assert(C::fault != 4, "fault 4: the host compiler refuses this kernel");
+  static_assert(sizeof(typename C::Element) == 4, "elements are floats");
   return Arguments{static_cast<const float*>(pointers[0]), static_cast<float*>(pointers[1]),
-                   static_cast<float*>(workspace), static_cast<int>(extents[0]), static_cast<float>(scalars[0])};
+                   static_cast<float*>(workspace), static_cast<int>(extents[0]), static_cast<float>(scalars[0]),
+                   static_cast<float>(C::factor), launch[0]};
 }
 
 template <class C>
-int64_t workspace_bytes(const int64_t* extents) {
-  return 4 * extents[0];
+int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
+  return C::way == 0 ? 0 : 4 * extents[0] * launch[0];
 }
 
 template <class C>
 int plan(const Arguments& arguments, Launch* out) {
   const uint32_t grid = static_cast<uint32_t>(ceil_div(arguments.n, C::threads));
-  out[0] = Launch{0, {grid, 1, 1}, {C::threads, 1, 1}, 0};
-  out[1] = Launch{1, {grid, 1, 1}, {C::threads, 1, 1}, 128};
-  return 2;
+  const uint32_t slices = static_cast<uint32_t>(arguments.slices);
+  if (arguments.slices < 1) return 0;
+  if (C::way == 0) {
+    out[0] = Launch{0, {grid, 1, 1}, {C::threads, 1, 1}, 0};
+    return 1;
+  }
+  int count = 0;
+  if (C::way == 2) out[count++] = Launch{0, {grid, 1, 1}, {C::threads, 1, 1}, 0};
+  out[count] = Launch{count, {grid, slices, 1}, {C::threads, 1, 1}, 0};
+  ++count;
+  out[count] = Launch{count, {grid, 1, 1}, {C::threads, 1, 1}, 128};
+  return count + 1;
 }
 
 template <class C>

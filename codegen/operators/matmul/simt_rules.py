@@ -1,13 +1,15 @@
-"""When a matmul schedule cannot work or is not worth compiling. Every static_assert of kernel.cuh is a rule here."""
+"""When a schedule of the kernel on the CUDA cores cannot work or is not worth compiling.
+
+Every static_assert of simt.cuh is a rule here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.space import blocks, power_of_two
-from codegen.problem import LARGEST_EXTENT
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
 from codegen.targets import Target
@@ -26,7 +28,7 @@ def threads(tunables: Mapping[str, Any]) -> int:
 
 
 def shared_bytes(tunables: Mapping[str, Any]) -> int:
-    """Dynamic shared memory of a block, as `shared_bytes` in kernel.cuh."""
+    """Dynamic shared memory of a block, as `shared_bytes` in simt.cuh."""
     t = tunables
     floats: int = t["stages"] * t["tile_k"] * (t["tile_m"] + t["tile_n"] + 2 * t["padding"])
     return 4 * floats
@@ -55,9 +57,10 @@ def rules(
     return (
         _shape_rules(t)
         or _vector_rules(t, problem, aligns)
-        or _resource_rules(t, target)
+        or split.rules(t, problem, target)
+        or grid.residency_rules(t, threads(t), shared_bytes(t), registers(t), target)
         or _worth_rules(t, problem, target)
-        or check_workspace(0, workspace_limit)
+        or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
         or ACCEPTED
     )
 
@@ -107,72 +110,22 @@ def _vector_rules(t: Mapping[str, Any], problem: MatmulProblem, aligns: tuple[in
     ) or check(row_b % aligns[1] == 0, "vector", f"a tile row of B has {row_b} elements, no multiple of {aligns[1]}")
 
 
-def _resource_rules(t: Mapping[str, Any], target: Target) -> Rejected | None:
-    count, shared, wanted, resident = threads(t), shared_bytes(t), registers(t), t["min_blocks"]
-    per_block = shared + target.reserved_shared_bytes
-    in_file = target.registers_per_sm
-    return (
-        check(
-            shared <= target.shared_per_block,
-            "shared_memory",
-            f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
-        )
-        or check(
-            resident * count <= target.max_threads_per_sm,
-            "min_blocks",
-            f"{resident} x {count} threads; {target.name} holds {target.max_threads_per_sm}",
-        )
-        or check(
-            resident * per_block <= target.shared_per_sm,
-            "min_blocks",
-            f"{resident} x {per_block} bytes of shared memory; {target.name} has {target.shared_per_sm}",
-        )
-        or check(
-            wanted <= target.registers_per_thread,
-            "registers",
-            f"about {wanted} registers per thread; at most {target.registers_per_thread}",
-        )
-        or check(
-            resident * count * wanted <= in_file,
-            "registers",
-            f"{resident} x {count} threads of about {wanted} registers; {target.name} has {in_file}",
-        )
-    )
-
-
 def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
     """What works, but cannot win: it repeats another schedule's code or order, or computes mostly padding."""
-    m, n, k, raster = problem.m, problem.n, problem.k, t["raster"]
-    tiles_m, tiles_n = -(-m // t["tile_m"]), -(-n // t["tile_n"])
-    grid = blocks(problem, t["tile_m"], t["tile_n"])
+    k, slices = problem.k, t["split_k"]
+    steps = grid.k_steps(k, t["tile_k"]) // slices  # of the shortest slice
     unforced = target.registers_per_sm // (2 * threads(t))
     return (
-        check(
-            t["tile_m"] <= max(16, power_of_two(m)), "tile_m", f"tile_m = {t['tile_m']} is mostly padding for m = {m}"
-        )
+        grid.padding_rules(t, problem, 8)
         or check(
-            t["tile_n"] <= max(16, power_of_two(n)), "tile_n", f"tile_n = {t['tile_n']} is mostly padding for n = {n}"
-        )
-        or check(
-            t["tile_k"] <= max(8, power_of_two(k)), "tile_k", f"tile_k = {t['tile_k']} is mostly padding for k = {k}"
-        )
-        or check(
-            t["stages"] == 1 or k > t["tile_k"], "stages", f"2 stages with one step: k = {k}, tile_k = {t['tile_k']}"
+            t["stages"] == 1 or steps > 1,
+            "stages",
+            f"2 stages with one step: k = {k}, tile_k = {t['tile_k']}, split_k = {slices}",
         )
         or check(
             t["min_blocks"] == 1 or registers(t) + TYPICAL_SHORTFALL > unforced,
             "min_blocks",
             f"2 blocks of about {registers(t)} registers fit unasked ({unforced} each)",
         )
-        or check(
-            raster == 0 or (tiles_m > 1 and tiles_n > 1),
-            "raster",
-            f"raster = {raster} orders {tiles_m} x {tiles_n} tiles as 0 does",
-        )
-        or check(
-            raster < 2 or tiles_m > raster,
-            "raster",
-            f"bands of {raster} rows order {tiles_m} rows of tiles as raster = 1 does",
-        )
-        or check(grid <= LARGEST_EXTENT, "grid", f"{grid} blocks; a launch has at most {LARGEST_EXTENT}")
+        or grid.order_rules(t, problem)
     )

@@ -1,0 +1,141 @@
+// Runs one block after the other, and in a block one warp after the other.
+#pragma once
+
+#include "async_copy.h"
+#include "barriers.h"
+
+namespace cukiln {
+namespace cpu {
+
+inline void order_warps(int* found) {
+  for (int i = 0; i < warp_count; ++i) found[i] = order == order_descending ? warp_count - 1 - i : i;
+  if (order != order_seeded) return;
+  for (int i = warp_count - 1; i > 0; --i) {
+    const int other = static_cast<int>(random_state.below(static_cast<uint64_t>(i) + 1));
+    const int kept = found[i];
+    found[i] = found[other];
+    found[other] = kept;
+  }
+}
+
+inline uint32_t lanes_of(const Warp& warp) {
+  const int lanes = thread_count - warp.first;
+  return lanes >= warp_size ? whole_warp : (1u << lanes) - 1;
+}
+
+// After every thread ran as far as it could: true when all of them can go on from the block's barrier.
+inline bool release_barrier() {
+  bool together = true;
+  for (int i = 1; i < thread_count; ++i) together = together && same_place(threads[0], threads[i]);
+  if (together && threads[0].state == State::exited) return false;
+  if (!together || threads[0].state == State::at_named_barrier) {
+    report.status = status_runtime_error;
+    say("divergent barrier in block %u,%u,%u", blockIdx.x, blockIdx.y, blockIdx.z);
+    say_threads(0, thread_count);
+    say_named_barriers();
+    return false;
+  }
+  for (int i = 0; i < thread_count; ++i) threads[i].state = State::ready;
+  for (int i = 0; i < warp_count; ++i) warps[i].ready = lanes_of(warps[i]);
+  if (watching) join_clocks();
+  return true;
+}
+
+inline bool run_over() {
+  if (expired && report.status == status_ok) {
+    report.status = status_run_timeout;
+    say("still running after %.1f CPU seconds", limit_seconds);
+    say_where();
+  }
+  return report.status != status_ok;
+}
+
+// Runs the warp until none of its lanes can go on.
+inline void run_warp(Warp& warp) {
+  // Lanes promise no order either: since Volta they are scheduled one by one.
+  warp.backwards = order == order_descending || (order == order_seeded && random_state.below(2) == 1);
+  current = next_thread(warp);
+  threadIdx = threads[current].index;
+  switch_to_fiber(current);
+  if (watching) settle_instructions();
+}
+
+inline void prepare_block() {
+  poison_shared();
+  for (int i = 0; i < thread_count; ++i) {
+    threads[i].state = State::ready;
+    threads[i].file = nullptr;
+    threads[i].what = nullptr;
+  }
+  warp_count = (thread_count + warp_size - 1) / warp_size;
+  for (int i = 0; i < warp_count; ++i) {
+    Warp& warp = warps[i];
+    warp.first = i * warp_size;
+    warp.ready = lanes_of(warp);
+    warp.meeting = 0;
+    warp.diverged = false;
+  }
+  forget_named_barriers();
+  if (watching) start_clocks();
+}
+
+inline bool can_go_on() {
+  for (int i = 0; i < warp_count; ++i)
+    if (warps[i].ready) return true;
+  return false;
+}
+
+// Runs the block `blockIdx`. False: the run has failed and `report` says why.
+inline bool run_block() {
+  prepare_block();
+  int turns[max_warps];
+  do {
+    // More than once, because a warp that came to a named barrier may let others go on that had their turn.
+    while (can_go_on()) {
+      order_warps(turns);
+      for (int i = 0; i < warp_count; ++i) {
+        Warp& warp = warps[turns[i]];
+        if (!warp.ready) continue;
+        run_warp(warp);
+        if (run_over() || !met(warp)) return false;
+      }
+    }
+  } while (release_barrier());
+  forget_copies();
+  return report.status == status_ok;
+}
+
+inline uint64_t common_divisor(uint64_t a, uint64_t b) {
+  while (b) {
+    const uint64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+// Runs every block of the grid. The order of blocks follows that of the warps: nothing may depend on it either.
+inline bool run_grid() {
+  const uint64_t count = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;
+  uint64_t step = 1, first = 0;
+  if (order == order_seeded) {
+    first = random_state.below(count);
+    do step = 1 + random_state.below(count);
+    while (common_divisor(step, count) != 1);
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t block = order == order_descending ? count - 1 - i : (first + i * step) % count;
+    blockIdx.x = static_cast<unsigned>(block % gridDim.x);
+    blockIdx.y = static_cast<unsigned>(block / gridDim.x % gridDim.y);
+    blockIdx.z = static_cast<unsigned>(block / gridDim.x / gridDim.y);
+    if (!run_block()) {
+      prepared = 0;  // abandoned stacks start afresh
+      forget_copies();
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace cpu
+}  // namespace cukiln

@@ -1,0 +1,37 @@
+"""Element types by name: bytes, the C++ type in kernels, the NumPy dtype of references and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class DType:
+    """`cxx` is the type in kernels; `numpy` has the same bits."""
+
+    name: str
+    bytes: int
+    cxx: str
+    numpy: np.dtype[Any]
+
+
+_DTYPES = {
+    one.name: one
+    for one in (
+        DType("float32", 4, "float", np.dtype(np.float32)),
+        DType("float16", 2, "cukiln::Half", np.dtype(np.float16)),
+        DType("bfloat16", 2, "cukiln::BFloat16", np.dtype(ml_dtypes.bfloat16)),
+        DType("int32", 4, "int", np.dtype(np.int32)),
+        DType("int8", 1, "signed char", np.dtype(np.int8)),
+        DType("uint8", 1, "unsigned char", np.dtype(np.uint8)),
+    )
+}
+
+
+def dtype(name: str) -> DType:
+    """The element type of that name; KeyError where there is none."""
+    return _DTYPES[name]

@@ -1,0 +1,103 @@
+"""The grid of tiles of a matmul: how many blocks and k-steps there are, and the rules that both kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.problem import LARGEST_EXTENT
+from codegen.rules import Rejected, check
+from codegen.search import Tunable
+from codegen.targets import Target
+
+RASTER = Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows")
+
+
+def power_of_two(extent: int) -> int:
+    """The smallest power of two that is not below `extent`."""
+    return 1 << max(0, extent - 1).bit_length()
+
+
+def tiles(problem: MatmulProblem, tile_m: int, tile_n: int) -> tuple[int, int]:
+    """Tiles of one matrix along m and n."""
+    return -(-problem.m // tile_m), -(-problem.n // tile_n)
+
+
+def blocks(problem: MatmulProblem, tile_m: int, tile_n: int) -> int:
+    """Thread blocks of a launch that does not split k."""
+    tiles_m, tiles_n = tiles(problem, tile_m, tile_n)
+    return problem.batch * tiles_m * tiles_n
+
+
+def k_steps(k: int, tile_k: int) -> int:
+    """Tiles along k, the last one perhaps not full."""
+    return -(-k // tile_k)
+
+
+def padding_rules(t: Mapping[str, Any], problem: MatmulProblem, least_k: int) -> Rejected | None:
+    """A tile over twice the extent computes mostly padding; the smallest tiles (16 x 16 x `least_k`) are for all."""
+    for name, extent, least in (("m", problem.m, 16), ("n", problem.n, 16), ("k", problem.k, least_k)):
+        tile = t[f"tile_{name}"]
+        if broken := check(
+            tile <= max(least, power_of_two(extent)),
+            f"tile_{name}",
+            f"tile_{name} = {tile} is mostly padding for {name} = {extent}",
+        ):
+            return broken
+    return None
+
+
+def order_rules(t: Mapping[str, Any], problem: MatmulProblem) -> Rejected | None:
+    """Orders that repeat another one, and grids that no launch takes."""
+    raster = t["raster"]
+    tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
+    grid = blocks(problem, t["tile_m"], t["tile_n"])
+    return (
+        check(
+            raster == 0 or (tiles_m > 1 and tiles_n > 1),
+            "raster",
+            f"raster = {raster} orders {tiles_m} x {tiles_n} tiles as 0 does",
+        )
+        or check(
+            raster < 2 or tiles_m > raster,
+            "raster",
+            f"bands of {raster} rows order {tiles_m} rows of tiles as raster = 1 does",
+        )
+        or check(grid <= LARGEST_EXTENT, "grid", f"{grid} blocks; a launch has at most {LARGEST_EXTENT}")
+    )
+
+
+def residency_rules(
+    t: Mapping[str, Any], threads: int, shared_bytes: int, registers: int, target: Target
+) -> Rejected | None:
+    """Whether the blocks that a schedule promises fit a multiprocessor with about `registers` per thread."""
+    resident, in_file = t["min_blocks"], target.registers_per_sm
+    per_block = shared_bytes + target.reserved_shared_bytes
+    return (
+        check(
+            shared_bytes <= target.shared_per_block,
+            "shared_memory",
+            f"{shared_bytes} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
+        )
+        or check(
+            resident * threads <= target.max_threads_per_sm,
+            "min_blocks",
+            f"{resident} x {threads} threads; {target.name} holds {target.max_threads_per_sm}",
+        )
+        or check(
+            resident * per_block <= target.shared_per_sm,
+            "min_blocks",
+            f"{resident} x {per_block} bytes of shared memory; {target.name} has {target.shared_per_sm}",
+        )
+        or check(
+            registers <= target.registers_per_thread,
+            "registers",
+            f"about {registers} registers per thread; at most {target.registers_per_thread}",
+        )
+        or check(
+            resident * threads * registers <= in_file,
+            "registers",
+            f"{resident} x {threads} threads of about {registers} registers; {target.name} has {in_file}",
+        )
+    )

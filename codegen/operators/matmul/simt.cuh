@@ -1,0 +1,263 @@
+// Matrix multiplication on the CUDA cores, in fp32.
+//
+// A block computes a tile_m x tile_n tile of the output. Each step brings a tile_m x tile_k tile of A and a tile_k x
+// tile_n tile of B through registers into shared memory, both k-major, so that the inner product reads both with vector
+// loads. A thread owns thread_m x thread_n outputs, spread in quads over the tile so that a warp's vector loads of a row
+// touch every bank once. For register blocking see Volkov and Demmel, "Benchmarking GPUs to Tune
+// Dense Linear Algebra", SC 2008.
+#pragma once
+
+namespace cukiln {
+namespace matmul {
+namespace simt {
+
+#if defined(CUKILN_DEVICE)
+
+// Brings one operand's tile from global memory to shared memory, through registers so that the loads of the next tile
+// fly while this one is used. `outer` is the operand's own extent (m for A, n for B) and `stored_k_major` says that a
+// stored row runs along it, as shared memory wants it; otherwise a stored row runs along k and is turned on the way.
+template <class C, int tile_outer, bool stored_k_major, int align>
+struct Loader {
+  static constexpr int columns = stored_k_major ? tile_outer : C::tile_k;
+  static constexpr int rows = stored_k_major ? C::tile_k : tile_outer;
+  static constexpr int vectors_per_row = columns / align;
+  static constexpr int vectors = rows * vectors_per_row;
+  static constexpr int per_thread = (vectors + C::threads - 1) / C::threads;
+  static constexpr bool even = vectors % C::threads == 0;
+  static constexpr int pitch = tile_outer + C::padding;
+  // Whether the threads take whole rows at a time: then all vectors of a thread lie in one column, rows a constant apart.
+  static constexpr bool whole_rows = C::threads % vectors_per_row == 0;
+  static constexpr int rows_at_once = whole_rows ? C::threads / vectors_per_row : 0;
+  static_assert(columns % align == 0, "a tile row must be a whole number of vectors");
+
+  Vector<float, align> held[per_thread];
+
+  static __device__ __forceinline__ int row_of(int i) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return whole_rows ? thread / vectors_per_row + i * rows_at_once : (thread + i * C::threads) / vectors_per_row;
+  }
+
+  static __device__ __forceinline__ int column_of(int i) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return (whole_rows ? thread : thread + i * C::threads) % vectors_per_row * align;
+  }
+
+  // The thread's first address plus steps that are the same for all threads: else nvcc keeps an address per vector in
+  // registers (level 0 of a 1024^3 problem with nvcc 13.2 for sm_90a: 241 registers instead of 168).
+  static __device__ __forceinline__ const float* address(const float* source, int64_t pitch_in_memory, int i) {
+    if constexpr (whole_rows) return source + row_of(0) * pitch_in_memory + column_of(0) + i * rows_at_once * pitch_in_memory;
+    return source + row_of(i) * pitch_in_memory + column_of(i);
+  }
+
+  // `source` points at the tile's first element; `outer_left` and `k_left` are how many of each axis exist from there.
+  __device__ __forceinline__ void load(const float* source, int64_t pitch_in_memory, int outer_left, int k_left) {
+#pragma unroll
+    for (int i = 0; i < per_thread; ++i) {
+      const int row = row_of(i), column = column_of(i);
+      const int outer = stored_k_major ? column : row;
+      const int k = stored_k_major ? row : column;
+      // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
+      bool wanted = even || static_cast<int>(threadIdx.x) + i * C::threads < vectors;
+      wanted = wanted && in_bounds(outer, outer_left);  // bounds: load outer
+      wanted = wanted && in_bounds(k, k_left);  // bounds: load k
+      if (wanted) {
+        held[i] = load_global<align>(address(source, pitch_in_memory, i));
+      } else {
+#pragma unroll
+        for (int j = 0; j < align; ++j) held[i].data[j] = 0.0f;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(float* tile) const {
+#pragma unroll
+    for (int i = 0; i < per_thread; ++i) {
+      const int vector = static_cast<int>(threadIdx.x) + i * C::threads;
+      const int row = row_of(i), column = column_of(i);
+      if (!even && !in_bounds(vector, vectors)) continue;  // bounds: store vector
+      if constexpr (stored_k_major) {
+        store_shared<align>(tile + row * pitch + column, held[i]);
+      } else {
+#pragma unroll
+        for (int j = 0; j < align; ++j) store_shared<1>(tile + (column + j) * pitch + row, Vector<float, 1>{held[i].data[j]});
+      }
+    }
+  }
+};
+
+// A thread's slice of one k-row of a shared tile: `count` elements in quads that are `stride` apart.
+template <int count>
+struct Fragment {
+  static constexpr int quad = count < 4 ? count : 4;
+  float data[count];
+
+  __device__ __forceinline__ void load(const float* row, int first, int stride) {
+#pragma unroll
+    for (int q = 0; q < count / quad; ++q) {
+      const Vector<float, quad> part = load_shared<quad>(row + first + q * stride);
+#pragma unroll
+      for (int i = 0; i < quad; ++i) data[q * quad + i] = part.data[i];
+    }
+  }
+};
+
+template <class C>
+struct Block {
+  static constexpr int lanes_m = C::warp_m, lanes_n = 32 / C::warp_m;
+  static constexpr int threads_m = C::tile_m / C::thread_m, threads_n = C::tile_n / C::thread_n;
+  static constexpr int warps_n = threads_n / lanes_n;
+  static constexpr int pitch_a = C::tile_m + C::padding, pitch_b = C::tile_n + C::padding;
+  static constexpr int stage_floats = C::tile_k * (pitch_a + pitch_b);
+  using FragmentA = Fragment<C::thread_m>;
+  using FragmentB = Fragment<C::thread_n>;
+  // From a thread's quad to its next one, in elements.
+  static constexpr int quad_stride_m = threads_m * FragmentA::quad, quad_stride_n = threads_n * FragmentB::quad;
+
+  static_assert(C::threads == threads_m * threads_n, "threads is what the tile and the thread tile make it");
+  static_assert(C::tile_m % C::thread_m == 0 && C::tile_n % C::thread_n == 0, "thread tiles must cover the tile");
+  static_assert(threads_m % lanes_m == 0 && threads_n % lanes_n == 0, "warps must cover the tile");
+  static_assert(C::threads % 32 == 0 && C::threads <= 1024, "a block is 1 to 32 whole warps");
+  static_assert(C::tile_k % C::unroll_k == 0, "unrolled steps must cover the tile");
+  static_assert(C::fragments == 1 || C::unroll_k % 2 == 0, "two fragment buffers need an even number of unrolled steps");
+  static_assert(C::split != split_stream, "stream-K is for tensor cores");
+  static_assert(C::padding % 4 == 0, "rows of shared memory stay aligned to vectors");
+
+  float accumulators[C::thread_m][C::thread_n];
+  int first_m, first_n;  // of the thread's first quad, in the tile
+
+  __device__ __forceinline__ Block() {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    first_m = (warp / warps_n * lanes_m + lane / lanes_n) * FragmentA::quad;
+    first_n = (warp % warps_n * lanes_n + lane % lanes_n) * FragmentB::quad;
+#pragma unroll
+    for (int i = 0; i < C::thread_m; ++i)
+#pragma unroll
+      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = 0.0f;
+  }
+
+  __device__ __forceinline__ void multiply(const FragmentA& a, const FragmentB& b) {
+#pragma unroll
+    for (int i = 0; i < C::thread_m; ++i)
+#pragma unroll
+      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = fma(a.data[i], b.data[j], accumulators[i][j]);
+  }
+
+  // Adds the product of one stage's tiles. With two fragment buffers the next k-row is read while this one multiplies.
+  __device__ __forceinline__ void accumulate(const float* tile_a, const float* tile_b) {
+    FragmentA a[C::fragments];
+    FragmentB b[C::fragments];
+    if constexpr (C::fragments == 2) {
+      a[0].load(tile_a, first_m, quad_stride_m);
+      b[0].load(tile_b, first_n, quad_stride_n);
+    }
+#pragma unroll 1
+    for (int k0 = 0; k0 < C::tile_k; k0 += C::unroll_k) {
+#pragma unroll
+      for (int i = 0; i < C::unroll_k; ++i) {
+        const int k = k0 + i;
+        if constexpr (C::fragments == 2) {
+          if (k + 1 < C::tile_k) {
+            a[(i + 1) % 2].load(tile_a + (k + 1) * pitch_a, first_m, quad_stride_m);
+            b[(i + 1) % 2].load(tile_b + (k + 1) * pitch_b, first_n, quad_stride_n);
+          }
+          multiply(a[i % 2], b[i % 2]);
+        } else {
+          a[0].load(tile_a + k * pitch_a, first_m, quad_stride_m);
+          b[0].load(tile_b + k * pitch_b, first_n, quad_stride_n);
+          multiply(a[0], b[0]);
+        }
+      }
+    }
+  }
+
+  // Hands on the thread's sums, as wide as both the quad and the output's alignment allow.
+  __device__ __forceinline__ void write(const Arguments& arguments, const Tile& tile) const {
+    constexpr int width = FragmentB::quad < C::align_c ? FragmentB::quad : C::align_c;
+#pragma unroll
+    for (int i = 0; i < C::thread_m; ++i) {
+      const int row = tile.row * C::tile_m + first_m + i / FragmentA::quad * quad_stride_m + i % FragmentA::quad;
+      if (!in_bounds(row, arguments.m)) continue;  // bounds: write row
+#pragma unroll
+      for (int j = 0; j < C::thread_n; j += width) {
+        const int column = tile.column * C::tile_n + first_n + j / FragmentB::quad * quad_stride_n + j % FragmentB::quad;
+        if (!in_bounds(column, arguments.n)) continue;  // bounds: write column
+        Vector<float, width> sums;
+#pragma unroll
+        for (int w = 0; w < width; ++w) sums.data[w] = accumulators[i][j + w];
+        hand_on<C, width>(arguments, tile.matrix, row, column, sums);
+      }
+    }
+  }
+};
+
+// One block's work. Every thread of the block calls it; tiles are never empty because m, n and k are at least 1.
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  using B = Block<C>;
+  const Tile tile = tile_at<C>(arguments, static_cast<int>(blockIdx.x));
+  const Share share = share_of_block<C>(arguments, arguments.k);
+  const int length = share.end - share.first;
+  const int first_row = tile.row * C::tile_m, first_column = tile.column * C::tile_n;
+  const float* a = static_cast<const float*>(arguments.a) + tile.matrix * arguments.stride_a +
+      (C::a_transposed ? first_row + share.first * arguments.lda : first_row * arguments.lda + share.first);
+  const float* b = static_cast<const float*>(arguments.b) + tile.matrix * arguments.stride_b +
+      (C::b_transposed ? first_column * arguments.ldb + share.first : first_column + share.first * arguments.ldb);
+  const int64_t step_a = C::a_transposed ? C::tile_k * arguments.lda : C::tile_k;
+  const int64_t step_b = C::b_transposed ? C::tile_k : C::tile_k * arguments.ldb;
+  const int rows_left = arguments.m - first_row, columns_left = arguments.n - first_column;
+
+  float* shared = shared_memory<float>();
+  Loader<C, C::tile_m, C::a_transposed, C::align_a> loader_a;
+  Loader<C, C::tile_n, !C::b_transposed, C::align_b> loader_b;
+  B block;
+
+  loader_a.load(a, arguments.lda, rows_left, length);
+  loader_b.load(b, arguments.ldb, columns_left, length);
+  loader_a.store(shared);
+  loader_b.store(shared + C::tile_k * B::pitch_a);
+  __syncthreads();  // the first tiles are complete before any thread reads them
+
+  int stage = 0;
+#pragma unroll 1
+  for (int k_left = length; k_left > 0; k_left -= C::tile_k) {
+    const bool more = k_left > C::tile_k;
+    if (more) {
+      a += step_a;
+      b += step_b;
+      loader_a.load(a, arguments.lda, rows_left, k_left - C::tile_k);
+      loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k);
+    }
+    const float* tile_a = shared + stage * B::stage_floats;
+    block.accumulate(tile_a, tile_a + C::tile_k * B::pitch_a);
+    if (more) {
+      if constexpr (C::stages == 1) {
+        __syncthreads();  // one stage: every thread has read the tiles before they are overwritten
+      } else {
+        stage ^= 1;
+      }
+      // Not stage * stage_floats: nvcc 13.2 then loses the alignment and splits a 16-byte store into four.
+      float* next = stage ? shared + B::stage_floats : shared;
+      loader_a.store(next);
+      loader_b.store(next + C::tile_k * B::pitch_a);
+      // The next tiles are complete before any thread reads them. With two stages this also keeps a fast warp from
+      // overwriting, one step later, what a slow warp still reads.
+      __syncthreads();
+    }
+  }
+  block.write(arguments, tile);
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+template <class C>
+constexpr uint32_t shared_bytes() {
+  return C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace simt
+}  // namespace matmul
+}  // namespace cukiln

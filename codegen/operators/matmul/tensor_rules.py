@@ -1,0 +1,294 @@
+"""When a schedule of the tensor-core kernel cannot work or is not worth compiling.
+
+Every static_assert of tensor.cuh is a rule here, and what its instructions and its registers demand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.operators.matmul import grid, split
+from codegen.operators.matmul.path import AMPERE
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.schedule import Schedule
+from codegen.targets import Target
+
+# k of a k-step in bytes, of all element types: what one mma.sync takes (`step_bytes` in tensor.cuh).
+STEP_BYTES = 32
+# Of k per row of a tile: less is half a sector, more is beyond the swizzle's 128 bytes of banks.
+ROW_BYTES = (32, 64, 128)
+# k of the mma.sync instructions by input type (PTX ISA, "mma"), and the architecture that has them.
+MMA_K = {
+    "float16": {8: 75, 16: AMPERE},
+    "bfloat16": {16: AMPERE},
+    "float32": {8: AMPERE},
+    "int8": {32: AMPERE},
+}
+# What cp.async copies at once (PTX ISA, "cp.async").
+LEAST_COPY_BYTES = 4
+LARGEST_STATIC_K = 1024
+# Floats between the rows of a warp's exchange buffer beyond its columns (`exchange_padding` in tensor.cuh).
+EXCHANGE_PADDING = 8
+# Registers beside accumulators and fragments. These constants are fitted so that kernels of levels 0 and 1 do not
+# spill: of 885 that were compiled with ptxas 13.2 (sm_75, sm_80, sm_90a; all four types, layouts nn, nt, tn and tt,
+# aligned and not, with and without bias, residual and gelu) they reject the 3 that did and 28 that did not. Of the others
+# the estimate is 2 too low in the median and 76 at most: ptxas takes what it finds, but manages with less.
+OVERHEAD_REGISTERS = 52
+# Of a kernel that is told to manage with few registers (maxnreg, min_blocks).
+LEAST_OVERHEAD = 24
+# A cp.async of a thread beyond this many in a step: its address and its check are kept, or what is kept instead spills.
+FEW_COPIES, CP_ASYNC_REGISTERS = 16, 4
+# Of a copy through registers, beside its data: where an access is a word or more, and where it is less.
+WIDE_COPY_REGISTERS, NARROW_COPY_REGISTERS = 0.25, 1.8
+# Of 4 x 4 squares of bytes that are turned: their 16 words before and after, and the bytes between.
+SQUARE_REGISTERS = 56
+# Of an operand whose fragments are read word by word (tf32 that does not lie along k): an address for each row.
+BY_WORDS_REGISTERS = 8
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How A and B lie in memory: bytes of an element, elements per access of A and of B, and the layout."""
+
+    size: int
+    aligns: tuple[int, int]
+    layout: str
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, aligns: tuple[int, int]) -> Stored:
+        return cls(dtype(problem.dtype).bytes, aligns, problem.layout)
+
+    @property
+    def along_k(self) -> tuple[bool, bool]:
+        """Whether A's and B's rows in memory run along k, as fragments do."""
+        return self.layout[0] == "n", self.layout[1] == "t"
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Whether A's and B's bytes are turned in registers on their way to shared memory."""
+        return self.size == 1 and not self.along_k[0], self.size == 1 and not self.along_k[1]
+
+    @property
+    def by_words(self) -> int:
+        """How many of the operands no ldmatrix can read."""
+        return self.along_k.count(False) if self.size == 4 else 0
+
+
+def threads(tunables: Mapping[str, Any]) -> int:
+    """Threads of a block."""
+    found: int = 32 * tunables["warps_m"] * tunables["warps_n"]
+    return found
+
+
+def warp_tile(tunables: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of the output that a warp computes."""
+    return tunables["tile_m"] // tunables["warps_m"], tunables["tile_n"] // tunables["warps_n"]
+
+
+def shared_bytes(tunables: Mapping[str, Any], size: int) -> int:
+    """Dynamic shared memory of a block, as `shared_bytes` in tensor.cuh. `size`: bytes of an input element."""
+    t = tunables
+    ring: int = t["stages"] * (t["tile_m"] + t["tile_n"]) * t["tile_k"] * size
+    exchange = t["warps_m"] * t["warps_n"] * 16 * (warp_tile(t)[1] + EXCHANGE_PADDING) * 4
+    return max(ring, exchange if t["epilogue_path"] == "shared" else 0)
+
+
+def sums(tunables: Mapping[str, Any]) -> int:
+    """Accumulators of a thread."""
+    rows, columns = warp_tile(tunables)
+    return rows * columns // 32
+
+
+def accesses(tunables: Mapping[str, Any], stored: Stored) -> tuple[int, int]:
+    """How many vectors of A's and of B's tile a thread copies in a step."""
+    t, count = tunables, threads(tunables)
+    align_a, align_b = stored.aligns
+    return -(-t["tile_m"] * t["tile_k"] // (count * align_a)), -(-t["tile_n"] * t["tile_k"] // (count * align_b))
+
+
+def copy_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
+    """Registers in which a thread carries a step's tiles from global to shared memory, with what it keeps for that."""
+    t, numbers = tunables, accesses(tunables, stored)
+    if t["copy"] == "cp_async":
+        return CP_ASYNC_REGISTERS * max(0, sum(numbers) - FEW_COPIES)
+    found = 0.0
+    for number, align, turned in zip(numbers, stored.aligns, stored.turned, strict=True):
+        if turned:
+            found += SQUARE_REGISTERS * -(-number // 4)
+        elif align * stored.size < LEAST_COPY_BYTES:
+            found += number * (1 + NARROW_COPY_REGISTERS)
+        else:
+            found += number * (align * stored.size // 4 + WIDE_COPY_REGISTERS)
+    return math.ceil(found)
+
+
+def registers(tunables: Mapping[str, Any], stored: Stored) -> int:
+    """An estimate of a thread's registers, on the safe side: accumulators, fragments of a k-step, copies."""
+    return _least_registers(tunables, stored) - LEAST_OVERHEAD + OVERHEAD_REGISTERS
+
+
+def _least_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
+    """What a thread manages with where it is told to: addresses are computed again instead of kept."""
+    rows, columns = warp_tile(tunables)
+    fragments: int = tunables["fragments"] * (rows + columns) // 4
+    reading = fragments + BY_WORDS_REGISTERS * stored.by_words
+    return sums(tunables) + reading + copy_registers(tunables, stored) + LEAST_OVERHEAD
+
+
+def _limit(tunables: Mapping[str, Any], target: Target) -> int:
+    """Registers that a thread is told to manage with; the target's most where it is told nothing."""
+    if tunables["maxnreg"]:
+        return int(tunables["maxnreg"])
+    asked: int = tunables["min_blocks"]
+    most = target.registers_per_thread
+    return most if asked == 1 else min(most, target.registers_per_sm // (threads(tunables) * asked))
+
+
+def rules(
+    problem: MatmulProblem, aligns: tuple[int, int], schedule: Schedule, target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
+    """`aligns` are elements per access of A and B."""
+    t, stored = schedule.as_dict(), Stored.of(problem, aligns)
+    return (
+        _instruction_rules(t, problem, target)
+        or _shape_rules(t, stored.size)
+        or _copy_rules(t, stored, target)
+        or split.rules(t, problem, target)
+        or _resource_rules(t, stored, target)
+        or _worth_rules(t, problem, stored, target)
+        or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
+        or ACCEPTED
+    )
+
+
+def _instruction_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
+    known, mma_k = MMA_K[problem.dtype], t["mma_k"]
+    name = "tf32" if problem.dtype == "float32" else problem.dtype
+    return check(
+        mma_k in known, "mma", f"mma.sync on {name} has k = {' or '.join(map(str, known))}, not mma_k = {mma_k}"
+    ) or check(
+        target.capability >= known.get(mma_k, 0),
+        "mma",
+        f"mma.sync on {name} with k = {mma_k} needs sm_{known.get(mma_k)}; the target is {target.name}",
+    )
+
+
+def _shape_rules(t: Mapping[str, Any], size: int) -> Rejected | None:
+    row_bytes, (rows, columns) = t["tile_k"] * size, warp_tile(t)
+    return (
+        check(
+            row_bytes in ROW_BYTES,
+            "tile_k",
+            f"tile_k = {t['tile_k']} is {row_bytes} bytes; {', '.join(map(str, ROW_BYTES))} are allowed",
+        )
+        or check(
+            rows * t["warps_m"] == t["tile_m"] and rows % 16 == 0 and rows > 0,
+            "warp_tile",
+            f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each",
+        )
+        or check(
+            columns * t["warps_n"] == t["tile_n"] and columns % 16 == 0 and columns > 0,
+            "warp_tile",
+            f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each",
+        )
+        or check(
+            threads(t) <= 1024,
+            "threads",
+            f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024",
+        )
+        or check(
+            t["fragments"] == 1 or row_bytes % (2 * STEP_BYTES) == 0,
+            "fragments",
+            f"2 fragment buffers need an even number of {STEP_BYTES}-byte k-steps; tile_k = {t['tile_k']} has 1",
+        )
+    )
+
+
+def _copy_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
+    stages, narrowest = t["stages"], min(stored.aligns) * stored.size
+    if t["copy"] == "registers":
+        return check(stages <= 2, "copy", f"copies through registers have 1 or 2 stages, not {stages}")
+    return (
+        check(target.capability >= AMPERE, "copy", f"cp.async needs sm_{AMPERE}; the target is {target.name}")
+        or check(
+            narrowest >= LEAST_COPY_BYTES,
+            "copy",
+            f"cp.async copies at least {LEAST_COPY_BYTES} bytes; an operand is aligned to {narrowest}",
+        )
+        or check(
+            not any(stored.turned),
+            "copy",
+            f"bytes that do not lie along k are turned in registers: layout {stored.layout} needs copy = registers",
+        )
+        or check(stages >= 2, "copy", "cp.async needs a stage that nobody reads: 2 stages at least")
+    )
+
+
+def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
+    maxnreg, count = t["maxnreg"], threads(t)
+    told = maxnreg or t["min_blocks"] > 1
+    wanted = _least_registers(t, stored) if told else registers(t, stored)
+    return (
+        check(
+            not maxnreg or t["min_blocks"] == 1,
+            "maxnreg",
+            f"CUDA takes maxnreg = {maxnreg} or min_blocks = {t['min_blocks']}, not both",
+        )
+        or check(
+            maxnreg * count <= target.registers_per_sm,
+            "maxnreg",
+            f"{count} threads of {maxnreg} registers; {target.name} has {target.registers_per_sm}",
+        )
+        or check(
+            not maxnreg or wanted <= maxnreg,
+            "registers",
+            f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill",
+        )
+        or grid.residency_rules(t, count, shared_bytes(t, stored.size), wanted, target)
+    )
+
+
+def _stream_rule(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
+    """Blocks of stream-K that wait for others to end leave the multiprocessors as idle as tiles do."""
+    taken = min(registers(t, stored), _limit(t, target))
+    by_registers = target.registers_per_sm // (threads(t) * taken)
+    by_shared = target.shared_per_sm // (shared_bytes(t, stored.size) + target.reserved_shared_bytes)
+    resident = min(by_registers, by_shared, target.max_threads_per_sm // threads(t), target.max_blocks_per_sm)
+    return check(
+        t["stream_blocks"] <= resident * target.sm_count,
+        "stream_blocks",
+        f"{t['stream_blocks']} blocks of stream-K; {target.name} has {resident} x {target.sm_count} at a time",
+    )
+
+
+def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, stored: Stored, target: Target) -> Rejected | None:
+    """What works, but cannot win: it repeats another schedule's code or order, or computes mostly padding."""
+    k, static_k, stages = problem.k, t["static_k"], t["stages"]
+    blocks = split.grid_blocks(problem, t)
+    steps = split.all_steps(problem, t) // blocks  # of the shortest block
+    wanted, limit = registers(t, stored), _limit(t, target)
+    return (
+        check(
+            static_k in (0, k) and static_k <= LARGEST_STATIC_K,
+            "static_k",
+            f"static_k = {static_k} is neither 0 nor k = {k}, or over {LARGEST_STATIC_K}",
+        )
+        or grid.padding_rules(t, problem, 2 * STEP_BYTES // stored.size)
+        or check(
+            stages <= max(2 if t["copy"] == "cp_async" else 1, steps),
+            "stages",
+            f"{stages} stages for {steps} steps: k = {k}, tile_k = {t['tile_k']}, {blocks} blocks",
+        )
+        or check(
+            (not t["maxnreg"] and t["min_blocks"] == 1) or wanted > limit,
+            "maxnreg" if t["maxnreg"] else "min_blocks",
+            f"about {wanted} registers fit into {limit} unasked",
+        )
+        or (_stream_rule(t, stored, target) if t["split"] == "stream" else None)
+        or grid.order_rules(t, problem)
+    )

@@ -1,0 +1,177 @@
+// What every matmul kernel shares: its arguments, the order of its tiles, its share of k, and the way out of a sum.
+//
+//   out[m, n] = epilogue(sum over k of A[m, k] * B[k, n])
+#pragma once
+
+namespace cukiln {
+namespace matmul {
+
+// How k is divided among blocks (Config::split). Slices write partial sums to the workspace, or add to it atomically;
+// `reduce` then adds the slices in order, applies the epilogue and writes the output. Stream-K gives every block the same
+// number of steps of all tiles in a row, so that no block idles in the last wave: only tiles that lie in several blocks
+// go through the workspace (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix
+// Multiplication on the GPU", PPoPP 2023).
+enum { split_none = 0, split_workspace = 1, split_atomic = 2, split_stream = 3 };
+
+struct Arguments {
+  const void* a;  // stored m x k, or k x m where a_transposed
+  const void* b;  // stored k x n, or n x k where b_transposed
+  void* out;      // m x n; shares no element with anything read: inputs come through the read-only cache
+  // Accumulators: slices (1 where they are added atomically) x batch x m x workspace_pitch(n); of stream-K two tiles for
+  // each block.
+  void* workspace;
+  int batch, m, n, k;
+  int64_t lda, ldb, ldc;                 // elements from one stored row to the next
+  int64_t stride_a, stride_b, stride_c;  // elements from one matrix of the batch to the next; 0 repeats a or b
+  int raster;                            // order of the tiles: 0 row by row, 1 column by column, g > 1 in bands of g rows
+  int slices;                            // of k, each with at least one step; 1 where nothing is split
+  int stream_blocks;                     // that share all steps of all tiles; used by stream-K alone
+  EpilogueArguments epilogue;
+};
+
+// Accumulators from one row of partial sums to the next: a whole number of 16-byte vectors.
+#if defined(CUKILN_DEVICE)
+__device__ __forceinline__
+#endif
+constexpr int64_t workspace_pitch(int64_t n) { return (n + 3) / 4 * 4; }
+
+#if defined(CUKILN_DEVICE)
+
+__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
+__device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
+
+__device__ __forceinline__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+// A tile of the output: its place in tiles, and which matrix of the batch it belongs to. `slot`: of stream-K, the tile of
+// the workspace that takes the sums; -1 where they are whole.
+struct Tile {
+  int row, column, matrix, slot;
+};
+
+// Blocks that run together should share rows of A and columns of B in L2: bands of `raster` tile rows do that.
+template <class C>
+__device__ __forceinline__ Tile tile_at(const Arguments& arguments, int place) {
+  const int tiles_m = (arguments.m - 1) / C::tile_m + 1;
+  const int tiles_n = (arguments.n - 1) / C::tile_n + 1;
+  const int per_matrix = tiles_m * tiles_n;
+  const int matrix = place / per_matrix;
+  const int index = place - matrix * per_matrix;
+  if (arguments.raster == 0) return Tile{index / tiles_n, index % tiles_n, matrix, -1};
+  const int band_rows = arguments.raster == 1 ? tiles_m : arguments.raster;
+  const int band = index / (band_rows * tiles_n);
+  const int rows = smaller(band_rows, tiles_m - band * band_rows);
+  const int in_band = index - band * band_rows * tiles_n;
+  return Tile{band * band_rows + in_band % rows, in_band / rows, matrix, -1};
+}
+
+// A block's share of k: elements [first, end), whole steps of tile_k but for the last one of all.
+struct Share {
+  int first, end;
+};
+
+// Slices differ by one step at most, and none is empty. blockIdx.y counts them.
+template <class C>
+__device__ __forceinline__ Share share_of_block(const Arguments& arguments, int k) {
+  if constexpr (C::split == split_none) return Share{0, k};
+  const int64_t steps = (k - 1) / C::tile_k + 1, slice = blockIdx.y;
+  const int first = static_cast<int>(slice * steps / arguments.slices);
+  const int end = static_cast<int>((slice + 1) * steps / arguments.slices);
+  return Share{first * C::tile_k, slice + 1 == arguments.slices ? k : end * C::tile_k};
+}
+
+// Applies the epilogue to `width` sums of a row and writes them. An int32 output takes its sums as they are.
+template <class C, int width>
+__device__ __forceinline__ void write_output(const Arguments& arguments, int matrix, int row, int column,
+                                             const Vector<typename C::Accumulator, width>& sums) {
+  using Output = typename C::Output;
+  const int64_t offset = matrix * arguments.stride_c + row * arguments.ldc + column;
+  Output* const out = static_cast<Output*>(arguments.out) + offset;
+  if constexpr (is_same<Output, int>) {
+    store_global<width>(out, sums);
+  } else {
+    Vector<float, width> value;
+#pragma unroll
+    for (int i = 0; i < width; ++i) value.data[i] = to_float(sums.data[i]);
+    C::Epilogue::apply(value, Position{row, column, offset}, arguments.epilogue);
+    Vector<Output, width> rounded;
+#pragma unroll
+    for (int i = 0; i < width; ++i) rounded.data[i] = from_float<Output>(value.data[i]);
+    store_global<width>(out, rounded);
+  }
+}
+
+// Hands on `width` sums of a row: to the output, or to the workspace where other blocks hold the rest of them.
+template <class C, int width>
+__device__ __forceinline__ void hand_on(const Arguments& arguments, int matrix, int row, int column,
+                                        const Vector<typename C::Accumulator, width>& sums) {
+  if constexpr (C::split == split_none || C::split == split_stream) {
+    write_output<C, width>(arguments, matrix, row, column, sums);
+  } else {
+    const int64_t rows = int64_t(arguments.batch) * arguments.m;
+    const int64_t slice = C::split == split_atomic ? 0 : blockIdx.y;
+    typename C::Accumulator* const partial = static_cast<typename C::Accumulator*>(arguments.workspace) +
+        (slice * rows + int64_t(matrix) * arguments.m + row) * workspace_pitch(arguments.n) + column;
+    if constexpr (C::split == split_atomic) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) atomic_add(partial + i, sums.data[i]);
+    } else {
+      store_global<width>(partial, sums);
+    }
+  }
+}
+
+// The steps of all tiles in a row, divided evenly among the blocks of stream-K.
+struct Stream {
+  int64_t tiles, total;
+  int steps, blocks;
+
+  // Of a block; `blocks` gives the end of the last one.
+  __device__ __forceinline__ int64_t first_step(int block) const { return total / blocks * block + total % blocks * block / blocks; }
+  // The block that a step belongs to: the last one whose first step is not behind it.
+  __device__ __forceinline__ int block_of(int64_t step) const { return static_cast<int>(((step + 1) * blocks - 1) / total); }
+};
+
+template <class C>
+__device__ __forceinline__ Stream stream_of(const Arguments& arguments, int k) {
+  const int64_t per_matrix = int64_t((arguments.m - 1) / C::tile_m + 1) * ((arguments.n - 1) / C::tile_n + 1);
+  const int64_t tiles = arguments.batch * per_matrix;
+  const int steps = (k - 1) / C::tile_k + 1;
+  return Stream{tiles, tiles * steps, steps, arguments.stream_blocks};
+}
+
+// A tile of the workspace of stream-K.
+template <class C>
+__device__ __forceinline__ typename C::Accumulator* slot_at(const Arguments& arguments, int slot) {
+  return static_cast<typename C::Accumulator*>(arguments.workspace) + int64_t(slot) * (C::tile_m * C::tile_n);
+}
+
+// `width` accumulators, in accesses of at most 16 bytes.
+template <int width, class T>
+__device__ __forceinline__ Vector<T, width> load_partial(const T* source) {
+  constexpr int part = width < 4 ? width : 4;
+  Vector<T, width> value;
+#pragma unroll
+  for (int i = 0; i < width; i += part) {
+    const Vector<T, part> loaded = load_global<part>(source + i);
+#pragma unroll
+    for (int j = 0; j < part; ++j) value.data[i + j] = loaded.data[j];
+  }
+  return value;
+}
+
+template <int width, class T>
+__device__ __forceinline__ void store_partial(T* target, const Vector<T, width>& value) {
+  constexpr int part = width < 4 ? width : 4;
+#pragma unroll
+  for (int i = 0; i < width; i += part) {
+    Vector<T, part> stored;
+#pragma unroll
+    for (int j = 0; j < part; ++j) stored.data[j] = value.data[i + j];
+    store_global<part>(target + i, stored);
+  }
+}
+
+#endif  // CUKILN_DEVICE
+
+}  // namespace matmul
+}  // namespace cukiln

@@ -1,0 +1,235 @@
+"""Matmul problems drawn over the whole domain, each with one accepted schedule, and how they are proved on the CPU.
+
+What a draw is about (dtype, target, layout, alignment, split, …) goes round in steps that share no factor, so that a
+hundred draws have all of it; the extents and the rest are chance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+from codegen.dtypes import dtype
+from codegen.epilogue import MAX_NODES
+from codegen.kernel import Candidate, Kernel
+from codegen.operators import operator
+from codegen.operators.matmul import Matmul
+from codegen.operators.matmul.alignment import aligns
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.problem import Problem
+from codegen.rules import Accepted
+from codegen.schedule import Schedule, Value
+from codegen.search import Search
+from codegen.targets import target
+from tests.cpu_helpers import loaded, verify
+from tests.fixtures_codegen import EVERY_NODE
+from tests.mutants import write_operator
+from workers.verify_cpu import CpuVerdict
+
+# (dtype, allow_tf32); bf16, tf32 and int8 have no tensor cores on sm_75.
+KINDS = (("float16", False), ("bfloat16", False), ("float32", True), ("int8", False), ("float32", False))
+AMPERE_ONLY = ("bfloat16", "int8")
+TARGETS = ("sm_80", "sm_90a", "sm_75")
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SPLITS = ("level 2", "none", "workspace", "stream", "level 2", "atomic")
+GRAINS = (1, 8, 2, 16, 4)  # elements that extents and pitches are multiples of
+MOST, TAIL = 200, 600
+# Of a problem, padding of its tiles not counted: what a run on the CPU should not exceed.
+MOST_PRODUCTS = 2_000_000
+SLICES = STREAM_BLOCKS = (2, 3, 5, 7, 16)
+ATTEMPTS = 2000  # schedules that are looked at for one that is accepted
+
+
+def seed_of_this_run() -> int:
+    """From CUKILN_TEST_SEED, else fresh; printed, so that a failure can be had again."""
+    seed = int(os.environ.get("CUKILN_TEST_SEED") or random.SystemRandom().randrange(10**9))
+    sys.stdout.write(f"CUKILN_TEST_SEED={seed}\n")
+    return seed
+
+
+def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+    """Targets and candidates."""
+    rng = random.Random(seed)
+    start = rng.randrange(10_000)
+    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+
+
+def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+    element, tf32 = KINDS[number % 5]
+    arch = TARGETS[number // 5 % 3]
+    if element in AMPERE_ONLY and arch == "sm_75":
+        arch = "sm_86"
+    split, layout, grain = SPLITS[number // 2 % 6], LAYOUTS[number % 4], GRAINS[number // 3 % 5]
+    outs = ("int32",) if element == "int8" and number // 15 % 3 == 0 else ("float32", "float16", "bfloat16")
+    while True:
+        problem = draw_problem(rng, element, tf32, layout, grain, outs, split not in ("level 2", "none"))
+        found = _schedule(problem, arch, split, rng)
+        if found is not None:
+            return arch, found
+
+
+def draw_problem(
+    rng: random.Random, element: str, tf32: bool, layout: str, grain: int, outs: tuple[str, ...], long_k: bool
+) -> MatmulProblem:
+    """`long_k`: with more k-steps than one, so that k can be split."""
+
+    def extent(least: int = 1) -> int:
+        most = TAIL if rng.random() < 0.07 else rng.choice((24, 80, MOST))
+        return max(grain, rng.randint(least, max(most, least + 50)) // grain * grain)
+
+    batch = rng.choice((1, 1, 1, 2, 3))
+    while True:
+        m, n, k = extent(), extent(), extent(150 if long_k and rng.random() < 0.8 else 1)
+        if batch * m * n * k <= MOST_PRODUCTS:
+            break
+    out = rng.choice((*outs, *((element,) if element in outs else ())))
+    nodes = () if out == "int32" else rng.choices(EVERY_NODE, k=rng.choice((0, 0, 1, 2, 3, MAX_NODES)))
+    fields: dict[str, Any] = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "dtype": element}
+    fields |= {"allow_tf32": tf32, "out_dtype": out, "epilogue": list(nodes)}
+    stored = {"a": (m, k), "b": (k, n), "c": (m, n)}
+    for operand, (rows, columns) in stored.items():
+        if operand != "c" and layout["ab".index(operand)] == "t":
+            rows, columns = columns, rows
+        if rng.random() < 0.5:
+            columns += rng.randint(1, 3) * rng.choice((grain, grain, 1))
+            fields[f"ld{operand}"] = columns
+        if batch > 1 and rng.random() < 0.5:
+            fields[f"stride_{operand}"] = rows * columns + rng.randint(0, 3) * rng.choice((grain, 1))
+        if batch > 1 and operand != "c" and rng.random() < 0.2:
+            fields[f"stride_{operand}"] = 0
+    problem = operator("matmul").parse({"operator": "matmul", **fields})
+    assert isinstance(problem, MatmulProblem)
+    return problem
+
+
+def _schedule(problem: MatmulProblem, arch: str, split: str, rng: random.Random) -> Candidate | None:
+    """A random accepted schedule: of level 2 as it is, or of wider lists with this way of dividing k."""
+    op, where = operator("matmul"), target(arch)
+    # The first schedule of a sample is the default one: what is wanted is the one after it.
+    space = op.space(problem, where, Search(level=2, limit=2, seed=rng.randrange(2**32)))
+    if split == "level 2":
+        return _accepted(problem, arch, space, space.first)
+    lists: dict[str, Sequence[Value]] = dict(space.tunables)
+    if "stream_blocks" not in lists and split == "stream":
+        split = "workspace"
+    lists |= {"split": [split], "split_k": SLICES if split in ("workspace", "atomic") else [1]}
+    if "stream_blocks" in lists:
+        lists |= {"stream_blocks": STREAM_BLOCKS if split == "stream" else [0], **_wider(problem, arch, rng)}
+    tried = (Schedule.of({name: rng.choice(values) for name, values in lists.items()}) for _ in range(ATTEMPTS))
+    return _accepted(problem, arch, tried, None)
+
+
+def _wider(problem: MatmulProblem, arch: str, rng: random.Random) -> dict[str, Sequence[Value]]:
+    """Lists of the tensor-core kernel beyond those of level 2: what only a search that names it tries."""
+    size = dtype(problem.dtype).bytes
+    every = (16, 32, 64, 128)
+    turned = size == 1 and problem.layout != "nt"
+    can_be_asynchronous = arch != "sm_75" and min(aligns(problem)[:2]) * size >= 4 and not turned
+    by_registers = not can_be_asynchronous or rng.random() < 0.2
+    forced = rng.random() < 0.3
+    return {
+        "tile_m": [tile for tile in every if tile < 2 * problem.m] or [16],
+        "tile_n": [tile for tile in every if tile < 2 * problem.n] or [16],
+        "tile_k": [32 // size, 64 // size, 128 // size],
+        "warps_m": [1, 2, 4, 8],
+        "warps_n": [1, 2, 4, 8],
+        "copy": ["registers" if by_registers else "cp_async"],
+        "stages": [1, 2] if by_registers else [2, 3, 4, 5],
+        "fragments": [1, 2],
+        "epilogue_path": ["direct", "shared"],
+        "maxnreg": [96, 168, 255] if forced else [0],
+        "min_blocks": [1] if forced else [1, 2, 3],
+        "static_k": [0, problem.k] if problem.k <= 1024 else [0],
+        "raster": [1, 4, 8] if min(problem.m, problem.n) > 32 and rng.random() < 0.6 else [0],
+    }
+
+
+def _accepted(
+    problem: MatmulProblem, arch: str, schedules: Iterable[Schedule], but: Schedule | None
+) -> Candidate | None:
+    """The first accepted one that is not `but`; that one where there is no other."""
+    op, where = operator("matmul"), target(arch)
+    found = None
+    for schedule in islice(schedules, ATTEMPTS):
+        if isinstance(op.rules(problem, schedule, where), Accepted):
+            found = op.candidate(problem, schedule)
+            if schedule != but:
+                break
+    return found
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A draw and what the CPU said of its kernel, run on the draw's own extents and launch values."""
+
+    arch: str
+    candidate: Candidate
+    verdict: CpuVerdict
+
+    def words(self) -> str:
+        problem = {k: v for k, v in self.candidate.problem.canonical().items() if v not in (None, [], ())}
+        return f"{self.verdict.verdict}: {self.verdict.message}\n{problem}\n{self.candidate.schedule.as_dict()}"
+
+
+class DrawnMatmul(Matmul):
+    """Matmul whose kernels are tested on the problems that were drawn with them, listed in `drawn.json`."""
+
+    folder: ClassVar[Path]
+
+    @cached_property
+    def drawn(self) -> dict[str, list[tuple[Problem, list[int]]]]:
+        listed = json.loads((self.folder / "drawn.json").read_text())
+        return {
+            kernel: [(operator("matmul").parse(problem), launch) for problem, launch in uses]
+            for kernel, uses in listed.items()
+        }
+
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        return list(dict.fromkeys(problem for problem, _ in self.drawn[kernel.id]))
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        return [launch for one, launch in self.drawn[kernel.id] if one == problem]
+
+
+def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, batch: int) -> list[Proof]:
+    """`batch` kernels are one g++ file and one child, two of them at a time."""
+    parts = [drawn[first : first + batch] for first in range(0, len(drawn), batch)]
+    names = [f"drawn_{number}" for number in range(len(parts))]
+    made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
+    with loaded(made), ThreadPoolExecutor(2) as pool:
+        kernels = [[_renamed(name, one.kernel) for _, one in part] for name, part in zip(names, parts, strict=True)]
+        verdicts = list(pool.map(lambda asked: verify(asked, seed=seed), kernels))
+    judged = {verdict.kernel_id: verdict for found in verdicts for verdict in found}
+    return [
+        Proof(arch, candidate, judged[kernel.id])
+        for asked, part in zip(kernels, parts, strict=True)
+        for kernel, (arch, candidate) in zip(asked, part, strict=True)
+    ]
+
+
+def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]) -> Path:
+    """The folder of an operator like matmul that tests its kernels on what was drawn."""
+    write_operator(folder, "matmul", "Matmul", name, {})
+    (folder / "__init__.py").write_text(
+        "from pathlib import Path\n\nfrom tests.drawn import DrawnMatmul\n\n\n"
+        f"class Drawn(DrawnMatmul):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
+    )
+    uses: dict[str, list[Any]] = {}
+    for _, candidate in drawn:
+        launch = operator("matmul").launch_values(candidate.schedule)
+        uses.setdefault(_renamed(name, candidate.kernel).id, []).append([candidate.problem.canonical(), launch])
+    (folder / "drawn.json").write_text(json.dumps(uses))
+    return folder
+
+
+def _renamed(name: str, kernel: Kernel) -> Kernel:
+    return Kernel.of(name, kernel.signature_dict, kernel.tunables)

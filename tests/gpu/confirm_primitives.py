@@ -1,0 +1,152 @@
+"""Runs every primitive on the GPU beside its CPU twin and writes down which gave the same results: `make test-gpu`.
+
+Needs Python, NumPy, CuPy, nvcc and g++, and nothing else of this repository than codegen/device and this folder.
+Exit status: 0 all primitives that this GPU has are confirmed, 1 one differs, 2 there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codegen.primitives import CONFIRMED, primitive_digest, primitives
+from tests.gpu.primitive_checks import CHECKS, Check, Comparison
+from tests.gpu.run_primitives import (
+    ORDERS,
+    BuildFailed,
+    CpuTwins,
+    CupyGpu,
+    Gpu,
+    RunFailed,
+    build_cubin,
+    nvcc_version,
+    runs_on,
+)
+
+CONFIRMS, DIFFERS, NO_GPU = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one check: `failure` says what is wrong, "" where nothing is."""
+
+    check: Check
+    values: int
+    worst: float
+    failure: str
+
+
+def random_of(check: Check) -> np.random.Generator:
+    """Each check's inputs are the same in every run and do not depend on the other checks."""
+    return np.random.default_rng(list(check.name.encode()))
+
+
+def say_difference(check: Check, found: Comparison) -> str:
+    """The first difference for a person: "" where there is none."""
+    if (one := found.difference) is None:
+        return ""
+    place = f"block {one.block}, word {one.word} of {check.words_out}"
+    return f"{place}: the GPU gives 0x{one.gpu:08x}, the CPU twin 0x{one.cpu:08x}"
+
+
+def check_on_cpu(check: Check, twins: CpuTwins) -> Outcome:
+    """The twin alone: it runs, and its results do not depend on the order of the warps."""
+    words = check.inputs(random_of(check))
+    try:
+        results = [twins.run(check, words, order) for order in ORDERS]
+    except RunFailed as error:
+        return Outcome(check, 0, 0.0, str(error))
+    same = all(np.array_equal(results[0], one) for one in results[1:])
+    return Outcome(check, results[0].size, 0.0, "" if same else "its results depend on the order of the warps")
+
+
+def check_on_gpu(check: Check, twins: CpuTwins, gpu: Gpu) -> Outcome:
+    """GPU and twin on the same inputs."""
+    words = check.inputs(random_of(check))
+    try:
+        found = check.compare(
+            words, gpu.run(check, words), twins.run(check, words), lambda other: twins.run(check, other)
+        )
+    except RunFailed as error:
+        return Outcome(check, 0, 0.0, str(error))
+    return Outcome(check, found.values, found.worst, say_difference(check, found))
+
+
+def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[str, Any]) -> dict[str, Any]:
+    """The new content of the result file: the primitives all of whose checks passed, the first difference of those that
+    failed, and what the file said before of primitives that this GPU has not."""
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    source = {**gpu.description, "cuda": cuda, "date": date}
+    tried = {name for outcome in outcomes for name in outcome.check.primitives}
+    failed = {
+        name: f"{outcome.check.name}: {outcome.failure}"
+        for outcome in reversed(outcomes)
+        if outcome.failure
+        for name in outcome.check.primitives
+    }
+    confirmed = {name: entry for name, entry in before.get("primitives", {}).items() if name not in tried}
+    for name in tried - failed.keys():
+        own = [outcome for outcome in outcomes if name in outcome.check.primitives]
+        confirmed[name] = {
+            "digest": primitive_digest(name),
+            "values": sum(one.values for one in own),
+            "worst": round(max(one.worst for one in own), 4),
+            **source,
+        }
+    kept = {name: confirmed[name] for name in sorted(confirmed) if name in primitives()}
+    return {**source, "primitives": kept, "failed": dict(sorted(failed.items()))}
+
+
+def confirm(gpu: Gpu, twins: CpuTwins, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
+    """Runs all checks that the GPU can run, writes `target`, and returns the exit status."""
+    outcomes = [check_on_gpu(check, twins, gpu) for check in checks if runs_on(check, gpu.arch)]
+    report(outcomes)
+    before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
+    found = confirmation(outcomes, gpu, cuda, before)
+    target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(found['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
+    return DIFFERS if found["failed"] else CONFIRMS
+
+
+def report(outcomes: Sequence[Outcome]) -> None:
+    for one in outcomes:
+        agrees = f"agree, at most {one.worst:.0%} of what is allowed apart" if one.worst else "agree"
+        print(f"{one.check.name}: {one.failure or f'{one.values} values {agrees}'}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu-only", action="store_true", help="run the CPU twins alone; confirms nothing")
+    parser.add_argument("--result", type=Path, default=CONFIRMED, help="the file to write")
+    chosen = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="cukiln_primitives_") as name:
+        folder = Path(name)
+        try:
+            if chosen.cpu_only:
+                twins = CpuTwins(CHECKS, folder)
+                outcomes = [check_on_cpu(check, twins) for check in CHECKS]
+                report(outcomes)
+                return DIFFERS if any(one.failure for one in outcomes) else CONFIRMS
+            try:
+                gpu = CupyGpu()
+            except RunFailed as error:
+                print(f"{error}; nothing is confirmed. --cpu-only runs the CPU twins alone", file=sys.stderr)
+                return NO_GPU
+            gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
+            return confirm(gpu, CpuTwins(CHECKS, folder), nvcc_version(), chosen.result)
+        except BuildFailed as error:
+            print(error, file=sys.stderr)
+            return DIFFERS
+
+
+if __name__ == "__main__":
+    sys.exit(main())

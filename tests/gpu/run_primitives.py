@@ -1,0 +1,232 @@
+"""Builds the kernels of primitive_kernels.cuh for the CPU and for the GPU, from the headers of codegen/device, and runs
+them.
+
+Needs Python, NumPy, g++ and nvcc; CuPy where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from tests.gpu.primitive_checks import Check
+from tests.gpu.primitive_inputs import Words
+
+DEVICE = Path(__file__).resolve().parents[2] / "codegen" / "device"
+KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
+# Those of codegen/render_group.py and codegen/render_cpu.py without what is not of primitives, and their flags;
+# tests/test_confirm_primitives.py compares them.
+DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
+CPU_HEADERS = (
+    "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h", "cpu/watch.h",
+    "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h", "cpu/warp.h",
+    "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
+)  # fmt: skip
+CPU_FLAGS = (
+    "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
+    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-Wno-unknown-pragmas", "-shared",
+)  # fmt: skip
+DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3")
+CPU_SECONDS = 60.0
+
+_CPU_ENTRY = """
+namespace cukiln {{
+namespace confirm {{
+{wrappers}
+}}
+}}
+CUKILN_CPU_EXPORT int confirm_run(int function, const void* in, void* out, unsigned blocks, unsigned threads,
+                                  unsigned shared, int order, double seconds) {{
+  using namespace cukiln::confirm;
+  using cukiln::cpu::call_kernel;
+  const cukiln::cpu::Function functions[] = {{{entries}}};
+  cukiln::cpu::Call call = {{}};
+  call.order = order;
+  call.seed = 1;
+  call.cpu_seconds = seconds;
+  call.watch = 1;
+  const Arguments arguments = {{in, out}};
+  const cukiln::Launch launch = {{function, {{blocks, 1, 1}}, {{threads, 1, 1}}, shared}};
+  return cukiln::cpu::execute(call, &launch, 1, functions, {count}, &arguments);
+}}
+"""
+ORDERS = ("ascending", "descending", "seeded")
+
+
+class BuildFailed(Exception):
+    """A compiler is missing or refused the kernels; the message holds its words."""
+
+
+class RunFailed(Exception):
+    """A kernel did not run to its end; the message says why."""
+
+
+class Gpu(Protocol):
+    """A GPU that runs checks. `arch`: as nvcc names it; `description`: what the result file says of it."""
+
+    arch: str
+    description: dict[str, str]
+
+    def run(self, check: Check, words: Words) -> Words:
+        """The results of the check's kernel. Raises RunFailed."""
+
+
+def _header(name: str, text: str) -> str:
+    """As codegen/render_cpu.py: under its own name and lines."""
+    kept = ["" if line.startswith(('#include "', "#pragma once")) else line for line in text.splitlines()]
+    return f'#line 1 "{name}"\n' + "\n".join(kept) + "\n"
+
+
+def _texts(headers: Sequence[str]) -> str:
+    return "".join(_header(name, (DEVICE / name).read_text(encoding="utf-8")) for name in headers)
+
+
+def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS) -> str:
+    """The C++ of all checks for g++."""
+    wrappers = "\n".join(
+        f"void {check.function}(const Arguments arguments) {{ {check.kernel}(arguments); }}" for check in checks
+    )
+    entries = ", ".join(f"call_kernel<Arguments, {check.function}>" for check in checks)
+    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
+    entry = _CPU_ENTRY.format(wrappers=wrappers, entries=entries, count=len(checks))
+    return defines + _texts(CPU_HEADERS) + _header(kernels.name, kernels.read_text(encoding="utf-8")) + entry
+
+
+def device_text(checks: Sequence[Check]) -> str:
+    """The CUDA C++ of all checks for nvcc."""
+    wrappers = "".join(
+        f'extern "C" __global__ void {check.function}(const void* in, void* out) '
+        f"{{ {check.kernel}(Arguments{{in, out}}); }}\n"
+        for check in checks
+    )
+    text = (
+        "#define CUKILN_DEVICE 1\n"
+        + _texts(DEVICE_HEADERS)
+        + _header(KERNELS.name, KERNELS.read_text(encoding="utf-8"))
+    )
+    return f"{text}namespace cukiln {{\nnamespace confirm {{\n{wrappers}}}\n}}\n"
+
+
+def _compile(command: Sequence[str], folder: Path) -> None:
+    try:
+        finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildFailed(str(error)) from error
+    if finished.returncode:
+        raise BuildFailed(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
+
+
+class CpuTwins:
+    """All checks' kernels, built for the CPU in `folder`, run under the race detector."""
+
+    def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS) -> None:
+        (folder / "primitives.cpp").write_text(cpu_text(checks, kernels), encoding="utf-8")
+        _compile([os.environ.get("CUKILN_CXX", "g++"), *CPU_FLAGS, "primitives.cpp", "-o", "primitives.so"], folder)
+        self._functions = {check.name: index for index, check in enumerate(checks)}
+        self._library = ctypes.CDLL(str(folder / "primitives.so"))
+        self._library.cukiln_allocate.restype = ctypes.c_void_p
+        self._library.cukiln_message.restype = ctypes.c_char_p
+
+    def run(self, check: Check, words: Words, order: str = "ascending") -> Words:
+        """The results of the check's kernel, of one block per row of `words`. Raises RunFailed."""
+        found = np.full((len(words), check.words_out), 0xFFFFFFFF, np.uint32)
+        try:
+            given, made = (self._allocate(name, array) for name, array in ((b"in", words), (b"out", found)))
+            status = self._library.confirm_run(
+                self._functions[check.name], given, made, len(words), check.threads, check.shared_bytes,
+                ORDERS.index(order), ctypes.c_double(CPU_SECONDS),
+            )  # fmt: skip
+            ctypes.memmove(found.ctypes.data, made, found.nbytes)
+        finally:
+            self._library.cukiln_free_all()
+        if status:
+            raise RunFailed(self._library.cukiln_message().decode(errors="replace"))
+        return found
+
+    def _allocate(self, name: bytes, array: Words) -> ctypes.c_void_p:
+        address = self._library.cukiln_allocate(
+            name, ctypes.c_uint64(array.nbytes), ctypes.c_uint64(16), name == b"out"
+        )
+        if not address:
+            raise RunFailed("out of memory")
+        ctypes.memmove(address, np.ascontiguousarray(array).ctypes.data, array.nbytes)
+        return ctypes.c_void_p(address)
+
+
+def find_nvcc() -> str:
+    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH. Raises BuildFailed."""
+    if named := os.environ.get("CUKILN_NVCC"):
+        return named
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if found := sorted(Path(place).glob("cu*/bin/nvcc"), reverse=True):
+            return str(found[0])
+    if found_in_path := shutil.which("nvcc"):
+        return found_in_path
+    raise BuildFailed(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
+
+
+def build_cubin(checks: Sequence[Check], arch: str, folder: Path) -> Path:
+    """nvcc's code for one architecture. Raises BuildFailed."""
+    source, cubin = folder / "primitives.cu", folder / f"primitives_{arch}.cubin"
+    source.write_text(device_text(checks), encoding="utf-8")
+    code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
+    _compile([find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin.name, source.name], folder)
+    return cubin
+
+
+def nvcc_version() -> str:
+    words = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, timeout=60).stdout
+    return words.split(" V")[-1].split()[0] if " V" in words else "unknown"
+
+
+def runs_on(check: Check, arch: str) -> bool:
+    """Whether GPUs of this architecture have the check's instructions."""
+    return int("".join(one for one in arch if one.isdigit())) >= check.capability
+
+
+class CupyGpu:
+    """The first GPU, by CuPy. Raises RunFailed where there is none."""
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise RunFailed(f"no GPU can be used: CuPy is not installed ({error})") from error
+        try:
+            properties = cupy.cuda.runtime.getDeviceProperties(0)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise RunFailed(f"no GPU: {error}") from error
+        self._cupy = cupy
+        self._module: Any = None
+        self.arch = f"sm_{properties['major']}{properties['minor']}"
+        driver = cupy.cuda.runtime.driverGetVersion()
+        self.description = {
+            "device": properties["name"].decode(),
+            "driver": f"{driver // 1000}.{driver % 1000 // 10}",
+            "arch": self.arch,
+        }
+
+    def load(self, cubin: Path) -> None:
+        self._module = self._cupy.RawModule(path=str(cubin))
+
+    def run(self, check: Check, words: Words) -> Words:
+        cupy = self._cupy
+        try:
+            given = cupy.asarray(words)
+            made = cupy.full((len(words), check.words_out), 0xFFFFFFFF, cupy.uint32)
+            kernel = self._module.get_function(check.function)
+            kernel((len(words),), (check.threads,), (given, made), shared_mem=check.shared_bytes)
+            found: Words = cupy.asnumpy(made)
+        except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
+            raise RunFailed(str(error)) from error
+        return found

@@ -1,0 +1,45 @@
+"""The benchmarks run what they say: the public shapes, and candidates of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.bench_verify_cpu import FAMILIES, sample
+from benchmarks.shapes import public_shape, shape_sets, shapes_of
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search import Search
+from codegen.targets import target
+
+
+def test_a_public_shape_is_found_by_its_name_alone() -> None:
+    names = [problem["name"] for problems in shape_sets().values() for problem in problems]
+    assert len(names) == len(set(names))
+    assert public_shape("bert_base/ffn1")["n"] == 3072
+    with pytest.raises(KeyError):
+        public_shape("bert_base/ffn3")
+
+
+def test_the_public_matmuls_are_those_of_three_sets() -> None:
+    counts: dict[str, int] = {}
+    for problem in shapes_of("matmul"):
+        set_name = problem["name"].partition("/")[0]
+        counts[set_name] = counts.get(set_name, 0) + 1
+    assert counts == {"bert_base": 6, "llama3_8b": 24, "square": 12}
+
+
+@pytest.mark.parametrize("problem", shapes_of("matmul"), ids=lambda problem: problem["name"])
+def test_a_public_matmul_has_schedules_at_level_1(problem: dict[str, Any]) -> None:
+    fields = {name: value for name, value in problem.items() if name != "name"}
+    assert lower(operator("matmul").parse(fields), target("sm_90a"), Search(level=1, limit=8)).why_empty is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_of_proofs_has_distinct_kernels_of_its_kind(name: str) -> None:
+    family, kernels = FAMILIES[name], sample(FAMILIES[name], 6)
+    assert len({kernel.id for kernel in kernels}) == 6
+    assert {"mma_k" in kernel.tunables.as_dict() for kernel in kernels} == {family.tensor_cores}
+    if family.splits:
+        assert {kernel.tunables.get("split") for kernel in kernels} == set(family.splits)

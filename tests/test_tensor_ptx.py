@@ -1,0 +1,303 @@
+"""What nvcc makes of the tensor-core kernels: mma.sync of the right type, ldmatrix, 16-byte cp.async, no spills; and
+what the CPU's watched run counts of their main loop: no bank conflicts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.ptxas_report import Resources
+from codegen.render_group import render_device, symbols
+from codegen.search import Search
+from codegen.targets import target
+from tests.cpu_helpers import TILE_K, tensor_kernel, verify
+from tests.fixtures_codegen import default_candidate, matmul
+from tests.fixtures_compile import *  # noqa: F403
+from tests.fixtures_compile import LIMITS
+from workers.compile_file import PTX, FileCompiler
+from workers.compile_group import compile_group
+from workers.processes import Processes
+from workers.toolchain import Toolchain
+
+DTYPES = ("float16", "bfloat16", "float32", "int8")
+LAYOUTS = ("nn", "nt", "tn", "tt")
+CUBE = {"m": 1024, "n": 1024, "k": 1024}
+MMA = {
+    "float16": "m16n8k16.row.col.f32.f16.f16.f32",
+    "bfloat16": "m16n8k16.row.col.f32.bf16.bf16.f32",
+    "float32": "m16n8k8.row.col.f32.tf32.tf32.f32",
+    "int8": "m16n8k32.row.col.s32.s8.s8.s32",
+}
+# Every aligned kind of Config with the target that it is compiled for; sm_75 has tensor cores for fp16 alone.
+KINDS = [
+    *product(("sm_80", "sm_90a"), DTYPES, LAYOUTS),
+    *product(("sm_75",), ("float16",), LAYOUTS),
+]  # fmt: skip
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z][\w.:]*)(?: ([^;]*))?;", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Of a kernel's `run`: how often each instruction stands in its PTX (cp.async with its bytes); ptxas' report."""
+
+    instructions: Counter[str]
+    resources: Resources
+
+    def count(self, start: str) -> int:
+        return sum(number for name, number in self.instructions.items() if name.startswith(start))
+
+
+def cube(dtype: str, layout: str, **fields: Any) -> Any:
+    return matmul(**{**CUBE, "dtype": dtype, "layout": layout, "allow_tf32": True, **fields})
+
+
+@pytest.fixture(scope="module")
+def codes(
+    toolchain: Toolchain, processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[tuple[str, str, str], Code]:
+    """The level-0 kernel of every kind: one nvcc call per target."""
+    found: dict[tuple[str, str, str], Code] = {}
+    for arch in dict.fromkeys(arch for arch, _, _ in KINDS):
+        of_target = {kind: candidate_of(*kind).kernel for kind in KINDS if kind[0] == arch}
+        compiled = codes_of(list(of_target.values()), arch, tmp_path_factory.mktemp(arch), toolchain, processes)
+        found |= {kind: compiled[kernel] for kind, kernel in of_target.items()}
+    return found
+
+
+def codes_of(
+    kernels: Sequence[Kernel], arch: str, folder: Path, toolchain: Toolchain, processes: Processes
+) -> dict[Kernel, Code]:
+    group = render_device(kernels)
+    device = FileCompiler(folder, toolchain, processes, LIMITS).compile_device(group.text, arch, group.symbols)
+    bodies = entries((folder / PTX).read_text())
+    names = {kernel: symbols(kernel)[operator("matmul").functions(kernel).index("run")] for kernel in kernels}
+    return {kernel: Code(instructions(bodies[name]), device.resources[name]) for kernel, name in names.items()}
+
+
+@cache
+def candidate_of(arch: str, dtype: str, layout: str) -> Candidate:
+    return default_candidate(cube(dtype, layout), arch)
+
+
+def entries(ptx: str) -> dict[str, str]:
+    """The text of each kernel by its mangled name."""
+    parts = re.split(r"^\.visible \.entry (\w+)\(", ptx, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def instructions(body: str) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for name, arguments in _INSTRUCTION.findall(body):
+        # The size of an asynchronous copy is an operand: cp.async.cg.shared.global [to], [from], 16, wanted.
+        size = f" {arguments.split(', ')[2]}" if re.match(r"cp\.async\.c[ag]\.", name) else ""
+        counts[name + size] += 1
+    return counts
+
+
+def turned(dtype: str, layout: str) -> list[bool]:
+    """Whether A and B are stored along m or n, not along k as the fragments want them."""
+    return [layout[0] == "t", layout[1] == "n"]
+
+
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_products_are_computed_by_mma_sync_of_their_type(
+    arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
+) -> None:
+    code, t = codes[arch, dtype, layout], candidate_of(arch, dtype, layout).schedule
+    wanted = "m16n8k8.row.col.f32.f16.f16.f32" if arch == "sm_75" else MMA[dtype]
+    assert {name for name in code.instructions if name.startswith(("mma", "wmma"))} == {f"mma.sync.aligned.{wanted}"}
+    rows, columns = (int(t.get(f"tile_{axis}")) // int(t.get(f"warps_{axis}")) for axis in "mn")
+    # A k-step of 32 bytes is one mma for each 16 x 8 outputs, two of those with half the k.
+    per_step = rows // 16 * (columns // 8) * (2 if arch == "sm_75" else 1)
+    assert code.count("mma") > 0
+    assert code.count("mma") % per_step == 0
+    assert code.count("fma") == 0
+
+
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_tiles_come_in_16_bytes_at_once(
+    arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
+) -> None:
+    code = codes[arch, dtype, layout]
+    loads = {name for name in code.instructions if name.startswith("ld.global")}
+    if arch == "sm_75" or (dtype == "int8" and layout != "nt"):
+        # sm_75 has no cp.async, and bytes are turned on their way: by way of registers.
+        assert code.count("cp.async") == 0
+        assert {re.sub(r"[usbf]32$", "b32", name) for name in loads} == {"ld.global.nc.v4.b32"}
+        return
+    assert {name for name in code.instructions if name.startswith("cp.async.c") and "commit" not in name} == {
+        "cp.async.cg.shared.global 16"
+    }
+    assert code.count("cp.async.commit_group") > 0
+    assert code.count("cp.async.wait_group") > 0
+    assert loads == set()
+
+
+def test_unaligned_tiles_come_in_what_their_alignment_allows(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    asynchronous = {align: tensor_kernel("nn", "float16", (align, align, align), stages=3) for align in (4, 2)}
+    single = tensor_kernel("nn", "float16", (1, 1, 1), stages=2, copy="registers")
+    found = codes_of([*asynchronous.values(), single], "sm_80", tmp_path, toolchain, processes)
+    for align, kernel in asynchronous.items():
+        copies = {name for name in found[kernel].instructions if re.match(r"cp\.async\.c[ag]", name)}
+        assert copies == {f"cp.async.ca.shared.global {2 * align}"}
+    assert found[single].count("cp.async") == 0
+    assert {name for name in found[single].instructions if name.startswith("ld.global")} == {"ld.global.nc.u16"}
+
+
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_fragments_are_read_by_ldmatrix(
+    arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
+) -> None:
+    """Those of 16-bit elements that lie along m or n by ldmatrix.trans. 32-bit ones, which it cannot turn, by single
+    words: ld.shared.b32. Bytes lie along k in shared memory however they are stored."""
+    code = codes[arch, dtype, layout]
+    plain = code.count("ldmatrix.sync.aligned.m8n8.x4.shared.b16")
+    turning = code.count("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16")
+    assert code.count("ldmatrix") == plain + turning
+    words = sum(number for name, number in code.instructions.items() if re.fullmatch(r"ld\.shared\.[ubf]32", name))
+    how = [turned(dtype, layout)[i] and dtype != "int8" for i in range(2)]
+    assert (plain > 0) == (not all(how))
+    assert (turning > 0) == (any(how) and dtype != "float32")
+    assert (words > 0) == (any(how) and dtype == "float32")
+
+
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_outputs_leave_in_16_bytes_at_once(
+    arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
+) -> None:
+    code = codes[arch, dtype, layout]
+    stores = {re.sub(r"[usbf]32$", "b32", name) for name in code.instructions if name.startswith("st.global")}
+    assert stores == {"st.global.v4.b32"}
+
+
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_level_0_neither_spills_nor_uses_local_memory(
+    arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
+) -> None:
+    code = codes[arch, dtype, layout]
+    assert code.count("ld.local") + code.count("st.local") == 0
+    assert wasted(code.resources) == (0, 0, 0)
+
+
+def wasted(resources: Resources) -> tuple[int, int, int]:
+    return (resources.spill_bytes, resources.stack_bytes, resources.static_shared_bytes)
+
+
+def require_no_spills(problem: Any, arch: str, search: Search, toolchain: Toolchain, processes: Processes) -> int:
+    """Compiles all kernels of a search, looks at each one's report, and says how many they were."""
+    kernels = list(dict.fromkeys(one.kernel for one in lower(problem, target(arch), search).candidates))
+    for first in range(0, len(kernels), 16):
+        outcome = compile_group(kernels[first : first + 16], target(arch), toolchain, processes, LIMITS)
+        for kernel in kernels[first : first + 16]:
+            found = outcome.outcomes[kernel.id]
+            assert found.resources is not None, found.log
+            assert wasted(found.resources) == (0, 0, 0), (kernel.to_json(), found.resources)
+    return len(kernels)
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "layout", "epilogue"),
+    [
+        ("sm_90a", "float16", "nt", [{"op": "bias", "axis": "n"}, {"op": "gelu"}]),
+        ("sm_80", "float32", "nn", []),
+        ("sm_80", "int8", "tn", []),
+        ("sm_75", "float16", "tt", [{"op": "residual"}]),
+    ],
+)
+def test_a_sample_of_level_1_neither_spills_nor_uses_local_memory(
+    arch: str, dtype: str, layout: str, epilogue: list[Any], toolchain: Toolchain, processes: Processes
+) -> None:
+    # Schedules that differ only at launch share a kernel.
+    problem, search = cube(dtype, layout, epilogue=epilogue), Search(level=1, limit=8, seed=3)
+    assert require_no_spills(problem, arch, search, toolchain, processes) >= 4
+
+
+# A cube, one that streams a weight matrix past a few rows, ragged and unaligned ones.
+PROBLEMS: tuple[dict[str, Any], ...] = (
+    CUBE,
+    {"m": 16, "n": 4096, "k": 4096},
+    {"m": 512, "n": 3072, "k": 768, "epilogue": [{"op": "bias", "axis": "n"}, {"op": "gelu"}]},
+    {"m": 1000, "n": 1001, "k": 333},
+)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_no_kernel_of_level_1_spills(
+    arch: str, dtype: str, layout: str, toolchain: Toolchain, processes: Processes
+) -> None:
+    # Every type sees every problem on every target, in one layout each.
+    fields = dict(PROBLEMS[(LAYOUTS.index(layout) + DTYPES.index(dtype)) % len(PROBLEMS)])
+    if dtype == "int8" and fields.get("epilogue"):
+        fields["out_dtype"] = "float16"
+    assert require_no_spills(cube(dtype, layout, **fields), arch, Search(level=1), toolchain, processes) >= 4
+
+
+# ---- bank conflicts of the main loop, as the watched run on the CPU counts them
+
+
+def kinds_of_tiles() -> Iterator[tuple[str, Kernel]]:
+    """The shapes that tiles can have in shared memory: rows along k by their bytes, the others by the tile's own
+    extent; turned bytes, which are stored one way and lie the other, by both."""
+    for dtype, depth in product(DTYPES, (32, 64, 128)):
+        tile = {"tile_m": 64, "tile_n": 32, "warps_m": 2, "warps_n": 2, "tile_k": depth * TILE_K[dtype] // 64}
+        for layout in LAYOUTS if dtype == "int8" else ("nt",):
+            yield f"{dtype} {layout}, {depth} bytes of k", kernel_of(dtype, layout, tile)
+    for dtype, extent in product(DTYPES, (16, 32, 64, 128, 256)):
+        tile = {"tile_m": extent, "tile_n": extent, "warps_m": min(extent // 16, 2), "warps_n": min(extent // 16, 4)}
+        yield f"{dtype} tn, {extent} rows and columns", kernel_of(dtype, "tn", tile)
+    for dtype, layout in product(DTYPES, ("nn", "tt")):
+        yield f"{dtype} {layout}", kernel_of(dtype, layout, {"tile_m": 32, "tile_n": 32})
+
+
+def kernel_of(dtype: str, layout: str, tile: Mapping[str, Any]) -> Kernel:
+    copy = "registers" if dtype == "int8" and layout != "nt" else "cp_async"
+    return tensor_kernel(layout, dtype, copy=copy, **tile)
+
+
+def main_loop(text: str) -> range:
+    """Lines of tensor.cuh before the way out of the sums: the exchange of the epilogue is no part of the main loop."""
+    lines = text.splitlines()
+    end = next(number for number, line in enumerate(lines, 1) if "void write_direct(" in line)
+    return range(1, end)
+
+
+def conflicts(kernels: Mapping[str, Kernel]) -> dict[str, list[str]]:
+    """Of each kernel, the places of its main loop that take more wavefronts than they must, with both numbers."""
+    lines = main_loop(operator("matmul").kernel_texts["tensor.cuh"])
+    found = {}
+    for name, verdict in zip(kernels, verify(list(kernels.values())), strict=True):
+        assert (verdict.verdict, verdict.message) == ("ok", ""), name
+        sites = [one for one in verdict.details["shared_memory"] if is_in(one["site"], lines)]
+        # Tiles are written and read at two places at least, or nothing was watched.
+        assert len({one["site"] for one in sites}) >= 2 and all(one["warp_accesses"] > 0 for one in sites), name
+        found[name] = [
+            f"{one['kind']} of {one['bytes']} bytes at {one['site']}: {one['wavefronts']} for {one['ideal']}"
+            for one in sites
+            if one["wavefronts"] != one["ideal"]
+        ]
+    return found
+
+
+def is_in(site: str, lines: range) -> bool:
+    file, line = site.rsplit(":", 1)
+    return file == "matmul/tensor.cuh" and int(line) in lines
+
+
+def test_the_main_loop_has_no_bank_conflicts() -> None:
+    assert {name: sites for name, sites in conflicts(dict(kinds_of_tiles())).items() if sites} == {}

@@ -1,0 +1,207 @@
+"""Wrong kernels: what stands in matmul's text or in the epilogue's, and what is wrong in its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """`old` stands once in `file` and becomes `new`: both expressions, or both statements. `harmless`: Configs that the
+    change reaches without consequence: nothing there is split, or placed, or of A."""
+
+    file: str
+    old: str
+    new: str
+    harmless: tuple[str, ...] = ()
+
+
+# Configs of the test whose k is not divided.
+UNSPLIT = ("fp16 nn", "fp16 tt, read ahead", "fp16 nt, halves of mma", "tf32 tn", "int8 nn")
+_STORE = "store_global<width>(partial, sums);"
+_PER_SLICE = (
+    "Vector<typename C::Accumulator, width> twice = sums; "
+    "if constexpr (is_same<typename C::Accumulator, float>) C::Epilogue::apply(twice, Position{row, column, "
+    "matrix * arguments.stride_c + row * arguments.ldc + column}, arguments.epilogue); "
+    "store_global<width>(partial, twice);"
+)
+_TO_HALF = (
+    "multiply(fragments[k % C::fragments]); for (auto& row : sums) for (auto& piece : row) for (auto& one : piece) "
+    "one = static_cast<Accumulator>(round_to_half(static_cast<float>(one)));"
+)
+COMMON = {
+    "out's pitch is that of B": Wrong("tile.cuh", "row * arguments.ldc", "row * arguments.ldb"),
+    "out's rows are packed": Wrong("tile.cuh", "row * arguments.ldc", "row * int64_t(arguments.n)"),
+    "out's matrices are packed": Wrong(
+        "tile.cuh", "matrix * arguments.stride_c", "matrix * arguments.ldc * arguments.m"
+    ),
+    "columns of tiles counted by m": Wrong("tile.cuh", "index % tiles_n", "index % tiles_m"),
+    "a matrix has tiles_m squared tiles": Wrong("tile.cuh", "tiles_m * tiles_n", "tiles_m * tiles_m"),
+    "the last band full": Wrong("tile.cuh", "smaller(band_rows, tiles_m - band * band_rows)", "band_rows"),
+    "a band one row short": Wrong("tile.cuh", "tiles_m - band * band_rows", "tiles_m - band * band_rows - (band > 0)"),
+    "a bias of the tile, not of the matrix": Wrong(
+        "tile.cuh",
+        "Position{row, column, offset}",
+        "Position{row % C::tile_m, column % C::tile_n, offset}",
+        ("fp16 nt, halves of mma", "tf32 tn"),
+    ),
+    "the epilogue of the first matrix for all": Wrong(
+        "tile.cuh",
+        "Position{row, column, offset}",
+        "Position{row, column, offset - matrix * arguments.stride_c}",
+        ("fp16 tt, read ahead", "int8 nn", "fp16 nt, halves of mma", "fp16 nt, stream-K"),
+    ),
+    "outputs by way of bfloat16": Wrong(
+        "tile.cuh", "to_float(sums.data[i])", "round_to_bfloat16(to_float(sums.data[i]))"
+    ),
+}
+CUDA_CORES = {
+    "A's matrices lie like those of B": Wrong(
+        "simt.cuh", "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
+    ),
+    "B is the first of the batch": Wrong("simt.cuh", "tile.matrix * arguments.stride_b", "0"),
+    "A's rows are packed": Wrong(
+        "simt.cuh",
+        "loader_a.load(a, arguments.lda, rows_left, k_left - C::tile_k);",
+        "loader_a.load(a, arguments.k, rows_left, k_left - C::tile_k);",
+    ),
+    "m stands for n in the rows left": Wrong("simt.cuh", "arguments.m - first_row", "arguments.n - first_row"),
+    "n bounds the rows": Wrong("simt.cuh", "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
+    "m bounds the columns": Wrong("simt.cuh", "in_bounds(column, arguments.n)", "in_bounds(column, arguments.m)"),
+    "the last k lost": Wrong(
+        "simt.cuh",
+        "loader_a.load(a, arguments.lda, rows_left, length);",
+        "loader_a.load(a, arguments.lda, rows_left, length - 1);",
+        ("simt nn, large",),
+    ),
+    "the last k of a later tile lost": Wrong(
+        "simt.cuh",
+        "loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k);",
+        "loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k - 1);",
+    ),
+    "a step along k lost": Wrong("simt.cuh", "k_left > 0", "k_left > C::tile_k / 2"),
+    "the last fragment not read ahead": Wrong("simt.cuh", "k + 1 < C::tile_k", "k + 2 < C::tile_k"),
+    "the last stage read again": Wrong("simt.cuh", "stage ^= 1;", "stage = 1;"),
+    "quads not spread": Wrong(
+        "simt.cuh", "j / FragmentB::quad * quad_stride_n + j % FragmentB::quad", "j", ("simt nn, 1 element",)
+    ),
+    "products in half precision": Wrong(
+        "simt.cuh",
+        "fma(a.data[i], b.data[j], accumulators[i][j])",
+        "fma(round_to_half(a.data[i]), b.data[j], accumulators[i][j])",
+    ),
+    "sums in bfloat16": Wrong("simt.cuh", "accumulators[i][j + w]", "round_to_bfloat16(accumulators[i][j + w])"),
+}
+TENSOR_CORES = {
+    "A's matrices lie like those of B ": Wrong(
+        "tensor.cuh", "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
+    ),
+    "B is the first of the batch ": Wrong("tensor.cuh", "tile.matrix * arguments.stride_b", "0"),
+    "m stands for n in the rows left ": Wrong("tensor.cuh", "arguments.m - row", "arguments.n - row"),
+    "A's fragments in another order": Wrong(
+        "tensor.cuh",
+        "low + 8 * (of_a ? middle : high)",
+        "low + 8 * (of_a ? 1 - middle : high)",
+        ("fp16 tt, read ahead",),
+    ),
+    "halves of k swapped in A": Wrong(
+        "tensor.cuh", "chunk = of_a ? high : middle;", "chunk = of_a ? 1 - high : middle;", ("fp16 tt, read ahead",)
+    ),
+    "halves of k swapped in A, turned": Wrong(
+        "tensor.cuh",
+        "row = low + 8 * (of_a ? high : middle);",
+        "row = low + 8 * (of_a ? 1 - high : middle);",
+        ("fp16 nn",),
+    ),
+    "halves of k swapped in A, by words": Wrong("tensor.cuh", "of_a ? i / 2 : i % 2", "of_a ? 1 - i / 2 : i % 2"),
+    "columns of B swapped": Wrong("tensor.cuh", "fragments.b[j / 2][j % 2 * 2]", "fragments.b[j / 2][2 - j % 2 * 2]"),
+    "a k-step read twice": Wrong(
+        "tensor.cuh", "load(fragments[0], stage, k);", "load(fragments[0], stage, k / 2 * 2);"
+    ),
+    "the last k-step lost": Wrong(
+        "tensor.cuh",
+        "multiply(fragments[k % C::fragments]);",
+        "if (k + 1 < k_steps) multiply(fragments[k % C::fragments]);",
+    ),
+    "the last k-step lost, read ahead": Wrong(
+        "tensor.cuh", "warp.multiply(fragments[k % 2]);", "if (k + 1 < W::k_steps) warp.multiply(fragments[k % 2]);"
+    ),
+    "the last tile of k lost": Wrong(
+        "tensor.cuh", "(share.end - share.first - 1) / C::tile_k + 1", "(share.end - share.first) / C::tile_k"
+    ),
+    "the second half of an mma lost": Wrong(
+        "tensor.cuh", "mma_m16n8k8_f16(d, second, b[1]);", "mma_m16n8k8_f16(d, second, b[0]);"
+    ),
+    "sums in half precision": Wrong("tensor.cuh", "multiply(fragments[k % C::fragments]);", _TO_HALF),
+    "bytes not turned": Wrong("tensor.cuh", "transpose_bytes(words);", ";"),
+    "bytes in the order of descending k": Wrong(
+        "tensor.cuh", "source + (k + j) * pitch + outer", "source + (k + 3 - j) * pitch + outer"
+    ),
+    "rows of halves swapped on the way out": Wrong(
+        "tensor.cuh", "i * 16 + half * 8 + lane / 4", "i * 16 + (1 - half) * 8 + lane / 4"
+    ),
+    "rows of halves swapped in the exchange": Wrong(
+        "tensor.cuh", "(half * 8 + lane / 4) * pitch", "((1 - half) * 8 + lane / 4) * pitch"
+    ),
+    "n bounds the rows ": Wrong("tensor.cuh", "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
+}
+SPLIT = {
+    "slices overlap": Wrong(
+        "tile.cuh",
+        "static_cast<int>((slice + 1) * steps / arguments.slices)",
+        "static_cast<int>((slice + 1) * steps / arguments.slices) + 1",
+    ),
+    "slices leave a gap": Wrong(
+        "tile.cuh",
+        "static_cast<int>(slice * steps / arguments.slices)",
+        "static_cast<int>(slice * steps / arguments.slices) + (slice > 0)",
+    ),
+    "every slice is the first of A": Wrong(
+        "tensor.cuh",
+        "(C::a_transposed ? row + share.first * lda : row * lda + share.first)",
+        "(C::a_transposed ? row : row * lda)",
+        UNSPLIT,
+    ),
+    "a slice takes the rest of k": Wrong("tensor.cuh", "(share.end - share.first)", "(arguments.k)", UNSPLIT),
+    "a slice is not added": Wrong("split.cuh", "slice < slices", "slice < slices - 1", ("int8 nt, atomic",)),
+    "a slice is added twice": Wrong(
+        "split.cuh", "partial += slice_elements;", "if (slice != 2) partial += slice_elements;"
+    ),
+    "a tile's first block takes another's slot": Wrong("tensor.cuh", "(first == 0)", "(first != 0)"),
+    "a tile's last block is not added": Wrong("split.cuh", "block <= last", "block < last"),
+    "blocks end elsewhere than the reduction thinks": Wrong(
+        "tile.cuh", "total % blocks * block / blocks", "total % blocks * block / blocks + (block > 0 && block < blocks)"
+    ),
+    "the epilogue for every slice": Wrong("tile.cuh", _STORE, _PER_SLICE),
+    "all slices write to the first": Wrong(
+        "tile.cuh", "C::split == split_atomic ? 0 : blockIdx.y", "0", ("int8 nt, atomic",)
+    ),
+    "sums added to what was there": Wrong(
+        "split.cuh",
+        "store_global<4>(static_cast<T*>(arguments.workspace) + index * 4, Vector<T, 4>{{0, 0, 0, 0}});",
+        ";",
+    ),
+}
+
+# By the chain of nodes that shows it.
+_NEXT = "apply_from<tensor_index + Node::tensors, scalar_index + Node::scalars, N, Rest...>(value, at, arguments);"
+_APPLY = "Node::template apply<tensor_index, scalar_index, N>(value, at, arguments);"
+_ERF, _CLIP = "1.0f + cukiln::erf(x * 0.70710678118654752f)", "(x > scalars[1] ? scalars[1] : x)"
+EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
+    "order": (("scale", "bias.n", "relu"), _APPLY, f"{_NEXT} {_APPLY} return;"),
+    "tensors": (("bias.n", "residual", "bias.m"), _NEXT, _NEXT.replace("tensor_index + Node::tensors", "tensor_index")),
+    "scalars": (("scale", "clip"), _NEXT, _NEXT.replace("scalar_index + Node::scalars", "scalar_index")),
+    "a bias of the rows by columns": (("bias.m",), "bias + at.row", "bias + at.column"),
+    "relu": (("relu",), "x < 0.0f ? 0.0f : x", "x"),
+    "leaky relu": (("leaky_relu",), "x < 0.0f ? x * scalars[0] : x", "x * scalars[0]"),
+    "the lower end of a clip": (("clip",), f"x < scalars[0] ? scalars[0] : {_CLIP}", _CLIP),
+    "the upper end of a clip": (("clip",), "x > scalars[1] ? scalars[1] : x", "x"),
+    "one bit of a mask": (("mask",), "kept.data[i] != 0", "kept.data[i] & 1"),
+    "gelu by tanh": (("gelu",), _ERF, "1.0f + cukiln::tanh(0.79788456f * (x + 0.044715f * x * x * x))"),
+    "gelu's constant": (("gelu",), "0.70710678118654752f", "0.7071f"),
+    "silu": (("silu",), "x / (1.0f + cukiln::exp(-x))", "x / (1.0001f + cukiln::exp(-x))"),
+    "sigmoid": (("sigmoid",), "1.0f / (1.0f + cukiln::exp(-x))", "1.0001f / (1.0f + cukiln::exp(-x))"),
+    "tanh": (("tanh",), "cukiln::tanh(x)", "1.0001f * cukiln::tanh(x)"),
+    "half for bfloat16": (("cast.bfloat16",), "round_to_bfloat16(x)", "round_to_half(x)"),
+    "no cast": (("cast.float16",), "round_to_half(x)", "x"),
+}
