@@ -58,26 +58,41 @@ def seed_of_this_run() -> int:
 
 def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
+    return [_draw(number, rng) for number, rng in _numbered(count, seed)]
+
+
+def draw_problems(count: int, seed: int) -> list[tuple[str, MatmulProblem]]:
+    """Targets and problems, whether or not there are schedules for them."""
+    return [(_target(number), _problem(number, rng)) for number, rng in _numbered(count, seed)]
+
+
+def _numbered(count: int, seed: int) -> list[tuple[int, random.Random]]:
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
 def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
-    element, tf32 = KINDS[number % 5]
-    arch = TARGETS[number // 5 % 3]
-    if element in AMPERE_ONLY and arch == "sm_75":
-        arch = "sm_86"
-    split, layout, grain = SPLITS[number // 2 % 6], LAYOUTS[number % 4], GRAINS[number // 3 % 5]
-    outs = ("int32",) if element == "int8" and number // 15 % 3 == 0 else ("float32", "float16", "bfloat16")
+    arch = _target(number)
     while True:
-        problem = draw_problem(rng, element, tf32, layout, grain, outs, split not in ("level 2", "none"))
-        found = _schedule(problem, arch, split, rng)
+        found = _schedule(_problem(number, rng), arch, SPLITS[number // 2 % 6], rng)
         if found is not None:
             return arch, found
 
 
-def draw_problem(
+def _target(number: int) -> str:
+    arch = TARGETS[number // 5 % 3]
+    return "sm_86" if arch == "sm_75" and KINDS[number % 5][0] in AMPERE_ONLY else arch
+
+
+def _problem(number: int, rng: random.Random) -> MatmulProblem:
+    element, tf32 = KINDS[number % 5]
+    outs = ("int32",) if element == "int8" and number // 15 % 3 == 0 else ("float32", "float16", "bfloat16")
+    long_k = SPLITS[number // 2 % 6] not in ("level 2", "none")
+    return _random_problem(rng, element, tf32, LAYOUTS[number % 4], GRAINS[number // 3 % 5], outs, long_k)
+
+
+def _random_problem(
     rng: random.Random, element: str, tf32: bool, layout: str, grain: int, outs: tuple[str, ...], long_k: bool
 ) -> MatmulProblem:
     """`long_k`: with more k-steps than one, so that k can be split."""

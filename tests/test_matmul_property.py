@@ -10,14 +10,29 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.search import Search
 from codegen.targets import target
-from tests.drawn import MOST, Proof, draws, prove, seed_of_this_run
+from tests.drawn import (
+    AMPERE_ONLY,
+    KINDS,
+    LAYOUTS,
+    MOST,
+    TARGETS,
+    Proof,
+    draw_problems,
+    draws,
+    prove,
+    seed_of_this_run,
+)
+from tests.fixtures_codegen import matmul
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS
 from workers.compile_group import compile_group
@@ -98,6 +113,18 @@ def test_a_hundred_draws_are_right(tmp_path: Path) -> None:
     proofs = prove(draws(100, seed), tmp_path, seed=seed, batch=BATCH)
     require_right(proofs)
     require_spread([(proof.arch, proof.candidate) for proof in proofs])
+
+
+def test_every_problem_has_a_schedule_to_begin_with() -> None:
+    """Level 0, for what was drawn and for extents that no vector divides, large and small."""
+    problems = draw_problems(300, seed_of_this_run())
+    for (dtype, tf32), layout, arch in product(KINDS, LAYOUTS, TARGETS):
+        if arch == "sm_75" and dtype in AMPERE_ONLY:
+            continue
+        for m, n, k in ((1023, 1023, 1023), (17, 5001, 4099), (4096, 4096, 4096), (1, 1, 1)):
+            problems.append((arch, matmul(m=m, n=n, k=k, dtype=dtype, layout=layout, allow_tf32=tf32)))
+    empty = [(arch, problem, lower(problem, target(arch), Search(level=0)).why_empty) for arch, problem in problems]
+    assert [one for one in empty if one[2] is not None] == [], f"of {len(problems)}"
 
 
 @pytest.mark.long

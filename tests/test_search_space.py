@@ -14,7 +14,7 @@ from codegen.errors import InvalidSearch
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, covers, permuted
+from codegen.search import Linked, Search, SearchSpace, Tunable, build_space, covers, permuted
 from codegen.targets import target
 from tests.fixtures_codegen import default_candidate, matmul
 
@@ -43,6 +43,49 @@ def test_every_index_is_a_distinct_schedule_and_leads_back(lists: dict[str, tupl
     assert [found.index_of(schedule) for schedule in schedules] == list(range(found.size))
     assert all(schedule.as_dict().keys() == lists.keys() for schedule in schedules)
     assert list(found) == schedules
+
+
+PAIRS = Linked(("way", "count"), (("none", 1), ("sliced", 2), ("sliced", 4)))
+
+
+@given(LISTS)
+def test_linked_tunables_take_their_choices_and_no_others(lists: dict[str, tuple[int, ...]]) -> None:
+    found = SearchSpace(values=tuple(lists.items()), linked=(PAIRS,))
+    schedules = list(found)
+    assert found.size == len(schedules) == len(set(schedules)) == 3 * SearchSpace(values=tuple(lists.items())).size
+    assert [found.index_of(schedule) for schedule in schedules] == list(range(found.size))
+    assert {(one.get("way"), one.get("count")) for one in schedules} == set(PAIRS.choices)
+    assert all(one == Schedule.of(one.as_dict()) for one in schedules)
+    assert found.index_of(Schedule.of({**schedules[0].as_dict(), "way": "none", "count": 2})) is None
+    assert found.tunables == {**lists, "way": ("none", "sliced"), "count": (1, 2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("search", "size", "linked"),
+    [
+        ({"level": 1}, 2 * 3, True),
+        ({"level": 2}, 3 * 1, True),
+        ({"level": 0}, 1, False),
+        ({"tunables": {"a": [1]}}, 1 * 3, True),
+        ({"tunables": {"count": [2, 3, 4]}}, 2 * 2 * 3, False),
+        ({"schedules": [{"a": 2, "way": "none", "count": 9}]}, 1, False),
+    ],
+)
+def test_a_search_that_names_a_linked_tunable_takes_every_combination(
+    search: dict[str, Any], size: int, linked: bool
+) -> None:
+    tunables = (
+        Tunable("a", (1, 2, 3), False, ""),
+        Tunable("way", ("none", "sliced"), False, ""),
+        Tunable("count", range(1, 10), True, ""),
+    )
+    default = Schedule.of({"a": 1, "way": "none", "count": 1})
+    levels: dict[int, dict[str, tuple[int | str, ...]]] = {1: {"a": (1, 2)}, 2: {"a": (1, 2, 3)}}
+    both = {1: PAIRS, 2: Linked(PAIRS.names, PAIRS.choices[:1])}
+    found = build_space(Search.model_validate(search), tunables, levels, default, both)
+    assert found.size == len(set(found)) == size
+    assert bool(found.linked) is linked
+    assert all(one.as_dict().keys() == {"a", "way", "count"} for one in found)
 
 
 def test_an_index_outside_is_refused() -> None:

@@ -130,9 +130,10 @@ class Matmul(Operator):
         return [int(values.get(name, 0)) for name in self.launch_tunables]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        """Every raster with the most parts of k that the problem has, and each other number of parts."""
+        """Each number of parts of k, then every raster with the most parts that the problem has. Few parts come first,
+        because the first launch is the watched one: with one step in a part there is no pipeline to watch."""
         *fewer, most = split.launches_to_test(kernel.tunables.as_dict(), _matmul(problem))
-        return [*([int(raster), *most] for raster in RASTER.allowed), *([0, *parts] for parts in fewer)]
+        return [*([0, *parts] for parts in fewer), *([int(raster), *most] for raster in RASTER.allowed)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = _matmul(problem)

@@ -140,10 +140,20 @@ struct TurningCopier {
   static constexpr int per_thread = (units + C::threads - 1) / C::threads;
   static constexpr bool even = units % C::threads == 0;
   static constexpr int square = align < 4 ? align : 4;
+  // Words, not bytes: nvcc 13.2 keeps each byte of an array of bytes in a register of its own.
+  static constexpr int words_held = align < 4 ? 1 : align / 4;
 
-  Vector<signed char, align> held[per_thread][4];
+  Vector<unsigned, words_held> held[per_thread][4];
 
   static __device__ __forceinline__ int unit(int i) { return static_cast<int>(threadIdx.x) + i * C::threads; }
+
+  static __device__ __forceinline__ Vector<unsigned, words_held> read(const signed char* source) {
+    if constexpr (align < 4) {
+      return {{static_cast<unsigned char>(load_global<1>(source).data[0])}};
+    } else {
+      return load_global<words_held>(reinterpret_cast<const unsigned*>(source));
+    }
+  }
 
   __device__ __forceinline__ void fetch(const signed char* source, int64_t pitch, int outer_left, int k_left) {
 #pragma unroll
@@ -151,10 +161,10 @@ struct TurningCopier {
       const int k = unit(i) % units_k * 4, outer = unit(i) / units_k * align;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        held[i][j] = Vector<signed char, align>{};
+        held[i][j] = Vector<unsigned, words_held>{};
         const bool outer_exists = (even || unit(i) < units) && in_bounds(outer, outer_left);  // bounds: turn outer
         const bool k_exists = in_bounds(k + j, k_left);  // bounds: turn k
-        if (outer_exists && k_exists) held[i][j] = load_global<align>(source + (k + j) * pitch + outer);
+        if (outer_exists && k_exists) held[i][j] = read(source + (k + j) * pitch + outer);
       }
     }
   }
@@ -164,23 +174,37 @@ struct TurningCopier {
     for (int i = 0; i < per_thread; ++i) {
       if (!even && !in_bounds(unit(i), units)) continue;  // bounds: turn unit
       const int k = unit(i) % units_k * 4, outer = unit(i) / units_k * align;
+      // Where several units of k make a line of banks, neighbouring threads have rows a multiple of lines apart: each
+      // begins at another row of its square.
+      constexpr int rows_per_line = SharedTile::rows_per_line < square ? SharedTile::rows_per_line : square;
+      const int turn = unit(i) / units_k % rows_per_line;
 #pragma unroll
       for (int first = 0; first < align; first += square) {
-        unsigned words[4] = {};
+        unsigned words[4];
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-          for (int column = 0; column < square; ++column)
-            words[j] |= static_cast<unsigned>(static_cast<unsigned char>(held[i][j].data[first + column])) << 8 * column;
+        for (int j = 0; j < 4; ++j) words[j] = held[i][j].data[first / 4];
         transpose_bytes(words);
+        if constexpr (rows_per_line > 1) exchange(words, 1, turn & 1);
+        if constexpr (rows_per_line > 2) exchange(words, 2, turn & 2);
 #pragma unroll
         for (int column = 0; column < square; ++column) {
-          const int row = outer + first + column;
+          const int row = outer + first + (column ^ turn);
           const int swizzled = k / chunk_bytes ^ SharedTile::swizzle(row);  // swizzle: turn
           store_shared<1>(reinterpret_cast<unsigned*>(tile + SharedTile::at(row, swizzled) + k % chunk_bytes),
                           Vector<unsigned, 1>{{words[column]}});
         }
       }
+    }
+  }
+
+  // Where `wanted`: words[i] becomes words[i ^ distance].
+  static __device__ __forceinline__ void exchange(unsigned (&words)[4], int distance, bool wanted) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & distance) continue;
+      const unsigned low = words[i], high = words[i | distance];
+      words[i] = wanted ? high : low;
+      words[i | distance] = wanted ? low : high;
     }
   }
 };
@@ -523,6 +547,7 @@ __device__ __forceinline__ void write_shared(const Arguments& arguments, const T
   constexpr int width = C::split == split_workspace || C::split == split_atomic ? 4 : C::align_c;
   constexpr int part = width < 4 ? width : 4;
   constexpr int vectors_per_row = W::columns / width, vectors = 16 * vectors_per_row;
+  static_assert(vectors % 32 == 0, "every lane writes as many vectors as the others");
   const int lane = static_cast<int>(threadIdx.x) % 32;
   T* const rows = reinterpret_cast<T*>(shared) + static_cast<int>(threadIdx.x) / 32 * 16 * pitch;
   __syncthreads();  // every warp has read the last stage, which this overwrites
@@ -539,7 +564,6 @@ __device__ __forceinline__ void write_shared(const Arguments& arguments, const T
 #pragma unroll
     for (int first = 0; first < vectors; first += 32) {
       const int vector = first + lane, row = vector / vectors_per_row, column = vector % vectors_per_row * width;
-      if (vectors % 32 != 0 && !in_bounds(vector, vectors)) continue;  // bounds: write vector
       Vector<T, width> sums;
 #pragma unroll
       for (int p = 0; p < width; p += part) {

@@ -72,6 +72,9 @@ Lists = dict[str, tuple[Value, ...]]
 NARROW = 32
 # From this length on, slices of k are cheaper than tiles that are too small.
 LONG_K = 2048
+# Of tiles that are loaded element by element: bytes of k per row and the largest size, for a thread carries each element
+# in a register of its own and works out its address.
+SCATTERED_ROW_BYTES, LARGEST_SCATTERED = (32, 64), 128
 # Up to this length a loop of constant length pays: its few steps are unrolled and its checks vanish.
 SHORT_K = 256
 # Of `_clocks`: what a multiprocessor gets from L2 (5,120 bytes per clock for the 108 of an A100, by its white paper),
@@ -156,7 +159,6 @@ def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> t
     )
     deep = [row_bytes // size for row_bytes in ((128,) if slices else (64, 128))]
     depths = tuple(depth for depth in deep if depth <= max(power_of_two(k), 64 // size)) or (64 // size,)
-    steps = k_steps(k, depths[0])
     wanted_stages = ((3, 4, 6) if narrow else (2, 3, 4) if k <= SHORT_K else (3, 4)) if asynchronous else (1, 2)
     large_inputs = input_bytes(problem) > L2_SHARE * target.l2_bytes
     along = (2, 4) if slices else (1, 2, 4)
@@ -167,7 +169,7 @@ def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> t
         "tile_k": depths,
         "warps_m": (1,) if sizes.narrow_m else along if sizes.narrow_n else (2,),
         "warps_n": (1,) if sizes.narrow_n else along if sizes.narrow_m else (2, 4),
-        "stages": tuple(count for count in wanted_stages if count <= steps) or ((2,) if asynchronous else (1,)),
+        "stages": wanted_stages,
         "fragments": (2,),
         "mma_k": (_mma_k(problem, target),),
         "copy": ("cp_async",) if asynchronous else ("registers",),
@@ -177,7 +179,27 @@ def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> t
         "maxnreg": (0,),
         "raster": (0, band) if large_inputs and not narrow else (0,),
     }
+    if _scattered(size, aligns):
+        lists |= _carried(sizes, size)
+    steps = k_steps(k, int(lists["tile_k"][0]))
+    lists["stages"] = tuple(count for count in wanted_stages if count <= steps) or ((2,) if asynchronous else (1,))
     return lists, ways(slices, atomic=False)
+
+
+def _carried(sizes: Tiles, size: int) -> Lists:
+    """Where level 1 differs if tiles are loaded element by element: tiles that are small for their threads."""
+    tiles_m, tiles_n = (_up_to(LARGEST_SCATTERED, along) for along in (sizes.m, sizes.n))
+    warps_m, warps_n = (
+        tuple(count for count in (1, 2, 4) if 16 * count <= along[-1])[-2:] for along in (tiles_m, tiles_n)
+    )
+    return {
+        "tile_m": tiles_m,
+        "tile_n": tiles_n,
+        "tile_k": tuple(row_bytes // size for row_bytes in SCATTERED_ROW_BYTES),
+        "warps_m": warps_m,
+        "warps_n": warps_n,
+        "fragments": (1,),
+    }
 
 
 def _full(problem: MatmulProblem, target: Target, small: Lists) -> Lists:
@@ -202,6 +224,11 @@ def _asynchronous(problem: MatmulProblem, target: Target, size: int, aligns: tup
     """Whether cp.async can bring both operands' tiles."""
     turned = size == 1 and problem.layout != "nt"
     return target.capability >= AMPERE and min(aligns) * size >= LEAST_COPY_BYTES and not turned
+
+
+def _scattered(size: int, aligns: tuple[int, int]) -> bool:
+    """Whether elements of an operand are loaded one by one although a register holds several."""
+    return min(aligns) * size < LEAST_COPY_BYTES
 
 
 def _mma_k(problem: MatmulProblem, target: Target) -> int:
