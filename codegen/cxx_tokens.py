@@ -40,9 +40,10 @@ class Token(NamedTuple):
     line: int
 
 
-def tokenize(text: str) -> list[Token]:
-    """The tokens, newlines included (directives end at them); raises Unclassified where the text is not certain."""
-    joined, line_of = _join_lines(text)
+def tokenize(text: str, first_line: int = 1) -> list[Token]:
+    """The tokens, newlines included (directives end at them); raises Unclassified where the text is not certain.
+    `first_line` is the number of the text's first line."""
+    joined, line_of = _join_lines(text, first_line)
     tokens: list[Token] = []
     position, match_next = 0, _TOKEN.scanner(joined).match  # type: ignore[attr-defined]  # typeshed does not know it
     while (match := match_next()) is not None:
@@ -63,18 +64,19 @@ def tokenize(text: str) -> list[Token]:
     raise Unclassified(f"line {line_of(position)}: cannot read {joined[position : position + 20]!r}")
 
 
-def _join_lines(text: str) -> tuple[str, _Lines]:
+def _join_lines(text: str, first_line: int) -> tuple[str, _Lines]:
     if "??" in text and re.search(r"\?\?[=/'()!<>-]", text):
         raise Unclassified("trigraphs are not allowed in generated text")
     # gcc also joins lines whose backslash is followed by blanks.
     pieces = re.split(r"\\[ \t\r\f\v]*\n", text)
-    return "".join(pieces), _Lines(pieces)
+    return "".join(pieces), _Lines(pieces, first_line)
 
 
 class _Lines:
     """Line numbers of the unjoined text by position in the joined one."""
 
-    def __init__(self, pieces: list[str]) -> None:
+    def __init__(self, pieces: list[str], first_line: int) -> None:
+        self._before = first_line - 1
         self._starts: list[int] = [0]
         position = 0
         for index, piece in enumerate(pieces):
@@ -84,4 +86,4 @@ class _Lines:
                 self._starts.append(position)
 
     def __call__(self, position: int) -> int:
-        return bisect_right(self._starts, position)
+        return self._before + bisect_right(self._starts, position)

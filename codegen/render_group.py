@@ -67,13 +67,16 @@ def operator_text(name: str) -> str:
 
 def render_device(kernels: Sequence[Kernel]) -> RenderedGroup:
     """The .cu that nvcc compiles to a cubin; kernels in the order given, each at most once."""
-    parts = ["#define CUKILN_DEVICE 1\n", *map(header_text, DEVICE_HEADERS)]
-    parts += [operator_text(name) for name in operator_names(kernels)]
-    parts += [slice_text(kernel) for kernel in kernels]
+    parts = [group_headers(operator_names(kernels)), *map(slice_text, kernels)]
     functions = [f"{kernel.namespace}::{name}" for kernel in kernels for name in functions_of(kernel)]
     if len(set(functions)) != len(functions):
         raise TextError("two kernels of the group share a namespace")
     return RenderedGroup("".join(parts), frozenset(functions), frozenset(s for k in kernels for s in symbols(k)))
+
+
+def group_headers(operators: Iterable[str]) -> str:
+    """What a .cu with kernels of these operators begins with."""
+    return "".join(["#define CUKILN_DEVICE 1\n", *map(header_text, DEVICE_HEADERS), *map(operator_text, operators)])
 
 
 def functions_of(kernel: Kernel) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from codegen.cxx_macros import CONDITIONALS, Macros, require_balanced
 from codegen.cxx_tokens import Token, tokenize
 from codegen.errors import NotUnique, Unclassified
 
 SHARED = "cukiln"
+_FIRST_KERNEL = "\nnamespace kernel_"
 # Names that take parentheses in a declaration without being its name.
 _WITH_PARENTHESES = frozenset(
     {"__launch_bounds__", "__maxnreg__", "alignas", "__align__", "__attribute__", "decltype", "noexcept"}
@@ -52,9 +54,32 @@ def scan(text: str) -> frozenset[str]:
 
 def scan_functions(text: str) -> list[Function]:
     """Every function definition at namespace scope, in order, overloads one by one."""
-    scanner = _Scanner(tokenize(text))
+    scanner = _Scanner(_tokens(text))
     scanner.run()
     return scanner.functions
+
+
+def _tokens(text: str) -> list[Token]:
+    """As `tokenize(text)`. Groups share their headers, whose tokens are most of the work, so those are kept. No token
+    reaches over the end of a line, but for a comment (`tokenize` refuses one that does not end) and joined lines."""
+    end = text.find(_FIRST_KERNEL) + 1
+    headers = text[:end]
+    if not end or headers.rstrip(" \t\r\f\v\n").endswith("\\"):
+        return tokenize(text)
+    try:
+        return [*_header_tokens(headers), *tokenize(text[end:], headers.count("\n") + 1)]
+    except Unclassified:  # perhaps only because a comment reaches over the cut: the whole text decides
+        return tokenize(text)
+
+
+def remember_headers(headers: str) -> None:
+    """Read what many texts will begin with; a worker does so once, before its forks."""
+    _header_tokens(headers)
+
+
+@lru_cache(maxsize=8)
+def _header_tokens(headers: str) -> tuple[Token, ...]:
+    return tuple(tokenize(headers))
 
 
 def assert_unique(text: str, expected: Collection[str]) -> None:

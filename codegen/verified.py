@@ -6,15 +6,14 @@ import re
 from functools import cache
 from typing import Literal
 
-from codegen.kernel import Kernel
 from codegen.primitives import confirmed_primitives, primitives
 from codegen.render_group import header_text, operator_text
 
 
-def verified_label(kernel: Kernel) -> Literal["cpu", "cpu-unconfirmed"]:
-    """`cpu-unconfirmed` while `device/confirmed.json` lacks a primitive that the kernel's operator uses, or has it with
+def verified_label(operator_name: str) -> Literal["cpu", "cpu-unconfirmed"]:
+    """`cpu-unconfirmed` while `device/confirmed.json` lacks a primitive that the operator's kernels use, or has it with
     another text than today's."""
-    return "cpu" if primitives_of(kernel.operator) <= confirmed_primitives() else "cpu-unconfirmed"
+    return "cpu" if primitives_of(operator_name) <= confirmed_primitives() else "cpu-unconfirmed"
 
 
 @cache

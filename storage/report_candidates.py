@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from sqlalchemy import RowMapping, and_, or_, select
 
-from codegen.primitives import confirmed_primitives
-from codegen.verified import primitives_of
+from codegen.verified import verified_label
 from cukiln.types import CandidatePage, CandidateReport, RejectionReport, Rejections, VerdictName, Verified
 from storage.cursors import make_cursor, read_cursor
 from storage.database import Session
@@ -110,6 +109,7 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
         registers=resources.get("registers"),
         shared_bytes=_sum_of(resources, "static_shared_bytes", "dynamic_shared_bytes"),
         spill_bytes=_sum_of(resources, "spill_load_bytes", "spill_store_bytes"),
+        shared_memory=proof.details.get("shared_memory") if proof else None,
         occupancy=(row["prediction"] or {}).get("occupancy"),
         predicted_us=row["predicted_us"],
         measured_us=row["measured_us"],
@@ -117,9 +117,7 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
 
 
 def _verified(operator_name: str, proof: Verdict) -> Verified:
-    if proof.venue == "gpu":
-        return "gpu"
-    return "cpu" if primitives_of(operator_name) <= confirmed_primitives() else "cpu-unconfirmed"
+    return "gpu" if proof.venue == "gpu" else verified_label(operator_name)
 
 
 def _worst_error(details: dict[str, Any]) -> dict[str, Any]:

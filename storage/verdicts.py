@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select, update
@@ -21,7 +21,7 @@ from storage.tables import BuildRow, GroupRow, VerdictRow
 
 @dataclass(frozen=True)
 class NewVerdict:
-    """`details`: seeds, extents, errors against their bounds."""
+    """`details`: seeds, extents, errors against their bounds, on the CPU also the accesses to shared memory."""
 
     subject: str
     verdict: str
@@ -60,7 +60,10 @@ def known_verdicts(session: Session, subjects: Iterable[str], venue: str, plan_v
 def best_proofs(
     session: Session, subjects: Iterable[tuple[str | None, str | None]]
 ) -> dict[tuple[str | None, str | None], Verdict]:
-    """For each (slice, code digest) the proof to show: that of a GPU before that of the CPU, the newest first."""
+    """For each (slice, code digest) the proof to show: that of a GPU before that of the CPU, the newest first.
+
+    A GPU counts no accesses to shared memory: its proof gets the counts of the CPU run, where there was one.
+    """
     pairs = set(subjects)
     found: dict[str, Verdict] = {}
     for ids in chunks({subject for pair in pairs for subject in pair if subject is not None}):
@@ -70,8 +73,11 @@ def best_proofs(
         found.update((row["subject"], Verdict(**row)) for row in rows)
     proofs = {}
     for built, code in pairs:
-        proof = found.get(code or "") or found.get(built or "")
-        if proof is not None:
+        on_gpu, on_cpu = found.get(code or ""), found.get(built or "")
+        if on_gpu and on_cpu and "shared_memory" in on_cpu.details:
+            counted = {"shared_memory": on_cpu.details["shared_memory"]}
+            on_gpu = replace(on_gpu, details={**counted, **on_gpu.details})
+        if proof := on_gpu or on_cpu:
             proofs[built, code] = proof
     return proofs
 

@@ -1,16 +1,17 @@
 """Matmul problems drawn over the whole domain, each with one accepted schedule, and how they are proved on the CPU.
 
 What a draw is about (dtype, target, layout, alignment, split, …) goes round in steps that share no factor, so that a
-hundred draws have all of it; the extents and the rest are chance.
+hundred draws have all of it, and so does what chance alone would bring seldom; the extents and the rest are chance.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,7 @@ from codegen.operators import operator
 from codegen.operators.matmul import Matmul
 from codegen.operators.matmul.alignment import aligns
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.tensor_rules import LEAST_COPY_BYTES
 from codegen.problem import Problem
 from codegen.rules import Accepted
 from codegen.schedule import Schedule, Value
@@ -46,6 +48,10 @@ MOST, TAIL = 200, 600
 # Of a problem, padding of its tiles not counted: what a run on the CPU should not exceed.
 MOST_PRODUCTS = 2_000_000
 SLICES = STREAM_BLOCKS = (2, 3, 5, 7, 16)
+# What chance alone would leave out of a few hundreds of draws: one of seven draws has it by its number. "deep": three
+# stages or more on tensor cores that can have them, which takes aligned rows, here packed ones.
+FORCED = ("shared operand", "longer extent", "", "another raster", "", "deep", "")
+NODES = (0, 1, 2, 0, 3, 1, MAX_NODES)  # of an epilogue, seven draws each
 ATTEMPTS = 2000  # schedules that are looked at for one that is accepted
 
 
@@ -75,7 +81,7 @@ def _numbered(count: int, seed: int) -> list[tuple[int, random.Random]]:
 def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = _target(number)
     while True:
-        found = _schedule(_problem(number, rng), arch, SPLITS[number // 2 % 6], rng)
+        found = _schedule(_problem(number, rng), arch, SPLITS[number // 2 % 6], FORCED[number % 7], rng)
         if found is not None:
             return arch, found
 
@@ -87,29 +93,48 @@ def _target(number: int) -> str:
 
 def _problem(number: int, rng: random.Random) -> MatmulProblem:
     element, tf32 = KINDS[number % 5]
+    forced, grain = FORCED[number % 7], GRAINS[number // 3 % 5]
+    if forced == "deep":
+        grain = max(grain, LEAST_COPY_BYTES // dtype(element).bytes)
     outs = ("int32",) if element == "int8" and number // 15 % 3 == 0 else ("float32", "float16", "bfloat16")
     long_k = SPLITS[number // 2 % 6] not in ("level 2", "none")
-    return _random_problem(rng, element, tf32, LAYOUTS[number % 4], GRAINS[number // 3 % 5], outs, long_k)
+    batch = rng.choice((2, 3) if forced == "shared operand" else (1, 1, 1, 2, 3))
+    m, n, k = _extents(rng, batch, grain, long_k, forced)
+    out = rng.choice((*outs, *((element,) if element in outs else ())))
+    nodes = () if out == "int32" else rng.choices(EVERY_NODE, k=NODES[number // 7 % 7])
+    fields: dict[str, Any] = {"m": m, "n": n, "k": k, "batch": batch, "layout": LAYOUTS[number % 4], "dtype": element}
+    fields |= {"allow_tf32": tf32, "out_dtype": out, "epilogue": list(nodes)}
+    fields |= {} if forced == "deep" else _gaps(fields, grain, rng)
+    if forced == "shared operand":
+        fields[f"stride_{rng.choice('ab')}"] = 0
+    problem = operator("matmul").parse({"operator": "matmul", **fields})
+    assert isinstance(problem, MatmulProblem)
+    return problem
 
 
-def _random_problem(
-    rng: random.Random, element: str, tf32: bool, layout: str, grain: int, outs: tuple[str, ...], long_k: bool
-) -> MatmulProblem:
-    """`long_k`: with more k-steps than one, so that k can be split."""
+def _extents(rng: random.Random, batch: int, grain: int, long_k: bool, forced: str) -> list[int]:
+    """m, n, k. `long_k`: with more k-steps than one, so that k can be split."""
 
-    def extent(least: int = 1) -> int:
-        most = TAIL if rng.random() < 0.07 else rng.choice((24, 80, MOST))
+    def extent(least: int, most: int) -> int:
         return max(grain, rng.randint(least, max(most, least + 50)) // grain * grain)
 
-    batch = rng.choice((1, 1, 1, 2, 3))
     while True:
-        m, n, k = extent(), extent(), extent(150 if long_k and rng.random() < 0.8 else 1)
-        if batch * m * n * k <= MOST_PRODUCTS:
-            break
-    out = rng.choice((*outs, *((element,) if element in outs else ())))
-    nodes = () if out == "int32" else rng.choices(EVERY_NODE, k=rng.choice((0, 0, 1, 2, 3, MAX_NODES)))
-    fields: dict[str, Any] = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "dtype": element}
-    fields |= {"allow_tf32": tf32, "out_dtype": out, "epilogue": list(nodes)}
+        leasts = [1, 1, 150 if long_k and rng.random() < 0.8 else 1]
+        if forced == "another raster":
+            leasts[:2] = [40, 40]  # two tiles of 16, whatever the grain
+        mosts = [TAIL if rng.random() < 0.07 else rng.choice((24, 80, MOST)) for _ in leasts]
+        if forced == "longer extent":
+            axis = rng.randrange(3)
+            leasts[axis], mosts[axis] = MOST + max(GRAINS), TAIL
+        extents = [extent(least, most) for least, most in zip(leasts, mosts, strict=True)]
+        if batch * math.prod(extents) <= MOST_PRODUCTS:
+            return extents
+
+
+def _gaps(problem: Mapping[str, Any], grain: int, rng: random.Random) -> dict[str, int]:
+    """Pitches and strides, of some operands only, that leave gaps or repeat a matrix."""
+    m, n, k, batch, layout = (problem[name] for name in ("m", "n", "k", "batch", "layout"))
+    fields: dict[str, int] = {}
     stored = {"a": (m, k), "b": (k, n), "c": (m, n)}
     for operand, (rows, columns) in stored.items():
         if operand != "c" and layout["ab".index(operand)] == "t":
@@ -121,12 +146,10 @@ def _random_problem(
             fields[f"stride_{operand}"] = rows * columns + rng.randint(0, 3) * rng.choice((grain, 1))
         if batch > 1 and operand != "c" and rng.random() < 0.2:
             fields[f"stride_{operand}"] = 0
-    problem = operator("matmul").parse({"operator": "matmul", **fields})
-    assert isinstance(problem, MatmulProblem)
-    return problem
+    return fields
 
 
-def _schedule(problem: MatmulProblem, arch: str, split: str, rng: random.Random) -> Candidate | None:
+def _schedule(problem: MatmulProblem, arch: str, split: str, forced: str, rng: random.Random) -> Candidate | None:
     """A random accepted schedule: of level 2 as it is, or of wider lists with this way of dividing k."""
     op, where = operator("matmul"), target(arch)
     # The first schedule of a sample is the default one: what is wanted is the one after it.
@@ -138,19 +161,21 @@ def _schedule(problem: MatmulProblem, arch: str, split: str, rng: random.Random)
         split = "workspace"
     lists |= {"split": [split], "split_k": SLICES if split in ("workspace", "atomic") else [1]}
     if "stream_blocks" in lists:
-        lists |= {"stream_blocks": STREAM_BLOCKS if split == "stream" else [0], **_wider(problem, arch, rng)}
+        lists |= {"stream_blocks": STREAM_BLOCKS if split == "stream" else [0], **_wider(problem, arch, forced, rng)}
     tried = (Schedule.of({name: rng.choice(values) for name, values in lists.items()}) for _ in range(ATTEMPTS))
     return _accepted(problem, arch, tried, None)
 
 
-def _wider(problem: MatmulProblem, arch: str, rng: random.Random) -> dict[str, Sequence[Value]]:
+def _wider(problem: MatmulProblem, arch: str, forced: str, rng: random.Random) -> dict[str, Sequence[Value]]:
     """Lists of the tensor-core kernel beyond those of level 2: what only a search that names it tries."""
     size = dtype(problem.dtype).bytes
     every = (16, 32, 64, 128)
     turned = size == 1 and problem.layout != "nt"
     can_be_asynchronous = arch != "sm_75" and min(aligns(problem)[:2]) * size >= 4 and not turned
-    by_registers = not can_be_asynchronous or rng.random() < 0.2
-    forced = rng.random() < 0.3
+    by_registers = not can_be_asynchronous or (forced != "deep" and rng.random() < 0.2)
+    asynchronous_stages = [3, 4, 5] if forced == "deep" else [2, 3, 4, 5]
+    limited = rng.random() < 0.3
+    ordered = forced == "another raster" or (min(problem.m, problem.n) > 32 and rng.random() < 0.6)
     return {
         "tile_m": [tile for tile in every if tile < 2 * problem.m] or [16],
         "tile_n": [tile for tile in every if tile < 2 * problem.n] or [16],
@@ -158,13 +183,13 @@ def _wider(problem: MatmulProblem, arch: str, rng: random.Random) -> dict[str, S
         "warps_m": [1, 2, 4, 8],
         "warps_n": [1, 2, 4, 8],
         "copy": ["registers" if by_registers else "cp_async"],
-        "stages": [1, 2] if by_registers else [2, 3, 4, 5],
+        "stages": [1, 2] if by_registers else asynchronous_stages,
         "fragments": [1, 2],
         "epilogue_path": ["direct", "shared"],
-        "maxnreg": [96, 168, 255] if forced else [0],
-        "min_blocks": [1] if forced else [1, 2, 3],
+        "maxnreg": [96, 168, 255] if limited else [0],
+        "min_blocks": [1] if limited else [1, 2, 3],
         "static_k": [0, problem.k] if problem.k <= 1024 else [0],
-        "raster": [1, 4, 8] if min(problem.m, problem.n) > 32 and rng.random() < 0.6 else [0],
+        "raster": [1, 4, 8] if ordered else [0],
     }
 
 

@@ -30,6 +30,11 @@ from storage.verdicts import NewVerdict, builds_to_verify, record_verified
 POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
 BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
 PLAN = {"venue": "cpu", "plan_version": "1"}
+# What a CPU run counts of accesses to shared memory: one with bank conflicts, one without.
+SITES: list[dict[str, Any]] = [
+    {"site": "tile.cuh:7", "kind": "write", "bytes": 4, "warp_accesses": 8, "wavefronts": 32, "ideal": 8},
+    {"site": "tile.cuh:9", "kind": "ldmatrix", "bytes": 16, "warp_accesses": 8, "wavefronts": 32, "ideal": 32},
+]
 TARGET, TOOLCHAIN = "sm_80", "t" * 64
 
 
@@ -205,7 +210,7 @@ def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) 
                 kernel.slice,
                 "incorrect" if kernel.build in wrong else "ok",
                 "off by one" if kernel.build in wrong else None,
-                {"cases": [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]},
+                {"cases": [{"exact": False, "max_error": 0.25, "error_bound": 0.5}], "shared_memory": SITES},
                 1.0,
                 1.0,
             )

@@ -1,7 +1,8 @@
 """Kernels of a few lines for the tests of the CPU execution: text in the test, compiled together, run one by one.
 
 A body sees `in` and `out` (1,024 floats each; `in` holds 0, 1, 2, …), `shared` (bytes), `thread` and everything of
-namespace cukiln. Messages name its lines as `<name>.cuh:<line>`, counted from the body's first line.
+namespace cukiln. Messages name its lines as `<name>.cuh:<line>`, counted from the body's first line. `then` is the body
+of a second launch, where there is one.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Small:
     threads: int = 64
     shared: int = 4096  # bytes
     blocks: int = 1
+    then: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,23 +109,34 @@ class SmallKernels:
 
 
 def _text(name: str, small: Small) -> str:
+    bodies = [("run", small.body)] + ([("then", small.then)] if small.then else [])
+    launches = [
+        f"{{{number}, {{{small.blocks}, 1, 1}}, {{{small.threads}, 1, 1}}, {small.shared}}}" for number in (0, 1)
+    ]
+    functions = [f"cukiln::cpu::call_kernel<SmallArguments, {name}::{function}>" for function, _ in bodies]
     return f"""
 namespace {name} {{
-static void run(const SmallArguments arguments) {{
+{"".join(_function(name, function, body) for function, body in bodies)}
+}}
+CUKILN_CPU_EXPORT int {name}_run(const cukiln::cpu::Call* call) {{
+  const SmallArguments arguments(call->pointers);
+  const cukiln::Launch launches[] = {{{", ".join(launches)}}};
+  const cukiln::cpu::Function functions[] = {{{", ".join(functions)}}};
+  return cukiln::cpu::execute(*call, launches, {len(bodies)}, functions, {len(bodies)}, &arguments);
+}}
+"""
+
+
+def _function(name: str, function: str, body: str) -> str:
+    return f"""
+static void {function}(const SmallArguments arguments) {{
   using namespace cukiln;
   [[maybe_unused]] const float* const in = arguments.in;
   [[maybe_unused]] float* const out = arguments.out;
   [[maybe_unused]] const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   [[maybe_unused]] char* const shared = shared_memory<char>();
 #line 1 "{name}.cuh"
-{dedent(small.body).strip()}
+{dedent(body).strip()}
 #line 1 "small.cpp"
-}}
-}}
-CUKILN_CPU_EXPORT int {name}_run(const cukiln::cpu::Call* call) {{
-  const SmallArguments arguments(call->pointers);
-  const cukiln::Launch launch = {{0, {{{small.blocks}, 1, 1}}, {{{small.threads}, 1, 1}}, {small.shared}}};
-  const cukiln::cpu::Function functions[] = {{cukiln::cpu::call_kernel<SmallArguments, {name}::run>}};
-  return cukiln::cpu::execute(*call, &launch, 1, functions, 1, &arguments);
 }}
 """

@@ -9,6 +9,7 @@ import pytest
 from cukiln.types import Job, JobPage
 from storage.jobs import job_state
 from tests.fixtures_api import MATMUL, Api, api, publish, serving
+from tests.fixtures_storage import SITES, compile_next, plan_next, verify_next
 
 __all__ = ["api"]
 
@@ -180,6 +181,18 @@ def test_a_new_job_has_no_candidates_and_no_rejections(api: Api) -> None:
     path = api.submit().headers["location"]
     assert api.client.get(f"{path}/candidates").json() == {"candidates": [], "next_cursor": None}
     assert api.client.get(f"{path}/rejections").json() == {"rejections": []}
+
+
+def test_a_candidate_is_listed_with_its_resources_and_its_bank_conflicts(api: Api) -> None:
+    path = api.submit().headers["location"]
+    plan_next(api.database, "a")
+    compile_next(api.database)
+    (compiled,) = api.client.get(f"{path}/candidates").json()["candidates"]
+    assert (compiled["registers"], compiled["shared_memory"]) == (32, None)
+    verify_next(api.database)
+    (verified,) = api.client.get(f"{path}/candidates").json()["candidates"]
+    assert (verified["verdict"], verified["registers"], verified["shared_bytes"]) == ("ok", 32, 64)
+    assert verified["shared_memory"] == SITES
 
 
 def test_candidates_of_a_problem_that_the_job_lacks_are_refused(api: Api) -> None:

@@ -84,12 +84,27 @@ WRONG: dict[str, tuple[Small, str]] = {
             else
               warp_barrier();
         """),
-        r"warp 0 of .*: threads 0-6 wait at other_place.cuh:2 in warp_barrier; thread 7 waits at other_place.cuh:4 in "
-        r"warp_barrier; threads 8-31 wait at",
+        r"warp 0 of .*: threads 0-6, 8-31 wait at other_place.cuh:2 in warp_barrier; thread 7 waits at "
+        r"other_place.cuh:4 in warp_barrier$",
+    ),
+    "every_second_lane": (
+        Small("if (lane % 2 == 0) vote_any(true);\nwarp_barrier();"),
+        r"warp 0 of .*: threads 0, 2, 4, 6 and 12 more wait at every_second_lane.cuh:1 in vote_any; "
+        r"threads 1, 3, 5, 7 and 12 more wait at every_second_lane.cuh:2 in warp_barrier$",
+    ),
+    "in_turn": (
+        Small("if (lane % 8 < 2) vote_any(true);\nif (lane % 8 > 2) warp_barrier();"),
+        r"warp 0 of .*: threads 0-1, 8-9, 16-17, 24-25 wait at in_turn.cuh:1 in vote_any; threads 2, 10, 18, 26 have "
+        r"exited; threads 3-7, 11-15, 19-23, 27-31 wait at in_turn.cuh:2 in warp_barrier$",
+    ),
+    "every_second_warp": (
+        Small("if (warp % 2) __syncthreads();", threads=320),
+        r"divergent barrier in block 0,0,0: threads 0-31, 64-95, 128-159, 192-223 and 32 more have exited; "
+        r"threads 32-63, 96-127, 160-191, 224-255 and 32 more wait at every_second_warp.cuh:1$",
     ),
     "exited_lane": (
         Small("if (thread == 40) return;\nwarp_barrier();"),
-        r"warp 1 of .*: threads 32-39 wait at exited_lane.cuh:2 in warp_barrier; thread 40 has exited; threads 41-63",
+        r"warp 1 of .*: threads 32-39, 41-63 wait at exited_lane.cuh:2 in warp_barrier; thread 40 has exited$",
     ),
     "at_the_barrier": (
         Small("if (lane >= 30) __syncthreads();\nshuffle_idx(1, 0);"),

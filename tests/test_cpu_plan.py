@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.operators import operator
+from codegen.operators.matmul.grid import k_steps
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.split import all_steps
 from codegen.test_plan import EXACT_ORDERS, Case, differing, judge, plan_cases
-from tests.cpu_helpers import FAULTY, loaded, matmul_kernel
+from tests.cpu_helpers import FAULTY, loaded, matmul_kernel, tensor_kernel
 from workers import verify_cpu
 from workers.verify_cpu import plan_version
 
@@ -50,6 +54,25 @@ def test_approximate_runs_are_repeated_in_another_order_with_the_same_launch() -
 def test_the_first_exact_run_of_every_problem_is_watched_and_no_other() -> None:
     for case in cases():
         assert [run.watch for run in case.runs] == [case.exact] + [False] * (len(case.runs) - 1)
+
+
+@pytest.mark.parametrize("split", ["workspace", "atomic", "stream"])
+@pytest.mark.parametrize("stages", range(2, 9))
+@pytest.mark.parametrize(("tile", "static_k"), [(32, 0), (128, 0), (256, 0), (256, 512)])
+def test_the_first_watched_launch_gives_every_block_more_steps_than_stages(
+    split: str, stages: int, tile: int, static_k: int
+) -> None:
+    """Else the ring of tiles never turns while races are looked for."""
+    kernel = tensor_kernel(split=split, stages=stages, tile_m=tile, tile_n=tile, static_k=static_k)
+    first = next(plan_cases(MATMUL, kernel, 1))
+    problem, run = first.problem, first.runs[0]
+    assert isinstance(problem, MatmulProblem)
+    assert run.watch
+    t: dict[str, Any] = {**kernel.tunables.as_dict(), **dict(zip(MATMUL.launch_tunables, run.launch, strict=True))}
+    # Shares of k, or of the steps of all tiles, differ by one step at most.
+    of_tile = k_steps(problem.k, t["tile_k"])
+    least = all_steps(problem, t) // t["stream_blocks"] if split == "stream" else of_tile // t["split_k"]
+    assert least > stages
 
 
 def test_a_launch_is_not_always_paired_with_the_same_order() -> None:

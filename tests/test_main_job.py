@@ -140,6 +140,20 @@ def test_the_winners_record_names_blobs_that_are_what_they_say(client: Client, j
     assert all(case["max_error"] == 0 for case in best.verdict["cases"] if case["exact"])
 
 
+def test_a_candidate_and_the_winner_s_record_say_where_shared_memory_was_accessed(client: Client, job: Job) -> None:
+    best = client.kernel(report(job, "healthy").key).front[0]
+    page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
+    listed = next(one for one in page.candidates if (one.problem, one.candidate) == ("healthy", best.candidate))
+    assert listed.shared_memory
+    assert [site.model_dump() for site in listed.shared_memory] == best.verdict["shared_memory"]
+    assert {site.kind for site in listed.shared_memory} == {"read", "write"}
+    assert all(site.wavefronts >= site.ideal >= site.warp_accesses > 0 for site in listed.shared_memory)
+    lost = [site.wavefronts - site.ideal for site in listed.shared_memory]
+    assert lost == sorted(lost, reverse=True)
+    uncompiled = next(one for one in page.candidates if one.verdict == "compile_error")
+    assert uncompiled.shared_memory is None
+
+
 def test_the_winner_built_alone_has_the_code_that_was_judged_in_its_group(client: Client, job: Job) -> None:
     best = client.kernel(report(job, "healthy").key).front[0]
     page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))

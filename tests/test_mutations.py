@@ -55,8 +55,6 @@ TENSOR: Mapping[str, dict[str, Any]] = {
     "bf16 nn, stream-K": {"layout": "nn", "dtype": "bfloat16", "fragments": 2, **STREAM, **SHARED},
     "tf32 nt": {"layout": "nt", "dtype": "float32", "stages": 2, **WIDE, **SHARED},
 }
-# Mutants that change nothing that any run could see, and why. One that is caught after all fails the tests too.
-HARMLESS: Mapping[str, str] = {}
 # Of single configs, by the comment of the line: with fragments read ahead, what a warp reads behind the last barrier of
 # the main loop is never used, so that nothing is lost with it.
 EXCUSED = {"every warp has read the last stage": ("fp16 nn, read ahead", "bf16 tt, read ahead", "bf16 nn, stream-K")}
@@ -108,7 +106,6 @@ def records(verdicts: list[MutantVerdict]) -> Iterator[dict[str, Any]]:
             "text": mutant.old,
             "becomes": mutant.new,
             "caught": is_caught(verdicts, mutant.number),
-            "harmless_because": HARMLESS.get(mutant.name),
             "runs": runs,
         }
 
@@ -119,18 +116,11 @@ def test_the_kernels_pass_as_they_are(verdicts: list[MutantVerdict]) -> None:
     assert found == dict.fromkeys(configs, ("ok", ""))
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in all_mutants() if mutant.name not in HARMLESS])
+@pytest.mark.parametrize("name", [mutant.name for mutant in all_mutants()])
 def test_a_mutant_is_caught(name: str, verdicts: list[MutantVerdict]) -> None:
     (number,) = [mutant.number for mutant in all_mutants() if mutant.name == name]
     assert of_mutant(verdicts, number), f"no config reaches {name!r}: add one"
     assert is_caught(verdicts, number), of_mutant(verdicts, number)
-
-
-def test_a_mutant_that_is_called_harmless_is_never_caught(verdicts: list[MutantVerdict]) -> None:
-    numbers = {mutant.name: mutant.number for mutant in all_mutants()}
-    for name in HARMLESS:
-        assert of_mutant(verdicts, numbers[name]), f"no config reaches {name!r}: add one"
-        assert not is_caught(verdicts, numbers[name]), of_mutant(verdicts, numbers[name])
 
 
 def test_the_artifact_lists_every_mutant(verdicts: list[MutantVerdict]) -> None:
@@ -141,7 +131,7 @@ def test_the_artifact_lists_every_mutant(verdicts: list[MutantVerdict]) -> None:
     sys.stdout.write(f"mutants and their verdicts: {path}\n")
     written = json.loads(path.read_text())["mutants"]
     assert [one["site"] for one in written] == [mutant.name for mutant in all_mutants()]
-    assert all(one["runs"] and one["line"] > 0 and one["caught"] != bool(one["harmless_because"]) for one in written)
+    assert all(one["runs"] and one["line"] > 0 and one["caught"] for one in written)
 
 
 def test_a_missing_barrier_wait_or_commit_is_caught_in_every_config_that_reaches_it(
@@ -149,7 +139,7 @@ def test_a_missing_barrier_wait_or_commit_is_caught_in_every_config_that_reaches
 ) -> None:
     configs, texts = list(kernels_of("matmul")), operator("matmul").kernel_texts
     for mutant in all_mutants():
-        if mutant.kind not in ("barrier", "warp barrier", "commit", "wait") or mutant.name in HARMLESS:
+        if mutant.kind not in ("barrier", "warp barrier", "commit", "wait"):
             continue
         line = texts[mutant.file].splitlines()[mutant.line - 1]
         excused = {config for comment, named in EXCUSED.items() if comment in line for config in named}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codegen.cxx_tokens import Token, tokenize
 from codegen.errors import NotUnique, TextError, Unclassified
 from codegen.render_group import render_device
-from codegen.scan_functions import assert_unique, scan
+from codegen.scan_functions import _tokens, assert_unique, scan
 from tests.fixtures_codegen import kernels
 
 HEADER = """
@@ -268,3 +271,19 @@ def test_a_rendered_group_with_an_added_helper_is_refused() -> None:
         assert_unique(rendered.text + "__device__ void helper() {}\n", rendered.functions)
     with pytest.raises(NotUnique, match="not defined"):
         assert_unique(rendered.text, {*rendered.functions, "kernel_0000000000000000::run"})
+
+
+@given(
+    st.lists(st.sampled_from([HEADER, KERNEL, "\\\n", "/*", "*/", "//", '"', "'", "\n", " ", "#define A \\ \n", "x"])),
+    st.lists(st.sampled_from([KERNEL, "*/", "/*", '"', "\n", "\\\n"])),
+)
+def test_reading_the_headers_apart_changes_no_token(headers: list[str], kernels: list[str]) -> None:
+    text = "".join([*headers, "\nnamespace kernel_b {}\n", *kernels])
+
+    def outcome(read: Callable[[str], list[Token]]) -> list[Token] | str:
+        try:
+            return read(text)
+        except Unclassified as error:
+            return str(error)
+
+    assert outcome(_tokens) == outcome(tokenize)

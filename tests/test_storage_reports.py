@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert
 
+from codegen import verified
 from codegen.verified import primitives_of
 from cukiln.types import StageSeconds
-from storage import jobs, report_candidates
+from storage import jobs
 from storage.candidates import Predicted, set_predictions
 from storage.clock import FakeClock
 from storage.cursors import make_cursor
@@ -27,6 +28,7 @@ from storage.winners import publish_winner
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     PLAN,
+    SITES,
     TARGET,
     TOOLCHAIN,
     add_job,
@@ -371,7 +373,7 @@ def test_a_candidate_is_reported_with_its_proof_and_resources(
     database: Database, monkeypatch: pytest.MonkeyPatch, venue: str, confirmed: bool, label: str
 ) -> None:
     everything = primitives_of("matmul") if confirmed else frozenset()
-    monkeypatch.setattr(report_candidates, "confirmed_primitives", lambda: everything)
+    monkeypatch.setattr(verified, "confirmed_primitives", lambda: everything)
     job_id = planned_job(database)
     with database.write() as session:
         (first, _) = problem_ids(session, job_id)
@@ -397,6 +399,10 @@ def test_a_candidate_is_reported_with_its_proof_and_resources(
     assert (fine.verdict, fine.verified, fine.message) == ("ok", label, None)
     assert (fine.max_error, fine.error_bound) == ((0.125, 1.0) if venue == "gpu" else (0.25, 0.5))
     assert (fine.registers, fine.shared_bytes, fine.spill_bytes) == (32, 64, 4)
+    # No GPU counts accesses: its proof is shown with what the CPU run counted, and so is a run that was wrong.
+    assert [site.model_dump() for site in fine.shared_memory or ()] == SITES
+    assert wrong.shared_memory == fine.shared_memory
+    assert broken.shared_memory is None
     assert (fine.predicted_us, fine.occupancy, fine.measured_us) == (7.5, 0.75, None)
     assert fine.group is not None and fine.group == broken.group
     assert (broken.verdict, broken.verified, broken.registers) == ("compile_error", None, None)

@@ -199,14 +199,22 @@ def wasted(resources: Resources) -> tuple[int, int, int]:
 
 def require_no_spills(problem: Any, arch: str, search: Search, toolchain: Toolchain, processes: Processes) -> int:
     """Compiles all kernels of a search, looks at each one's report, and says how many they were."""
-    kernels = list(dict.fromkeys(one.kernel for one in lower(problem, target(arch), search).candidates))
+    kernels = kernels_of_search(problem, arch, search)
+    require_none_wasted(kernels, arch, toolchain, processes)
+    return len(kernels)
+
+
+def kernels_of_search(problem: Any, arch: str, search: Search) -> list[Kernel]:
+    return list(dict.fromkeys(one.kernel for one in lower(problem, target(arch), search).candidates))
+
+
+def require_none_wasted(kernels: Sequence[Kernel], arch: str, toolchain: Toolchain, processes: Processes) -> None:
     for first in range(0, len(kernels), 16):
         outcome = compile_group(kernels[first : first + 16], target(arch), toolchain, processes, LIMITS)
         for kernel in kernels[first : first + 16]:
             found = outcome.outcomes[kernel.id]
             assert found.resources is not None, found.log
             assert wasted(found.resources) == (0, 0, 0), (kernel.to_json(), found.resources)
-    return len(kernels)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +232,24 @@ def test_a_sample_of_level_1_neither_spills_nor_uses_local_memory(
     # Schedules that differ only at launch share a kernel.
     problem, search = cube(dtype, layout, epilogue=epilogue), Search(level=1, limit=8, seed=3)
     assert require_no_spills(problem, arch, search, toolchain, processes) >= 4
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype", "layout", "fields"),
+    [
+        ("sm_90a", "float16", "nt", {"batch": 96, "m": 128, "n": 128, "k": 64}),
+        ("sm_80", "bfloat16", "tn", {"k": 52}),
+        ("sm_80", "float32", "nn", {"k": 24}),
+    ],
+)
+def test_level_1_with_a_constant_short_k_neither_spills_nor_uses_local_memory(
+    arch: str, dtype: str, layout: str, fields: dict[str, Any], toolchain: Toolchain, processes: Processes
+) -> None:
+    """All of them: with one or two steps loops are unrolled, and few tiles show what nvcc then makes of an array."""
+    kernels = kernels_of_search(cube(dtype, layout, **fields), arch, Search(level=1))
+    constant = [kernel for kernel in kernels if kernel.tunables.get("static_k")]
+    assert len(constant) >= 16
+    require_none_wasted(constant, arch, toolchain, processes)
 
 
 # A cube, one that streams a weight matrix past a few rows, ragged and unaligned ones.

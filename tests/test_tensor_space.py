@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -11,9 +12,12 @@ from codegen.lower import Lowered, lower
 from codegen.operators import operator
 from codegen.operators.matmul import simt_space, tensor_space
 from codegen.operators.matmul.grid import blocks
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.rules import Accepted
 from codegen.schedule import Schedule
 from codegen.search import Search, SearchSpace
 from codegen.targets import target
+from tests.drawn import AMPERE_ONLY, KINDS, LAYOUTS
 from tests.fixtures_codegen import matmul
 
 OP = operator("matmul")
@@ -97,6 +101,44 @@ def test_levels_are_nested_and_none_is_empty(fields: dict[str, Any], arch: str) 
     assert len(zero) == 1
     assert zero <= one
     assert all(two.index_of(schedule) is not None for schedule in one)
+
+
+def any_problem(rng: random.Random) -> MatmulProblem:
+    """Extents on both sides of what tiles and vectors divide; pitches that give A, B and C alignments of their own."""
+    (dtype, tf32), layout = rng.choice(KINDS), rng.choice(LAYOUTS)
+    m, n, k = (rng.choice((1, 7, 16, 17, 26, 63, 100, 1023, 1024, 5001)) for _ in range(3))
+    fields: dict[str, Any] = {"m": m, "n": n, "k": k, "dtype": dtype, "allow_tf32": tf32, "layout": layout}
+    packed = matmul(**fields)
+    for name, columns in (("lda", packed.lda), ("ldb", packed.ldb), ("ldc", packed.ldc)):
+        grain = rng.choice((1, 1, 2, 4, 8, 16))
+        fields[name] = -(-columns // grain) * grain
+    return matmul(**fields, batch=rng.choice((1, 1, 1, 3)))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "sm_120"])
+def test_every_problem_that_the_target_computes_has_schedules_at_every_level(arch: str) -> None:
+    rng, sheet = random.Random(arch), target(arch)
+    for problem in (any_problem(rng) for _ in range(100)):
+        zero, one = (lower(problem, sheet, Search(level=level)) for level in (0, 1))
+        if arch == "sm_75" and problem.dtype in AMPERE_ONLY:
+            assert "needs sm_80; the target is sm_75" in str(one.why_empty)
+            continue
+        assert len(zero.candidates) == 1, (problem, zero.why_empty)
+        assert zero.candidates[0] in one.candidates, problem
+        assert len(one.candidates) >= 2, problem
+        known = {candidate.schedule for candidate in one.candidates}
+        others = (schedule for schedule in OP.space(problem, sheet, Search(level=2)) if schedule not in known)
+        found = (schedule for schedule in others if isinstance(OP.rules(problem, schedule, sheet), Accepted))
+        assert next(found, None) is not None, f"level 2 has nothing of its own: {problem}"
+
+
+def test_what_is_loaded_element_by_element_is_spread_over_many_threads() -> None:
+    """1023 of int8, no two of which one access loads: level 1 still has tiles as large as those of aligned problems."""
+    for layout in LAYOUTS:
+        found = lowered(1, {"m": 1023, "n": 1023, "k": 1023, "dtype": "int8", "layout": layout}).candidates
+        assert len(found) >= 32
+        assert {one.schedule.get("tile_k") for one in found} == {32, 64}
+        assert (64, 128) in {(one.schedule.get("tile_m"), one.schedule.get("tile_n")) for one in found}
 
 
 @pytest.mark.parametrize("fields", LARGE, ids=str)

@@ -42,6 +42,16 @@ TENSOR: Mapping[str, dict[str, Any]] = {
     },
     "tf32 tn": {"layout": "tn", "dtype": "float32", "epilogue": ("mask",), **PIECES},
     "int8 nn": {"layout": "nn", "dtype": "int8", "epilogue": ("bias.n",), "out_dtype": "float16", **REGISTERS},
+    # Four rows to a line of banks and neighbours along m and n: squares of bytes begin at each of their rows.
+    "int8 tn, short rows": {
+        "layout": "tn",
+        "dtype": "int8",
+        "tile_k": 32,
+        "epilogue": ("bias.m",),
+        "out_dtype": "float32",
+        **PIECES,
+        **REGISTERS,
+    },
     "int8 nt, atomic": {"layout": "nt", "dtype": "int8", "split": "atomic", **PIECES},
     "fp16 nt, stream-K": {"layout": "nt", "split": "stream", "epilogue": ("bias.n",)},
 }

@@ -17,7 +17,7 @@ class Wrong:
 
 
 # Configs of the test whose k is not divided.
-UNSPLIT = ("fp16 nn", "fp16 tt, read ahead", "fp16 nt, halves of mma", "tf32 tn", "int8 nn")
+UNSPLIT = ("fp16 nn", "fp16 tt, read ahead", "fp16 nt, halves of mma", "tf32 tn", "int8 nn", "int8 tn, short rows")
 _STORE = "store_global<width>(partial, sums);"
 _PER_SLICE = (
     "Vector<typename C::Accumulator, width> twice = sums; "
@@ -49,7 +49,7 @@ COMMON = {
         "tile.cuh",
         "Position{row, column, offset}",
         "Position{row, column, offset - matrix * arguments.stride_c}",
-        ("fp16 tt, read ahead", "int8 nn", "fp16 nt, halves of mma", "fp16 nt, stream-K"),
+        ("fp16 tt, read ahead", "int8 nn", "int8 tn, short rows", "fp16 nt, halves of mma", "fp16 nt, stream-K"),
     ),
     "outputs by way of bfloat16": Wrong(
         "tile.cuh", "to_float(sums.data[i])", "round_to_bfloat16(to_float(sums.data[i]))"
@@ -116,7 +116,10 @@ TENSOR_CORES = {
     "halves of k swapped in A, by words": Wrong("tensor.cuh", "of_a ? i / 2 : i % 2", "of_a ? 1 - i / 2 : i % 2"),
     "columns of B swapped": Wrong("tensor.cuh", "fragments.b[j / 2][j % 2 * 2]", "fragments.b[j / 2][2 - j % 2 * 2]"),
     "a k-step read twice": Wrong(
-        "tensor.cuh", "load(fragments[0], stage, k);", "load(fragments[0], stage, k / 2 * 2);"
+        "tensor.cuh",
+        "load(fragments[0], stage, k);",
+        "load(fragments[0], stage, k / 2 * 2);",
+        ("int8 tn, short rows",),  # its tiles are one k-step deep
     ),
     "the last k-step lost": Wrong(
         "tensor.cuh",
@@ -124,7 +127,7 @@ TENSOR_CORES = {
         "if (k + 1 < k_steps) multiply(fragments[k % C::fragments]);",
     ),
     "the last k-step lost, read ahead": Wrong(
-        "tensor.cuh", "warp.multiply(fragments[k % 2]);", "if (k + 1 < W::k_steps) warp.multiply(fragments[k % 2]);"
+        "tensor.cuh", "warp.multiply(odd);", "if (k + 1 < W::k_steps) warp.multiply(odd);"
     ),
     "the last tile of k lost": Wrong(
         "tensor.cuh", "(share.end - share.first - 1) / C::tile_k + 1", "(share.end - share.first) / C::tile_k"
@@ -137,6 +140,13 @@ TENSOR_CORES = {
     "bytes in the order of descending k": Wrong(
         "tensor.cuh", "source + (k + j) * pitch + outer", "source + (k + 3 - j) * pitch + outer"
     ),
+    # Neighbours along k turn by the same, those along m or n each by another; in "int8 nn" there are none of those.
+    "turned squares begin at another row": Wrong(
+        "tensor.cuh", "(column ^ turn)", "(column ^ (turn >> 1))", ("int8 nn",)
+    ),
+    "words exchanged by the unit of k": Wrong("tensor.cuh", "turn & 1", "unit(i) % units_k & 1"),
+    "pairs of words exchanged like words": Wrong("tensor.cuh", "turn & 2", "turn & 1"),
+    "units of k counted along m or n": Wrong("tensor.cuh", "k % chunk_bytes", "unit(i) / units_k * 4 % chunk_bytes"),
     "rows of halves swapped on the way out": Wrong(
         "tensor.cuh", "i * 16 + half * 8 + lane / 4", "i * 16 + (1 - half) * 8 + lane / 4"
     ),

@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,9 +89,13 @@ class Tensor:
         self._flat: NDArray[Any] = memory.view(dtype(operand.dtype).numpy)
         size = self._flat.itemsize
         self.view = as_strided(self._flat, operand.shape, tuple(stride * size for stride in operand.strides))
+
+    @cached_property
+    def _gaps(self) -> NDArray[np.bool_] | None:
+        """The elements between rows; null where none."""
         covered = np.zeros(self._flat.shape, np.bool_)
-        as_strided(covered, operand.shape, operand.strides)[...] = True
-        self._gaps: NDArray[np.bool_] | None = None if covered.all() else ~covered
+        as_strided(covered, self.operand.shape, self.operand.strides)[...] = True
+        return None if covered.all() else ~covered
 
     def poison(self) -> None:
         self._memory[...] = POISON

@@ -20,6 +20,10 @@ from types import FrameType
 
 import tenacity
 
+from codegen.errors import TextError
+from codegen.operators import operators
+from codegen.render_group import group_headers
+from codegen.scan_functions import remember_headers
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.errors import SettingsError, StorageError
@@ -94,6 +98,7 @@ def run_worker(
             raise WorkerError(f"nvcc here cannot compile for {', '.join(unknown)}: allowed are {', '.join(known)}")
         workplace.targets = tuple(targets or known)
         beat = ToolchainBeat(workplace)
+        remember_operators()
     else:
         find_early(workplace)
     log.info("processes are fenced by %s", workplace.processes.isolation)  # asked before the fork: 10 ms
@@ -106,6 +111,15 @@ def run_worker(
         before_fork=workplace.database.dispose,
         beat=beat,
     ).work()
+
+
+def remember_operators() -> None:
+    """Read every operator's headers before the first fork. One whose text cannot be read fails where it is used."""
+    for name in operators():
+        try:
+            remember_headers(group_headers([name]))
+        except TextError as error:
+            log.warning("kernels of operator %s will be refused: %s", name, error)
 
 
 def find_early(workplace: Workplace) -> None:

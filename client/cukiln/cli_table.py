@@ -46,7 +46,8 @@ def print_job(console: Console, job: Job) -> None:
     for stage in stages:
         seconds.add_column(f"{stage} s", justify="right", no_wrap=True)
     for problem in job.problems:
-        judged = (problem.name, *([_dtype(problem)] if typed else []), _outcome(problem, common), *_judgement(problem))
+        judged: list[str | Text] = [problem.name, *([_dtype(problem)] if typed else [])]
+        judged += [_outcome(problem, common), *_judgement(problem)]
         spent = ["-" if problem.cached else f"{getattr(problem.seconds, stage).wall:.2f}" for stage in stages]
         if wide:
             winners.add_row(*judged, *spent)

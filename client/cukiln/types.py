@@ -113,6 +113,19 @@ class JobPage(Answer):
     next_cursor: str | None = None
 
 
+class SharedAccess(Answer):
+    """Bank conflicts at one place of the source. The counts are sums over the blocks of the CPU run's watched cases,
+    which have reduced extents: what compares is their ratio, and `wavefronts` = `ideal` means no conflict.
+    """
+
+    site: str  # file:line
+    kind: Literal["read", "write", "cp_async", "ldmatrix"]
+    bytes: int  # of one lane
+    warp_accesses: int
+    wavefronts: int  # how often shared memory was busy with the accesses
+    ideal: int  # how often it would have been without bank conflicts
+
+
 class CandidateReport(Answer):
     problem: str
     candidate: str
@@ -127,6 +140,8 @@ class CandidateReport(Answer):
     registers: int | None = None
     shared_bytes: int | None = None
     spill_bytes: int | None = None
+    # Counted in the CPU run, on reduced extents; the most lost wavefronts first. Null: it was not run.
+    shared_memory: list[SharedAccess] | None = None
     occupancy: float | None = None
     predicted_us: float | None
     measured_us: float | None

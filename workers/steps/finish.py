@@ -177,7 +177,7 @@ def _entry(context: StepContext, built: Built) -> FrontEntry:
         workspace_bytes=built.launch.workspace_bytes,
         deterministic=best.point.deterministic,
         # CPU verdicts belong to the slice, and the library was built from the very slice that was judged.
-        verified=verified_label(best.candidate.kernel),
+        verified=verified_label(best.candidate.kernel.operator),
         verdict=_proof(context, best),
         resources=library.resources,
         predicted_us=best.prediction.us,

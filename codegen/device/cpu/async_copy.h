@@ -94,7 +94,7 @@ __attribute__((noinline)) inline void land_copies(uint32_t left) {
 template <int Bytes>
 CUKILN_INLINE void cp_async(void* shared, const void* global, bool wanted, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-  if (wanted) cpu::check_global(false, global, Bytes, line, file);
+  if (wanted) cpu::check_global(cpu::Global::read, global, Bytes, line, file);
   cpu::issue_copy<Bytes>(shared, wanted ? global : nullptr, line, file);
 }
 

@@ -25,7 +25,6 @@ struct NamedBarrier {
   Clock clock;
 };
 inline NamedBarrier named_barriers[named_barrier_count];
-inline int awaited[max_warps];  // the barrier at which a warp waits
 
 inline void forget_named_barriers() { memset(named_barriers, 0, sizeof(named_barriers)); }
 
@@ -77,7 +76,6 @@ struct ComeToBarrier {
     if (waits) {
       barrier.waiting |= 1u << w;
       warps[w].ready = 0;
-      awaited[w] = id;
       for (int i = 0; i < warp_size; ++i) threads[warps[w].first + i].state = State::at_named_barrier;
     }
     if (barrier.arrived == count) release_named_barrier(barrier);

@@ -207,6 +207,7 @@ inline int execute(const Call& call, const Launch* launches, int count, const Fu
         return -1;
       }
       function = functions[launches[i].function];
+      forget_writes();
       if (!run_grid()) break;
     }
   }

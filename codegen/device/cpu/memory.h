@@ -19,6 +19,7 @@ struct Buffer {
   char* begin;
   size_t bytes;
   bool writable;
+  bool written;  // by the launch that runs
 };
 
 inline Buffer buffers[max_buffers];
@@ -30,12 +31,14 @@ inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + page_by
 inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - page_bytes(); }
 
 // Maps a buffer and fills its canaries. It starts at a multiple of `alignment` and of nothing better, up to the 16 bytes
-// of the widest access: a vector access that the operand's alignment does not promise must not work by luck. Returns its data, or null where memory or room for buffers ran out.
+// of the widest access: a vector access that the operand's alignment does not promise must not work by luck. Pages that
+// nobody touches take no memory, so that rows may lie as far apart as a caller's. Returns its data, or null where memory
+// or room for buffers ran out.
 inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, bool writable) {
   if (buffer_count == max_buffers) return nullptr;
   const size_t page = page_bytes();
   const size_t inner = round_up(round_up(bytes, alignment) + alignment + min_canary_bytes, page);
-  void* mapped = mmap(nullptr, inner + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* mapped = mmap(nullptr, inner + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   char* inner_begin = static_cast<char*>(mapped) + page;
   if (mprotect(inner_begin, inner, PROT_READ | PROT_WRITE) != 0) {
@@ -50,6 +53,7 @@ inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, b
   if (alignment < 16 && reinterpret_cast<uintptr_t>(buffer.begin) % (2 * alignment) == 0) buffer.begin -= alignment;
   buffer.bytes = bytes;
   buffer.writable = writable;
+  buffer.written = false;
   memset(inner_begin, canary, static_cast<size_t>(buffer.begin - inner_begin));
   memset(buffer.begin + bytes, canary, static_cast<size_t>(canary_end(buffer) - buffer.begin) - bytes);
   return buffer.begin;
@@ -58,6 +62,11 @@ inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, b
 inline void free_buffers() {
   for (int i = 0; i < buffer_count; ++i) munmap(buffers[i].mapped, buffers[i].mapped_bytes);
   buffer_count = 0;
+}
+
+// Before each launch: what an earlier one wrote may be read.
+inline void forget_writes() {
+  for (int i = 0; i < buffer_count; ++i) buffers[i].written = false;
 }
 
 // Inputs can only be read while a kernel runs; canaries are hidden from raw accesses where the sanitizer watches them.

@@ -176,15 +176,39 @@ inline bool same_place(const Thread& a, const Thread& b) {
   return a.state == State::exited || (a.line == b.line && same_text(a.file, b.file) && same_text(a.what, b.what));
 }
 
-// Says for every stretch of threads what they do: "threads 0-31 wait at kernel.cuh:88; threads 32-63 have exited".
+constexpr int named_stretches = 4;  // of threads at one place; those of further ones are counted
+
+// Says which threads are where the first one is, "threads 0-6, 8-31" or "threads 0, 2, 4, 6 and 12 more"; returns how
+// many those are.
+inline int say_together(int first, int last) {
+  int count = 0;
+  for (int i = first; i < last; ++i) count += same_place(threads[first], threads[i]);
+  say(count == 1 ? "thread" : "threads");
+  int left = count;
+  for (int i = first, stretches = 0; i < last && stretches < named_stretches; ++i) {
+    if (!same_place(threads[first], threads[i])) continue;
+    int end = i + 1;
+    while (end < last && same_place(threads[first], threads[end])) ++end;
+    say("%s%d", stretches ? ", " : " ", i);
+    if (end - i > 1) say("-%d", end - 1);
+    left -= end - i;
+    ++stretches;
+    i = end;  // the thread at `end` is elsewhere
+  }
+  if (left) say(" and %d more", left);
+  return count;
+}
+
+// Says for every place which threads are there: "threads 0-31 wait at kernel.cuh:88; threads 32-63 have exited".
 inline void say_threads(int first, int last) {
   const char* separator = ": ";
-  while (first < last) {
-    int end = first + 1;
-    while (end < last && same_place(threads[first], threads[end])) ++end;
-    const bool one = end - first == 1;
-    say(one ? "%sthread %d" : "%sthreads %d-%d", separator, first, end - 1);
-    const Thread& thread = threads[first];
+  for (int i = first; i < last; ++i) {
+    int before = first;
+    while (!same_place(threads[before], threads[i])) ++before;
+    if (before < i) continue;  // said with that one
+    say("%s", separator);
+    const bool one = say_together(i, last) == 1;
+    const Thread& thread = threads[i];
     if (thread.state == State::exited) {
       say(one ? " has exited" : " have exited");
     } else {
@@ -192,7 +216,6 @@ inline void say_threads(int first, int last) {
       if (thread.what) say(" in %s", thread.what);
     }
     separator = "; ";
-    first = end;
   }
 }
 

@@ -31,18 +31,24 @@ inline void say_access(const char* verb, size_t bytes, int line, const char* fil
   abandon(status_runtime_error);
 }
 
-[[noreturn]] __attribute__((noinline, cold)) inline void refuse_global(const char* verb, const void* at, size_t bytes, int line,
+// How global memory is accessed. `constant`: through the read-only cache, which need not see what this launch wrote.
+enum class Global { read, constant, write };
+
+[[noreturn]] __attribute__((noinline, cold)) inline void refuse_global(Global access, const void* at, size_t bytes, int line,
                                                                          const char* file) {
   inside = 0;
   const Buffer* buffer = buffer_near(at);
-  say_access(verb, bytes, line, file);
+  say_access(access == Global::write ? "write" : "read", bytes, line, file);
   if (!buffer) {
     say(" at %p, which is in no buffer", at);
   } else {
     const ptrdiff_t offset = static_cast<const char*>(at) - buffer->begin;
     const bool outside = offset < 0 || static_cast<size_t>(offset) + bytes > buffer->bytes;
     say(" at offset %td of %s (%zu bytes): ", offset, buffer->name, buffer->bytes);
-    say("%s", outside ? "outside of it" : reinterpret_cast<uintptr_t>(at) % bytes ? "misaligned" : "it is an input, which no kernel may write");
+    say("%s", outside                                      ? "outside of it"
+              : reinterpret_cast<uintptr_t>(at) % bytes ? "misaligned"
+              : access == Global::write                  ? "it is an input, which no kernel may write"
+                                                         : "this launch wrote to it; load_global reads through the read-only cache");
   }
   say_where();
   abandon(status_runtime_error);
@@ -75,28 +81,31 @@ CUKILN_INLINE const void* check_shared(Access access, const void* at, int line, 
 }
 
 // Out of line, because inlined into every access of every kernel it would cost more compile time than it saves.
-__attribute__((noinline)) inline void check_global(bool write, const void* at, size_t bytes, int line, const char* file) {
+__attribute__((noinline)) inline void check_global(Global access, const void* at, size_t bytes, int line, const char* file) {
   const char* const address = static_cast<const char*>(at);
   for (int i = 0; i < buffer_count; ++i) {
-    const size_t offset = static_cast<size_t>(address - buffers[i].begin);
-    if (offset >= buffers[i].bytes) continue;
-    if (offset + bytes <= buffers[i].bytes && reinterpret_cast<uintptr_t>(at) % bytes == 0 && (!write || buffers[i].writable)) return;
-    break;
+    Buffer& buffer = buffers[i];
+    const size_t offset = static_cast<size_t>(address - buffer.begin);
+    if (offset >= buffer.bytes) continue;
+    if (offset + bytes > buffer.bytes || reinterpret_cast<uintptr_t>(at) % bytes != 0) break;
+    if (access == Global::write ? !buffer.writable : access == Global::constant && buffer.written) break;
+    if (access == Global::write) buffer.written = true;
+    return;
   }
-  refuse_global(write ? "write" : "read", at, bytes, line, file);
+  refuse_global(access, at, bytes, line, file);
 }
 
 }  // namespace cpu
 
 template <int N, class T>
 CUKILN_INLINE Vector<T, N> load_global(const T* source, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
-  cpu::check_global(false, source, sizeof(T) * N, line, file);
+  cpu::check_global(cpu::Global::constant, source, sizeof(T) * N, line, file);
   return *reinterpret_cast<const Vector<T, N>*>(source);
 }
 
 template <int N, class T>
 CUKILN_INLINE void store_global(T* target, const Vector<T, N>& value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
-  cpu::check_global(true, target, sizeof(T) * N, line, file);
+  cpu::check_global(cpu::Global::write, target, sizeof(T) * N, line, file);
   *reinterpret_cast<Vector<T, N>*>(target) = value;
 }
 

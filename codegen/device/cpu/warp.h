@@ -106,11 +106,11 @@ CUKILN_INLINE unsigned vote_ballot(bool value, int line = __builtin_LINE(), cons
 }
 
 inline void atomic_add(float* target, float value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
-  cpu::check_global(true, target, sizeof(float), line, file);
+  cpu::check_global(cpu::Global::write, target, sizeof(float), line, file);
   *target = cpu::without_subnormals(cpu::without_subnormals(*target) + cpu::without_subnormals(value));
 }
 inline void atomic_add(int* target, int value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
-  cpu::check_global(true, target, sizeof(int), line, file);
+  cpu::check_global(cpu::Global::write, target, sizeof(int), line, file);
   *target = static_cast<int>(static_cast<unsigned>(*target) + static_cast<unsigned>(value));
 }
 

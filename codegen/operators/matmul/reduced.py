@@ -45,8 +45,15 @@ class _Reduced:
     tunables: Mapping[str, Any]
 
     def even(self) -> MatmulProblem:
-        tiles = self._tiles(self.even_k)
-        return self._problem(1, tiles["m"] * self.tile("m"), tiles["n"] * self.tile("n"), self.even_k, gap=0)
+        k, tiles = self.even_k, self._tiles(self.even_k)
+        if self.tunables.get("split") == "stream" and tiles["m"] * tiles["n"] == 1:
+            # The watched launch has two blocks. Each gets more steps than stages: a share of the one tile or, where k
+            # cannot be longer, a tile of its own.
+            if self.static_k:
+                tiles["n"] = 2
+            else:
+                k = max(k, (2 * int(self.tunables["stages"]) + 3) * self.tile("k"))
+        return self._problem(1, tiles["m"] * self.tile("m"), tiles["n"] * self.tile("n"), k, gap=0)
 
     def ragged(self, matrices: int = 1) -> MatmulProblem:
         k = self.static_k or self.even_k + self.tile("k") - 3 * self.least("k") % self.tile("k")

@@ -443,11 +443,12 @@ __device__ __forceinline__ void multiply_async(WarpTile<C>& warp, Feed<C>& feed,
     }
   } else {
     // The first fragments of a step are read at the end of the one before, while its last products are computed.
+    // Two names, not an array: where k is a constant of one step, nvcc 13.2 puts an array of them in local memory.
     using W = WarpTile<C>;
-    typename W::Fragments fragments[2];
+    typename W::Fragments even, odd;
     cp_async_wait<C::stages - 2>();  // the first tiles have landed
     __syncthreads();  // for all threads
-    warp.load(fragments[0], stage_at<C>(shared, reading), 0);  // stage: first read
+    warp.load(even, stage_at<C>(shared, reading), 0);  // stage: first read
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
@@ -462,8 +463,13 @@ __device__ __forceinline__ void multiply_async(WarpTile<C>& warp, Feed<C>& feed,
           __syncthreads();  // for all threads; and every warp has read the stage that is filled next
         }
         // Behind the last step this reads a stage whose values nobody uses.
-        warp.load(fragments[(k + 1) % 2], stage_at<C>(shared, reading), (k + 1) % W::k_steps);  // stage: read ahead
-        warp.multiply(fragments[k % 2]);
+        if (k % 2 == 0) {
+          warp.load(odd, stage_at<C>(shared, reading), k + 1);  // stage: read ahead
+          warp.multiply(even);
+        } else {
+          warp.load(even, stage_at<C>(shared, reading), (k + 1) % W::k_steps);  // stage: read ahead, odd
+          warp.multiply(odd);
+        }
       }
     }
   }

@@ -35,18 +35,21 @@ LARGEST_STATIC_K = 1024
 # Floats between the rows of a warp's exchange buffer beyond its columns (`exchange_padding` in tensor.cuh).
 EXCHANGE_PADDING = 8
 # Registers beside accumulators and fragments. These constants are fitted so that kernels of levels 0 and 1 do not
-# spill: of 885 that were compiled with ptxas 13.2 (sm_75, sm_80, sm_90a; all four types, layouts nn, nt, tn and tt,
-# aligned and not, with and without bias, residual and gelu) they reject the 3 that did and 28 that did not. Of the
-# others the estimate is 2 too low in the median and 76 at most: ptxas takes what it finds, but manages with less.
+# spill: of 1298 that were compiled with ptxas 13.2 (sm_75, sm_80, sm_90a; all four types, layouts nn, nt, tn and tt,
+# aligned and not, with and without bias, gelu and residual) they reject the 6 that did and 42 that did not. Of 920 more
+# that copy through registers, drawn where it gets tight, they reject 339 that spilled and 134 that did not and accept
+# one that spilled, 4 bytes. Of what is accepted the estimate is right in the median and 84 too low at most: ptxas takes
+# what it finds, but manages with less.
 OVERHEAD_REGISTERS = 52
 # Of a kernel that is told to manage with few registers (maxnreg, min_blocks): little or nothing spills then.
 LEAST_OVERHEAD = 32
 # A cp.async of a thread beyond this many in a step: its address and its check are kept, or what is kept instead spills.
-FEW_COPIES, CP_ASYNC_REGISTERS = 16, 4
-# Of a copy through registers, beside its data: where an access is a word or more, and where it is less.
-WIDE_COPY_REGISTERS, NARROW_COPY_REGISTERS = 0.25, 1.8
-# Of 4 x 4 squares of bytes that are turned: their 16 words before and after, and the bytes between.
-SQUARE_REGISTERS = 56
+FEW_COPIES, CP_ASYNC_REGISTERS = 16, 6
+# Of a copy through registers, beside its data: where an access is a word or more, where it is less, and where besides a
+# row has more accesses than the block threads, so that every access has an address of its own.
+WIDE_COPY_REGISTERS, NARROW_COPY_REGISTERS, LONG_ROW_REGISTERS = 0.25, 1.8, 4.0
+# Of four rows of bytes that are turned together, beside the words that hold them.
+TURNED_REGISTERS = 11
 # Of an operand whose fragments are read word by word (tf32 that does not lie along k): an address for each row.
 BY_WORDS_REGISTERS = 8
 
@@ -113,15 +116,17 @@ def accesses(tunables: Mapping[str, Any], stored: Stored) -> tuple[int, int]:
 
 def copy_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
     """Registers in which a thread carries a step's tiles from global to shared memory, with what it keeps for that."""
-    t, numbers = tunables, accesses(tunables, stored)
+    t, numbers, count = tunables, accesses(tunables, stored), threads(tunables)
     if t["copy"] == "cp_async":
         return CP_ASYNC_REGISTERS * max(0, sum(numbers) - FEW_COPIES)
     found = 0.0
-    for number, align, turned in zip(numbers, stored.aligns, stored.turned, strict=True):
+    rows = [t["tile_k"] if along else t[tile] for along, tile in zip(stored.along_k, ("tile_m", "tile_n"), strict=True)]
+    for number, row, align, turned in zip(numbers, rows, stored.aligns, stored.turned, strict=True):
         if turned:
-            found += SQUARE_REGISTERS * -(-number // 4)
+            found += -(-number // 4) * (4 * max(1, align // 4) + TURNED_REGISTERS)
         elif align * stored.size < LEAST_COPY_BYTES:
-            found += number * (1 + NARROW_COPY_REGISTERS)
+            whole = count % (row // align) == 0
+            found += number * (1 + (NARROW_COPY_REGISTERS if whole else LONG_ROW_REGISTERS))
         else:
             found += number * (align * stored.size // 4 + WIDE_COPY_REGISTERS)
     return math.ceil(found)

@@ -72,8 +72,8 @@ Lists = dict[str, tuple[Value, ...]]
 NARROW = 32
 # From this length on, slices of k are cheaper than tiles that are too small.
 LONG_K = 2048
-# Of tiles that are loaded element by element: bytes of k per row and the largest size, for a thread carries each element
-# in a register of its own and works out its address.
+# Of tiles that are loaded element by element: bytes of k per row, and the largest size. A thread carries every element
+# in a register of its own, and its address perhaps in another.
 SCATTERED_ROW_BYTES, LARGEST_SCATTERED = (32, 64), 128
 # Up to this length a loop of constant length pays: its few steps are unrolled and its checks vanish.
 SHORT_K = 256
@@ -157,9 +157,12 @@ def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> t
     slices = useful_slices(
         problem, (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1]), 128 // size, sizes.wanted_blocks
     )
-    deep = [row_bytes // size for row_bytes in ((128,) if slices else (64, 128))]
+    scattered = _scattered(size, aligns)
+    row_bytes = SCATTERED_ROW_BYTES if scattered else (128,) if slices else (64, 128)
+    deep = [count // size for count in row_bytes]
     depths = tuple(depth for depth in deep if depth <= max(power_of_two(k), 64 // size)) or (64 // size,)
-    wanted_stages = ((3, 4, 6) if narrow else (2, 3, 4) if k <= SHORT_K else (3, 4)) if asynchronous else (1, 2)
+    steps = k_steps(k, depths[0])
+    wanted_stages = _stages(k, narrow, asynchronous)[1 if scattered and slices else 0 :]
     large_inputs = input_bytes(problem) > L2_SHARE * target.l2_bytes
     along = (2, 4) if slices else (1, 2, 4)
     band = 8 if problem.m > 8 * sizes.m[-1] else 1
@@ -169,7 +172,7 @@ def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> t
         "tile_k": depths,
         "warps_m": (1,) if sizes.narrow_m else along if sizes.narrow_n else (2,),
         "warps_n": (1,) if sizes.narrow_n else along if sizes.narrow_m else (2, 4),
-        "stages": wanted_stages,
+        "stages": tuple(count for count in wanted_stages if count <= steps) or ((2,) if asynchronous else (1,)),
         "fragments": (2,),
         "mma_k": (_mma_k(problem, target),),
         "copy": ("cp_async",) if asynchronous else ("registers",),
@@ -179,27 +182,35 @@ def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> t
         "maxnreg": (0,),
         "raster": (0, band) if large_inputs and not narrow else (0,),
     }
-    if _scattered(size, aligns):
-        lists |= _carried(sizes, size)
-    steps = k_steps(k, int(lists["tile_k"][0]))
-    lists["stages"] = tuple(count for count in wanted_stages if count <= steps) or ((2,) if asynchronous else (1,))
+    if sizes.narrow_m and sizes.narrow_n:
+        lists |= {"warps_m": _many_warps(sizes.m), "warps_n": _many_warps(sizes.n)}
+    if scattered:
+        lists |= _carried(sizes)
     return lists, ways(slices, atomic=False)
 
 
-def _carried(sizes: Tiles, size: int) -> Lists:
-    """Where level 1 differs if tiles are loaded element by element: tiles that are small for their threads."""
+def _stages(k: int, narrow: bool, asynchronous: bool) -> tuple[int, ...]:
+    """Worth trying where k has as many steps."""
+    if asynchronous:
+        return (3, 4, 6) if narrow else (2, 3, 4) if k <= SHORT_K else (3, 4)
+    return 1, 2
+
+
+def _carried(sizes: Tiles) -> Lists:
+    """Where level 1 differs if tiles are loaded element by element: few of them for each thread."""
     tiles_m, tiles_n = (_up_to(LARGEST_SCATTERED, along) for along in (sizes.m, sizes.n))
-    warps_m, warps_n = (
-        tuple(count for count in (1, 2, 4) if 16 * count <= along[-1])[-2:] for along in (tiles_m, tiles_n)
-    )
     return {
         "tile_m": tiles_m,
         "tile_n": tiles_n,
-        "tile_k": tuple(row_bytes // size for row_bytes in SCATTERED_ROW_BYTES),
-        "warps_m": warps_m,
-        "warps_n": warps_n,
+        "warps_m": _many_warps(tiles_m),
+        "warps_n": _many_warps(tiles_n),
         "fragments": (1,),
     }
+
+
+def _many_warps(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The two largest numbers of warps that can share the largest of these tiles, of up to four."""
+    return tuple(count for count in (1, 2, 4) if 16 * count <= sizes[-1])[-2:]
 
 
 def _full(problem: MatmulProblem, target: Target, small: Lists) -> Lists:

@@ -93,7 +93,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     __syncthreads();
     store_global<1>(last, Vector<float, 1>{{static_cast<float>(thread / 32)}});
     __syncthreads();
-    const float warp = load_global<1>(last).data[0];
+    const float warp = *last;  // not load_global, which may not read what this launch wrote
     __syncthreads();
     // 22: too little to leave the bound of an approximate run, and nothing for integers.
     if (C::fault == 21) sum.data[0] += warp * 8.0f;
