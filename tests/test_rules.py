@@ -182,10 +182,12 @@ def test_a_split_kernel_has_the_functions_that_sum_its_slices(
 def test_test_launches_have_every_raster_and_no_empty_slice(split: str, k: int) -> None:
     op = operator("matmul")
     kernel = op.candidate(matmul(), Schedule.of({**GOOD, "split": split, "split_k": 2})).kernel
-    launches = op.test_launches(kernel, matmul(k=k))
+    launches = op.test_launches(kernel, matmul(m=65, n=65, k=k))
     steps = -(-k // 16)
     assert len({tuple(one) for one in launches}) == len(launches)
     assert {raster for raster, _, _ in launches} == {0, 1, 4, 8}
+    one_row = op.test_launches(kernel, matmul(m=1, k=k))
+    assert {raster for raster, _, _ in one_row} == {0, 8}
     wanted = {1} if split == "none" else {1, min(2, steps), min(3, steps), steps}
     assert {slices for _, slices, _ in launches} == wanted
 

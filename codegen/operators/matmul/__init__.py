@@ -36,7 +36,7 @@ from codegen.operators.matmul import (
 )
 from codegen.operators.matmul import space as spaces
 from codegen.operators.matmul.alignment import aligns
-from codegen.operators.matmul.grid import RASTER
+from codegen.operators.matmul.grid import RASTER, tiles
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems
@@ -131,9 +131,13 @@ class Matmul(Operator):
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Each number of parts of k, then every raster with the most parts that the problem has. Few parts come first,
-        because the first launch is the watched one: with one step in a part there is no pipeline to watch."""
-        *fewer, most = split.launches_to_test(kernel.tunables.as_dict(), _matmul(problem))
-        return [*([0, *parts] for parts in fewer), *([int(raster), *most] for raster in RASTER.allowed)]
+        because the first launch is the watched one: with one step in a part there is no pipeline to watch. A single row
+        or column of tiles has one order, whatever the raster: there the widest band stands for all of them."""
+        p, t = _matmul(problem), kernel.tunables.as_dict()
+        *fewer, most = split.launches_to_test(t, p)
+        in_a_line = min(tiles(p, int(t["tile_m"]), int(t["tile_n"]))) == 1
+        rasters = (RASTER.allowed[0], RASTER.allowed[-1]) if in_a_line else RASTER.allowed
+        return [*([0, *parts] for parts in fewer), *([int(raster), *most] for raster in rasters)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = _matmul(problem)
