@@ -20,6 +20,7 @@ from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, recor
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     PLAN,
+    SITES,
     TARGET,
     add_job,
     claim_one,
@@ -68,7 +69,8 @@ def test_a_job_goes_from_plan_to_done(database: Database) -> None:
         (fine, failed) = candidates_of_problem(session, problem_ids(session, job.id)[0])
     assert failed.message == "x.cu(7): error: no such thing"
     assert fine.code_digest == "code-a"
-    assert fine.verdict_details == {"cases": [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]}
+    cases = [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]
+    assert fine.verdict_details == {"cases": cases, "shared_memory": SITES}
 
 
 def test_a_group_in_which_nothing_compiled_needs_no_verification(database: Database) -> None:
