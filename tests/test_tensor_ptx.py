@@ -277,6 +277,25 @@ def test_no_kernel_of_level_1_spills(
 # ---- bank conflicts of the main loop, as the watched run on the CPU counts them
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+def test_every_aligned_config_of_level_1_is_made_of_the_instructions_of_level_0(
+    arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code], tmp_path: Path,
+    toolchain: Toolchain, processes: Processes,
+) -> None:  # fmt: skip
+    kernels = kernels_of_search(cube(dtype, layout), arch, Search(level=1))
+    wanted = of_tensor_cores(codes[arch, dtype, layout])
+    found = codes_of(kernels, arch, tmp_path, toolchain, processes)
+    assert {kernel.tunables: of_tensor_cores(code) for kernel, code in found.items()} == {
+        kernel.tunables: wanted for kernel in kernels
+    }
+
+
+def of_tensor_cores(code: Code) -> set[str]:
+    return {name for name in code.instructions if name.startswith(("mma", "cp.async.c", "ldmatrix"))}
+
+
 def kinds_of_tiles() -> Iterator[tuple[str, Kernel]]:
     """The shapes that tiles can have in shared memory: rows along k by their bytes, the others by the tile's own
     extent; turned bytes, which are stored one way and lie the other, by both."""
