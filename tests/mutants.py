@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from codegen.operators import operator
+from tests.cpu_helpers import loaded
 
 _STATEMENTS = {
     "barrier": re.compile(r"__syncthreads\(\);"),
@@ -169,6 +171,14 @@ def changed(texts: Mapping[str, str], name: str, file: str, old: str, new: str) 
         raise ValueError(f"{name}: {old!r} stands {len(places)} times in {file}, not once")
     switched = f"{{ if (#0) {{ {new} }} else {{ {old} }} }}" if old.endswith(";") else f"(#0 ? ({new}) : ({old}))"
     return Site("wrong", name, file, places[0], old, (("", new),), switched)
+
+
+@contextmanager
+def switched_matmul(folder: Path, name: str, sites: Sequence[Site]) -> Iterator[None]:
+    """The operator matmul under another name for a while, with every replacement of the sites behind a switch."""
+    switched = with_switches(operator("matmul").kernel_texts, sites)
+    with loaded([write_operator(folder, "matmul", "Matmul", name, switched)]):
+        yield
 
 
 def write_operator(folder: Path, base: str, class_name: str, name: str, changed: Mapping[str, str]) -> Path:

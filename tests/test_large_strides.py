@@ -16,8 +16,8 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from tests.cpu_helpers import LIMITS, loaded, matmul_kernel, processes, tensor_kernel, toolchain
-from tests.mutants import changed, with_switches, write_operator
+from tests.cpu_helpers import LIMITS, matmul_kernel, processes, tensor_kernel, toolchain
+from tests.mutants import changed, switched_matmul
 from workers.build_cpu import build_cpu
 from workers.cpu_library import CpuLibrary, Outcome, Tensor
 
@@ -65,7 +65,7 @@ CASES = {
 }
 # By file: what the kernels compute in 64 bits and a `static_cast<int>` would end.
 PRODUCTS = {
-    "tile.cuh": ("row * arguments.ldc", "matrix * arguments.stride_c"),
+    "tile.cuh": ("row * arguments.ldc", "matrix * arguments.stride_c", "row(0) * pitch"),
     "simt.cuh": (
         "tile.matrix * arguments.stride_a",
         "tile.matrix * arguments.stride_b",
@@ -75,7 +75,6 @@ PRODUCTS = {
         "share.first * arguments.ldb",
         "C::tile_k * arguments.lda",
         "C::tile_k * arguments.ldb",
-        "row_of(0) * pitch_in_memory",
     ),
     "tensor.cuh": (
         "tile.matrix * arguments.stride_a",
@@ -86,7 +85,6 @@ PRODUCTS = {
         "share.first * ldb",
         "C::tile_k * lda",
         "C::tile_k * ldb",
-        "row(0) * pitch",
     ),
 }
 WRONG = [(file, product) for file, products in PRODUCTS.items() for product in products]
@@ -145,8 +143,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Library]:
     sites = [
         changed(texts, f"{file}: {product}", file, product, f"static_cast<int>({product})") for file, product in WRONG
     ]
-    switched = with_switches(texts, sites)
-    with loaded([write_operator(folder / "operator", "matmul", "Matmul", NAME, switched)]):
+    with switched_matmul(folder / "operator", NAME, sites):
         yield Library(folder)
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from tests.cpu_helpers import loaded, matmul_kernel, tensor_kernel
+from tests.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
-from tests.mutants import KINDS, Mutant, Site, find_sites, mutants, with_switches, write_operator
+from tests.mutants import KINDS, Mutant, Site, find_sites, mutants, switched_matmul
 
 ROOT = Path(__file__).resolve().parent.parent
 ARTIFACTS = Path(os.environ.get("CUKILN_TEST_ARTIFACTS") or ROOT / ".test-artifacts")
@@ -77,8 +77,7 @@ def all_mutants() -> list[Mutant]:
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVerdict]:
     """Of every kernel as it is, and of every mutant in the kernels that reach it."""
     folder, name = tmp_path_factory.mktemp("mutants"), "matmul_mutants"
-    switched = with_switches(operator("matmul").kernel_texts, all_sites())
-    with loaded([write_operator(folder / "operator", "matmul", "Matmul", name, switched)]):
+    with switched_matmul(folder / "operator", name, all_sites()):
         return judge_mutants(list(kernels_of(name).values()), folder / "build")
 
 

@@ -14,9 +14,9 @@ from codegen import render_cpu
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.render_group import header_text
-from tests.cpu_helpers import loaded, matmul_kernel, tensor_kernel
+from tests.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
-from tests.mutants import Site, changed, with_switches, write_operator
+from tests.mutants import Site, changed, switched_matmul, with_switches
 from tests.wrong_kernels import COMMON, CUDA_CORES, EPILOGUES, SPLIT, TENSOR_CORES
 
 # Level 1's usual tile and its large one, of which the plan's larger problems have room for one only.
@@ -72,8 +72,7 @@ def sites() -> list[Site]:
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVerdict]:
     """Of every kernel as it is, and of every wrong one in the Configs that it reaches."""
     folder, name = tmp_path_factory.mktemp("wrong"), "matmul_wrong"
-    switched = with_switches(operator("matmul").kernel_texts, sites())
-    with loaded([write_operator(folder / "operator", "matmul", "Matmul", name, switched)]):
+    with switched_matmul(folder / "operator", name, sites()):
         return judge_mutants(list(kernels_of(name).values()), folder / "build")
 
 

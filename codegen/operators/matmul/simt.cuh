@@ -18,50 +18,24 @@ namespace simt {
 // stored row runs along it, as shared memory wants it; otherwise a stored row runs along k and is turned on the way.
 template <class C, int tile_outer, bool stored_k_major, int align>
 struct Loader {
-  static constexpr int columns = stored_k_major ? tile_outer : C::tile_k;
-  static constexpr int rows = stored_k_major ? C::tile_k : tile_outer;
-  static constexpr int vectors_per_row = columns / align;
-  static constexpr int vectors = rows * vectors_per_row;
-  static constexpr int per_thread = (vectors + C::threads - 1) / C::threads;
-  static constexpr bool even = vectors % C::threads == 0;
+  using V = Vectors<C, stored_k_major ? C::tile_k : tile_outer, stored_k_major ? tile_outer : C::tile_k, align>;
   static constexpr int pitch = tile_outer + C::padding;
-  // Whether the threads take whole rows at a time: then all vectors of a thread lie in one column, rows a constant apart.
-  static constexpr bool whole_rows = C::threads % vectors_per_row == 0;
-  static constexpr int rows_at_once = whole_rows ? C::threads / vectors_per_row : 0;
-  static_assert(columns % align == 0, "a tile row must be a whole number of vectors");
 
-  Vector<float, align> held[per_thread];
-
-  static __device__ __forceinline__ int row_of(int i) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return whole_rows ? thread / vectors_per_row + i * rows_at_once : (thread + i * C::threads) / vectors_per_row;
-  }
-
-  static __device__ __forceinline__ int column_of(int i) {
-    const int thread = static_cast<int>(threadIdx.x);
-    return (whole_rows ? thread : thread + i * C::threads) % vectors_per_row * align;
-  }
-
-  // The thread's first address plus steps that are the same for all threads: else nvcc keeps an address per vector in
-  // registers (level 0 of a 1024^3 problem with nvcc 13.2 for sm_90a: 241 registers instead of 168).
-  static __device__ __forceinline__ const float* address(const float* source, int64_t pitch_in_memory, int i) {
-    if constexpr (whole_rows) return source + row_of(0) * pitch_in_memory + column_of(0) + i * rows_at_once * pitch_in_memory;
-    return source + row_of(i) * pitch_in_memory + column_of(i);
-  }
+  Vector<float, align> held[V::per_thread];
 
   // `source` points at the tile's first element; `outer_left` and `k_left` are how many of each axis exist from there.
   __device__ __forceinline__ void load(const float* source, int64_t pitch_in_memory, int outer_left, int k_left) {
 #pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-      const int row = row_of(i), column = column_of(i);
+    for (int i = 0; i < V::per_thread; ++i) {
+      const int row = V::row(i), column = V::column(i);
       const int outer = stored_k_major ? column : row;
       const int k = stored_k_major ? row : column;
       // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
-      bool wanted = even || static_cast<int>(threadIdx.x) + i * C::threads < vectors;
+      bool wanted = V::even || V::index(i) < V::count;
       wanted = wanted && in_bounds(outer, outer_left);  // bounds: load outer
       wanted = wanted && in_bounds(k, k_left);  // bounds: load k
       if (wanted) {
-        held[i] = load_global<align>(address(source, pitch_in_memory, i));
+        held[i] = load_global<align>(V::address(source, pitch_in_memory, i));
       } else {
 #pragma unroll
         for (int j = 0; j < align; ++j) held[i].data[j] = 0.0f;
@@ -71,10 +45,9 @@ struct Loader {
 
   __device__ __forceinline__ void store(float* tile) const {
 #pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-      const int vector = static_cast<int>(threadIdx.x) + i * C::threads;
-      const int row = row_of(i), column = column_of(i);
-      if (!even && !in_bounds(vector, vectors)) continue;  // bounds: store vector
+    for (int i = 0; i < V::per_thread; ++i) {
+      const int row = V::row(i), column = V::column(i);
+      if (!V::even && !in_bounds(V::index(i), V::count)) continue;  // bounds: store vector
       if constexpr (stored_k_major) {
         store_shared<align>(tile + row * pitch + column, held[i]);
       } else {

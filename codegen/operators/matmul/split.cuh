@@ -11,10 +11,10 @@ enum { reduce_threads = 256 };  // of a block of `reduce` or `clear`
 
 // One thread per vector of every tile; those of tiles that one block computed alone have nothing to do.
 template <class C>
-__device__ __forceinline__ void reduce_stream(const Arguments& arguments, int k) {
+__device__ __forceinline__ void reduce_stream(const Arguments& arguments) {
   using T = typename C::Accumulator;
   constexpr int width = C::align_c, per_row = C::tile_n / width, per_tile = C::tile_m * per_row;
-  const Stream stream = stream_of<C>(arguments, k);
+  const Stream stream = stream_of<C>(arguments, arguments.k);
   const int64_t index = int64_t(blockIdx.x) * reduce_threads + threadIdx.x;
   if (!in_bounds(index, stream.tiles * per_tile)) return;  // bounds: reduce stream
   const int place = static_cast<int>(index / per_tile), vector = static_cast<int>(index - int64_t(place) * per_tile);
@@ -30,11 +30,7 @@ __device__ __forceinline__ void reduce_stream(const Arguments& arguments, int k)
   const int offset = row * C::tile_n + column;
   // The first block has the tile's first steps as its last, all others have theirs as their first.
   Vector<T, width> sums = load_partial<width>(slot_at<C>(arguments, 2 * first + 1) + offset);
-  for (int block = first + 1; block <= last; ++block) {
-    const Vector<T, width> more = load_partial<width>(slot_at<C>(arguments, 2 * block) + offset);
-#pragma unroll
-    for (int i = 0; i < width; ++i) sums.data[i] += more.data[i];
-  }
+  for (int block = first + 1; block <= last; ++block) add_partial<width>(sums, slot_at<C>(arguments, 2 * block) + offset);
   write_output<C, width>(arguments, tile.matrix, out_row, out_column, sums);
 }
 
@@ -55,9 +51,7 @@ __device__ __forceinline__ void reduce_slices(const Arguments& arguments) {
 #pragma unroll 4
   for (int slice = 1; slice < slices; ++slice) {
     partial += slice_elements;
-    const Vector<T, width> more = load_partial<width>(partial);
-#pragma unroll
-    for (int i = 0; i < width; ++i) sums.data[i] += more.data[i];
+    add_partial<width>(sums, partial);
   }
   const int matrix = static_cast<int>(row / arguments.m);
   write_output<C, width>(arguments, matrix, static_cast<int>(row - int64_t(matrix) * arguments.m), column, sums);
@@ -66,7 +60,7 @@ __device__ __forceinline__ void reduce_slices(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void reduce(const Arguments& arguments) {
   if constexpr (C::split == split_stream) {
-    reduce_stream<C>(arguments, arguments.k);
+    reduce_stream<C>(arguments);
   } else {
     reduce_slices<C>(arguments);
   }

@@ -12,6 +12,9 @@ namespace cukiln {
 namespace matmul {
 namespace tensor {
 
+// Floats between the rows of a warp's exchange buffer beyond its columns: rows 4 apart then start in different banks.
+enum { exchange_padding = 8 };
+
 #if defined(CUKILN_DEVICE)
 
 constexpr int chunk_bytes = 16;  // what ldmatrix reads per row, and the widest copy
@@ -52,32 +55,6 @@ template <class C>
 __device__ __forceinline__ constexpr bool lies_along_k(bool stored_along_k) {
   return stored_along_k || sizeof(typename C::Input) == 1;
 }
-
-// Which vectors of an operand's tile a thread moves: whole rows of the block's threads one after the other, where the
-// row length divides the number of threads; then all vectors of a thread lie in one column, rows a constant apart.
-template <class C, int rows, int columns, int align>
-struct Vectors {
-  static constexpr int per_row = columns / align, count = rows * per_row;
-  static constexpr int per_thread = (count + C::threads - 1) / C::threads;
-  static constexpr bool even = count % C::threads == 0;
-  static constexpr bool whole_rows = C::threads % per_row == 0;
-  static constexpr int rows_at_once = whole_rows ? C::threads / per_row : 0;
-  static_assert(columns % align == 0, "a tile row must be a whole number of vectors");
-
-  static __device__ __forceinline__ int index(int i) { return static_cast<int>(threadIdx.x) + i * C::threads; }
-  static __device__ __forceinline__ int row(int i) {
-    return whole_rows ? static_cast<int>(threadIdx.x) / per_row + i * rows_at_once : index(i) / per_row;
-  }
-  static __device__ __forceinline__ int column(int i) {
-    return (whole_rows ? static_cast<int>(threadIdx.x) : index(i)) % per_row * align;
-  }
-  // One base and a step that is the same for all threads, not an address per vector, which would fill registers.
-  template <class T>
-  static __device__ __forceinline__ const T* address(const T* source, int64_t pitch, int i) {
-    if constexpr (whole_rows) return source + row(0) * pitch + column(0) + i * rows_at_once * pitch;
-    return source + row(i) * pitch + column(i);
-  }
-};
 
 // Copies an operand's tile from global to shared memory, `align` elements at a time: `start` leaves that to cp.async;
 // `fetch` and `deposit` go through registers, between which the block can compute.
@@ -539,9 +516,6 @@ __device__ __forceinline__ void write_direct(const Arguments& arguments, const T
         }
 }
 
-// Floats between the rows of a warp's exchange buffer beyond its columns: rows 4 apart then start in different banks.
-constexpr int exchange_padding = 8;
-
 // By way of shared memory, 16 rows at a time and each warp for itself, so that a warp writes whole rows of its tile in
 // the widest vectors that the output allows.
 template <class C>
@@ -629,7 +603,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 template <class C>
 constexpr uint32_t shared_bytes() {
   constexpr int ring = C::stages * (C::tile_m + C::tile_n) * C::tile_k * static_cast<int>(sizeof(typename C::Input));
-  constexpr int exchange = C::shared_epilogue ? C::warps_m * C::warps_n * 16 * (C::tile_n / C::warps_n + 8) * 4 : 0;
+  constexpr int exchange = C::shared_epilogue ? C::warps_m * C::warps_n * 16 * (C::tile_n / C::warps_n + exchange_padding) * 4 : 0;
   return ring > exchange ? ring : exchange;
 }
 
