@@ -134,7 +134,8 @@ def test_shared_memory_is_what_the_kernel_s_launch_code_asks_for() -> None:
 
 
 def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
-    text = (Path(simt_rules.__file__).parent / "simt.cuh").read_text()
+    folder = Path(simt_rules.__file__).parent
+    lines = [line for file in ("tile.cuh", "simt.cuh") for line in (folder / file).read_text().splitlines()]
     known = {
         "a tile row must be a whole number of vectors": "vector",
         "threads is what the tile and the thread tile make it": "config",
@@ -146,7 +147,7 @@ def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
         "rows of shared memory stay aligned to vectors": "padding",
         "stream-K is for tensor cores": "not among the values of split",
     }
-    asserted = [line.rsplit('"', 2)[1] for line in text.splitlines() if "static_assert(" in line]
+    asserted = [line.rsplit('"', 2)[1] for line in lines if "static_assert(" in line]
     assert sorted(asserted) == sorted(known)
 
 

@@ -156,7 +156,8 @@ def test_a_workspace_over_the_limit_is_rejected_with_the_bytes(
 
 
 def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
-    text = (Path(tensor_rules.__file__).parent / "tensor.cuh").read_text()
+    folder = Path(tensor_rules.__file__).parent
+    lines = [line for file in ("tile.cuh", "tensor.cuh") for line in (folder / file).read_text().splitlines()]
     known = {
         "a row is a power of two of chunks": "tile_k, and the values of tile_m and tile_n",
         "a tile row must be a whole number of vectors": "tile_k, and the values of tile_m and tile_n",
@@ -169,7 +170,7 @@ def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
         "registers hold one step": "copy",
         "every lane writes as many vectors as the others": "warp_tile",
     }
-    asserted = [line.rsplit('"', 2)[1] for line in text.splitlines() if "static_assert(" in line]
+    asserted = [line.rsplit('"', 2)[1] for line in lines if "static_assert(" in line]
     assert sorted(asserted) == sorted(known)
 
 
