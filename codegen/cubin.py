@@ -19,8 +19,10 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.canonical import digest
 from codegen.elf import STB_LOCAL, STT_FUNC, Elf, NotElf, read_elf
 
 EM_CUDA = 190
@@ -54,6 +56,13 @@ def read_cubin(data: bytes) -> Cubin:
         if symbol.kind == STT_FUNC and symbol.binding != STB_LOCAL and symbol.other & STO_CUDA_ENTRY
     ]
     return Cubin({name: _code_digest(elf, name) for name in entries})
+
+
+def code_digest_of(digests: Sequence[str]) -> str:
+    """A kernel's code digest from its functions', in launch order: its own where there is one function."""
+    if len(digests) == 1:
+        return digests[0]
+    return digest("code", 1, functions=list(digests))
 
 
 def _code_digest(elf: Elf, kernel: str) -> str:

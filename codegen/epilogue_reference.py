@@ -5,6 +5,8 @@ adds its own. One rounding to fp32 is at most u |x| with u = 2^-24 (Higham, "Acc
 Algorithms", 2nd ed., theorem 2.2), below the normal range half a subnormal. CUDA's expf, erff and tanhf are within 2
 ulp (CUDA C++ Programming Guide, "Mathematical Functions", table of maximum ulp errors: 1 to 2 for all three), and 1 ulp
 is at most 2u |x|. Division is correctly rounded without --use_fast_math (the same table).
+
+Arrays are of one namespace, whichever (`codegen.arrays`); the result is of the same.
 """
 
 from __future__ import annotations
@@ -12,14 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from codegen.arrays import Array, Float64, as_float64, erf, namespace_of, powers_of_two
 from codegen.epilogue import LARGEST_FLOAT32, Bias, Cast, Clip, LeakyRelu, Node, Relu, Residual, Scale, operand_names
 
-Float64 = npt.NDArray[np.float64]
 U = 2.0**-24
 TINY = 2.0**-149
 # exp(-x) overflows to infinity below x = -88.7; the quotient is then 0 where the true value is under 2^-126.
@@ -27,7 +27,6 @@ UNDERFLOW = 2.0**-126
 
 # max |f'|: of gelu at x = sqrt(2), of silu at x = 2.3994, both rounded up.
 _LIPSCHITZ = {"gelu": 1.13, "silu": 1.1, "tanh": 1.0, "sigmoid": 0.25}
-_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,16 @@ class Bounded:
     error: Float64
 
 
-def apply_chain(chain: Sequence[Node], start: Bounded, tensors: Mapping[str, npt.NDArray[Any]], exact: bool) -> Bounded:
-    """Applies the nodes to `start`, shape (..., m, n). `exact` makes approximated activations the identity."""
+def apply_chain(
+    chain: Sequence[Node], start: Bounded, tensors: Mapping[str, Array], exact: bool, out_dtype: str
+) -> Bounded:
+    """Applies the nodes to `start`, shape (..., m, n). `exact` makes approximated activations the identity. `out_dtype`
+    is the output's, which biases and residuals have in memory."""
     state = _judgeable(start, LARGEST_FLOAT32)
     for node, name in zip(chain, operand_names(chain), strict=True):
-        state = _apply(node, state, None if name is None else tensors[name], exact)
+        dtype = node.operand_dtype(out_dtype)
+        tensor = tensors[name] if name is not None else None
+        state = _apply(node, state, tensor if dtype in (None, "uint8") else as_float64(tensor, str(dtype)), exact)
     return state
 
 
@@ -53,10 +57,10 @@ def stored(dtype: str, at: Bounded) -> Bounded:
 
 def rounded_to_float32(values: Float64) -> Bounded:
     """Exact values, such as int32 sums, as fp32 holds them after one rounding."""
-    return _judgeable(_rounded(values, np.zeros_like(values)), LARGEST_FLOAT32)
+    return _judgeable(_rounded(values, namespace_of(values).zeros_like(values)), LARGEST_FLOAT32)
 
 
-def _apply(node: Node, at: Bounded, tensor: npt.NDArray[Any] | None, exact: bool) -> Bounded:
+def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounded:
     if isinstance(node, Cast):
         return _cast(node.dtype, at)
     if not node.exact:
@@ -65,43 +69,45 @@ def _apply(node: Node, at: Bounded, tensor: npt.NDArray[Any] | None, exact: bool
         return _judgeable(_exact_node(node, at, tensor), LARGEST_FLOAT32)
 
 
-def _exact_node(node: Node, at: Bounded, tensor: npt.NDArray[Any] | None) -> Bounded:
-    value, error = at.value, at.error
+def _exact_node(node: Node, at: Bounded, tensor: Array | None) -> Bounded:
+    value, error, xp = at.value, at.error, namespace_of(at.value)
     if isinstance(node, Bias):
         assert tensor is not None
-        return _rounded(value + (tensor[:, None] if node.axis == "m" else tensor).astype(np.float64), error)
+        return _rounded(value + (tensor[:, None] if node.axis == "m" else tensor), error)
     if isinstance(node, Residual):
         assert tensor is not None
-        return _rounded(value + tensor.astype(np.float64), error)
+        return _rounded(value + tensor, error)
     if isinstance(node, Scale):
         factor = float(np.float32(node.value))
         return _rounded(value * factor, error * abs(factor))
     if isinstance(node, Relu):
-        return Bounded(np.maximum(value, 0.0), error)
+        return Bounded(xp.maximum(value, 0.0), error)
     if isinstance(node, LeakyRelu):
         slope = float(np.float32(node.slope))
         scaled = _rounded(value * slope, error * max(1.0, abs(slope)))
         # Near 0 the kernel may take the other branch: the function is continuous, so its Lipschitz constant holds.
         negative = value - error < 0.0
-        return Bounded(np.where(value < 0.0, scaled.value, value), np.where(negative, scaled.error, error))
+        return Bounded(xp.where(value < 0.0, scaled.value, value), xp.where(negative, scaled.error, error))
     if isinstance(node, Clip):
-        return Bounded(np.clip(value, float(np.float32(node.lo)), float(np.float32(node.hi))), error)
+        return Bounded(xp.clip(value, float(np.float32(node.lo)), float(np.float32(node.hi))), error)
     assert tensor is not None and node.op == "mask"
-    return Bounded(np.where(tensor != 0, value, 0.0), np.where(tensor != 0, error, 0.0))
+    return Bounded(xp.where(tensor != 0, value, 0.0), xp.where(tensor != 0, error, 0.0))
 
 
 def _rounded(value: Float64, error: Float64) -> Bounded:
     """`value` as fp32 arithmetic leaves it: nothing is lost where nothing was lost so far and fp32 can represent it."""
+    xp = namespace_of(value)
     with np.errstate(over="ignore"):
         kept = (error == 0.0) & (value.astype(np.float32) == value)
-    return Bounded(value, np.where(kept, 0.0, error + U * (np.abs(value) + error) + TINY))
+    return Bounded(value, xp.where(kept, 0.0, error + U * (xp.abs(value) + error) + TINY))
 
 
 def _judgeable(state: Bounded, limit: float) -> Bounded:
     """No claim is made about what may overflow; its value stays finite so that later nodes make no NaN of it."""
-    fits = np.abs(state.value) + state.error <= limit
-    value = np.clip(np.nan_to_num(state.value), -limit, limit)
-    return Bounded(value, np.where(fits, state.error, np.inf))
+    xp = namespace_of(state.value)
+    fits = xp.abs(state.value) + state.error <= limit
+    value = xp.clip(xp.nan_to_num(state.value), -limit, limit)
+    return Bounded(value, xp.where(fits, state.error, np.inf))
 
 
 _CASTS: dict[str, tuple[float, float, float]] = {
@@ -113,30 +119,34 @@ _CASTS: dict[str, tuple[float, float, float]] = {
 
 def _cast(dtype: str, at: Bounded) -> Bounded:
     roundoff, subnormal, limit = _CASTS[dtype]
+    xp = namespace_of(at.value)
     at = _judgeable(at, limit)
     certain = at.error == 0.0  # the kernel rounds this very value, to nearest even, as is done here
-    own = roundoff * (np.abs(at.value) + at.error) + subnormal
-    value = np.where(certain, _round_to(dtype, at.value), at.value)
-    return Bounded(value, np.where(certain, 0.0, at.error + own))
+    own = roundoff * (xp.abs(at.value) + at.error) + subnormal
+    value = xp.where(certain, _round_to(dtype, at.value), at.value)
+    return Bounded(value, xp.where(certain, 0.0, at.error + own))
 
 
 def _round_to(dtype: str, value: Float64) -> Float64:
     if dtype == "float16":
+        # What is rounded here fp32 holds, so that CuPy's way through fp32 rounds no second time.
         return value.astype(np.float16).astype(np.float64)
-    # Scaled so that a whole number is what the 8 significant bits hold; numpy rounds to nearest even.
-    _, exponent = np.frexp(value)
-    quantum = np.ldexp(1.0, np.maximum(exponent, -125) - 8)
-    return np.asarray(np.rint(value / quantum) * quantum, dtype=np.float64)
+    xp = namespace_of(value)
+    # Scaled so that a whole number is what the 8 significant bits hold; rint rounds to nearest even.
+    _, exponent = xp.frexp(value)
+    quantum = powers_of_two(xp.maximum(exponent, -125) - 8)
+    return xp.rint(value / quantum) * quantum
 
 
 def _activation(op: str, at: Bounded) -> Bounded:
-    x, size = at.value, np.abs(at.value)
-    value, own = _ACTIVATIONS[op](x, np.where(np.isfinite(at.error), size + at.error, size))
+    xp = namespace_of(at.value)
+    x, size = at.value, xp.abs(at.value)
+    value, own = _ACTIVATIONS[op](x, xp.where(xp.isfinite(at.error), size + at.error, size))
     return Bounded(value, at.error * _LIPSCHITZ[op] + own)
 
 
 def _gelu(x: Float64, size: Float64) -> tuple[Float64, Float64]:
-    value = 0.5 * x * (1.0 + np.asarray(_erf(x * math.sqrt(0.5)), dtype=np.float64))
+    value = 0.5 * x * (1.0 + erf(x * math.sqrt(0.5)))
     # 1 + erf(t): 4u by erff (2 ulp of at most 1), 1u by t's rounding (t erf'(t) < 0.49), 2u by the addition.
     return value, 0.5 * size * 7.0 * U + 2.0 * U * size + TINY
 
@@ -147,15 +157,16 @@ def _sigmoid(x: Float64, size: Float64) -> tuple[Float64, Float64]:
 
 
 def _silu(x: Float64, size: Float64) -> tuple[Float64, Float64]:
-    return x * _logistic(x), 6.0 * U * size * _logistic(size) + UNDERFLOW * np.maximum(size, 1.0)
+    return x * _logistic(x), 6.0 * U * size * _logistic(size) + UNDERFLOW * namespace_of(size).maximum(size, 1.0)
 
 
 def _tanh(x: Float64, size: Float64) -> tuple[Float64, Float64]:
-    return np.tanh(x), 4.0 * U * np.tanh(size) + TINY
+    xp = namespace_of(x)
+    return xp.tanh(x), 4.0 * U * xp.tanh(size) + TINY
 
 
 def _logistic(x: Float64) -> Float64:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)), dtype=np.float64)
+    return 0.5 * (1.0 + namespace_of(x).tanh(0.5 * x))
 
 
 _ACTIVATIONS: dict[str, Callable[[Float64, Float64], tuple[Float64, Float64]]] = {

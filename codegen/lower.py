@@ -8,11 +8,15 @@ from typing import Any
 
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
+from codegen.predict_before import Choice, best_predicted
 from codegen.problem import Problem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check_deterministic
 from codegen.schedule import Schedule
 from codegen.search import Search
 from codegen.targets import Target
+
+# Under this name stands what `search.keep` left out.
+KEEP_RULE = "keep"
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Lowered:
 
     @property
     def why_empty(self) -> str | None:
-        """The rules that emptied the search space; None where a candidate is left."""
+        """The rules that emptied the search space; None where a candidate is left. `keep` never does."""
         if self.candidates:
             return None
         by_count = sorted(self.rejections.items(), key=lambda item: (-item[1].count, item[0]))
@@ -53,7 +57,8 @@ def lower(
     *,
     deterministic: bool = False,
 ) -> Lowered:
-    """The candidates in the order of the space, at most `search.limit`. Raises InvalidSearch.
+    """The candidates in the order of the space, at most `search.limit`; of those the `search.keep` that are predicted
+    fastest, where that is given. Raises InvalidSearch.
 
     `workspace_limit` (bytes) and `deterministic` (the same bits in every run) are the request's policy: what breaks it
     is rejected like what breaks a rule.
@@ -82,4 +87,15 @@ def lower(
     rejections = {
         rule: Rejection(counts[rule], examples[0][0].as_dict(), examples[0][1]) for rule, examples in rejected.items()
     }
+    if search.keep is not None and len(candidates) > search.keep:
+        choice = best_predicted(candidates, search.keep, target)
+        return Lowered(choice.kept, {**rejections, KEEP_RULE: _left_out(choice)}, space.size)
     return Lowered(tuple(candidates), rejections, space.size)
+
+
+def _left_out(choice: Choice) -> Rejection:
+    """Counted like what a rule rejects, though it broke none; the example is the best of them."""
+    example, us = choice.left[0]
+    most = f"{len(choice.kept)} that are predicted fastest, at most {choice.slowest_us:.2f} us"
+    message = f"predicted {us:.2f} us before compiling; kept are the {most}"
+    return Rejection(len(choice.left), example.schedule.as_dict(), message)

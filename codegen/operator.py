@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel
 
 from codegen.kernel import Candidate, Kernel
+from codegen.operand import Operand as Operand  # for operators, which know this module
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
@@ -23,32 +24,8 @@ from codegen.targets import Target
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 InputKind = Literal["integer", "normal"]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor of a call, in launch ABI order. Strides are in elements; a stride of 0 repeats."""
-
-    name: str
-    dtype: str
-    role: Literal["in", "out"]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """How many elements lie between the first and the last one, both included."""
-        return 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the strides are those of a C-contiguous array of this shape."""
-        expected = 1
-        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent > 1 and stride != expected:
-                return False
-            expected *= extent
-        return True
+# Of a kernel that nobody has estimated: half of a multiprocessor's threads can have them.
+TYPICAL_REGISTERS = 64
 
 
 @dataclass(frozen=True)
@@ -87,6 +64,14 @@ class LaunchBounds:
     threads: int
     min_blocks: int = 1
     max_registers: int = 0
+
+    def registers(self, target: Target) -> int:
+        """How many a thread gets at most."""
+        if self.max_registers:
+            return self.max_registers
+        if self.min_blocks == 1:
+            return target.registers_per_thread
+        return min(target.registers_per_thread, target.registers_per_sm // (self.threads * self.min_blocks))
 
 
 @dataclass(frozen=True)
@@ -248,6 +233,7 @@ class Operator(ABC):
         """The result in float64 and a bound on |kernel - result| per element; 0 demands equality, inf forgives.
 
         `exact` makes activations that fp32 only approximates the identity, as the kernel's exact CPU build does.
+        At full extents the inputs are arrays of a GPU (`codegen.arrays`): so are then the two answers.
         """
 
     @abstractmethod
@@ -261,6 +247,11 @@ class Operator(ABC):
     @abstractmethod
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         """Of one of the kernel's `functions`."""
+
+    def estimated_registers(self, kernel: Kernel) -> int:
+        """Of a thread of `run` if nobody limits them, before a compiler has said it. Where an operator has no estimate,
+        kernels differ in all else only."""
+        return TYPICAL_REGISTERS
 
     @abstractmethod
     def shared_bytes(self, kernel: Kernel) -> int:

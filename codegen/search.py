@@ -1,7 +1,8 @@
 """Search spaces: which schedules to try, enumerable by index without being materialised.
 
 A space is the product of value lists (or an explicit list). A `limit` samples it: the schedules come in an order that
-only the seed decides, so a smaller limit is always a prefix of a larger one.
+only the seed decides, so a smaller limit is always a prefix of a larger one. `keep` comes after it: of the accepted
+schedules (of the sample, where there is one) those that are predicted fastest before anything is compiled.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ Name = Annotated[StrictStr, Field(min_length=1, max_length=64)]
 
 
 class Search(BaseModel):
-    """Which schedules to try: a level, value lists per tunable, or explicit schedules; at most `limit` accepted ones.
+    """Which schedules to try: a level, value lists per tunable, or explicit schedules; at most `limit` accepted ones,
+    and of those only the `keep` that are predicted fastest.
 
-    Tunables that `tunables` does not name take their level-1 values. Without any of the three the level is 1.
+    Tunables that `tunables` does not name take their level-1 values. Without any of the three the level is 1. The
+    prediction is no measurement: without `keep` everything that breaks no rule is compiled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,6 +60,7 @@ class Search(BaseModel):
         | None
     ) = None
     limit: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
+    keep: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
     seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER), BeforeValidator(_whole)] = 0
 
     @model_validator(mode="before")
@@ -72,16 +76,22 @@ class Search(BaseModel):
         return data if kinds else {**data, "level": 1}
 
     def canonical(self) -> dict[str, Any]:
-        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled."""
+        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled, no `keep` where
+        there cannot be more schedules."""
         found: dict[str, Any] = {}
+        most = [] if self.limit is None else [self.limit]
         if self.tunables is not None:
             found["tunables"] = {name: sorted(set(self.tunables[name]), key=_order) for name in sorted(self.tunables)}
         elif self.schedules is not None:
             found["schedules"] = [schedule.as_dict() for schedule in _distinct(self.schedules)]
+            most.append(len(found["schedules"]))
         else:
             found["level"] = self.level
+            most += [1] if self.level == 0 else []
         if self.limit is not None:
             found |= {"limit": self.limit, "seed": self.seed}
+        if self.keep is not None and not any(self.keep >= count for count in most):
+            found["keep"] = self.keep
         return found
 
 
@@ -102,6 +112,11 @@ def covers(done: Search, asked: Search) -> bool:
 
     Errs on the side of no: a value list is not compared with a level, because levels depend on problem and target.
     """
+    kept, wanted = done.canonical().get("keep"), asked.canonical().get("keep")
+    done, asked = (one.model_copy(update={"keep": None}) for one in (done, asked))
+    if kept is not None:
+        # Which are the best depends on all that were looked at: the best of a part need not be among them.
+        return wanted is not None and wanted <= kept and done.canonical() == asked.canonical()
     if done.limit is not None:
         same = (
             done.model_copy(update={"limit": None}).canonical() == asked.model_copy(update={"limit": None}).canonical()

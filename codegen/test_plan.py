@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from codegen.kernel import Kernel
-from codegen.operator import Operator
-from codegen.problem import Problem
+from codegen.arrays import Array, Float64, namespace_of
+
+if TYPE_CHECKING:  # the plan of a recorded kernel is judged where no operator is known
+    from codegen.kernel import Kernel
+    from codegen.operator import Operator
+    from codegen.problem import Problem
 
 Kind = Literal["integer", "normal"]
 Order = Literal["ascending", "descending", "seeded"]
@@ -138,44 +140,55 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
         yield Case(problem, "normal", False, normal_seed, repeats)
 
 
-def judge(got: NDArray[Any], expected: NDArray[Any], bound: NDArray[Any], *, exact: bool) -> Judgement:
+def judge(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> Judgement:
     """Compare an output with float64 `expected`; `bound` is absolute, per element, infinite where anything is allowed
-    (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite."""
+    (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite.
+
+    All three are of one namespace, whichever; of a namespace without bfloat16 `got` is what `as_float64` makes of it.
+    """
+    xp = namespace_of(expected)
     values = got.astype(np.float64)
-    allowed = np.broadcast_to(bound, expected.shape)
+    allowed = xp.broadcast_to(bound, expected.shape)
     if exact:
-        allowed = np.where(np.isinf(allowed), np.inf, 0.0)
+        allowed = xp.where(xp.isposinf(allowed), allowed, 0.0)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        error = np.abs(values - expected)
+        error = xp.abs(values - expected)
         # Infinities that agree have no difference; a NaN compares false and stays wrong.
-        free = np.isposinf(allowed)
+        free = xp.isposinf(allowed)
         right = (values == expected) | (error <= allowed) | free
-        error = np.where((values == expected) | free, 0.0, error)
-        ratio = np.where(error == 0.0, 0.0, error / allowed)
-    wrong, size = int(values.size - np.count_nonzero(right)), int(values.size)
-    worst = int(np.argmax(error)) if size else None  # of a NaN, where there is one
-    max_error, error_bound = (0.0, 0.0) if worst is None else (float(error.flat[worst]), float(allowed.flat[worst]))
-    max_ratio = float(np.max(ratio, initial=0.0))
+        error = xp.where((values == expected) | free, 0.0, error)
+        ratio = xp.where(error == 0.0, 0.0, error / allowed)
+    shape, size = tuple(values.shape), int(values.size)
+    wrong = size - int(xp.count_nonzero(right))
+    if not size:
+        return Judgement(wrong, size, 0.0, 0.0, 0.0)
+    worst = _place(xp.argmax(error), shape)  # of a NaN, where there is one
+    max_error, error_bound, max_ratio = float(error[worst]), float(allowed[worst]), float(xp.max(ratio))
     if not wrong:
         return Judgement(wrong, size, max_error, error_bound, max_ratio)
-    first = np.unravel_index(int(np.argmin(right)), right.shape)
+    first = _place(xp.argmin(right), shape)
     return Judgement(
         wrong,
         size,
         max_error,
         error_bound,
         max_ratio,
-        index=tuple(int(i) for i in first),
+        index=first,
         got=float(values[first]),
         expected=float(expected[first]),
         bound=float(allowed[first]),
     )
 
 
-def differing(first: NDArray[Any], second: NDArray[Any]) -> int:
-    """How many elements of two outputs differ in their bits."""
+def _place(number: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of an element by its number in row-major order."""
+    return tuple(int(index) for index in np.unravel_index(int(number), shape))
+
+
+def differing(first: Array, second: Array) -> int:
+    """How many elements of two outputs of one namespace differ in their bits."""
     unsigned = np.dtype(f"u{first.dtype.itemsize}")
-    return int(np.count_nonzero(first.view(unsigned) != second.view(unsigned)))
+    return int(namespace_of(first).count_nonzero(first.view(unsigned) != second.view(unsigned)))
 
 
 def describe_case(case: Case, extents: Sequence[int]) -> dict[str, Any]:

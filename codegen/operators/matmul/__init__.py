@@ -158,7 +158,11 @@ class Matmul(Operator):
         t = kernel.tunables.as_dict()
         if function != "run":
             return LaunchBounds(split.REDUCE_THREADS)
-        return LaunchBounds(_threads(t), int(t["min_blocks"]), int(t.get("maxnreg", 0)))
+        return tensor_rules.launch_bounds(t) if is_tensor(t) else LaunchBounds(_threads(t), int(t["min_blocks"]))
+
+    def estimated_registers(self, kernel: Kernel) -> int:
+        t = kernel.tunables.as_dict()
+        return tensor_rules.registers(t, _stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         t = kernel.tunables.as_dict()

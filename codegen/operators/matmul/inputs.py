@@ -1,4 +1,12 @@
-"""Inputs of a matmul's tests."""
+"""Inputs of a matmul's tests.
+
+An operand of more than LARGEST_DRAWN elements repeats a block of random numbers, row by row: drawing a hundred million
+takes longer than all that is done with them. Values below that are drawn one by one, and A apart from B. That hides
+nothing. Elements which agree by repetition lie a multiple of the block's length apart, and that is a prime of which no
+extent is a multiple: so no two rows, columns or matrices of a batch agree, by whatever stride a kernel confuses them.
+Nor do tiles: the length is odd, so where rows have a multiple of 16 elements, elements that agree are 16 columns (or a
+multiple) apart only after 16 lengths, and then thousands of rows as well: no single mistake takes one for the other.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +30,9 @@ SUM_QUANTA = 2**22
 # Quanta of a typical sum: as a power of two, and as how many more bits than a narrow type of an output or a cast has.
 # Some sums then fit the narrow type, others are halfway between two of its values, others elsewhere between.
 WIDE_BITS, BITS_TO_ROUND = 17, 4
+# Above so many elements a block is repeated, of the first of these lengths that no extent is a multiple of: primes.
+LARGEST_DRAWN = 2**22
+BLOCKS = (3_999_971, 3_999_949)
 SIGNIFICANT_BITS = {"float16": 11, "bfloat16": 8}
 # Bits behind the binary point that fp32 has beside a sum of a few biases and residuals, each at most 8.
 FRACTION_BITS = 18
@@ -61,13 +72,21 @@ def make_inputs(
             shape = tuple(
                 extent if stride else 1 for extent, stride in zip(operand.shape, operand.strides, strict=True)
             )
-            drawn = _draw(problem, operand, shape, integers, kind, rng)
-            made[operand.name] = np.broadcast_to(drawn.astype(dtype(operand.dtype).numpy), operand.shape)
+            block = _block(shape)
+            drawn = _draw(problem, operand, block or shape, integers, kind, rng).astype(dtype(operand.dtype).numpy)
+            made[operand.name] = np.broadcast_to(np.resize(drawn, shape) if block else drawn, operand.shape)
     if kind == "integer" and problem.k > integers.terms:
         kept = np.zeros(problem.k, dtype=made["a"].dtype)
         kept[rng.choice(problem.k, integers.terms, replace=False)] = 1
         made["a"] = made["a"] * (kept[:, None] if problem.a_transposed else kept)
     return made
+
+
+def _block(shape: tuple[int, ...]) -> tuple[int] | None:
+    """The shape of what is drawn and repeated row by row; None where all of the operand is drawn."""
+    if math.prod(shape) <= LARGEST_DRAWN:
+        return None
+    return (next((length for length in BLOCKS if all(extent % length for extent in shape)), BLOCKS[-1]),)
 
 
 def _draw(
@@ -85,9 +104,10 @@ def _draw(
         if operand.dtype != "int8":
             return rng.standard_normal(shape, dtype=np.float32)
         limit = int(min(LARGEST["int8"], max(2.0, math.sqrt(_spread(problem) * _int8_limit(problem)))))
-        return rng.integers(-limit - (limit == LARGEST["int8"]), limit, size=shape, endpoint=True)
+        return rng.integers(-limit - (limit == LARGEST["int8"]), limit, size=shape, dtype=np.int32, endpoint=True)
     limit = {"a": integers.a, "b": integers.b}.get(operand.name, 8)
-    drawn = rng.integers(-limit, limit, size=shape, endpoint=True)
+    # Half the memory of int64, and the same numbers.
+    drawn = rng.integers(-limit, limit, size=shape, dtype=np.int32, endpoint=True)
     return np.ldexp(drawn.astype(np.float32), -integers.shift) if operand.name == "a" else drawn
 
 

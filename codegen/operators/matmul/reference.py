@@ -22,13 +22,13 @@ atomically.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from codegen.epilogue_reference import TINY, Bounded, Float64, U, apply_chain, rounded_to_float32, stored
+from codegen.arrays import Array, Float64, as_float64, namespace_of, powers_of_two
+from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored
 from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.problem import MatmulProblem
 
@@ -41,27 +41,26 @@ TF32_SIGNIFICANT_BITS = 11
 SMALLEST_EXPONENT = -125  # of a normal fp32 number whose significand is in [0.5, 1), as frexp gives it
 
 
-def reference(
-    problem: MatmulProblem, inputs: Mapping[str, npt.NDArray[Any]], exact: bool = False
-) -> tuple[Float64, Float64]:
-    """(result, bound), both of out's logical shape."""
-    a, b = (inputs[name].astype(np.float64) for name in ("a", "b"))
+def reference(problem: MatmulProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
+    """(result, bound), both of out's logical shape, in the inputs' namespace."""
+    a, b = (as_float64(inputs[name], problem.dtype) for name in ("a", "b"))
+    xp = namespace_of(a)
     a = a.swapaxes(-1, -2) if problem.a_transposed else a
     b = b.swapaxes(-1, -2) if problem.b_transposed else b
     if problem.dtype == "int8":
-        sums = _wrapped(np.matmul(a, b))
+        sums = _wrapped(xp.matmul(a, b))
         if problem.out_dtype == "int32":
-            return sums, np.zeros_like(sums)
+            return sums, xp.zeros_like(sums)
         start = rounded_to_float32(sums)
     else:
-        start = Bounded(np.matmul(a, b), _accumulated(problem, a, b))
-    final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, inputs, exact))
+        start = Bounded(xp.matmul(a, b), _accumulated(problem, a, b))
+    final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, inputs, exact, problem.out_dtype))
     return final.value, final.error
 
 
 def _wrapped(sums: Float64) -> Float64:
     """Whole numbers as int32 holds them; float64 had them exactly, because 2^14 k is below 2^53 for every k."""
-    return np.asarray((sums + 2.0**31) % 2.0**32 - 2.0**31, dtype=np.float64)
+    return (sums + 2.0**31) % 2.0**32 - 2.0**31
 
 
 def _accumulated(problem: MatmulProblem, a: Float64, b: Float64) -> Float64:
@@ -71,37 +70,43 @@ def _accumulated(problem: MatmulProblem, a: Float64, b: Float64) -> Float64:
     beside gamma covers the float64 reference's own rounding, 2^-29 of the bound.
     """
     on_cuda_cores, k = needs_cuda_cores(problem.dtype, problem.allow_tf32), problem.k
-    size_a, size_b = np.abs(a), np.abs(b)
+    xp = namespace_of(a)
+    size_a, size_b = xp.abs(a), xp.abs(b)
     lost: Float64 | None = None
     if problem.allow_tf32:
         lost_a, lost_b = _beyond_tf32(a), _beyond_tf32(b)
-        if lost_a.any() or lost_b.any():
-            lost = np.matmul(lost_a, size_b + lost_b) + np.matmul(size_a, lost_b)
+        if bool(lost_a.any()) or bool(lost_b.any()):
+            lost = xp.matmul(lost_a, size_b + lost_b) + xp.matmul(size_a, lost_b)
             size_a, size_b = size_a + lost_a, size_b + lost_b
-    sizes = np.matmul(size_a, size_b)
+    sizes = xp.matmul(size_a, size_b)
     roundings = k * U * (1.0 if on_cuda_cores else 4.0)
-    gamma = roundings / (1.0 - roundings) if roundings < 1.0 else np.inf
+    gamma = roundings / (1.0 - roundings) if roundings < 1.0 else math.inf
     bound = gamma * sizes * (1.0 + 2.0**-20) + k * TINY
     if lost is not None:
-        return np.asarray(bound + lost, dtype=np.float64)
+        return bound + lost
     shift_a, shift_b = _whole_after(a), _whole_after(b)
     if shift_a is None or shift_b is None:
-        return np.asarray(bound, dtype=np.float64)
-    return np.where(np.ldexp(sizes, shift_a + shift_b) <= EXACT_SUM, 0.0, bound)
+        return bound
+    return xp.where(sizes * 2.0 ** (shift_a + shift_b) <= EXACT_SUM, 0.0, bound)
 
 
 def _beyond_tf32(values: Float64) -> Float64:
     """What reading a value as tf32 may cost: less than the distance of its neighbours there, whichever it becomes;
     nothing where tf32 holds it."""
-    _, exponent = np.frexp(values)
-    quantum = np.ldexp(1.0, np.maximum(exponent, SMALLEST_EXPONENT) - TF32_SIGNIFICANT_BITS)
-    return np.where(values % quantum == 0.0, 0.0, quantum)
+    xp = namespace_of(values)
+    _, exponent = xp.frexp(values)
+    quantum = powers_of_two(xp.maximum(exponent, SMALLEST_EXPONENT) - TF32_SIGNIFICANT_BITS)
+    return xp.where(values % quantum == 0.0, 0.0, quantum)
 
 
 def _whole_after(values: Float64) -> int | None:
     """By which power of two to multiply, so that all values are whole numbers; None where 2^FINEST does not do."""
-    scaled = np.ldexp(np.abs(values), FINEST)
-    if not np.all((scaled < 2.0**62) & (scaled == np.rint(scaled))):
+    xp = namespace_of(values)
+    scaled = xp.abs(values) * 2.0**FINEST
+    if not bool(xp.all((scaled < 2.0**62) & (scaled == xp.rint(scaled)))):
         return None
-    bits = int(np.bitwise_or.reduce(scaled.astype(np.int64), axis=None))
-    return FINEST - ((bits & -bits).bit_length() - 1) if bits else 0
+    bits = scaled.astype(np.int64)
+    del scaled  # of a large problem each copy is hundreds of megabytes
+    # A number and the one before it differ in the last bit that is set and in those behind it; 0 and -1 in all.
+    bits ^= bits - 1
+    return FINEST + 1 - int(xp.min(bits.view(np.uint64))).bit_length()

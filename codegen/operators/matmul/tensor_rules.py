@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.dtypes import dtype
+from codegen.operator import LaunchBounds
 from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.path import AMPERE
 from codegen.operators.matmul.problem import MatmulProblem
@@ -145,13 +146,9 @@ def _least_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
     return sums(tunables) + reading + copy_registers(tunables, stored) + LEAST_OVERHEAD
 
 
-def _limit(tunables: Mapping[str, Any], target: Target) -> int:
-    """Registers that a thread is told to manage with; the target's most where it is told nothing."""
-    if tunables["maxnreg"]:
-        return int(tunables["maxnreg"])
-    asked: int = tunables["min_blocks"]
-    most = target.registers_per_thread
-    return most if asked == 1 else min(most, target.registers_per_sm // (threads(tunables) * asked))
+def launch_bounds(tunables: Mapping[str, Any]) -> LaunchBounds:
+    """What the kernel promises and asks of the register allocator."""
+    return LaunchBounds(threads(tunables), int(tunables["min_blocks"]), int(tunables["maxnreg"]))
 
 
 def rules(
@@ -260,7 +257,7 @@ def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rej
 
 def _stream_rule(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     """Blocks of stream-K that wait for others to end leave the multiprocessors as idle as tiles do."""
-    taken = min(registers(t, stored), _limit(t, target))
+    taken = min(registers(t, stored), launch_bounds(t).registers(target))
     by_registers = target.registers_per_sm // (threads(t) * taken)
     by_shared = target.shared_per_sm // (shared_bytes(t, stored.size) + target.reserved_shared_bytes)
     resident = min(by_registers, by_shared, target.max_threads_per_sm // threads(t), target.max_blocks_per_sm)
@@ -276,7 +273,7 @@ def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, stored: Stored, t
     k, static_k, stages = problem.k, t["static_k"], t["stages"]
     blocks = split.grid_blocks(problem, t)
     steps = split.all_steps(problem, t) // blocks  # of the shortest block
-    wanted, limit = registers(t, stored), _limit(t, target)
+    wanted, limit = registers(t, stored), launch_bounds(t).registers(target)
     return (
         check(
             static_k in (0, k) and static_k <= LARGEST_STATIC_K,

@@ -1,0 +1,59 @@
+"""Arrays of any namespace: NumPy's, or CuPy's in a GPU's memory. Who computes with some asks them for theirs.
+
+What is used of a namespace is what NumPy and CuPy 13 and later share; `tests/strict_arrays.py` has the list. Where a
+Python number decides what happens next it is taken by `float()`, `int()` or `bool()` of an array with one element,
+which on a GPU waits for all that was queued before.
+
+CuPy always compiles with `-ftz=true`: a subnormal number of float32 counts as 0 in its kernels. No judgement turns on
+it. Sums, bounds and comparisons are of float64, which the option leaves alone, and bits are compared as integers; what
+is left are conversions from and to float32. There a value below 2^-126 may become 0. Whole numbers of the exact cases
+are none, a normal is so small once in 10^37, subnormals of float16 are ordinary numbers of float32, and where an
+activation's tail gets there, its bound allows 2^-126 or more (`codegen.epilogue_reference`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from typing import Any
+
+import numpy as np
+
+# An array of any namespace, and one of float64: the two libraries share no static type.
+Array = Any
+Float64 = Any
+
+_numpy_erf = np.frompyfunc(math.erf, 1, 1)
+
+
+def namespace_of(array: Array) -> Any:
+    """The module whose functions take `array`: what it says itself (array API standard), else the package of its type.
+
+    NumPy's arrays say it since 2.0; CuPy's (14.2) do not, but are `cupy.ndarray`.
+    """
+    says = getattr(array, "__array_namespace__", None)
+    return sys.modules[type(array).__module__.partition(".")[0]] if says is None else says()
+
+
+def as_float64(array: Array, dtype: str) -> Float64:
+    """The values of an array of that element type (`codegen.dtypes`). Of bfloat16 the bits as uint16 are enough, for
+    namespaces that have no such type."""
+    if dtype == "bfloat16" and array.dtype == np.uint16:
+        # The bits of a bfloat16 are the upper half of a float32's.
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
+def powers_of_two(exponents: Array) -> Float64:
+    """2 to each of these whole numbers from -1022 to 1023: the exponent is what a float64 begins with. `ldexp` takes
+    NumPy ten times as long, and types of its two operands that differ by namespace."""
+    return ((exponents.astype(np.int64) + 1023) << 52).view(np.float64)
+
+
+def erf(values: Float64) -> Float64:
+    """The error function of each value; NumPy has none, CuPy's is in the package `cupyx`."""
+    namespace = namespace_of(values)
+    if namespace is np:
+        return np.asarray(_numpy_erf(values), dtype=np.float64)
+    return importlib.import_module(f"{namespace.__name__}x.scipy.special").erf(values)

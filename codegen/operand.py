@@ -1,0 +1,32 @@
+"""A tensor of a call: name, element type, shape and strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor of a call, in launch ABI order. Strides are in elements; a stride of 0 repeats."""
+
+    name: str
+    dtype: str
+    role: Literal["in", "out"]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements lie between the first and the last one, both included."""
+        return 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the strides are those of a C-contiguous array of this shape."""
+        expected = 1
+        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if extent > 1 and stride != expected:
+                return False
+            expected *= extent
+        return True
