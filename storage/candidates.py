@@ -11,14 +11,15 @@ from sqlalchemy import RowMapping, Select, bindparam, select, update
 from storage.database import Session
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow
-from storage.verdicts import best_proofs
+from storage.verdicts import Verdict, best_proofs
 
 
 @dataclass(frozen=True)
 class StoredCandidate:
     """Fields of its build are None while it is not compiled.
 
-    `verdict_details`: of the proof on a GPU, else of that on the CPU; the newest.
+    `measurement`: `cukiln.types.Measurement` as JSON, of candidates on a GPU. `library`: blob digest of the group
+    library that holds its kernel. `proof`: on a GPU, else on the CPU; the newest.
     """
 
     problem_id: int
@@ -31,12 +32,14 @@ class StoredCandidate:
     predicted_us: float | None
     prediction: dict[str, Any] | None
     measured_us: float | None
+    measurement: dict[str, Any] | None
     slice: str | None
     toolchain: str | None
     group_id: str | None
     code_digest: str | None
+    library: str | None
     resources: dict[str, Any] | None
-    verdict_details: dict[str, Any] | None
+    proof: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Predicted:
 def candidates_of_problem(session: Session, problem_id: int) -> list[StoredCandidate]:
     """All candidates of a job's problem, by candidate id."""
     query = _select().where(CandidateRow.job_problem_id == problem_id).order_by(CandidateRow.candidate)
-    return _with_details(session, session.execute(query).mappings().all())
+    return _with_proofs(session, session.execute(query).mappings().all())
 
 
 def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
@@ -71,13 +74,9 @@ def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
     )
 
 
-def _with_details(session: Session, rows: Sequence[RowMapping]) -> list[StoredCandidate]:
+def _with_proofs(session: Session, rows: Sequence[RowMapping]) -> list[StoredCandidate]:
     proofs = best_proofs(session, [(row["slice"], row["code_digest"]) for row in rows])
-    found = []
-    for row in rows:
-        proof = proofs.get((row["slice"], row["code_digest"]))
-        found.append(StoredCandidate(**row, verdict_details=proof.details if proof else None))
-    return found
+    return [StoredCandidate(**row, proof=proofs.get((row["slice"], row["code_digest"]))) for row in rows]
 
 
 def _select() -> Select[Any]:
@@ -93,9 +92,11 @@ def _select() -> Select[Any]:
         candidate.predicted_us,
         candidate.prediction,
         candidate.measured_us,
+        candidate.measurement,
         build.slice,
         build.toolchain,
         build.group_id,
         build.code_digest,
+        build.library,
         build.resources,
     ).join(BuildRow, build.id == candidate.build, isouter=True)

@@ -8,16 +8,21 @@ Nothing of this is remembered as a verdict of the kernel: its candidates are `sk
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, true, update
+from sqlalchemy.orm import InstrumentedAttribute
 
 from storage.database import Session, clock_of
-from storage.judge import LIVE, finish_judged
-from storage.new_items import COMPILE, FINISH, PLAN, VERIFY, parse_plan_ref
-from storage.rows import chunks
+from storage.device_classes import asks_predicted
+from storage.judge import LIVE, Judged, finish_judged
+from storage.judging_work import group_of_ref
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, parse_plan_ref
+from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow, JobRow
 
-UNENDED = ("waiting", "claimed")
+SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
+"""The kinds that a spent budget ends; what was judged by then is finished."""
 
 
 def settle_job(session: Session, job_id: str) -> str | None:
@@ -36,7 +41,11 @@ def settle_job(session: Session, job_id: str) -> str | None:
         .values(state=state, finished_at=clock_of(session).now(), error=_job_error(session, job_id, counts))
         .returning(JobRow.id)
     ).one_or_none()
-    return state if ended is not None else None
+    if ended is None:
+        return None
+    # What was found out elsewhere, or was lost, may have judged its candidates before its own work came to them.
+    _end_items(session, job_id, SEARCH)
+    return state
 
 
 def cancel_work(session: Session, job_id: str) -> None:
@@ -48,7 +57,7 @@ def cancel_work(session: Session, job_id: str) -> None:
         .values(state="cancelled", finished_at=now)
     )
     _skip_unjudged(session, job_id, "the job was cancelled")
-    _end_items(session, job_id, (PLAN, COMPILE, VERIFY, FINISH))
+    _end_items(session, job_id, (*SEARCH, FINISH))
 
 
 def expire_budgets(session: Session) -> list[str]:
@@ -65,9 +74,13 @@ def expire_budgets(session: Session) -> list[str]:
         JobProblemRow.state.in_(LIVE),
         or_(~JobProblemRow.planned, unjudged.exists()),
     )
+    # Nobody claims these any more: what is still to be compared, and what was judged otherwise meanwhile.
+    working = select(ItemRow.id).where(
+        ItemRow.job_id == JobRow.id, ItemRow.kind.in_(SEARCH), ItemRow.state.in_(UNENDED)
+    )
     jobs = session.execute(
         select(JobRow.id, JobRow.budget_seconds)
-        .where(JobRow.state == "running", JobRow.deadline <= now, searching.exists())
+        .where(JobRow.state == "running", JobRow.deadline <= now, or_(searching.exists(), working.exists()))
         .order_by(JobRow.id)
     ).all()
     for job_id, budget in jobs:
@@ -75,7 +88,7 @@ def expire_budgets(session: Session) -> list[str]:
     return [job_id for job_id, _ in jobs]
 
 
-def give_up(session: Session, kind: str, ref: str, error: str) -> None:
+def give_up(session: Session, kind: str, ref: str, target: str | None, error: str) -> None:
     """Settle what waited for an item that failed for good."""
     if kind == PLAN:
         job_id, first, last = parse_plan_ref(ref)
@@ -85,22 +98,53 @@ def give_up(session: Session, kind: str, ref: str, error: str) -> None:
         job = session.scalar(select(JobProblemRow.job_id).where(JobProblemRow.id == int(ref)))
         if job is not None:
             _fail_problems(session, job, JobProblemRow.id == int(ref), error)
+    elif kind == COMPARE:
+        finish_judged(session, [int(ref)])
     elif kind == COMPILE:
         builds = select(BuildRow.id).where(BuildRow.group_id == ref, BuildRow.state == "pending")
-        _skip_builds(session, list(session.scalars(builds)), error)
+        skip_builds(session, list(session.scalars(builds)), error)
         forget_pending_builds(session, [ref])
         session.execute(
             update(GroupRow).where(GroupRow.id == ref).values(state="failed", finished_at=clock_of(session).now())
         )
     elif kind == VERIFY:
         builds = select(BuildRow.id).where(BuildRow.verify_group_id == ref)
-        _skip_builds(session, list(session.scalars(builds)), error)
+        skip_builds(session, list(session.scalars(builds)), error, asks_predicted())
+    elif kind == MEASURE:
+        builds = select(BuildRow.id).where(BuildRow.group_id == group_of_ref(ref), BuildRow.state == "ok")
+        skip_builds(session, list(session.scalars(builds)), error, JobProblemRow.device_class == target)
 
 
 def forget_pending_builds(session: Session, group_ids: Iterable[str]) -> None:
-    """Drop what these groups were to compile and never will: the next job that needs a build owns it."""
+    """Drop what these groups were to compile and never will: the next job that needs a build owns it.
+
+    What had been compiled before, and only lost its library, stands as it did.
+    """
     for ids in chunks(group_ids):
-        session.execute(delete(BuildRow).where(BuildRow.group_id.in_(ids), BuildRow.state == "pending"))
+        pending = BuildRow.group_id.in_(ids) & (BuildRow.state == "pending")
+        session.execute(delete(BuildRow).where(pending, BuildRow.code_digest.is_(None)))
+        session.execute(update(core(BuildRow)).where(pending).values(state="ok"))
+
+
+def skip_builds(
+    session: Session, build_ids: Sequence[str], message: str, problems: ColumnElement[bool] | None = None
+) -> list[Judged]:
+    """Skip the unjudged candidates of these builds in all jobs (only of such `problems`, if given: a condition on their
+    rows), and let the problems that have none left go on."""
+    touched: set[int] = set()
+    for ids in chunks(build_ids):
+        unjudged = CandidateRow.build.in_(ids) & CandidateRow.verdict.is_(None)
+        if problems is not None:
+            of_such = select(JobProblemRow.id).where(JobProblemRow.id == CandidateRow.job_problem_id, problems)
+            unjudged &= of_such.exists()
+        touched.update(session.scalars(select(CandidateRow.job_problem_id).where(unjudged).distinct()))
+        session.execute(
+            update(CandidateRow)
+            .where(unjudged)
+            .values(verdict="skipped", message=message)
+            .execution_options(synchronize_session=False)
+        )
+    return finish_judged(session, touched)
 
 
 def _end_budget(session: Session, job_id: str, words: str) -> None:
@@ -111,7 +155,7 @@ def _end_budget(session: Session, job_id: str, words: str) -> None:
         .where(live, ~JobProblemRow.planned)
         .values(planned=True, error=f"{words} its search space was lowered")
     )
-    _end_items(session, job_id, (PLAN, COMPILE, VERIFY))
+    _end_items(session, job_id, SEARCH)
     finish_judged(session, session.scalars(select(JobProblemRow.id).where(live)))
 
 
@@ -119,37 +163,51 @@ def _end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:
     """Cancel the job's items of these kinds, but hand over those that another live job waits for."""
     now = clock_of(session).now()
     unended = (ItemRow.job_id == job_id) & ItemRow.state.in_(UNENDED) & ItemRow.kind.in_(kinds)
-    items = session.execute(select(ItemRow.id, ItemRow.kind, ItemRow.ref).where(unended)).all()
-    heirs = _heirs(session, job_id, [ref for _, kind, ref in items if kind in (COMPILE, VERIFY)])
-    for group_id, (heir, priority) in heirs.items():
-        mine = (ItemRow.ref == group_id) & ItemRow.kind.in_((COMPILE, VERIFY)) & ItemRow.state.in_(UNENDED)
-        session.execute(update(ItemRow).where(mine).values(job_id=heir, priority=priority))
-        session.execute(update(GroupRow).where(GroupRow.id == group_id).values(job_id=heir))
+    items = session.execute(select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target).where(unended)).all()
+    heirs = _heirs(session, job_id, items)
+    for item_id, (heir, priority) in heirs.items():
+        session.execute(update(ItemRow).where(ItemRow.id == item_id).values(job_id=heir, priority=priority))
+    for item in items:
+        if item.id in heirs and item.kind != MEASURE:  # a group that is measured has done its own work
+            session.execute(update(GroupRow).where(GroupRow.id == item.ref).values(job_id=heirs[item.id][0]))
     # The token stays: the worker that holds the item learns from `renew` that it was cancelled, not lost.
     session.execute(update(ItemRow).where(unended).values(state="cancelled", finished_at=now, lease_expires_at=None))
-    orphans = [ref for _, kind, ref in items if kind == COMPILE and ref not in heirs]
+    orphans = [item.ref for item in items if item.kind == COMPILE and item.id not in heirs]
     forget_pending_builds(session, orphans)
     for ids in chunks(orphans):
         session.execute(update(GroupRow).where(GroupRow.id.in_(ids)).values(state="cancelled", finished_at=now))
 
 
-def _heirs(session: Session, job_id: str, group_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """For each group with an unjudged candidate of another live job: that job and its priority, the most urgent one."""
-    heirs: dict[str, tuple[str, int]] = {}
-    for column in (BuildRow.group_id, BuildRow.verify_group_id):
-        for ids in chunks(group_ids):
+def _heirs(session: Session, job_id: str, items: Sequence[Any]) -> dict[int, tuple[str, int]]:
+    """For each item that another live job has an unjudged candidate for: that job and its priority, the most urgent
+    one. By item id."""
+    places: dict[str, tuple[InstrumentedAttribute[str | None], ColumnElement[bool]]] = {
+        # What it is to make, whoever waits for it; what it is to prove; what it is to measure.
+        COMPILE: (BuildRow.group_id, true()),
+        VERIFY: (BuildRow.verify_group_id, asks_predicted()),
+        MEASURE: (BuildRow.group_id, ~asks_predicted()),
+    }
+    heirs: dict[int, tuple[str, int]] = {}
+    for kind, (column, such) in places.items():
+        mine: dict[tuple[str | None, str | None], int] = {
+            (group_of_ref(item.ref), item.target if kind == MEASURE else None): item.id
+            for item in items
+            if item.kind == kind
+        }
+        for ids in chunks({group for group, _ in mine}):
             rows = session.execute(
-                select(column, JobRow.id, JobRow.priority)
+                select(column, JobProblemRow.device_class, JobRow.id, JobRow.priority)
                 .join(CandidateRow, CandidateRow.build == BuildRow.id)
                 .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
                 .join(JobRow, JobRow.id == JobProblemRow.job_id)
-                .where(column.in_(ids), CandidateRow.verdict.is_(None), JobRow.id != job_id)
+                .where(column.in_(ids), such, CandidateRow.verdict.is_(None), JobRow.id != job_id)
                 .where(JobRow.state.in_(LIVE), JobProblemRow.state.in_(LIVE))
                 .distinct()
             )
-            for group_id, heir, priority in rows:
-                if group_id is not None and (group_id not in heirs or priority > heirs[group_id][1]):
-                    heirs[group_id] = (heir, priority)
+            for group, device_class, heir, priority in rows:
+                item_id = mine.get((group, device_class if kind == MEASURE else None))
+                if item_id is not None and (item_id not in heirs or priority > heirs[item_id][1]):
+                    heirs[item_id] = (heir, priority)
     return heirs
 
 
@@ -161,21 +219,6 @@ def _skip_unjudged(session: Session, job_id: str, message: str) -> None:
         .values(verdict="skipped", message=message)
         .execution_options(synchronize_session=False)
     )
-
-
-def _skip_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
-    """Skip the unjudged candidates of these builds in all jobs, and finish the problems that have none left."""
-    touched: set[int] = set()
-    for ids in chunks(build_ids):
-        unjudged = CandidateRow.build.in_(ids) & CandidateRow.verdict.is_(None)
-        touched.update(session.scalars(select(CandidateRow.job_problem_id).where(unjudged).distinct()))
-        session.execute(
-            update(CandidateRow)
-            .where(unjudged)
-            .values(verdict="skipped", message=message)
-            .execution_options(synchronize_session=False)
-        )
-    finish_judged(session, touched)
 
 
 def _fail_problems(session: Session, job_id: str, which: object, error: str) -> None:

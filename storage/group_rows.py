@@ -28,7 +28,7 @@ class GroupKernel:
 
 @dataclass(frozen=True)
 class Group:
-    """`source`, `log`, `library`, `cubin` are blob digests; None before it is compiled."""
+    """`source`, `log`, `library`, `cubin`, `ptx`, `sass` are blob digests; None before it is compiled."""
 
     id: str
     job_id: str | None
@@ -41,6 +41,8 @@ class Group:
     log: str | None
     library: str | None
     cubin: str | None
+    ptx: str | None
+    sass: str | None
     phases: list[dict[str, Any]]
     codegen_seconds: dict[str, Any]
     compile_seconds: dict[str, Any]
@@ -60,7 +62,8 @@ def add_group(
     builds: Sequence[NewBuild],
     predicted_seconds: float,
 ) -> str:
-    """Add a group with its item; returns its id. Kind `compile` owns these new builds, `verify` has old ones judged."""
+    """Add a group with its item; returns its id. Kind `compile` owns these builds from now on, `verify` has old ones
+    judged."""
     now = clock_of(session).now()
     group_id = clock_of(session).new_id()
     session.execute(
@@ -90,6 +93,10 @@ def add_group(
             }
             for build in builds
         ]
+        # One that stands already is compiled again, because its library was lost: it changes hands.
+        for ids in chunks(build.id for build in builds):
+            again = {"state": "pending", "group_id": group_id, "verify_group_id": group_id, "library": None}
+            session.execute(update(core(BuildRow)).where(core(BuildRow).c.id.in_(ids)).values(**again))
         insert_new(session, BuildRow, rows)
     else:
         for ids in chunks(build.id for build in builds):

@@ -14,12 +14,13 @@ from storage.builds import Build, known_builds
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, load_group, start_group
 from storage.items import Claim, complete
-from storage.judge import judge_builds
+from storage.judge import Judged, judge_builds
+from storage.judge_gpu import judge_measured
+from storage.judging_work import MEASURE_SECONDS, add_measuring, builds_to_prove, demand
 from storage.new_items import VERIFY, NewItem, add_items
 from storage.rows import core
 from storage.seconds import share_out
 from storage.tables import BuildRow, GroupRow, ItemRow
-from storage.verdicts import builds_without_verdict
 
 __all__ = [
     "BuildOutcome",
@@ -35,21 +36,23 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """`state`: ok (with code digest and resources), compile_error, compile_timeout (with the log)."""
+    """`state`: ok (with code digest, resources, and the blob digest of the library that holds it), compile_error,
+    compile_timeout (with the log)."""
 
     build: str
     state: str
     code_digest: str | None = None
     resources: Mapping[str, Any] | None = None
     log: str | None = None
+    library: str | None = None
 
 
 @dataclass(frozen=True)
 class RecordedGroup:
-    """`verify`: a verify item was added; `judged`: problems whose finish items were added."""
+    """`waiting`: (kind, target) of the verify and measure items that were added; `judged`: problems that go on."""
 
-    verify: bool
-    judged: list[int]
+    waiting: list[tuple[str, str | None]]
+    judged: list[Judged]
 
 
 def record_compiled(
@@ -61,34 +64,31 @@ def record_compiled(
     log: str | None,
     library: str | None,
     cubin: str | None,
+    ptx: str | None = None,
+    sass: str | None = None,
     phases: Sequence[Mapping[str, Any]],
     codegen: StageSeconds,
     compile: StageSeconds,
-    venue: str,
     plan_version: str,
+    gpu_plan_version: str,
+    drivers: Mapping[str, str],
     verify_predicted_seconds: float = 0.0,
+    seconds_per_measurement: float = MEASURE_SECONDS,
 ) -> RecordedGroup:
-    """Complete a compile item: its builds' states, the group's blobs and times, and a verify item if any build stands.
+    """Complete a compile item: its builds' states, the group's blobs and times, and the items that get judged what
+    stands and nobody has judged: one on the CPU, one per device class on GPUs. `drivers`: by device class, today's.
 
-    One outcome for each build of the group, or `ValueError`. Raises `LostClaim`.
+    One outcome for each build of the group, with a library where it compiled, or `ValueError`. Raises `LostClaim`.
     """
     complete(session, claim)
     group = load_group(session, claim.ref)
     if group is None or {kernel.build for kernel in group.kernels} != {outcome.build for outcome in outcomes}:
         raise ValueError(f"group {claim.ref}: one outcome for each of its builds, no other")
-    for outcome in outcomes:
-        session.execute(
-            update(BuildRow)
-            .where(BuildRow.id == outcome.build, BuildRow.state == "pending", BuildRow.group_id == group.id)
-            .values(
-                state=outcome.state,
-                code_digest=outcome.code_digest,
-                resources=dict(outcome.resources) if outcome.resources is not None else None,
-                log=outcome.log,
-            )
-        )
+    if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
+        raise ValueError(f"group {claim.ref}: compiled, but without a library: {', '.join(lacking)}")
+    _update_builds(session, group, outcomes)
     now = clock_of(session).now()
-    blobs = {"source": source, "log": log, "library": library, "cubin": cubin}
+    blobs = {"source": source, "log": log, "library": library, "cubin": cubin, "ptx": ptx, "sass": sass}
     times = {"codegen_seconds": codegen.model_dump(), "compile_seconds": compile.model_dump()}
     session.execute(
         update(core(GroupRow))
@@ -97,24 +97,43 @@ def record_compiled(
     )
     builds = [outcome.build for outcome in outcomes]
     share_out(session, group.job_id, builds, {"codegen": codegen, "compile": compile})
-    return _go_on(session, claim, group, builds, venue, plan_version, verify_predicted_seconds)
+    judged = {*judge_builds(session, builds, plan_version), *judge_measured(session, builds, gpu_plan_version, drivers)}
+    left = demand(session, builds)
+    waiting = [
+        *_add_verification(session, claim, group, builds_to_prove(left), verify_predicted_seconds),
+        *add_measuring(session, left, seconds_per_measurement),
+    ]
+    return RecordedGroup(waiting, sorted(judged))
 
 
-def _go_on(
-    session: Session,
-    claim: Claim,
-    group: Group,
-    builds: Sequence[str],
-    venue: str,
-    plan_version: str,
-    predicted_seconds: float,
-) -> RecordedGroup:
-    verify = bool(builds_without_verdict(session, known_builds(session, builds).values(), venue, plan_version))
-    if verify:
-        # The item's own priority, not the job's: a more urgent job may have raised it.
-        priority = session.scalars(select(ItemRow.priority).where(ItemRow.id == claim.item_id)).one()
-        add_items(session, [NewItem(VERIFY, group.id, group.target, group.job_id, priority, predicted_seconds)])
-    return RecordedGroup(verify, judge_builds(session, builds, venue, plan_version))
+def _update_builds(session: Session, group: Group, outcomes: Sequence[BuildOutcome]) -> None:
+    for outcome in outcomes:
+        session.execute(
+            update(BuildRow)
+            .where(BuildRow.id == outcome.build, BuildRow.state == "pending", BuildRow.group_id == group.id)
+            .values(
+                state=outcome.state,
+                code_digest=outcome.code_digest,
+                library=outcome.library,
+                resources=dict(outcome.resources) if outcome.resources is not None else None,
+                log=outcome.log,
+            )
+        )
+
+
+def _add_verification(
+    session: Session, claim: Claim, group: Group, builds: set[str], predicted_seconds: float
+) -> list[tuple[str, str | None]]:
+    """A verify item for those of the group's builds that a proof on the CPU is wanted of. The others have no group that
+    proves them: whoever wants it later sees to it."""
+    proved = (BuildRow.verify_group_id == group.id) & BuildRow.id.not_in(builds)
+    session.execute(update(core(BuildRow)).where(proved).values(verify_group_id=None))
+    if not builds:
+        return []
+    # The item's own priority, not the job's: a more urgent job may have raised it.
+    priority = session.scalars(select(ItemRow.priority).where(ItemRow.id == claim.item_id)).one()
+    add_items(session, [NewItem(VERIFY, group.id, group.target, group.job_id, priority, predicted_seconds)])
+    return [(VERIFY, group.target)]
 
 
 def group_report(session: Session, group_id: str) -> GroupReport | None:
@@ -138,6 +157,8 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
         log_sha256=group.log,
         library_sha256=group.library,
         cubin_sha256=group.cubin,
+        ptx_sha256=group.ptx,
+        sass_sha256=group.sass,
     )
 
 

@@ -78,7 +78,8 @@ def claim(
 ) -> Claim | None:
     """Take the best waiting item: highest priority, then the order of `kinds`, then longest predicted, then oldest.
 
-    `targets` are those the worker can serve (None: any); items without a target fit everyone. Items of a job past its
+    `targets` are those the worker can serve (None: any): architectures, for `measure` and `compare` device classes;
+    items without a target fit everyone. Items of a job past its
     deadline are passed over, except `finish`, which settles it. The first claim starts the job and its budget.
     """
     now = clock_of(session).now()
@@ -151,7 +152,7 @@ def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempt
         _fenced(session, claim, back)
         return "waiting"
     _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
-    give_up(session, claim.kind, claim.ref, error)
+    give_up(session, claim.kind, claim.ref, claim.target, error)
     return "failed"
 
 
@@ -172,7 +173,7 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
         back = {"state": state, "token": None, "worker": None, "lease_expires_at": None, "error": error}
         session.execute(update(ItemRow).where(ItemRow.id == row.id).values(**back, **ended))
         if not again:
-            give_up(session, row.kind, row.ref, error)
+            give_up(session, row.kind, row.ref, row.target, error)
         expired.append(Expired(row.id, row.kind, row.ref, row.target, row.job_id, state))
     return expired
 

@@ -1,85 +1,136 @@
-"""Give candidates the verdicts that are known, and send problems whose candidates are all judged to be finished."""
+"""Give candidates the verdicts that are known, and send problems whose candidates are all judged on their way."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import ColumnElement, Row, String, bindparam, cast, select, update
 
-from storage.database import Session
-from storage.new_items import FINISH, NewItem, add_items
+from storage.database import Session, clock_of
+from storage.device_classes import asks_predicted, is_predicted
+from storage.new_items import COMPARE, FINISH, UNENDED, NewItem, add_items
 from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow, VerdictRow
+from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow, VerdictRow
 
 LIVE = ("queued", "running")
 COMPILE_FAILURES = ("compile_error", "compile_timeout")
 LOG_LINE = 300
 
 
-def judge_builds(session: Session, build_ids: Iterable[str], venue: str, plan_version: str) -> list[int]:
-    """Judge every unjudged candidate of these builds for which a verdict is known, whichever job it belongs to.
+@dataclass(frozen=True, order=True)
+class Judged:
+    """A problem that goes on, and the item that was added for it: write a ticket to (kind, target).
 
-    Returns the ids of the problems that are now completely judged; their finish items are added. Doing it twice
-    changes nothing.
+    `compare`: all its candidates are judged, and the best are to be run against each other on a GPU. `finish`: all is
+    done but the choice. `measure`: there is more to measure than there was when the item was claimed.
+    """
+
+    problem: int
+    kind: Literal["measure", "compare", "finish"]
+    target: str
+
+
+def judge_builds(session: Session, build_ids: Iterable[str], plan_version: str) -> list[Judged]:
+    """Judge every unjudged candidate of these builds for which a verdict is known, whichever job it belongs to: all by
+    a compile failure, those of `predicted:` problems by a proof on the CPU. `storage.judge_gpu` has the others.
+
+    Returns the problems that are now completely judged; their next items are added. Doing it twice changes nothing.
     """
     touched: set[int] = set()
     for ids in chunks(set(build_ids)):
-        verdicts = _known(session, ids, venue, plan_version)
-        if not verdicts:
-            continue
-        unjudged = CandidateRow.verdict.is_(None) & CandidateRow.build.in_(list(verdicts))
-        touched.update(session.scalars(select(CandidateRow.job_problem_id).where(unjudged).distinct()))
-        candidates = core(CandidateRow)
-        session.execute(
-            update(candidates)
-            .where(candidates.c.build == bindparam("of_build"), candidates.c.verdict.is_(None))
-            .values(verdict=bindparam("known"), message=bindparam("words")),
-            [{"of_build": build, "known": known, "words": words} for build, (known, words) in verdicts.items()],
-        )
+        touched |= _judge(session, _compile_failures(session, ids), None)
+        touched |= _judge(session, _cpu_verdicts(session, ids, plan_version), asks_predicted())
     return finish_judged(session, touched)
 
 
-def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[int]:
-    """Add the finish item of each live, planned problem without an unjudged candidate; returns their ids."""
-    judged: list[int] = []
+def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
+    """Add the next item of each live, planned problem without an unjudged candidate; returns what was added.
+
+    Candidates that are right on a GPU are compared once, if there is time left; then the problem is finished.
+    """
+    judged: list[Judged] = []
     items: list[NewItem] = []
-    open_candidate = select(CandidateRow.candidate).where(
-        CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None)
-    )
+    candidate = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == JobProblemRow.id)
+    compare = select(ItemRow.state).where(ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String))
+    now = clock_of(session).now()
     for ids in chunks(set(problem_ids)):
         rows = session.execute(
-            select(JobProblemRow.id, JobProblemRow.target, JobProblemRow.job_id, JobRow.priority)
+            select(
+                JobProblemRow.id,
+                JobProblemRow.target,
+                JobProblemRow.device_class,
+                JobProblemRow.job_id,
+                JobRow.priority,
+                JobRow.deadline,
+                candidate.where(CandidateRow.verdict == "ok").exists().label("right"),
+                compare.scalar_subquery().label("compare"),
+            )
             .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(JobProblemRow.id.in_(ids), JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
-            .where(~open_candidate.exists())
+            .where(~candidate.where(CandidateRow.verdict.is_(None)).exists())
             .order_by(JobProblemRow.id)
         )
-        for problem, target, job, priority in rows:
-            judged.append(problem)
-            items.append(NewItem(FINISH, str(problem), target=target, job_id=job, priority=priority))
+        for row in rows:
+            if row.compare in UNENDED:
+                continue  # its end leads here again
+            one = _next(row, now)
+            judged.append(one)
+            items.append(NewItem(one.kind, str(row.id), target=one.target, job_id=row.job_id, priority=row.priority))
     add_items(session, items)
     return judged
 
 
-def _known(session: Session, ids: list[str], venue: str, plan_version: str) -> dict[str, tuple[str, str | None]]:
-    """Verdict and message by build, of those that failed to compile or have been verified."""
-    subject = BuildRow.code_digest if venue == "gpu" else BuildRow.slice
-    rows = session.execute(
-        select(BuildRow.id, BuildRow.state, BuildRow.log, VerdictRow.verdict, VerdictRow.message)
-        .join(
-            VerdictRow,
-            (VerdictRow.subject == subject) & (VerdictRow.venue == venue) & (VerdictRow.plan_version == plan_version),
-            isouter=True,
+def _next(row: Row[Any], now: float) -> Judged:
+    in_time = row.deadline is None or row.deadline > now
+    if row.right and row.compare is None and in_time and not is_predicted(row.device_class):
+        return Judged(row.id, COMPARE, row.device_class)
+    return Judged(row.id, FINISH, row.target)
+
+
+def _judge(
+    session: Session, verdicts: dict[str, tuple[str, str | None]], problems: ColumnElement[bool] | None
+) -> set[int]:
+    """Write verdict and message to the unjudged candidates of these builds, of such problems; returns the problems."""
+    if not verdicts:
+        return set()
+    candidates = core(CandidateRow)
+    mine: ColumnElement[bool] = candidates.c.verdict.is_(None)
+    if problems is not None:
+        mine &= select(JobProblemRow.id).where(JobProblemRow.id == candidates.c.job_problem_id, problems).exists()
+    touched = session.scalars(
+        select(candidates.c.job_problem_id).where(mine, candidates.c.build.in_(list(verdicts))).distinct()
+    ).all()
+    if touched:
+        session.execute(
+            update(candidates)
+            .where(candidates.c.build == bindparam("of_build"), mine)
+            .values(verdict=bindparam("known"), message=bindparam("words")),
+            [{"of_build": build, "known": known, "words": words} for build, (known, words) in verdicts.items()],
         )
-        .where(BuildRow.id.in_(ids), BuildRow.state != "pending")
+    return set(touched)
+
+
+def _compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, str | None]]:
+    """Verdict and message of the builds that do not compile."""
+    rows = session.execute(
+        select(BuildRow.id, BuildRow.state, BuildRow.log).where(
+            BuildRow.id.in_(ids), BuildRow.state.in_(COMPILE_FAILURES)
+        )
     )
-    known: dict[str, tuple[str, str | None]] = {}
-    for build, state, log, verdict, message in rows:
-        if state in COMPILE_FAILURES:
-            known[build] = (state, first_line(log))
-        elif verdict is not None:
-            known[build] = (verdict, message)
-    return known
+    return {build: (state, first_line(log)) for build, state, log in rows}
+
+
+def _cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[str, tuple[str, str | None]]:
+    """Verdict and message of the builds whose slice was judged on the CPU."""
+    rows = session.execute(
+        select(BuildRow.id, VerdictRow.verdict, VerdictRow.message)
+        .join(VerdictRow, VerdictRow.subject == BuildRow.slice)
+        .where(VerdictRow.venue == "cpu", VerdictRow.plan_version == plan_version)
+        .where(BuildRow.id.in_(ids), BuildRow.state == "ok")
+    )
+    return {build: (verdict, message) for build, verdict, message in rows}
 
 
 def first_line(log: str | None) -> str | None:

@@ -14,7 +14,8 @@ from storage.tables import LibraryRow
 
 @dataclass(frozen=True)
 class Library:
-    """`id` stands for slice, toolchain and launch-time values; `library`, `cubin`, `source` are blob digests."""
+    """`id` stands for slice, toolchain and launch-time values; the others are blob digests, `sass` where there was a
+    disassembler."""
 
     id: str
     kernel: str
@@ -24,10 +25,13 @@ class Library:
     library: str
     cubin: str
     source: str
+    ptx: str | None = None
+    sass: str | None = None
 
     @property
-    def blobs(self) -> tuple[str, str, str]:
-        return (self.library, self.cubin, self.source)
+    def blobs(self) -> tuple[str, ...]:
+        """Those there are."""
+        return (self.library, self.cubin, self.source, *(kept for kept in (self.ptx, self.sass) if kept is not None))
 
 
 def find_library(session: Session, library_id: str) -> Library | None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from storage.database import Session, clock_of
 from storage.rows import chunks, insert_new
 from storage.tables import ItemRow
 
-PLAN, COMPILE, VERIFY, FINISH = "plan", "compile", "verify", "finish"
+PLAN: Final = "plan"
+COMPILE: Final = "compile"
+VERIFY: Final = "verify"
+MEASURE: Final = "measure"
+COMPARE: Final = "compare"
+FINISH: Final = "finish"
+UNENDED = ("waiting", "claimed")
 
 _places = select(ItemRow.kind, ItemRow.ref)
 
@@ -52,6 +59,43 @@ def add_items(session: Session, items: Iterable[NewItem]) -> int:
     ]
     insert_new(session, ItemRow, rows)
     return len(rows)
+
+
+def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
+    """Add what is not there yet, let what has ended wait anew, and make what has not ended at least as urgent.
+
+    Returns the items that wait now and did not before. Their kinds are those that may have more to do later.
+    """
+    wanted = {(item.kind, item.ref): item for item in items}
+    states: dict[tuple[str, str], str] = {}
+    for refs in chunks({ref for _, ref in wanted}):
+        rows = session.execute(_places.add_columns(ItemRow.state).where(ItemRow.ref.in_(refs)))
+        states.update(((kind, ref), state) for kind, ref, state in rows if (kind, ref) in wanted)
+    for place, state in states.items():
+        item = wanted[place]
+        mine = update(ItemRow).where(ItemRow.kind == item.kind, ItemRow.ref == item.ref)
+        if state in UNENDED:
+            urgent = mine.where(ItemRow.priority < item.priority).values(priority=item.priority)
+            session.execute(urgent.execution_options(synchronize_session=False))
+        else:
+            session.execute(mine.values(**_anew(session, item)).execution_options(synchronize_session=False))
+    add_items(session, (item for place, item in wanted.items() if place not in states))
+    return [item for place, item in wanted.items() if states.get(place) not in UNENDED]
+
+
+def _anew(session: Session, item: NewItem) -> dict[str, Any]:
+    """A row as `add_items` would write it. Without its token, whoever held it learns that the claim is lost."""
+    ended = dict.fromkeys(("token", "worker", "lease_expires_at", "started_at", "finished_at", "error"))
+    return {
+        **ended,
+        "state": "waiting",
+        "attempt": 0,
+        "target": item.target,
+        "job_id": item.job_id,
+        "priority": item.priority,
+        "predicted_seconds": item.predicted_seconds,
+        "created_at": clock_of(session).now(),
+    }
 
 
 def plan_ref(job_id: str, first: int, last: int) -> str:

@@ -14,15 +14,17 @@ from sqlalchemy import select, update
 
 from storage.builds import Build, NewBuild, known_builds
 from storage.database import Session, clock_of
+from storage.device_classes import is_predicted
 from storage.errors import PlanOutdated
 from storage.group_rows import add_group
 from storage.items import Claim, complete
-from storage.judge import LIVE, finish_judged, judge_builds
-from storage.new_items import COMPILE, VERIFY
+from storage.judge import LIVE, Judged, finish_judged, judge_builds
+from storage.judge_gpu import judge_measured
+from storage.judging_work import MEASURE_SECONDS, add_measuring, builds_to_prove, demand
+from storage.new_items import COMPILE, UNENDED, VERIFY
 from storage.problems import problems_to_plan
 from storage.rows import chunks, insert_new
 from storage.tables import CandidateRow, ItemRow, JobProblemRow, JobRow
-from storage.verdicts import builds_without_verdict
 
 __all__ = [
     "NewBuild",
@@ -68,14 +70,14 @@ class PlannedProblem:
 
 @dataclass(frozen=True)
 class RecordedPlan:
-    """`groups`: ids of the groups added; `judged`: problems whose finish items were added at once.
+    """`groups`: ids of the groups added; `judged`: problems that go on at once.
 
-    `verify_targets`: the target of each group among them that has a verify item instead of a compile item.
+    `waiting`: (kind, target) of the items added that get judged what was compiled before.
     """
 
     groups: list[str]
-    judged: list[int]
-    verify_targets: list[str]
+    judged: list[Judged]
+    waiting: list[tuple[str, str | None]]
 
 
 def record_plan(
@@ -85,15 +87,19 @@ def record_plan(
     builds: Mapping[str, NewBuild],
     groups: Sequence[NewGroup],
     *,
-    venue: str,
     plan_version: str,
+    gpu_plan_version: str,
+    drivers: Mapping[str, str],
+    seconds_per_measurement: float = MEASURE_SECONDS,
 ) -> RecordedPlan:
     """Complete the plan item with everything that follows from it. Raises `LostClaim`.
 
-    `builds` holds all builds that the candidates name, `groups` those to compile. A build that is known but has no
-    verdict and nobody at work on one gets a group of its own to be verified. Groups of other jobs that this one now
-    waits for take its priority if it is higher. Verdicts that are known are given at once. Raises `PlanOutdated` when
-    a build that was left out of `groups` as known is not made by anyone any more.
+    `builds` holds all builds that the candidates name, `groups` those to compile; `drivers` is today's by device class.
+    What is known of builds is given to candidates at once: verdicts of the CPU to those of `predicted:` problems, times
+    on a device class under its driver to the others. What stands unjudged, and nobody is at work on, is proved (in a
+    group of its own) and measured. Work of other jobs that this one now waits for takes its priority if it is higher.
+    Raises `PlanOutdated` when a build that was left out of `groups` as known is not made by anyone any more, or has no
+    library and is to be measured.
     """
     complete(session, claim)
     job = _Job.load(session, str(claim.job_id))
@@ -103,15 +109,19 @@ def record_plan(
     ]
     _insert_candidates(session, candidates)
     needed = {candidate.build for _, candidate in candidates}
-    added = _add_groups(session, job, [_only(group, needed) for group in groups], builds)
-    if lost := needed - set(known_builds(session, needed)):
+    measured = {candidate.build for problem, candidate in candidates if not is_predicted(live[problem.id])}
+    added = _add_groups(session, job, [_only(group, needed) for group in groups], builds, measured)
+    if lost := needed - set(known_builds(session, needed, with_library=measured)):
         raise PlanOutdated(tuple(sorted(lost)))
-    verifications = _add_verifications(session, job, needed, builds, venue, plan_version)
-    _raise_priorities(session, job, needed)
-    judged = set(judge_builds(session, needed, venue, plan_version))
+    judged = {*judge_builds(session, needed, plan_version)}
+    judged.update(judge_measured(session, needed, gpu_plan_version, drivers))
     judged.update(finish_judged(session, live))
-    verify_targets = [target for _, target in verifications]
-    return RecordedPlan([*added, *(group_id for group_id, _ in verifications)], sorted(judged), verify_targets)
+    left = demand(session, needed)
+    verifications = _add_verifications(session, job, builds_to_prove(left), builds)
+    waiting = add_measuring(session, left, seconds_per_measurement)
+    _raise_priorities(session, job, needed)
+    waiting += [(VERIFY, target) for _, target in verifications]
+    return RecordedPlan([*added, *(group_id for group_id, _ in verifications)], sorted(judged), waiting)
 
 
 @dataclass(frozen=True)
@@ -124,10 +134,10 @@ class _Job:
         return _Job(job_id, session.scalars(select(JobRow.priority).where(JobRow.id == job_id)).one())
 
 
-def _update_problems(session: Session, problems: Sequence[PlannedProblem]) -> set[int]:
-    """Mark the problems planned; returns the ids of those that still wait for a plan."""
+def _update_problems(session: Session, problems: Sequence[PlannedProblem]) -> dict[int, str]:
+    """Mark the problems planned; returns id and device class of those that still wait for a plan."""
     now = clock_of(session).now()
-    live = set()
+    live = {}
     for problem in problems:
         found = session.execute(
             update(JobProblemRow)
@@ -142,10 +152,10 @@ def _update_problems(session: Session, problems: Sequence[PlannedProblem]) -> se
                 seconds={"lower": {"wall": problem.lower_wall, "cpu": problem.lower_cpu}},
                 error=problem.error,
             )
-            .returning(JobProblemRow.id)
+            .returning(JobProblemRow.device_class)
         ).one_or_none()
         if found is not None:
-            live.add(problem.id)
+            live[problem.id] = found.device_class
     return live
 
 
@@ -163,9 +173,12 @@ def _insert_candidates(session: Session, candidates: Iterable[tuple[PlannedProbl
     insert_new(session, CandidateRow, rows)
 
 
-def _add_groups(session: Session, job: _Job, groups: Sequence[NewGroup], builds: Mapping[str, NewBuild]) -> list[str]:
+def _add_groups(
+    session: Session, job: _Job, groups: Sequence[NewGroup], builds: Mapping[str, NewBuild], measured: set[str]
+) -> list[str]:
     added = []
-    taken = set(known_builds(session, [build for group in groups for build in group.builds]))
+    grouped = [build for group in groups for build in group.builds]
+    taken = set(known_builds(session, grouped, with_library=measured))
     for group in groups:
         mine = [build for build in dict.fromkeys(group.builds) if build not in taken]
         taken.update(mine)
@@ -179,13 +192,12 @@ def _add_groups(session: Session, job: _Job, groups: Sequence[NewGroup], builds:
 
 
 def _add_verifications(
-    session: Session, job: _Job, needed: set[str], builds: Mapping[str, NewBuild], venue: str, plan_version: str
+    session: Session, job: _Job, to_prove: set[str], builds: Mapping[str, NewBuild]
 ) -> list[tuple[str, str]]:
-    """Groups that only get judged what was compiled before: for another test plan, or cut short by a cancel.
-
-    Returns their ids and targets.
+    """Groups that only get proved what was compiled before: for another test plan, cut short by a cancel, or measured
+    until now. Returns their ids and targets.
     """
-    unjudged = builds_without_verdict(session, known_builds(session, needed).values(), venue, plan_version)
+    unjudged = known_builds(session, to_prove).values()
     at_work = _groups_at_work(session, {build.verify_group_id for build in unjudged})
     by_toolchain: dict[tuple[str, str], list[Build]] = {}
     for build in unjudged:
@@ -205,7 +217,7 @@ def _groups_at_work(session: Session, group_ids: set[str | None]) -> set[str]:
         found.update(
             session.scalars(
                 select(ItemRow.ref).where(
-                    ItemRow.kind.in_((COMPILE, VERIFY)), ItemRow.ref.in_(ids), ItemRow.state.in_(("waiting", "claimed"))
+                    ItemRow.kind.in_((COMPILE, VERIFY)), ItemRow.ref.in_(ids), ItemRow.state.in_(UNENDED)
                 )
             )
         )
@@ -213,7 +225,7 @@ def _groups_at_work(session: Session, group_ids: set[str | None]) -> set[str]:
 
 
 def _raise_priorities(session: Session, job: _Job, needed: set[str]) -> None:
-    """Work of a less urgent job that this one waits for becomes as urgent as this one."""
+    """Compiling and proving of a less urgent job that this one waits for becomes as urgent as this one."""
     known = known_builds(session, needed).values()
     groups = {group for build in known for group in (build.group_id, build.verify_group_id) if group is not None}
     for ids in chunks(groups):

@@ -39,6 +39,7 @@ class JobProblem:
     candidate_count: int
     rejections: dict[str, Any]
     seconds: dict[str, Any]
+    comparison: dict[str, Any] | None
     winner: str | None
     error: str | None
     started_at: float | None

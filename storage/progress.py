@@ -5,22 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from sqlalchemy import and_, case, distinct, func, or_, select, true
+from sqlalchemy import String, and_, case, cast, distinct, func, or_, select, true, union_all
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
 from storage.database import Session, clock_of
+from storage.device_classes import asks_predicted
 from storage.jobs import JobStatus, job_state
 from storage.judge import LIVE
-from storage.new_items import COMPILE, FINISH, PLAN, VERIFY
+from storage.judging_work import MEASURE_SECONDS
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY
 from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow, JobRow
+from storage.waiting_for import waiting_for
 
 RECENT_GROUPS = 50
 """Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""
-RECENT_FINISHES = 20
+RECENT_ITEMS = 20
 FINISH_SECONDS = 0.75
 """Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
 three fp32 matmuls on two cores of an AMD EPYC."""
+COMPARE_SECONDS = 3.0
+"""Of one comparison, before any was made here: a guess at starting the process and letting a handful take turns."""
 FINISHED = ("done", "failed")
+FIRST_SECONDS = {COMPARE: COMPARE_SECONDS, FINISH: FINISH_SECONDS}
+ON_GPU = frozenset({MEASURE, COMPARE})
 
 
 @dataclass(frozen=True)
@@ -32,8 +39,11 @@ class JobProgress:
     seconds: Seconds
 
 
-def job_progress(session: Session, job_id: str) -> JobProgress | None:
-    """Counts and times of a job, without its problems: cheap enough to ask for at every step. None: no such job."""
+def job_progress(session: Session, job_id: str, live_seconds: float | None = None) -> JobProgress | None:
+    """Counts and times of a job, without its problems: cheap enough to ask for at every step. None: no such job.
+
+    With `live_seconds`, for which a worker that is silent still counts as alive, it also says what the job waits for in
+    vain."""
     job = job_state(session, job_id)
     if job is None:
         return None
@@ -47,11 +57,12 @@ def job_progress(session: Session, job_id: str) -> JobProgress | None:
         stage: StageSeconds(wall=row[2 * place] or 0.0, cpu=row[2 * place + 1] or 0.0)
         for place, stage in enumerate(stages)
     }
-    return JobProgress(job.state, progress_of(session, job), Seconds(**seconds))
+    return JobProgress(job.state, progress_of(session, job, live_seconds), Seconds(**seconds))
 
 
-def progress_of(session: Session, job: JobStatus) -> Progress:
-    """Stage counts: problems lowered, kernels compiled, candidates judged, problems finished.
+def progress_of(session: Session, job: JobStatus, live_seconds: float | None = None) -> Progress:
+    """Stage counts: problems lowered, kernels compiled, candidates judged, those right on a GPU or still open measured,
+    problems finished.
 
     Done is what really happened: what a cancel, a spent budget or a failed item left out counts in the totals alone.
     """
@@ -64,6 +75,7 @@ def progress_of(session: Session, job: JobStatus) -> Progress:
         ).where(JobProblemRow.job_id == job.id)
     ).one()
     judged = and_(CandidateRow.verdict.is_not(None), CandidateRow.verdict != "skipped")
+    to_measure = and_(~asks_predicted(), or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
     # A later job may compile what this one has left: that is not its work.
     in_time = true() if job.finished_at is None else GroupRow.finished_at <= job.finished_at
     built = case((or_(judged, and_(BuildRow.state != "pending", in_time)), CandidateRow.build))
@@ -74,6 +86,9 @@ def progress_of(session: Session, job: JobStatus) -> Progress:
             _count_if(and_(judged, CandidateRow.verdict != "ok")),
             func.count(distinct(CandidateRow.build)),
             func.count(distinct(built)),
+            _count_if(and_(to_measure, CandidateRow.measured_us.is_not(None))),
+            _count_if(to_measure),
+            _count_if(and_(to_measure, BuildRow.state == "pending")),
         )
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
@@ -81,42 +96,57 @@ def progress_of(session: Session, job: JobStatus) -> Progress:
         .join(GroupRow, GroupRow.id == BuildRow.group_id, isouter=True)
         .where(JobProblemRow.job_id == job.id)
     ).one()
+    waits = waiting_for(session, job.id, live_seconds) if job.state in LIVE and live_seconds is not None else None
     return Progress(
         lower=StageProgress(done=problems[1], total=problems[0]),
         compile=StageProgress(done=candidates[4], total=candidates[3]),
         verify=StageProgress(done=candidates[1], total=candidates[0]),
+        measure=StageProgress(done=candidates[5], total=candidates[6]),
         finish=StageProgress(done=problems[2], total=problems[0]),
         candidates_done=candidates[1],
         candidates_failed=candidates[2],
-        eta_seconds=_eta(session, job) if job.state in LIVE else None,
+        eta_seconds=_eta(session, job, candidates[7]) if job.state in LIVE else None,
+        waiting_for=waits,
     )
 
 
-def _eta(session: Session, job: JobStatus) -> float | None:
-    """Seconds to the end: the work that is waiting before the job's last item, over the workers seen at work.
+def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
+    """Seconds to the end: the work that is waiting before the job's last item, over the workers seen at work; what
+    compilers do and what GPUs do are taken one after the other, as the last group has it.
 
-    Predicted compile seconds are scaled by what recent groups took, and verification takes the proportion of a compile
-    that it took there; on a new machine both are taken as predicted. Each problem that has not ended takes what
-    finishing one took lately. None until the whole job is planned.
+    Predicted seconds are scaled by what recent groups and measurements took, and verification on the CPU takes the
+    proportion of a compile that it took there; on a new machine all are taken as predicted. Each problem that has not
+    ended takes what comparing and finishing one took lately. `to_compile`: candidates on a GPU for which there will be
+    a measure item only when they are compiled. None until the whole job is planned.
     """
     scale, with_verify = _observed(session)
-    finish = _observed_finish(session)
+    each, measuring = _observed_items(session)
+    proving = _jobs_that_prove(session)
     now = clock_of(session).now()
-    # Counted by problem: most of the finish items will be added only when the last candidate is judged.
-    left, workers, unplanned = finish * _unended_problems(session, job), set(), False
+    # Counted by problem: most of these items will be added only when the last candidate is judged.
+    to_compare, to_finish = _unended_problems(session, job)
+    left = {
+        False: each[FINISH] * to_finish,
+        True: each[COMPARE] * to_compare + measuring * MEASURE_SECONDS * to_compile,
+    }
+    workers: dict[bool, set[str | None]] = {False: set(), True: set()}
     for item in _items_before_the_end(session, job):
-        unplanned = unplanned or (item.kind == PLAN and item.job_id == job.id)
-        seconds = item.predicted_seconds
-        if item.kind == COMPILE:
-            seconds *= scale * with_verify
-        elif item.kind not in (PLAN, VERIFY):
-            seconds = 0.0
+        if item.kind == PLAN and item.job_id == job.id:
+            return None
+        seconds = 0.0
+        if item.kind in (COMPILE, VERIFY, MEASURE):
+            seconds = item.predicted_seconds
+            if item.kind == COMPILE:
+                seconds *= scale * (with_verify if item.job_id in proving else 1.0)
+            elif item.kind == MEASURE:
+                seconds *= measuring
+        on_gpu = item.kind in ON_GPU
         if item.state == "claimed":
-            workers.add(item.worker)
+            workers[on_gpu].add(item.worker)
             spent = now - item.started_at
-            seconds = -min(spent, finish) if item.kind == FINISH else max(0.0, seconds - spent)
-        left += seconds
-    return None if unplanned else left / max(1, len(workers))
+            seconds = -min(spent, each[item.kind]) if item.kind in each else max(0.0, seconds - spent)
+        left[on_gpu] += seconds
+    return sum(seconds / max(1, len(workers[on_gpu])) for on_gpu, seconds in left.items())
 
 
 def _observed(session: Session) -> tuple[float, float]:
@@ -135,15 +165,32 @@ def _observed(session: Session) -> tuple[float, float]:
     return scale, 1.0 + (sum(pair[1] for pair in judged) / compile_wall if compile_wall else 1.0)
 
 
-def _observed_finish(session: Session) -> float:
-    """Seconds that finishing one problem took lately; as predicted where none was finished."""
-    ended = session.execute(
-        select(ItemRow.started_at, ItemRow.finished_at)
-        .where(ItemRow.kind == FINISH, ItemRow.state == "done", ItemRow.started_at.is_not(None))
+def _observed_items(session: Session) -> tuple[dict[str, float], float]:
+    """Seconds that comparing and finishing one problem took lately, and actual over predicted seconds of measuring; as
+    predicted where none has ended."""
+    recent = [
+        select(ItemRow.kind, ItemRow.started_at, ItemRow.finished_at, ItemRow.predicted_seconds)
+        .where(ItemRow.kind == kind, ItemRow.state == "done", ItemRow.started_at.is_not(None))
         .order_by(ItemRow.id.desc())
-        .limit(RECENT_FINISHES)
-    ).all()
-    return sum(row.finished_at - row.started_at for row in ended) / len(ended) if ended else FINISH_SECONDS
+        .limit(RECENT_ITEMS)
+        .subquery()
+        for kind in (COMPARE, FINISH, MEASURE)
+    ]
+    spent: dict[str, list[float]] = {COMPARE: [], FINISH: [], MEASURE: []}
+    predicted = 0.0
+    for row in session.execute(union_all(*(select(one) for one in recent))):
+        spent[row.kind].append(row.finished_at - row.started_at)
+        predicted += row.predicted_seconds if row.kind == MEASURE else 0.0
+    each = {
+        kind: sum(spent[kind]) / len(spent[kind]) if spent[kind] else first for kind, first in FIRST_SECONDS.items()
+    }
+    return each, sum(spent[MEASURE]) / predicted if predicted else 1.0
+
+
+def _jobs_that_prove(session: Session) -> set[str]:
+    """Live jobs with a problem whose kernels are proved on the CPU."""
+    live = JobProblemRow.state.in_(LIVE) & asks_predicted()
+    return set(session.scalars(select(JobProblemRow.job_id).where(live).distinct()))
 
 
 def _served_before(job: JobStatus) -> Any:
@@ -152,14 +199,18 @@ def _served_before(job: JobStatus) -> Any:
     return or_(JobRow.id == job.id, JobRow.priority > job.priority, earlier)
 
 
-def _unended_problems(session: Session, job: JobStatus) -> int:
-    """Problems of the job, and of those that are served before it, that are still to be finished."""
-    return session.scalars(
-        select(func.count())
+def _unended_problems(session: Session, job: JobStatus) -> tuple[int, int]:
+    """Problems of the job, and of those that are served before it, still to be compared, and still to be finished."""
+    compared = select(ItemRow.id).where(
+        ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String), ItemRow.state.not_in(UNENDED)
+    )
+    row = session.execute(
+        select(_count_if(and_(~asks_predicted(), ~compared.exists())), func.count())
         .select_from(JobProblemRow)
         .join(JobRow, JobRow.id == JobProblemRow.job_id)
         .where(JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE), _served_before(job))
     ).one()
+    return row[0], row[1]
 
 
 def _items_before_the_end(session: Session, job: JobStatus) -> Any:
@@ -174,7 +225,7 @@ def _items_before_the_end(session: Session, job: JobStatus) -> Any:
             ItemRow.predicted_seconds,
         )
         .join(JobRow, JobRow.id == ItemRow.job_id)
-        .where(ItemRow.state.in_(("waiting", "claimed")), _served_before(job))
+        .where(ItemRow.state.in_(UNENDED), _served_before(job))
     )
 
 

@@ -6,10 +6,13 @@ from typing import Any, cast
 
 from sqlalchemy import RowMapping, and_, or_, select
 
+from codegen.operators import operator
+from codegen.schedule import Schedule
 from codegen.verified import verified_label
 from cukiln.types import CandidatePage, CandidateReport, RejectionReport, Rejections, VerdictName, Verified
 from storage.cursors import make_cursor, read_cursor
 from storage.database import Session
+from storage.device_classes import is_predicted
 from storage.jobs import MAX_PAGE, job_state
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow
@@ -38,6 +41,8 @@ def candidate_page(
             asked.position,
             asked.name,
             asked.operator,
+            asked.problem,
+            asked.device_class,
             *(column for column in candidate if column.name != "build"),
             build.slice,
             build.code_digest,
@@ -97,13 +102,14 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
     error = _worst_error(proof.details) if proof else {}
     return CandidateReport(
         problem=row["name"],
+        device_class=row["device_class"],
         candidate=row["candidate"],
         schedule=row["schedule"],
         kernel=row["kernel"],
         group=row["group_id"],
         verdict=cast("VerdictName | None", row["verdict"]),
         message=row["message"],
-        verified=_verified(row["operator"], proof) if row["verdict"] == "ok" and proof else None,
+        verified=_verified(row, proof) if row["verdict"] == "ok" and proof else None,
         max_error=error.get("max_error"),
         error_bound=error.get("error_bound"),
         registers=resources.get("registers"),
@@ -113,11 +119,27 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
         occupancy=(row["prediction"] or {}).get("occupancy"),
         predicted_us=row["predicted_us"],
         measured_us=row["measured_us"],
+        spread=(row["measurement"] or {}).get("spread"),
+        tflops=_tflops(row),
     )
 
 
-def _verified(operator_name: str, proof: Verdict) -> Verified:
-    return "gpu" if proof.venue == "gpu" else verified_label(operator_name)
+def _verified(row: RowMapping, proof: Verdict) -> Verified:
+    """A candidate that the CPU proved right is not called proved on a GPU because that one found it wrong."""
+    on_gpu = proof.venue == "gpu" and proof.verdict == "ok"
+    return "gpu" if on_gpu or not is_predicted(row["device_class"]) else verified_label(row["operator"])
+
+
+def _tflops(row: RowMapping) -> float | None:
+    """Of the measured time. None where nothing was measured, or its operator is not loaded here."""
+    if not row["measured_us"]:
+        return None
+    try:
+        kind = operator(row["operator"])
+        flops = kind.cost(kind.parse(row["problem"]), Schedule.of(row["schedule"])).flops
+    except (ValueError, KeyError):  # UnknownOperator, or what another version of the operator made
+        return None
+    return float(flops / row["measured_us"] * 1e-6)
 
 
 def _worst_error(details: dict[str, Any]) -> dict[str, Any]:

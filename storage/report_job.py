@@ -16,11 +16,14 @@ from storage.tables import CandidateRow, JobProblemRow, WinnerRow
 
 __all__ = ["JobProgress", "job_progress", "job_report"]
 
+WITHDRAWN = "its winner was withdrawn: a GPU found the code wrong after this job had ended. Submit the problem again"
 
-def job_report(session: Session, job_id: str) -> Job | None:
-    """The job with all its problems, as the service answers it; None if there is no such job."""
+
+def job_report(session: Session, job_id: str, live_seconds: float | None = None) -> Job | None:
+    """The job with all its problems, as the service answers it; None if there is no such job. `live_seconds`: see
+    `job_progress`."""
     job = job_state(session, job_id)
-    progress = job_progress(session, job_id)
+    progress = job_progress(session, job_id, live_seconds)
     if job is None or progress is None:
         return None
     rows = session.execute(
@@ -46,6 +49,7 @@ def job_report(session: Session, job_id: str) -> Job | None:
 
 
 def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None) -> ProblemReport:
+    withdrawn = row["winner"] is not None and winner is None
     return ProblemReport(
         name=row["name"],
         key=row["key"],
@@ -60,7 +64,7 @@ def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | N
         verdicts=verdicts,
         rejected={rule: rejection["count"] for rule, rejection in row["rejections"].items()},
         seconds=Seconds(**{stage: StageSeconds(**spent) for stage, spent in row["seconds"].items()}),
-        error=row["error"],
+        error=WITHDRAWN if withdrawn else row["error"],
     )
 
 
@@ -85,21 +89,17 @@ def _winner_summaries(session: Session, problems: list[RowMapping] | Any, job: J
     The record may have moved on since: a candidate that left the front is answered by the best that the job allows.
     """
     won = [(row["id"], row["key"], row["winner"]) for row in problems if row["winner"] is not None]
-    fronts: dict[str, list[dict[str, Any]]] = {}
-    ranked_by: dict[str, Any] = {}
+    records: dict[str, dict[str, Any]] = {}
     for keys in chunks({key for _, key, _ in won}):
-        # Records hold launch metadata and verdicts; only their fronts' summaries are wanted here.
-        for key, record in session.execute(select(WinnerRow.key, WinnerRow.record).where(WinnerRow.key.in_(keys))):
-            fronts[key], ranked_by[key] = record["front"], record["ranked_by"]
+        records.update(session.execute(select(WinnerRow.key, WinnerRow.record).where(WinnerRow.key.in_(keys))).all())
     return {
-        problem_id: _summary(fronts[key], candidate, ranked_by[key], job)
-        for problem_id, key, candidate in won
-        if key in fronts
+        problem_id: _summary(records[key], candidate, job) for problem_id, key, candidate in won if records.get(key)
     }
 
 
-def _summary(front: list[dict[str, Any]], candidate: str, ranked_by: Any, job: JobStatus) -> WinnerSummary:
-    limit = job.workspace_limit_bytes
+def _summary(record: dict[str, Any], candidate: str, job: JobStatus) -> WinnerSummary:
+    """From the record's JSON: records hold launch metadata and verdicts, which nobody wants parsed here."""
+    front, limit = record["front"], job.workspace_limit_bytes
     allowed = [
         entry
         for entry in front
@@ -111,9 +111,15 @@ def _summary(front: list[dict[str, Any]], candidate: str, ranked_by: Any, job: J
         candidate=entry["candidate"],
         schedule=entry["schedule"],
         verified=entry["verified"],
-        ranked_by=ranked_by,
+        ranked_by=record["ranked_by"],
         predicted_us=entry["predicted_us"],
         measured_us=entry["measured_us"],
+        vendor_us=(record.get("vendor") or {}).get("median_us"),
+        vendor_library=(record.get("vendor") or {}).get("library"),
+        vendor_max_error=(record.get("vendor") or {}).get("max_error"),
+        vendor_error_bound=(record.get("vendor") or {}).get("error_bound"),
+        # Its margin is one over the fastest of the front.
+        runner_up=record.get("runner_up") if entry["candidate"] == front[0]["candidate"] else None,
         so_sha256=entry["so_sha256"],
         workspace_bytes=entry["workspace_bytes"],
         deterministic=entry["deterministic"],

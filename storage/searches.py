@@ -2,18 +2,28 @@
 
 An entry is a canonical `search`; the `generator`, which is the code that made its candidates; what it rejected:
 candidates over `workspace_limit_bytes` (null: none), and where `deterministic` is set those whose bits differ from run
-to run; and `whole`: whether every point of its Pareto front was published.
+to run; `whole`: whether every point of its Pareto front was published; and on a GPU under what it was `measured`: times
+of another driver or another test plan say nothing of today's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from codegen.search import Search, covers
 
 Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MeasuredUnder:
+    """The driver of a GPU, and the version of the test plan by which it proves and times; None: not known."""
+
+    driver: str
+    plan_version: str | None
 
 
 def search_entry(
@@ -23,28 +33,37 @@ def search_entry(
     *,
     deterministic: bool = False,
     whole: bool = True,
+    measured: MeasuredUnder | None = None,
 ) -> dict[str, Any]:
-    """The entry of a search that was done, or (without `whole`) is asked for; `search` is canonical."""
+    """The entry of a search that was done, or (without `whole` and `measured`) is asked for; `search` is canonical."""
     return {
         "search": dict(search),
         "generator": generator,
         "workspace_limit_bytes": workspace_limit_bytes,
         "deterministic": deterministic,
         "whole": whole,
+        **({"measured": asdict(measured)} if measured is not None else {}),
     }
 
 
-def is_covered(done: Iterable[Entry], asked: Entry) -> bool:
-    """Whether one of these searches, by the same generator, tried every schedule that `asked` tries."""
-    return any(entry["generator"] == asked["generator"] and _contains(entry, asked) for entry in done)
+def is_covered(done: Iterable[Entry], asked: Entry, live: Collection[MeasuredUnder] = ()) -> bool:
+    """Whether one of these searches, by the same generator, tried every schedule that `asked` tries.
+
+    `live`: of the GPUs of the device class that could measure now; one of them must have the driver and the test plan
+    of the search. Where there is none, because it is predicted or was imported, whatever is recorded counts."""
+    return any(
+        entry["generator"] == asked["generator"] and _is_of_today(entry, live) and _contains(entry, asked)
+        for entry in done
+    )
 
 
 def merge_searches(old: Sequence[Entry], new: Sequence[Entry]) -> list[dict[str, Any]]:
     """Both lists in order, without what another entry says too.
 
-    The generators of `new` are the present ones: they replace a search of an older generator that they cover.
+    The generators of `new` are the present ones, and so are the driver and the test plan that it was measured under:
+    they replace a search of older ones that they cover.
     """
-    present = {entry["generator"] for entry in new}
+    present = {_made_by(entry) for entry in new}
     kept: list[Entry] = []
     for entry in (*new, *old):
         if any(_replaces(other, entry, present) for other in kept):
@@ -57,9 +76,21 @@ def merge_searches(old: Sequence[Entry], new: Sequence[Entry]) -> list[dict[str,
 
 
 def _replaces(better: Entry, entry: Entry, present: set[str]) -> bool:
-    newest = better["generator"] in present
+    newest = _made_by(better) in present
     as_whole = better.get("whole", True) or not entry.get("whole", True)
-    return (better["generator"] == entry["generator"] or newest) and as_whole and _contains(better, entry)
+    return (_made_by(better) == _made_by(entry) or newest) and as_whole and _contains(better, entry)
+
+
+def _made_by(entry: Entry) -> str:
+    return json.dumps([entry["generator"], entry.get("measured")], sort_keys=True)
+
+
+def _is_of_today(entry: Entry, live: Collection[MeasuredUnder]) -> bool:
+    measured = entry.get("measured") or {}
+    return not live or any(
+        one.driver == measured.get("driver") and one.plan_version in (None, measured.get("plan_version"))
+        for one in live
+    )
 
 
 def _contains(done: Entry, asked: Entry) -> bool:
@@ -73,8 +104,9 @@ def _contains(done: Entry, asked: Entry) -> bool:
     if _policy(done) == _policy(asked):
         return True  # the fastest that the policy allows is always published
     # Under a narrower policy some other point of the front answers, if it was published. A sample stops at its number
-    # of accepted schedules: under another policy other schedules take the places of those that are rejected.
-    return "limit" not in searched and bool(done.get("whole", True)) and _allows(done, asked)
+    # of accepted schedules, and so does what keeps the best: under another policy other schedules take the places of
+    # those that are rejected.
+    return not {"limit", "keep"} & searched.keys() and bool(done.get("whole", True)) and _allows(done, asked)
 
 
 def _policy(entry: Entry) -> tuple[int | None, bool]:

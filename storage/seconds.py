@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import ColumnElement, bindparam, select, update
 
 from cukiln.types import StageSeconds
 from storage.database import Session
@@ -32,17 +32,25 @@ def add_seconds(session: Session, stage: str, spent: Mapping[int, StageSeconds])
             session.execute(statement.values(seconds=bindparam("spent", type_=problems.c.seconds.type)), changed)
 
 
-def share_out(session: Session, job_id: str | None, builds: Sequence[str], stages: Mapping[str, StageSeconds]) -> None:
-    """Share a group's seconds per stage among the problems of `job_id` that use its builds."""
+def share_out(
+    session: Session,
+    job_id: str | None,
+    builds: Sequence[str],
+    stages: Mapping[str, StageSeconds],
+    problems: ColumnElement[bool] | None = None,
+) -> None:
+    """Share a group's seconds per stage among the problems of `job_id` that use its builds (only `problems`, if given:
+    a condition on their rows)."""
     if job_id is None or not builds:
         return
     users: dict[str, set[int]] = {}
     for ids in chunks(builds):
-        rows = session.execute(
+        used = (
             select(CandidateRow.build, CandidateRow.job_problem_id)
             .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
             .where(CandidateRow.build.in_(ids), JobProblemRow.job_id == job_id)
         )
+        rows = session.execute(used if problems is None else used.where(problems))
         for build, problem_id in rows:
             users.setdefault(build, set()).add(problem_id)
     # A group handed over from another job may hold kernels that this job never asked for: those it does use pay.

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from storage.errors import SettingsError
 from storage.exposure import is_loopback
+from storage.gpu_locks import gpu_lock_folder
 
 MIN_KEY_LENGTH = 16
 GIB = 2**30
@@ -72,6 +73,31 @@ class Settings(BaseSettings):
         description="run kernels under the address and undefined-behaviour sanitizers",
     )
 
+    gpus: str = Field(
+        "auto",
+        alias="CUKILN_GPUS",
+        pattern=r"^(auto|none|[A-Za-z0-9-]+(,[A-Za-z0-9-]+)*)$",
+        description="which GPUs `cukiln serve` measures on: auto (all it finds), none, or numbers or UUIDs by commas",
+    )
+    gpu_module: str = Field(
+        "workers.gpu.cupy_gpu",
+        alias="CUKILN_GPU_MODULE",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$",
+        description="what drives the GPU; tests name a simulated one here",
+    )
+    gpu_lock_dir: Path = Field(
+        Path(),
+        alias="CUKILN_GPU_LOCKS",
+        description="folder of the lease files, one per GPU: the same for all services on a machine",
+    )
+    measure_seconds: float = Field(
+        0.3, alias="CUKILN_MEASURE_SECONDS", gt=0, le=60, description="of one candidate's samples at most"
+    )
+    measure_wall_seconds: float = Field(900.0, alias="CUKILN_MEASURE_WALL_SECONDS", gt=0, allow_inf_nan=False)
+    measure_cpu_seconds: float = Field(3600.0, alias="CUKILN_MEASURE_CPU_SECONDS", gt=0, allow_inf_nan=False)
+    measure_memory_bytes: int = Field(32 * GIB, alias="CUKILN_MEASURE_MEMORY_BYTES", ge=GIB // 4)
+    measure_output_bytes: int = Field(64 * 2**20, alias="CUKILN_MEASURE_OUTPUT_BYTES", ge=4096)
+
     @field_validator("api_key")
     @classmethod
     def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:
@@ -115,6 +141,7 @@ class Settings(BaseSettings):
         filled = {named.get(name, name): value for name, value in filled.items()}
         data = Path(filled.get("CUKILN_DATA", ".cukiln")).expanduser().absolute()
         filled["CUKILN_DATA"] = data
+        filled["CUKILN_GPU_LOCKS"] = gpu_lock_folder(filled.get("CUKILN_GPU_LOCKS"))
         filled.setdefault("DATABASE_URL", f"sqlite:///{data / 'cukiln.db'}")
         filled.setdefault("CUKILN_BLOBS_URL", (data / "blobs").as_uri())
         if str(filled.get("CUKILN_WORKERS", 0)) == "0":
@@ -149,7 +176,12 @@ class Settings(BaseSettings):
         """Of one verification process."""
         return self._limits("verify")
 
-    def _limits(self, stage: Literal["compile", "verify"]) -> LimitSettings:
+    @property
+    def measure_limits(self) -> LimitSettings:
+        """Of one process that owns a GPU."""
+        return self._limits("measure")
+
+    def _limits(self, stage: Literal["compile", "verify", "measure"]) -> LimitSettings:
         return LimitSettings(
             wall_seconds=getattr(self, f"{stage}_wall_seconds"),
             cpu_seconds=getattr(self, f"{stage}_cpu_seconds"),

@@ -3,7 +3,8 @@
 ```
 jobs ─┬─ job_problems ─── candidates ──► builds (a kernel under a toolchain) ──► groups (one .cu file)
       └─ items (work waiting, claimed or ended)        verdicts (what a build was proved to be)
-winners (by problem, architecture, device class)       blobs (bytes known to be durable)
+winners (by problem, architecture, device class)       measurements (of a code digest, on a device class)
+blobs (bytes known to be durable)                      toolchains, devices (what works here)
 ```
 Times are seconds since the epoch (UTC), durations are seconds.
 """
@@ -84,6 +85,7 @@ class JobProblemRow(Base):
     candidate_count: Mapped[int] = mapped_column(Integer, default=0)
     rejections: Mapped[dict[str, Any]] = mapped_column(default=dict)  # rule -> {count, example, message}
     seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # stage -> {wall, cpu}
+    comparison: Mapped[dict[str, Any] | None]  # of the last few candidates on a GPU: cukiln.types.Comparison
     winner: Mapped[str | None] = mapped_column(String(64))  # candidate id
     error: Mapped[str | None] = mapped_column(Text)
     started_at: Mapped[float | None] = mapped_column(Float)
@@ -104,6 +106,7 @@ class CandidateRow(Base):
     predicted_us: Mapped[float | None] = mapped_column(Float)
     prediction: Mapped[dict[str, Any] | None]
     measured_us: Mapped[float | None] = mapped_column(Float)
+    measurement: Mapped[dict[str, Any] | None]  # cukiln.types.Measurement
 
 
 class GroupRow(Base):
@@ -124,6 +127,8 @@ class GroupRow(Base):
     log: Mapped[str | None] = mapped_column(String(64))
     library: Mapped[str | None] = mapped_column(String(64))
     cubin: Mapped[str | None] = mapped_column(String(64))
+    ptx: Mapped[str | None] = mapped_column(String(64))
+    sass: Mapped[str | None] = mapped_column(String(64))  # where a disassembler is found
     phases: Mapped[list[Any]] = mapped_column(default=list)  # [{name, seconds}]
     codegen_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {wall, cpu}
     compile_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -146,6 +151,7 @@ class BuildRow(Base):
     verify_group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the group that gets it judged
     state: Mapped[str] = mapped_column(String(20))
     code_digest: Mapped[str | None] = mapped_column(String(64), index=True)
+    library: Mapped[str | None] = mapped_column(String(64))  # blob digest of the group library that holds the kernel
     resources: Mapped[dict[str, Any] | None]
     log: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float)
@@ -174,7 +180,7 @@ class WinnerRow(Base):
     revision: Mapped[int] = mapped_column(Integer)
     operator: Mapped[str] = mapped_column(String(64), index=True)
     target: Mapped[str] = mapped_column(String(16))
-    device_class: Mapped[str] = mapped_column(String(128))
+    device_class: Mapped[str] = mapped_column(String(128), index=True)
     problem: Mapped[dict[str, Any]]
     record: Mapped[dict[str, Any]]  # cukiln.types.WinnerRecord
     searches: Mapped[list[Any]]  # covered: see storage.searches
@@ -183,7 +189,10 @@ class WinnerRow(Base):
 
 
 class ItemRow(Base):
-    """Work. `kind`: plan, compile, verify, finish; `state`: waiting, claimed, done, failed, cancelled."""
+    """Work.
+
+    `kind`: plan, compile, verify, measure, compare, finish; `state`: waiting, claimed, done, failed, cancelled.
+    """
 
     __tablename__ = "items"
     __table_args__ = (
@@ -193,10 +202,10 @@ class ItemRow(Base):
     )
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     kind: Mapped[str] = mapped_column(String(16))
-    target: Mapped[str | None] = mapped_column(String(16))
-    ref: Mapped[str] = mapped_column(
-        String(64)
-    )  # what to work on: "job:first-last" positions, a group id, a job_problem id
+    # What a worker must serve to take it: an architecture, or for measure and compare a device class.
+    target: Mapped[str | None] = mapped_column(String(128))
+    # What to work on: "job:first-last" positions, a group id, "group:device" (see storage.measurements), a job_problem.
+    ref: Mapped[str] = mapped_column(String(64))
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
     priority: Mapped[int] = mapped_column(Integer, default=0)
     predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
@@ -223,7 +232,37 @@ class LibraryRow(Base):
     library: Mapped[str] = mapped_column(String(64))  # blob digests
     cubin: Mapped[str] = mapped_column(String(64))
     source: Mapped[str] = mapped_column(String(64))
+    ptx: Mapped[str | None] = mapped_column(String(64))
+    sass: Mapped[str | None] = mapped_column(String(64))
     created_at: Mapped[float] = mapped_column(Float)
+
+
+class MeasurementRow(Base):
+    """Times of a candidate's code on a device class under one driver, and the test plan that it had passed before."""
+
+    __tablename__ = "measurements"
+    code_digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    candidate: Mapped[str] = mapped_column(String(64), primary_key=True)  # stands for problem and launch
+    device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    driver: Mapped[str] = mapped_column(String(32), primary_key=True)
+    plan_version: Mapped[str] = mapped_column(String(64))
+    median_us: Mapped[float] = mapped_column(Float)
+    measurement: Mapped[dict[str, Any]]  # cukiln.types.Measurement
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class DeviceRow(Base):
+    """A GPU that a worker measures on; `drained` says why it takes no more work."""
+
+    __tablename__ = "devices"
+    uuid: Mapped[str] = mapped_column(String(64), primary_key=True)
+    device_class: Mapped[str] = mapped_column(String(128), index=True)
+    capability: Mapped[str] = mapped_column(String(8))
+    driver: Mapped[str] = mapped_column(String(32))
+    description: Mapped[dict[str, Any]]
+    worker: Mapped[str] = mapped_column(String(128))
+    seen_at: Mapped[float] = mapped_column(Float)
+    drained: Mapped[str | None] = mapped_column(Text)
 
 
 class BlobRow(Base):

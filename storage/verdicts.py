@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import select, update
 
 from cukiln.types import StageSeconds
-from storage.builds import Build, known_builds
+from storage.builds import known_builds
 from storage.database import Session, clock_of
+from storage.device_classes import asks_predicted
 from storage.group_rows import GroupKernel, load_group
 from storage.items import Claim, complete
-from storage.judge import judge_builds
+from storage.judge import Judged, judge_builds
 from storage.rows import chunks, core, insert_new
 from storage.seconds import share_out
 from storage.tables import BuildRow, GroupRow, VerdictRow
+
+CPU, GPU = "cpu", "gpu"
 
 
 @dataclass(frozen=True)
@@ -82,54 +85,66 @@ def best_proofs(
     return proofs
 
 
-def builds_without_verdict(session: Session, builds: Iterable[Build], venue: str, plan_version: str) -> list[Build]:
-    """Those that compiled and were not judged at this venue by this test plan."""
-    compiled = [(build, _subject(build, venue)) for build in builds if build.state == "ok"]
-    known = known_verdicts(session, (subject for _, subject in compiled if subject), venue, plan_version)
-    return [build for build, subject in compiled if subject not in known]
+def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:
+    """Those of the code digests that a GPU found wrong, and none has found right since by another test plan."""
+    found: set[str] = set()
+    for ids in chunks(set(code_digests)):
+        rows = session.execute(
+            select(VerdictRow.subject, VerdictRow.verdict)
+            .where(VerdictRow.subject.in_(ids), VerdictRow.venue == GPU)
+            # Of two that are equally new the finding is the later one here.
+            .order_by(VerdictRow.created_at, VerdictRow.verdict != "ok")
+        )
+        newest: dict[str, str] = dict(rows.all())
+        found.update(subject for subject, verdict in newest.items() if verdict != "ok")
+    return found
 
 
-def builds_to_verify(session: Session, group_id: str, venue: str, plan_version: str) -> list[GroupKernel]:
-    """The group's kernels that compiled and still need a verdict, in render order."""
+def builds_to_verify(session: Session, group_id: str, plan_version: str) -> list[GroupKernel]:
+    """The group's kernels that compiled and that it is to have proved on the CPU, in render order.
+
+    A build that only problems on a GPU use has no such group, and one may have moved to another group since.
+    """
     group = load_group(session, group_id)
     if group is None:
         return []
-    builds = known_builds(session, [kernel.build for kernel in group.kernels]).values()
-    open_builds = {build.id for build in builds_without_verdict(session, builds, venue, plan_version)}
-    return [kernel for kernel in group.kernels if kernel.build in open_builds]
+    builds = known_builds(session, [kernel.build for kernel in group.kernels])
+    mine = {build.id: build.slice for build in builds.values() if build.state == "ok"}
+    mine = {build: built for build, built in mine.items() if builds[build].verify_group_id == group_id}
+    known = known_verdicts(session, mine.values(), CPU, plan_version)
+    return [kernel for kernel in group.kernels if kernel.build in mine and mine[kernel.build] not in known]
 
 
 def record_verified(
-    session: Session,
-    claim: Claim,
-    verdicts: Sequence[NewVerdict],
-    *,
-    venue: str,
-    plan_version: str,
-    verify: StageSeconds,
-) -> list[int]:
-    """Complete a verify item; returns the problems that are now completely judged (their finish items are added).
+    session: Session, claim: Claim, verdicts: Sequence[NewVerdict], *, plan_version: str, verify: StageSeconds
+) -> list[Judged]:
+    """Complete a verify item; returns the problems that are now completely judged (their next items are added).
 
     A kernel that was found wrong once is wrong: a finding replaces an earlier "ok", never the other way round.
     Raises `LostClaim`, and `ValueError` if a compiled kernel of the group is left without a verdict: its candidates
     would wait for ever.
     """
     complete(session, claim)
+    write_verdicts(session, verdicts, CPU, plan_version)
+    if left := builds_to_verify(session, claim.ref, plan_version):
+        raise ValueError(f"group {claim.ref}: no verdict for {', '.join(kernel.kernel for kernel in left)}")
+    group = core(GroupRow)
+    job_id = session.execute(
+        update(group)
+        .where(group.c.id == claim.ref)
+        .values(verify_seconds=verify.model_dump())
+        .returning(group.c.job_id)
+    ).scalar_one()
+    proved = session.scalars(select(BuildRow.id).where(BuildRow.verify_group_id == claim.ref)).all()
+    share_out(session, job_id, proved, {"verify": verify}, asks_predicted())
+    return judge_builds(session, _builds_of(session, [verdict.subject for verdict in verdicts]), plan_version)
+
+
+def write_verdicts(session: Session, verdicts: Iterable[NewVerdict], venue: str, plan_version: str) -> None:
+    """Remember them: a finding replaces an earlier "ok", nothing replaces a finding."""
     now = clock_of(session).now()
-    rows = {
-        verdict.subject: {
-            "subject": verdict.subject,
-            "venue": venue,
-            "plan_version": plan_version,
-            "verdict": verdict.verdict,
-            "message": verdict.message,
-            "details": dict(verdict.details),
-            "wall_seconds": verdict.wall_seconds,
-            "cpu_seconds": verdict.cpu_seconds,
-            "created_at": now,
-        }
-        for verdict in verdicts
-    }
+    place = {"venue": venue, "plan_version": plan_version, "created_at": now}
+    rows = {verdict.subject: {**asdict(verdict), **place, "details": dict(verdict.details)} for verdict in verdicts}
     insert_new(session, VerdictRow, list(rows.values()))
     for row in rows.values():
         if row["verdict"] != "ok":
@@ -143,24 +158,11 @@ def record_verified(
                 )
                 .values(row)
             )
-    if left := builds_to_verify(session, claim.ref, venue, plan_version):
-        raise ValueError(f"group {claim.ref}: no verdict for {', '.join(kernel.kernel for kernel in left)}")
-    group = session.execute(select(GroupRow.job_id, GroupRow.kernels).where(GroupRow.id == claim.ref)).one()
-    session.execute(
-        update(core(GroupRow)).where(core(GroupRow).c.id == claim.ref).values(verify_seconds=verify.model_dump())
-    )
-    share_out(session, group.job_id, [entry["build"] for entry in group.kernels], {"verify": verify})
-    return judge_builds(session, _builds_of(session, list(rows), venue), venue, plan_version)
 
 
-def _builds_of(session: Session, subjects: Sequence[str], venue: str) -> list[str]:
-    """Every build the verdicts speak about: equal slices or equal code, whichever group they came from."""
-    column = BuildRow.code_digest if venue == "gpu" else BuildRow.slice
+def _builds_of(session: Session, slices: Sequence[str]) -> list[str]:
+    """Every build the verdicts speak about: equal slices, whichever group they came from."""
     found: list[str] = []
-    for ids in chunks(subjects):
-        found.extend(session.scalars(select(BuildRow.id).where(column.in_(ids))))
+    for ids in chunks(slices):
+        found.extend(session.scalars(select(BuildRow.id).where(BuildRow.slice.in_(ids))))
     return found
-
-
-def _subject(build: Build, venue: str) -> str | None:
-    return build.code_digest if venue == "gpu" else build.slice

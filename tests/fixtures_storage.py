@@ -23,13 +23,17 @@ from storage.database import Database, Session
 from storage.groups import BuildOutcome, RecordedGroup, load_group, record_compiled
 from storage.items import Claim
 from storage.jobs import CreatedJob, NewJob, NewProblem
+from storage.judge import Judged
+from storage.measurements import Measured, ToMeasure, candidates_to_measure, record_measured
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, RecordedPlan, problems_to_plan, record_plan
 from storage.tables import JobProblemRow
 from storage.verdicts import NewVerdict, builds_to_verify, record_verified
 
 POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
 BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
-PLAN = {"venue": "cpu", "plan_version": "1"}
+CPU_PLAN = {"plan_version": "1"}
+GPU_CLASS, OTHER_CLASS, DRIVER = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "570.1"
+PLAN: dict[str, Any] = {**CPU_PLAN, "gpu_plan_version": "g1", "drivers": {GPU_CLASS: DRIVER, OTHER_CLASS: DRIVER}}
 # What a CPU run counts of accesses to shared memory: one with bank conflicts, one without.
 SITES: list[dict[str, Any]] = [
     {"site": "tile.cuh:7", "kind": "write", "bytes": 4, "warp_accesses": 8, "wavefronts": 32, "ideal": 8},
@@ -142,7 +146,7 @@ def new_build(name: str, built_from: str | None = None) -> NewBuild:
 
 
 def record(
-    session: Session, claim: Claim, builds: Sequence[str], groups: Sequence[Sequence[str]] | None = None, **plan: str
+    session: Session, claim: Claim, builds: Sequence[str], groups: Sequence[Sequence[str]] | None = None, **plan: Any
 ) -> RecordedPlan:
     """Plan the problems of the item, each with one candidate per build; one group of all builds unless given."""
     made = [builds] if groups is None else groups
@@ -180,6 +184,7 @@ def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), w
                 "ok",
                 f"code-{kernel.build}",
                 {"registers": 32, "static_shared_bytes": 16, "dynamic_shared_bytes": 48, "spill_load_bytes": 4},
+                library=f"library-{claim.ref}",
             )
             for kernel in group.kernels
         ]
@@ -202,7 +207,7 @@ def compile_next(database: Database, bad: Sequence[str] = ()) -> RecordedGroup:
     return compile_claimed(database, claim_one(database, "compile"), bad)
 
 
-def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) -> list[int]:
+def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) -> list[Judged]:
     """Record verdicts for what the group of a claimed verify item still needs: ok, but incorrect for the wrong ones."""
     with database.write() as session:
         verdicts = [
@@ -214,12 +219,12 @@ def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) 
                 1.0,
                 1.0,
             )
-            for kernel in builds_to_verify(session, claim.ref, **PLAN)
+            for kernel in builds_to_verify(session, claim.ref, **CPU_PLAN)
         ]
-        return record_verified(session, claim, verdicts, verify=StageSeconds(wall=4.0, cpu=4.0), **PLAN)
+        return record_verified(session, claim, verdicts, verify=StageSeconds(wall=4.0, cpu=4.0), **CPU_PLAN)
 
 
-def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[int]:
+def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[Judged]:
     return verify_claimed(database, claim_one(database, "verify"), wrong)
 
 
@@ -258,3 +263,58 @@ def winner_record(key: str, candidate: str, **changes: Any) -> WinnerRecord:
         "updated_at": 0.0,
     }
     return WinnerRecord(**{**values, **changes})
+
+
+def measurement(us: float, **changes: Any) -> dict[str, Any]:
+    """A `cukiln.types.Measurement` as JSON."""
+    values: dict[str, Any] = {
+        "median_us": us,
+        "low_us": us * 0.99,
+        "high_us": us * 1.01,
+        "spread": 0.02,
+        "samples": 40,
+        "launches_per_sample": 8,
+        "cold": True,
+        "stopped": "tight",
+        "device": GPU_CLASS,
+        "uuid": "GPU-1",
+        "driver": DRIVER,
+        "before": {"sm_clock_mhz": 1980},
+        "after": {"sm_clock_mhz": 1965},
+        "measured_at": 1.0,
+    }
+    return {**values, **changes}
+
+
+def measured(one: ToMeasure, verdict: str = "ok", us: float = 10.0, **changes: Any) -> Measured:
+    """What a GPU found of a candidate: a second of proving, two of timing."""
+    values: dict[str, Any] = {
+        "problem_id": one.problem_id,
+        "candidate": one.candidate,
+        "code_digest": one.code_digest,
+        "verdict": verdict,
+        "message": None if verdict == "ok" else f"{verdict} at m=64",
+        "details": {"cases": [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]},
+        "measurement": measurement(us) if verdict == "ok" else None,
+        "verify": StageSeconds(wall=1.0, cpu=0.5),
+        "measure": StageSeconds(wall=2.0, cpu=0.25),
+    }
+    return Measured(**{**values, **changes})
+
+
+def to_measure(database: Database, claim: Claim) -> list[ToMeasure]:
+    with database.read() as session:
+        return candidates_to_measure(session, claim.ref, str(claim.target), PLAN["gpu_plan_version"])
+
+
+def measure_claimed(database: Database, claim: Claim, results: Sequence[Measured]) -> list[Judged]:
+    with database.write() as session:
+        return record_measured(session, claim, results, driver=DRIVER, plan_version=PLAN["gpu_plan_version"])
+
+
+def measure_next(database: Database, wrong: Sequence[str] = (), **us: float) -> list[Judged]:
+    """Measure the next item: all of it right but the `wrong` builds; microseconds by build, 10 where not given."""
+    claim = claim_one(database, "measure")
+    found = to_measure(database, claim)
+    results = [measured(o, "incorrect" if o.build in wrong else "ok", us.get(o.build, 10.0)) for o in found]
+    return measure_claimed(database, claim, results)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage.searches import is_covered, merge_searches, search_entry
+from storage.searches import MeasuredUnder, is_covered, merge_searches, search_entry
 
 LEVEL_1, LEVEL_2 = {"level": 1}, {"level": 2}
 SAMPLE = {"level": 1, "limit": 8, "seed": 0}
@@ -96,3 +96,38 @@ def test_the_order_is_that_of_the_work() -> None:
     lists = [entry({"tunables": {"a": [n]}}) for n in range(4)]
     assert merge_searches(lists[:2], lists[2:]) == lists
     assert merge_searches(lists, [lists[1]]) == lists
+
+
+# ---- on a GPU
+
+OLD, NEW = MeasuredUnder("570.1", "g1"), MeasuredUnder("580.2", "g1")
+
+
+def on_gpu(under: MeasuredUnder | None, search: dict[str, Any] = LEVEL_1) -> dict[str, Any]:
+    return search_entry(search, "today", None, measured=under)
+
+
+@pytest.mark.parametrize(
+    ("done", "live", "covered"),
+    [
+        (OLD, [OLD], True),
+        (OLD, [NEW], False),
+        (OLD, [NEW, OLD], True),
+        (OLD, [MeasuredUnder("570.1", "g2")], False),
+        (OLD, [MeasuredUnder("570.1", None)], True),  # a worker that does not say its test plan
+        (None, [OLD], False),
+        (OLD, [], True),  # imported: no GPU could measure it anew
+        (None, [], True),
+    ],
+)
+def test_what_was_measured_counts_under_the_driver_and_the_test_plan_of_a_live_gpu(
+    done: MeasuredUnder | None, live: list[MeasuredUnder], covered: bool
+) -> None:
+    assert is_covered([on_gpu(done)], entry(), live) is covered
+
+
+def test_a_search_under_a_new_driver_replaces_the_one_that_it_covers() -> None:
+    old = [on_gpu(OLD), on_gpu(OLD, LEVEL_2)]
+    assert merge_searches(old[:1], [on_gpu(NEW)]) == [on_gpu(NEW)]
+    assert merge_searches(old, [on_gpu(NEW, LEVEL_2)]) == [on_gpu(NEW, LEVEL_2)]
+    assert merge_searches(old[1:], [on_gpu(NEW)]) == [on_gpu(OLD, LEVEL_2), on_gpu(NEW)]

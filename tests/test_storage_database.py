@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.config import Config
 from sqlalchemy import create_engine, inspect, text
 
-from storage.database import Database
+from storage.database import MIGRATIONS, Database
 from storage.errors import (
     BadCursor,
     BlobCorrupt,
@@ -27,9 +29,12 @@ from storage.errors import (
     PlanOutdated,
     SchemaMissing,
 )
+from storage.jobs import cancel_job
 from storage.tables import Base, BlobRow
 from storage.toolchains import live_toolchains, register_toolchain
+from tests.fixtures_measuring import CPU_CLASS, add, plan_known
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import GPU_CLASS, compile_next
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -88,6 +93,43 @@ def test_a_database_server_that_is_away_is_named_without_its_password() -> None:
             Database(f"postgresql://me:secret@127.0.0.1:{port}/cukiln?password=secret").migrate()
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def downgrade(database: Database, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    with database.engine.execution_options(cukiln_write=True).connect() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+        connection.commit()
+
+
+def test_a_release_that_does_not_measure_gets_no_job_that_would_wait_for_ever(database: Database) -> None:
+    only, mixed, ended = add(database, GPU_CLASS), add(database, GPU_CLASS, CPU_CLASS), add(database, GPU_CLASS)
+    for _ in range(3):
+        plan_known(database, "a")
+    compile_next(database)
+    with database.write() as session:
+        cancel_job(session, ended.id)
+    downgrade(database, "0002")
+    columns = "p.job_id, p.device_class, p.state, j.state, j.error"
+    with database.read() as session:
+        rows = session.execute(
+            text(f"SELECT {columns} FROM job_problems p JOIN jobs j ON j.id = p.job_id ORDER BY p.id")
+        )
+        found = [
+            (row[0], row[1], row[2], row[3], "older" if "does not measure" in str(row[4]) else row[4]) for row in rows
+        ]
+        kinds = set(session.scalars(text("SELECT kind FROM items WHERE state = 'waiting'")))
+    assert found == [
+        (only.id, GPU_CLASS, "failed", "failed", "older"),
+        (mixed.id, GPU_CLASS, "failed", "running", None),
+        (mixed.id, CPU_CLASS, "running", "running", None),
+        (ended.id, GPU_CLASS, "cancelled", "cancelled", None),
+    ]
+    assert kinds == {"verify"}
+    database.migrate()
+    database.check()
 
 
 def _migrate(url: str, barrier: object) -> None:

@@ -19,6 +19,7 @@ from storage.tables import BuildRow, ItemRow
 from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, record_verified
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
+    CPU_PLAN,
     PLAN,
     SITES,
     TARGET,
@@ -59,7 +60,7 @@ def finish_next(database: Database, winner: str | None = "c-a", error: str | Non
 def test_a_job_goes_from_plan_to_done(database: Database) -> None:
     job = add_job(database)
     assert len(plan_next(database, "a", "b").groups) == 1
-    assert compile_next(database, bad=["b"]).verify is True
+    assert compile_next(database, bad=["b"]).waiting == [("verify", TARGET)]
     assert verdicts_of(database, job.id) == [{"c-a": None, "c-b": "compile_error"}]
     assert len(verify_next(database)) == 1
     assert verdicts_of(database, job.id) == [{"c-a": "ok", "c-b": "compile_error"}]
@@ -70,14 +71,14 @@ def test_a_job_goes_from_plan_to_done(database: Database) -> None:
     assert failed.message == "x.cu(7): error: no such thing"
     assert fine.code_digest == "code-a"
     cases = [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]
-    assert fine.verdict_details == {"cases": cases, "shared_memory": SITES}
+    assert fine.proof is not None and fine.proof.details == {"cases": cases, "shared_memory": SITES}
 
 
 def test_a_group_in_which_nothing_compiled_needs_no_verification(database: Database) -> None:
     add_job(database)
     plan_next(database, "a", "b")
     recorded = compile_next(database, bad=["a", "b"])
-    assert recorded.verify is False
+    assert recorded.waiting == []
     assert len(recorded.judged) == 1
     assert unended(database) == ["finish"]
 
@@ -173,7 +174,7 @@ def test_an_equal_slice_under_another_toolchain_keeps_its_verdict(database: Data
         session.get_one(BuildRow, "a").id = "a-older"  # as if the toolchain had changed
     add_job(database)
     plan_next(database, "a")
-    assert compile_next(database).verify is False
+    assert compile_next(database).waiting == []
     assert unended(database, "verify") == []
 
 
@@ -188,7 +189,7 @@ def test_another_test_plan_version_verifies_without_compiling(database: Database
     with database.write() as session:
         recorded = record(session, claim, ["a", "b"], plan_version="2")
     (group_id,) = recorded.groups
-    assert recorded.verify_targets == [TARGET]
+    assert recorded.waiting == [("verify", TARGET)]
     assert unended(database) == ["verify"]
     with database.read() as session:
         found = load_group(session, group_id)
@@ -200,7 +201,7 @@ def test_another_test_plan_version_verifies_without_compiling(database: Database
         assert record(session, claim, ["a"], plan_version="2").groups == []
     claim = claim_one(database, "verify")
     assert claim.ref == group_id
-    version = {"venue": "cpu", "plan_version": "2"}
+    version = {"plan_version": "2"}
     with database.write() as session:
         assert [kernel.build for kernel in builds_to_verify(session, group_id, **version)] == ["a"]
         ok = NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)
@@ -233,7 +234,7 @@ def test_a_verification_that_forgets_a_kernel_is_refused(database: Database) -> 
     claim = claim_one(database, "verify")
     with pytest.raises(ValueError, match=f"no verdict for {'b':0>64}"), database.write() as session:
         only_one = [NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)]
-        record_verified(session, claim, only_one, verify=StageSeconds(), **PLAN)
+        record_verified(session, claim, only_one, verify=StageSeconds(), **CPU_PLAN)
     assert len(verify_claimed(database, claim)) == 1  # nothing was written: the claim still holds
 
 
@@ -249,12 +250,12 @@ def test_a_finding_replaces_an_ok_and_is_never_replaced(database: Database) -> N
             row.state, row.token = "claimed", claim.token
             session.flush()
             new = NewVerdict("slice-a", verdict, verdict, {"seed": verdict}, 1.0, 1.0)
-            record_verified(session, claim, [new], verify=StageSeconds(), **PLAN)
+            record_verified(session, claim, [new], verify=StageSeconds(), **CPU_PLAN)
 
     for verdict, kept in (("ok", "ok"), ("incorrect", "incorrect"), ("ok", "incorrect"), ("run_timeout", "incorrect")):
         write(verdict)
         with database.read() as session:
-            found = known_verdicts(session, ["slice-a"], **PLAN)["slice-a"]
+            found = known_verdicts(session, ["slice-a"], "cpu", **CPU_PLAN)["slice-a"]
         assert (found.verdict, found.details) == (kept, {"seed": kept})
 
 
@@ -283,7 +284,7 @@ def test_a_group_is_recorded_with_an_outcome_for_each_build_only(database: Datab
         record_compiled(
             session,
             claim,
-            [BuildOutcome(build, "ok") for build in outcomes],
+            [BuildOutcome(build, "ok", library="c" * 64) for build in outcomes],
             source=None,
             log=None,
             library=None,

@@ -1,0 +1,140 @@
+"""Give candidates on a GPU what is known of their code: its times there, or that it was found wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, bindparam, false, or_, select, update
+
+from storage.database import Session
+from storage.device_classes import asks_predicted
+from storage.judge import LIVE, Judged, finish_judged
+from storage.rows import chunks, core
+from storage.tables import BuildRow, CandidateRow, JobProblemRow, MeasurementRow, VerdictRow
+from storage.verdicts import GPU, wrong_codes
+from storage.winners import withdraw_code
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What becomes of one candidate of a job's problem. `measurement` as JSON; None where it is not right."""
+
+    problem_id: int
+    candidate: str
+    verdict: str
+    message: str | None
+    measurement: dict[str, Any] | None = None
+
+
+def judge_measured(
+    session: Session, build_ids: Iterable[str], plan_version: str, drivers: Mapping[str, str]
+) -> list[Judged]:
+    """Judge the unjudged candidates of these builds on a GPU for which a finding is known: times of equal code on its
+    device class under that class's driver, proved by this test plan; or that equal code was wrong on some GPU.
+
+    Returns the problems that are now completely judged; their next items are added.
+    """
+    findings: list[Finding] = []
+    for ids in chunks(set(build_ids)):
+        findings += _known(session, ids, plan_version, drivers)
+    write_findings(session, findings)
+    return finish_judged(session, {finding.problem_id for finding in findings})
+
+
+def condemn(session: Session, code_digests: Collection[str], plan_version: str | None = None) -> set[int]:
+    """Let the candidates of live problems on a GPU share the fate of their code where it was found wrong (by this
+    version of the test plan; None: by any), also those that were called right before. Returns their problems.
+
+    No winner record answers with the code any more from this transaction on."""
+    withdraw_code(session, wrong_codes(session, code_digests))
+    findings: list[Finding] = []
+    for ids in chunks(set(code_digests)):
+        wrong = [VerdictRow.subject.in_(ids), VerdictRow.venue == GPU, VerdictRow.verdict != "ok"]
+        if plan_version is not None:
+            wrong.append(VerdictRow.plan_version == plan_version)
+        rows = session.execute(
+            select(CandidateRow.job_problem_id, CandidateRow.candidate, VerdictRow.verdict, VerdictRow.message)
+            .join(BuildRow, BuildRow.code_digest == VerdictRow.subject)
+            .join(CandidateRow, CandidateRow.build == BuildRow.id)
+            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            .where(*wrong, or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
+            .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
+        )
+        findings += [Finding(*row) for row in rows]
+    write_findings(session, findings)
+    return {finding.problem_id for finding in findings}
+
+
+def write_findings(session: Session, findings: Sequence[Finding]) -> None:
+    """Write verdicts and times to candidates."""
+    if not findings:
+        return
+    table = core(CandidateRow)
+    session.execute(
+        update(table)
+        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
+        .values(
+            verdict=bindparam("found"),
+            message=bindparam("words"),
+            measured_us=bindparam("us"),
+            measurement=bindparam("times", type_=table.c.measurement.type),
+        ),
+        [
+            {
+                "of_problem": finding.problem_id,
+                "of_candidate": finding.candidate,
+                "found": finding.verdict,
+                "words": finding.message,
+                "us": finding.measurement["median_us"] if finding.measurement else None,
+                "times": finding.measurement,
+            }
+            for finding in findings
+        ],
+    )
+
+
+def _known(session: Session, ids: list[str], plan_version: str, drivers: Mapping[str, str]) -> list[Finding]:
+    present = [
+        and_(MeasurementRow.device_class == device_class, MeasurementRow.driver == driver)
+        for device_class, driver in drivers.items()
+    ]
+    rows = session.execute(
+        select(
+            CandidateRow.job_problem_id,
+            CandidateRow.candidate,
+            VerdictRow.verdict,
+            VerdictRow.message,
+            MeasurementRow.measurement,
+        )
+        .select_from(CandidateRow)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .join(BuildRow, BuildRow.id == CandidateRow.build)
+        .join(
+            VerdictRow,
+            (VerdictRow.subject == BuildRow.code_digest)
+            & (VerdictRow.venue == GPU)
+            & (VerdictRow.plan_version == plan_version)
+            & (VerdictRow.verdict != "ok"),
+            isouter=True,
+        )
+        .join(
+            MeasurementRow,
+            (MeasurementRow.code_digest == BuildRow.code_digest)
+            & (MeasurementRow.candidate == CandidateRow.candidate)
+            & (MeasurementRow.device_class == JobProblemRow.device_class)
+            & (MeasurementRow.plan_version == plan_version)
+            & or_(false(), *present),
+            isouter=True,
+        )
+        .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
+        .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
+        .where(or_(VerdictRow.verdict.is_not(None), MeasurementRow.code_digest.is_not(None)))
+    )
+    return [
+        Finding(row.job_problem_id, row.candidate, row.verdict, row.message)
+        if row.verdict is not None
+        else Finding(row.job_problem_id, row.candidate, "ok", None, row.measurement)
+        for row in rows
+    ]

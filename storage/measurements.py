@@ -1,0 +1,316 @@
+"""Measuring on GPUs: what a group's item is to prove and time, what it found, and how the best compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, func, select, tuple_, update
+
+from cukiln.types import StageSeconds
+from storage.database import Session, clock_of
+from storage.device_classes import asks_predicted
+from storage.endings import skip_builds
+from storage.items import MAX_ATTEMPTS, Claim, complete
+from storage.judge import LIVE, Judged, finish_judged
+from storage.judge_gpu import Finding, condemn, write_findings
+from storage.judging_work import MEASURE_SECONDS, add_measuring, demand, group_of_ref, measure_ref
+from storage.rows import chunks, core, insert_new
+from storage.seconds import add_seconds
+from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
+from storage.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts
+
+__all__ = [
+    "MEASURE_SECONDS",
+    "Measured",
+    "ToMeasure",
+    "WrongContender",
+    "best_measured",
+    "candidates_to_measure",
+    "forget_group_library",
+    "group_of_ref",
+    "measure_ref",
+    "record_compared",
+    "record_measured",
+    "remember_measured",
+]
+
+FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
+PROOFS = frozenset({"ok"}) | FINDINGS
+"""Verdicts that are remembered of the code. Others (`skipped`) say nothing about it."""
+
+
+@dataclass(frozen=True)
+class ToMeasure:
+    """`problem` is canonical, `library` the blob digest of a library that holds the kernel. `proven`: its code has
+    passed the reduced test plan on a GPU before."""
+
+    problem_id: int
+    operator: str
+    problem: dict[str, Any]
+    candidate: str
+    schedule: dict[str, Any]
+    build: str
+    library: str
+    code_digest: str
+    proven: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What became of one of `candidates_to_measure`. `measurement`: `cukiln.types.Measurement` as JSON; given exactly
+    where the verdict is ok. The seconds are of this candidate alone."""
+
+    problem_id: int
+    candidate: str
+    code_digest: str
+    verdict: str
+    message: str | None
+    details: Mapping[str, Any]
+    measurement: dict[str, Any] | None
+    verify: StageSeconds
+    measure: StageSeconds
+
+
+@dataclass(frozen=True)
+class WrongContender:
+    """A candidate that did not stand in a comparison, though it had been called right before. `skipped` says nothing
+    about its code."""
+
+    candidate: str
+    verdict: str
+    message: str
+    details: Mapping[str, Any]
+
+
+def candidates_to_measure(session: Session, ref: str, device_class: str, plan_version: str) -> list[ToMeasure]:
+    """The unjudged candidates of live problems on the device class, in any job, whose build the item's group made.
+
+    By problem, then by candidate. A candidate that several jobs wait for is there once: its result counts for all.
+    """
+    rows = session.execute(
+        select(
+            JobProblemRow.id.label("problem_id"),
+            JobProblemRow.operator,
+            JobProblemRow.problem,
+            CandidateRow.candidate,
+            CandidateRow.schedule,
+            BuildRow.id.label("build"),
+            BuildRow.library,
+            BuildRow.code_digest,
+        )
+        .select_from(BuildRow)
+        .join(CandidateRow, CandidateRow.build == BuildRow.id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(BuildRow.group_id == group_of_ref(ref), BuildRow.state == "ok", BuildRow.library.is_not(None))
+        .where(BuildRow.code_digest.is_not(None), CandidateRow.verdict.is_(None))
+        .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
+        .order_by(JobProblemRow.id, CandidateRow.candidate)
+    ).all()
+    proofs = known_verdicts(session, {row.code_digest for row in rows}, GPU, plan_version)
+    once = {(row.candidate, row.code_digest): row for row in reversed(rows)}
+    proven = {digest for digest, proof in proofs.items() if proof.verdict == "ok"}
+    return [ToMeasure(**row._mapping, proven=row.code_digest in proven) for row in reversed(once.values())]
+
+
+def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, float]:
+    """The best time so far, in microseconds, of each of the problems that has one."""
+    found: dict[int, float] = {}
+    for ids in chunks(set(problem_ids)):
+        rows = session.execute(
+            select(CandidateRow.job_problem_id, func.min(CandidateRow.measured_us))
+            .where(CandidateRow.job_problem_id.in_(ids), CandidateRow.verdict == "ok")
+            .where(CandidateRow.measured_us.is_not(None))
+            .group_by(CandidateRow.job_problem_id)
+        )
+        found.update((problem_id, us) for problem_id, us in rows if us is not None)
+    return found
+
+
+def record_measured(
+    session: Session,
+    claim: Claim,
+    results: Sequence[Measured],
+    *,
+    driver: str,
+    plan_version: str,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> list[Judged]:
+    """Complete a measure item: verdicts, times and seconds; returns the problems that go on.
+
+    A candidate that is wrong condemns its code, and with it every candidate of live problems on a GPU that has it. The
+    item waits again where something is left: the results were a part, or others came while it was held. Where nothing
+    was judged, that is an attempt; `ValueError` in the last one: it would go round for ever. Raises `LostClaim`.
+    """
+    complete(session, claim)
+    device_class = str(claim.target)
+    if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
+        raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
+    touched = _keep(session, results, device_class, driver, plan_version)
+    again = _measure_the_rest(session, claim, device_class, bool(touched), plan_version, max_attempts)
+    return [*finish_judged(session, touched), *again]
+
+
+def remember_measured(
+    session: Session, results: Sequence[Measured], *, device_class: str, driver: str, plan_version: str
+) -> list[Judged]:
+    """Keep what was found for an item that was cancelled meanwhile: it is as true of the code as before, for every
+    other job that waits for it now or asks for it later. Returns the problems that go on."""
+    return finish_judged(session, _keep(session, results, device_class, driver, plan_version))
+
+
+def record_compared(
+    session: Session,
+    claim: Claim,
+    comparison: dict[str, Any] | None,
+    *,
+    wrong: Sequence[WrongContender] = (),
+    measure: StageSeconds,
+) -> list[Judged]:
+    """Complete a compare item with a `cukiln.types.Comparison` as JSON, None where there was nothing to compare.
+
+    `wrong`: those that were found wrong after they had been timed: their code is condemned. One that was skipped was
+    only not compared. Returns the problems that go on. Raises `LostClaim`.
+    """
+    complete(session, claim)
+    problem_id = int(claim.ref)
+    session.execute(
+        update(core(JobProblemRow)).where(core(JobProblemRow).c.id == problem_id).values(comparison=comparison)
+    )
+    add_seconds(session, "measure", {problem_id: measure})
+    touched = {problem_id, *_condemn_contenders(session, problem_id, wrong)}
+    return finish_judged(session, touched)
+
+
+def forget_group_library(session: Session, digest: str) -> list[Judged]:
+    """For a library whose bytes were lost: its kernels are compiled again by the next job that measures them.
+
+    What waits to be measured now is skipped; returns the problems that go on.
+    """
+    held = session.scalars(select(BuildRow.id).where(BuildRow.library == digest)).all()
+    session.execute(update(core(BuildRow)).where(core(BuildRow).c.library == digest).values(library=None))
+    standing: list[str] = []
+    for ids in chunks(held):
+        standing += session.scalars(select(BuildRow.id).where(BuildRow.id.in_(ids), BuildRow.state == "ok"))
+    message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
+    return skip_builds(session, standing, message, ~asks_predicted())
+
+
+def _keep(session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str) -> set[int]:
+    """Write verdicts, times and seconds, and give them to whoever waits for them; returns the problems judged."""
+    write_verdicts(session, _proofs(results), GPU, plan_version)
+    _write_measurements(session, results, device_class, driver, plan_version)
+    touched = _judge(session, results, device_class)
+    touched |= condemn(session, {one.code_digest for one in results}, plan_version)
+    for stage, spent in _spent(results).items():
+        add_seconds(session, stage, spent)
+    return touched
+
+
+def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
+    """One verdict per code: of those that share it, the first that is wrong, else the first."""
+    by_code: dict[str, Measured] = {}
+    for one in results:
+        if one.verdict in PROOFS:
+            known = by_code.setdefault(one.code_digest, one)
+            if known.verdict == "ok" and one.verdict != "ok":
+                by_code[one.code_digest] = one
+    return [
+        NewVerdict(digest, one.verdict, one.message, one.details, one.verify.wall, one.verify.cpu)
+        for digest, one in by_code.items()
+    ]
+
+
+def _write_measurements(
+    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str
+) -> None:
+    """Remember the times; newer ones replace older ones."""
+    table = core(MeasurementRow).c
+    place = {"device_class": device_class, "driver": driver, "plan_version": plan_version}
+    rows = {
+        (one.code_digest, one.candidate): {
+            "code_digest": one.code_digest,
+            "candidate": one.candidate,
+            **place,
+            "median_us": one.measurement["median_us"],
+            "measurement": one.measurement,
+            "created_at": clock_of(session).now(),
+        }
+        for one in results
+        if one.measurement is not None
+    }
+    for keys in chunks(rows, 1000):
+        old = tuple_(table.code_digest, table.candidate).in_(keys)
+        session.execute(
+            delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)
+        )
+    insert_new(session, MeasurementRow, list(rows.values()))
+
+
+def _judge(session: Session, results: Sequence[Measured], device_class: str) -> set[int]:
+    """Write each result to every unjudged candidate of live problems of the class that it speaks about."""
+    by_code: dict[tuple[str, str | None], Measured] = {(one.candidate, one.code_digest): one for one in results}
+    findings = []
+    for digests in chunks({one.code_digest for one in results}):
+        rows = session.execute(
+            select(CandidateRow.job_problem_id, CandidateRow.candidate, BuildRow.code_digest)
+            .join(BuildRow, BuildRow.id == CandidateRow.build)
+            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            .where(BuildRow.code_digest.in_(digests), CandidateRow.verdict.is_(None))
+            .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
+        )
+        for problem_id, candidate, code_digest in rows:
+            if one := by_code.get((candidate, code_digest)):
+                findings.append(Finding(problem_id, candidate, one.verdict, one.message, one.measurement))
+    write_findings(session, findings)
+    return {finding.problem_id for finding in findings}
+
+
+def _spent(results: Sequence[Measured]) -> dict[str, dict[int, StageSeconds]]:
+    """Seconds by stage and problem."""
+    spent: dict[str, dict[int, StageSeconds]] = {"verify": {}, "measure": {}}
+    for one in results:
+        for stage, more in (("verify", one.verify), ("measure", one.measure)):
+            before = spent[stage].get(one.problem_id, StageSeconds())
+            spent[stage][one.problem_id] = StageSeconds(wall=before.wall + more.wall, cpu=before.cpu + more.cpu)
+    return spent
+
+
+def _measure_the_rest(
+    session: Session, claim: Claim, device_class: str, progress: bool, plan_version: str, max_attempts: int
+) -> list[Judged]:
+    left = candidates_to_measure(session, claim.ref, device_class, plan_version)
+    if left and not progress and claim.attempt >= max_attempts:
+        raise ValueError(f"{claim.kind} {claim.ref}: no result for {', '.join(one.candidate for one in left[:3])}")
+    wanted = [one for one in demand(session, {one.build for one in left}) if one.device_class == device_class]
+    again = add_measuring(session, wanted, MEASURE_SECONDS)
+    if again and not progress:
+        session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(attempt=claim.attempt))
+    return [Judged(left[0].problem_id, "measure", device_class)] if again else []
+
+
+def _condemn_contenders(session: Session, problem_id: int, wrong: Sequence[WrongContender]) -> set[int]:
+    """They were judged right, so their code has a verdict: it becomes the finding, under whatever test plan."""
+    found = {one.candidate: one for one in wrong if one.verdict in FINDINGS}
+    if not found:
+        return set()
+    rows = session.execute(
+        select(CandidateRow.candidate, BuildRow.code_digest)
+        .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
+        .where(CandidateRow.job_problem_id == problem_id, CandidateRow.candidate.in_(list(found)))
+    ).all()
+    for candidate, code_digest in rows:
+        one = found[candidate]
+        session.execute(
+            update(core(VerdictRow))
+            .where(VerdictRow.subject == code_digest, VerdictRow.venue == GPU, VerdictRow.verdict == "ok")
+            .values(
+                verdict=one.verdict,
+                message=one.message,
+                details=dict(one.details),
+                created_at=clock_of(session).now(),
+            )
+        )
+    write_findings(session, [Finding(problem_id, name, found[name].verdict, found[name].message) for name, _ in rows])
+    return condemn(session, {code_digest for _, code_digest in rows if code_digest})

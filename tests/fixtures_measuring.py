@@ -1,0 +1,122 @@
+"""A way through measuring on a real database: jobs on device classes, planned as the planner does, then compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from cukiln.types import StageSeconds
+from storage import items, jobs
+from storage.builds import known_builds
+from storage.candidates import StoredCandidate, candidates_of_problem
+from storage.database import Database, Session
+from storage.items import Claim
+from storage.jobs import CreatedJob
+from storage.judge import Judged
+from storage.measurements import WrongContender, record_compared
+from storage.plans import NewCandidate, PlannedProblem, RecordedPlan, problems_to_plan, record_plan
+from storage.problems import finish_problem
+from storage.tables import ItemRow
+from tests.fixtures_storage import (
+    PLAN,
+    TARGET,
+    claim_one,
+    measure_claimed,
+    measured,
+    new_build,
+    new_problem,
+    problem_ids,
+    record,
+    to_measure,
+)
+
+CPU_CLASS = f"predicted:{TARGET}"
+COMPARISON: dict[str, Any] = {"contenders": [], "rounds": 7}
+
+
+def add(database: Database, *classes: str, **changes: Any) -> CreatedJob:
+    """A job with one problem per device class."""
+    with database.write() as session:
+        problems = [new_problem("p", device_class=device_class) for device_class in classes]
+        return jobs.create_job(session, jobs.NewJob(problems, **changes))
+
+
+def plan_known(database: Database, *builds: str, split: bool = False, **plan: Any) -> RecordedPlan:
+    """Plan as the planner does: a group of what is not known, or a group for each."""
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        unknown = [build for build in builds if build not in known_builds(session, builds, with_library=builds)]
+        groups: list[list[str]] = [[build] for build in unknown] if split else [unknown]
+        return record(session, claim, builds, groups, **plan)
+
+
+def compare_next(database: Database, wrong: Sequence[tuple[str, str]] = (), verdict: str = "incorrect") -> list[Judged]:
+    """`wrong`: candidate and message of those that get the verdict."""
+    claim = claim_one(database, "compare")
+    dropped = [WrongContender(candidate, verdict, message, {"cases": []}) for candidate, message in wrong]
+    with database.write() as session:
+        return record_compared(session, claim, COMPARISON, wrong=dropped, measure=StageSeconds(wall=3, cpu=1))
+
+
+def finish_next(database: Database, winner: str | None = "c-a") -> None:
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        finish_problem(session, claim, winner=winner, error=None if winner else "none was right")
+
+
+def candidates(database: Database, job: CreatedJob) -> list[dict[str, StoredCandidate]]:
+    """By candidate id, for each problem of the job."""
+    with database.read() as session:
+        return [
+            {one.candidate: one for one in candidates_of_problem(session, problem_id)}
+            for problem_id in problem_ids(session, job.id)
+        ]
+
+
+def verdicts(database: Database, job: CreatedJob) -> list[dict[str, str | None]]:
+    return [{name: one.verdict for name, one in found.items()} for found in candidates(database, job)]
+
+
+def unended(database: Database) -> list[tuple[str, str | None]]:
+    with database.read() as session:
+        query = select(ItemRow.kind, ItemRow.target).where(ItemRow.state.in_(("waiting", "claimed")))
+        return [(row.kind, row.target) for row in session.execute(query.order_by(ItemRow.kind, ItemRow.id))]
+
+
+def state_of(database: Database, job: CreatedJob) -> str:
+    with database.read() as session:
+        found = jobs.job_state(session, job.id)
+    assert found is not None
+    return found.state
+
+
+def ids_of(database: Database, job: CreatedJob) -> list[int]:
+    with database.read() as session:
+        return problem_ids(session, job.id)
+
+
+def claim_target(database: Database, device_class: str, kind: str = "measure") -> Claim:
+    with database.write() as session:
+        claim = items.claim(session, [kind], [device_class], "gpu", 5.0)
+    assert claim is not None and claim.target == device_class
+    return claim
+
+
+def claim_one_in(session: Session, kind: str) -> Claim:
+    claim = items.claim(session, [kind], None, "w", 5.0)
+    assert claim is not None
+    return claim
+
+
+def record_as(session: Session, claim: Claim, builds: dict[str, str]) -> RecordedPlan:
+    """Plan with these candidates, whose builds are known."""
+    named = [NewCandidate(candidate, {}, f"{build:0>64}", build) for candidate, build in builds.items()]
+    planned = [PlannedProblem(one.id, named, 1, {}, 0.0, 0.0) for one in problems_to_plan(session, claim)]
+    return record_plan(session, claim, planned, {b: new_build(b) for b in builds.values()}, [], **PLAN)
+
+
+def measure_claimed_on(database: Database, device_class: str) -> None:
+    claim = claim_target(database, device_class)
+    measure_claimed(database, claim, [measured(one) for one in to_measure(database, claim)])

@@ -1,0 +1,247 @@
+"""Reports of what is measured: progress, seconds, times, rates, the vendor's time."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select, update
+
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search import Search
+from codegen.targets import target
+from cukiln.types import RunnerUp, VendorResult
+from storage import jobs
+from storage.candidates import candidates_of_problem
+from storage.clock import FakeClock
+from storage.database import Database
+from storage.jobs import CreatedJob
+from storage.judging_work import MEASURE_SECONDS
+from storage.measurements import (
+    candidates_to_measure,
+    record_measured,
+)
+from storage.problems import finish_problem, load_problem
+from storage.progress import COMPARE_SECONDS, FINISH_SECONDS
+from storage.report_candidates import candidate_page
+from storage.report_job import job_progress, job_report
+from storage.tables import CandidateRow, ItemRow
+from storage.winners import publish_winner
+from tests.fixtures_measuring import (
+    CPU_CLASS,
+    add,
+    claim_one_in,
+    compare_next,
+    ids_of,
+    plan_known,
+    record_as,
+    verdicts,
+)
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import (
+    DRIVER,
+    GPU_CLASS,
+    PLAN,
+    claim_one,
+    compile_next,
+    measure_claimed,
+    measure_next,
+    measured,
+    new_problem,
+    problem_ids,
+    record,
+    to_measure,
+    verify_next,
+    winner_record,
+)
+
+# ---- what is reported
+
+
+def test_seconds_go_to_the_problem_of_each_candidate(database: Database) -> None:
+    job = add(database, GPU_CLASS, CPU_CLASS)
+    other = add(database, GPU_CLASS)
+    plan_known(database, "a", "b")
+    with database.write() as session:
+        record_as(session, claim_one_in(session, "plan"), {"d-a": "a"})
+    compile_next(database)
+    verify_next(database)
+    measure_next(database)
+    compare_next(database)
+    with database.read() as session:
+        spent = [load_problem(session, one) for one in (*problem_ids(session, job.id), *problem_ids(session, other.id))]
+    seconds = [one.seconds for one in spent if one is not None]
+    # Two candidates of the first problem, one of the other job's: a second of proving and two of timing each.
+    assert seconds[0]["verify"] == {"wall": 2.0, "cpu": 1.0}
+    assert seconds[0]["measure"] == {"wall": 2 * 2.0 + 3, "cpu": 2 * 0.25 + 1}
+    assert (seconds[2]["verify"]["wall"], seconds[2]["measure"]["wall"]) == (1.0, 2.0)
+    # Proving on the CPU is the work of the problem that has no GPU.
+    assert seconds[1]["verify"]["wall"] == 4.0
+    assert "measure" not in seconds[1]
+
+
+def measuring(database: Database, job: CreatedJob) -> tuple[int, int]:
+    with database.read() as session:
+        found = job_progress(session, job.id)
+    assert found is not None
+    return found.progress.measure.done, found.progress.measure.total
+
+
+def test_progress_counts_what_is_measured_of_what_may_be_right(database: Database) -> None:
+    job = add(database, GPU_CLASS, CPU_CLASS)
+    plan_known(database, "a", "b", "c", split=True)
+    assert measuring(database, job) == (0, 3)
+    for bad in ([], [], ["c"]):
+        compile_next(database, bad=bad)
+    assert measuring(database, job) == (0, 2)
+    measure_next(database)
+    assert measuring(database, job) == (1, 2)
+    measure_next(database, wrong=["a", "b"])
+    assert measuring(database, job) == (1, 1)
+
+
+def eta(database: Database, job: CreatedJob) -> float | None:
+    with database.read() as session:
+        found = job_progress(session, job.id)
+    assert found is not None
+    return found.progress.eta_seconds
+
+
+def test_the_eta_counts_measuring_and_comparing(database: Database, clock: FakeClock) -> None:
+    job = add(database, GPU_CLASS)
+    plan_known(database, "a", "b", split=True)
+    to_come = COMPARE_SECONDS + FINISH_SECONDS
+    # Two groups of predicted 2 s, nothing is proved on the CPU; then two candidates.
+    assert eta(database, job) == pytest.approx(2 * 2 + 2 * MEASURE_SECONDS + to_come)
+    compile_next(database)  # took 8 s instead of 2
+    compile_next(database)
+    assert eta(database, job) == pytest.approx(2 * MEASURE_SECONDS + to_come)
+    claim = claim_one(database, "measure", worker="gpu", lease=100)
+    clock.advance(4 * MEASURE_SECONDS)
+    measure_claimed(database, claim, [measured(one) for one in to_measure(database, claim)])
+    assert eta(database, job) == pytest.approx(4 * MEASURE_SECONDS + to_come)  # it takes four times as long here
+    measure_next(database)
+    claim_one(database, "compare", worker="gpu", lease=100)
+    clock.advance(COMPARE_SECONDS / 2)
+    left = eta(database, job)
+    assert left == pytest.approx(COMPARE_SECONDS / 2 + FINISH_SECONDS)
+
+
+def test_the_eta_of_a_later_job_counts_the_measuring_before_it(database: Database, clock: FakeClock) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    clock.advance(1)
+    mine = add(database, GPU_CLASS)
+    plan_known(database, "b")
+    compile_next(database)
+    assert eta(database, mine) == pytest.approx(2 * MEASURE_SECONDS + 2 * COMPARE_SECONDS + 2 * FINISH_SECONDS)
+
+
+REAL = {"operator": "matmul", "m": 64, "n": 32, "k": 16}
+
+
+def test_a_measured_candidate_is_reported_with_its_times(database: Database) -> None:
+    with database.write() as session:
+        problems = [new_problem("p", device_class=GPU_CLASS, problem=REAL)]
+        job = jobs.create_job(session, jobs.NewJob(problems))
+    plan_known(database, "a", "b")
+    compile_next(database)
+    measure_next(database, wrong=["b"], a=2.0)
+    with database.read() as session:
+        page = candidate_page(session, job.id)
+    assert page is not None
+    fine, wrong = page.candidates
+    assert (fine.device_class, fine.verified, fine.measured_us, fine.spread) == (GPU_CLASS, "gpu", 2.0, 0.02)
+    assert fine.max_error == 0.25
+    assert (wrong.verdict, wrong.verified, wrong.measured_us, wrong.spread, wrong.tflops) == (
+        "incorrect",
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_rate_is_reported_where_the_operator_knows_the_schedule(database: Database) -> None:
+    kind = operator("matmul")
+    problem = kind.parse(REAL)
+    best = lower(problem, target("sm_80"), Search(level=0)).candidates[0]
+    with database.write() as session:
+        job = jobs.create_job(session, jobs.NewJob([new_problem("p", device_class=GPU_CLASS, problem=REAL)]))
+        claim = claim_one_in(session, "plan")
+        record(session, claim, ["a"])
+        (found,) = candidates_of_problem(session, *problem_ids(session, job.id))
+    assert found.candidate == "c-a"
+    with database.write() as session:
+        session.execute(update(CandidateRow).values(schedule=best.schedule.as_dict()))
+    compile_next(database)
+    measure_next(database, a=2.0)
+    with database.read() as session:
+        page = candidate_page(session, job.id)
+    assert page is not None
+    (one,) = page.candidates
+    flops = kind.cost(problem, best.schedule).flops
+    assert flops >= 2 * 64 * 32 * 16
+    assert one.tflops == pytest.approx(flops / 2e-6 / 1e12)
+
+
+def test_what_the_cpu_proved_is_not_called_proved_on_a_gpu_that_found_it_wrong(database: Database) -> None:
+    job = add(database, CPU_CLASS, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    verify_next(database)
+    measure_next(database, wrong=["a"])
+    with database.read() as session:
+        page = candidate_page(session, job.id)
+    assert page is not None
+    on_cpu, on_gpu = page.candidates
+    assert on_cpu.verdict == "ok" and str(on_cpu.verified).startswith("cpu")
+    assert (on_gpu.verdict, on_gpu.verified) == ("incorrect", None)
+
+
+def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database: Database) -> None:
+    job = add(database, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    measure_next(database)
+    compare_next(database)
+    vendor = VendorResult(
+        library="cuBLASLt",
+        version="12",
+        algorithm="the first",
+        fused=True,
+        workspace_bytes=0,
+        median_us=8.5,
+        low_us=8.4,
+        high_us=8.6,
+    )
+    runner_up = RunnerUp(candidate="c-b", us=11.0, margin=0.1, tie=False)
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        problem = load_problem(session, int(claim.ref))
+        assert problem is not None
+        published = winner_record(problem.key, "c-a", vendor=vendor, runner_up=runner_up, ranked_by="measured")
+        publish_winner(session, published, expected_revision=0, attempt=claim.token)
+        finish_problem(session, claim, winner="c-a", error=None)
+        report = job_report(session, job.id)
+    assert report is not None
+    winner = report.problems[0].winner
+    assert winner is not None and (winner.vendor_us, winner.runner_up) == (8.5, runner_up)
+
+
+def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> None:
+    first = add(database, GPU_CLASS)
+    second = add(database, GPU_CLASS)
+    plan_known(database, "a", "b")
+    with database.write() as session:
+        record_as(session, claim_one_in(session, "plan"), {"d-a": "a"})
+    compile_next(database)
+    with database.write() as session:
+        jobs.cancel_job(session, first.id)
+        (ref,) = session.scalars(select(ItemRow.ref).where(ItemRow.kind == "measure"))
+        found = candidates_to_measure(session, ref, GPU_CLASS, PLAN["gpu_plan_version"])
+    assert [(one.candidate, one.problem_id) for one in found] == [("d-a", *ids_of(database, second))]
+    claim = claim_one(database, "measure")
+    with database.write() as session:
+        record_measured(session, claim, [measured(one) for one in found], driver=DRIVER, plan_version="g1")
+    assert verdicts(database, first) == [{"c-a": "skipped", "c-b": "skipped"}]

@@ -1,0 +1,364 @@
+"""How measuring ends before its time: cancelled, out of time, given up, its libraries lost."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import select
+
+from cukiln.types import StageSeconds
+from storage import items, jobs
+from storage.builds import known_builds
+from storage.clock import FakeClock
+from storage.database import Database
+from storage.errors import LostClaim, PlanOutdated
+from storage.groups import BuildOutcome, group_report, record_compiled
+from storage.items import Renewal
+from storage.judge import Judged
+from storage.measurements import (
+    forget_group_library,
+    record_compared,
+)
+from storage.tables import BuildRow, ItemRow
+from tests.fixtures_measuring import (
+    COMPARISON,
+    CPU_CLASS,
+    add,
+    candidates,
+    claim_one_in,
+    claim_target,
+    finish_next,
+    ids_of,
+    measure_claimed_on,
+    plan_known,
+    state_of,
+    unended,
+    verdicts,
+)
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import (
+    GPU_CLASS,
+    OTHER_CLASS,
+    PLAN,
+    TARGET,
+    claim_one,
+    compile_claimed,
+    compile_next,
+    measure_claimed,
+    measure_next,
+    measured,
+    record,
+    to_measure,
+    verify_next,
+)
+
+# ---- how work ends before its time
+
+
+def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Database) -> None:
+    first, second = add(database, GPU_CLASS), add(database, GPU_CLASS, priority="high")
+    with database.write() as session:
+        claims = [claim_one_in(session, "plan"), claim_one_in(session, "plan")]
+        for claim in sorted(claims, key=lambda one: one.job_id != first.id):
+            record(session, claim, ["a"])
+    compile_next(database)
+    claim = claim_one(database, "measure")
+    for job, renewal in ((second, Renewal.HELD), (first, Renewal.CANCELLED)):
+        with database.write() as session:
+            jobs.cancel_job(session, job.id)
+            assert items.renew(session, claim, 5) is renewal
+    assert unended(database) == []
+
+
+@pytest.mark.parametrize("kind", ["measure", "compare"])
+def test_a_cancel_ends_the_work_on_a_gpu_that_nobody_else_waits_for(database: Database, kind: str) -> None:
+    job = add(database, GPU_CLASS)
+    other = add(database, OTHER_CLASS, CPU_CLASS)
+    plan_known(database, "a")
+    plan_known(database, "a")
+    compile_next(database)
+    if kind == "compare":
+        measure_claimed_on(database, GPU_CLASS)
+    claim = claim_target(database, GPU_CLASS, kind)
+    with database.write() as session:
+        jobs.cancel_job(session, job.id)
+        assert items.renew(session, claim, 5) is Renewal.CANCELLED
+    assert unended(database) == [("measure", OTHER_CLASS), ("verify", TARGET)]
+    with database.read() as session:
+        assert set(session.scalars(select(ItemRow.job_id).where(ItemRow.state == "waiting"))) == {other.id}
+    again = add(database, GPU_CLASS)
+    plan_known(database, "a")
+    if kind == "measure":
+        measure_claimed_on(database, GPU_CLASS)
+    assert verdicts(database, again) == [{"c-a": "ok"}]
+
+
+def test_a_spent_budget_ends_measuring_with_what_was_measured(database: Database, clock: FakeClock) -> None:
+    job = add(database, GPU_CLASS, budget_seconds=60.0)
+    plan_known(database, "a", "b", split=True)
+    compile_next(database)
+    compile_next(database)
+    measure_next(database)
+    claim = claim_one(database, "measure", lease=1000)
+    clock.advance(61)
+    with database.write() as session:
+        assert items.renew(session, claim, 5) is Renewal.DEADLINE
+        assert jobs.expire_budgets(session) == [job.id]
+        assert jobs.expire_budgets(session) == []
+    # There is no time left to compare in.
+    assert unended(database) == [("finish", TARGET)]
+    assert sorted(str(verdict) for verdict in verdicts(database, job)[0].values()) == ["ok", "skipped"]
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_budget_that_ends_while_a_problem_is_compared_finishes_it(
+    database: Database, clock: FakeClock, claimed: bool
+) -> None:
+    job = add(database, GPU_CLASS, budget_seconds=60.0)
+    plan_known(database, "a")
+    compile_next(database)
+    measure_next(database)
+    claim = claim_one(database, "compare", lease=1000) if claimed else None
+    clock.advance(61)
+    with database.write() as session:
+        assert items.claim(session, ["compare"], None, "w", 5) is None
+        assert jobs.expire_budgets(session) == [job.id]
+        assert jobs.expire_budgets(session) == []
+    assert unended(database) == [("finish", TARGET)]
+    if claim is not None:
+        with pytest.raises(LostClaim), database.write() as session:
+            record_compared(session, claim, COMPARISON, measure=StageSeconds())
+    finish_next(database)
+    assert state_of(database, job) == "done"
+
+
+def test_a_budget_hands_measuring_over_to_a_job_with_time_left(database: Database, clock: FakeClock) -> None:
+    add(database, GPU_CLASS, budget_seconds=10.0)
+    other = add(database, GPU_CLASS)
+    plan_known(database, "a")
+    plan_known(database, "a")
+    compile_next(database)
+    clock.advance(11)
+    with database.write() as session:
+        assert items.claim(session, ["measure"], None, "w", 5) is None
+        jobs.expire_budgets(session)
+    measure_next(database)
+    assert verdicts(database, other) == [{"c-a": "ok"}]
+
+
+def test_a_job_whose_candidates_were_judged_otherwise_leaves_no_work_behind(database: Database) -> None:
+    """Its code was found wrong on another GPU. After its deadline nobody would claim its work, nor end it."""
+    job = add(database, GPU_CLASS, budget_seconds=60.0)
+    add(database, OTHER_CLASS)
+    plan_known(database, "a")
+    plan_known(database, "a")
+    compile_next(database)
+    claim = claim_target(database, OTHER_CLASS)
+    measure_claimed(database, claim, [measured(one, "incorrect") for one in to_measure(database, claim)])
+    assert ("measure", GPU_CLASS) in unended(database)
+    finish_next(database, winner=None)
+    finish_next(database, winner=None)
+    assert (state_of(database, job), unended(database)) == ("failed", [])
+
+
+def test_a_spent_budget_hands_over_what_it_does_not_need_any_more(database: Database, clock: FakeClock) -> None:
+    add(database, GPU_CLASS, budget_seconds=60.0)
+    add(database, OTHER_CLASS)
+    plan_known(database, "a", "b")
+    plan_known(database, "a")
+    compile_next(database, bad=["b"])
+    claim = claim_target(database, OTHER_CLASS)
+    measure_claimed(database, claim, [measured(one, "incorrect") for one in to_measure(database, claim)])
+    clock.advance(61)
+    with database.write() as session:
+        jobs.expire_budgets(session)
+    assert unended(database) == [("finish", TARGET), ("finish", TARGET)]
+
+
+def test_measuring_that_fails_for_good_skips_its_candidates_and_remembers_nothing(
+    database: Database, clock: FakeClock
+) -> None:
+    job = add(database, GPU_CLASS, OTHER_CLASS, CPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    for attempt in range(items.MAX_ATTEMPTS):
+        claim = claim_target(database, GPU_CLASS)
+        assert claim.attempt == attempt + 1
+        clock.advance(6)
+        with database.write() as session:
+            (expired,) = items.expire_leases(session)
+    assert (expired.state, expired.target) == ("failed", GPU_CLASS)
+    assert verdicts(database, job) == [{"c-a": "skipped"}, {"c-a": None}, {"c-a": None}]
+    assert unended(database) == [("finish", TARGET), ("measure", OTHER_CLASS), ("verify", TARGET)]
+    later = add(database, GPU_CLASS)
+    assert plan_known(database, "a").waiting == [("measure", GPU_CLASS)]
+    claim = claim_target(database, GPU_CLASS)
+    assert claim.attempt == 1
+    measure_claimed(database, claim, [measured(one) for one in to_measure(database, claim)])
+    assert verdicts(database, later) == [{"c-a": "ok"}]
+
+
+def test_proving_that_fails_for_good_skips_what_waits_for_the_cpu_alone(database: Database) -> None:
+    job = add(database, GPU_CLASS, CPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    claim = claim_one(database, "verify")
+    with database.write() as session:
+        items.fail(session, claim, "the disk is full", retry=False)
+    assert verdicts(database, job) == [{"c-a": None}, {"c-a": "skipped"}]
+    measure_next(database)
+    assert verdicts(database, job) == [{"c-a": "ok"}, {"c-a": "skipped"}]
+
+
+def test_a_more_urgent_job_hurries_the_measuring_it_shares(database: Database) -> None:
+    add(database, GPU_CLASS, priority="low")
+    plan_known(database, "shared")
+    compile_next(database)
+    add(database, GPU_CLASS)
+    plan_known(database, "other")
+    compile_next(database)
+    add(database, GPU_CLASS, priority="high")
+    plan_known(database, "shared")
+    assert [one.build for one in to_measure(database, claim_one(database, "measure"))] == ["shared"]
+
+
+def test_comparing_goes_before_measuring(database: Database) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    measure_next(database)
+    add(database, GPU_CLASS)
+    plan_known(database, "b")
+    compile_next(database)
+    assert claim_one(database, "compare", "measure").kind == "compare"
+
+
+# ---- libraries
+
+
+def test_what_compiled_must_come_with_a_library(database: Database) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a")
+    claim = claim_one(database, "compile")
+    with pytest.raises(ValueError, match="without a library: a"), database.write() as session:
+        record_compiled(
+            session,
+            claim,
+            [BuildOutcome("a", "ok", "code-a", {})],
+            source=None,
+            log=None,
+            library=None,
+            cubin=None,
+            phases=[],
+            codegen=StageSeconds(),
+            compile=StageSeconds(),
+            **PLAN,
+        )
+    compile_claimed(database, claim)
+
+
+def test_each_kernel_of_a_split_group_is_measured_from_its_own_library(database: Database) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a", "b")
+    claim = claim_one(database, "compile")
+    with database.write() as session:
+        recorded = record_compiled(
+            session,
+            claim,
+            [BuildOutcome(build, "ok", f"code-{build}", {}, None, f"library of {build}") for build in ("a", "b")],
+            source="s",
+            log="l",
+            library="library of a",
+            cubin="c",
+            ptx="p",
+            sass="q",
+            phases=[],
+            codegen=StageSeconds(),
+            compile=StageSeconds(),
+            **PLAN,
+        )
+        report = group_report(session, claim.ref)
+    assert recorded.waiting == [("measure", GPU_CLASS)]
+    assert report is not None and (report.ptx_sha256, report.sass_sha256) == ("p", "q")
+    found = to_measure(database, claim_one(database, "measure"))
+    assert [(one.build, one.library) for one in found] == [("a", "library of a"), ("b", "library of b")]
+
+
+def lose_library(database: Database, build: str) -> list[Judged]:
+    with database.write() as session:
+        return forget_group_library(session, str(session.get_one(BuildRow, build).library))
+
+
+def test_a_lost_library_skips_what_waits_for_it_and_the_next_job_compiles_it_again(database: Database) -> None:
+    job = add(database, GPU_CLASS, CPU_CLASS)
+    plan_known(database, "a", "b", split=True)
+    compile_next(database)
+    compile_next(database)
+    (problem_id, _) = ids_of(database, job)
+    assert lose_library(database, "a") == []
+    assert lose_library(database, "b") == [Judged(problem_id, "finish", TARGET)]
+    assert verdicts(database, job) == [{"c-a": "skipped", "c-b": "skipped"}, {"c-a": None, "c-b": None}]
+    message = candidates(database, job)[0]["c-a"].message
+    assert message is not None and "was lost: submit the problem again" in message
+    later = add(database, GPU_CLASS)
+    assert len(plan_known(database, "a", "b").groups) == 1
+    compile_next(database)
+    measure_claimed_on(database, GPU_CLASS)
+    assert verdicts(database, later) == [{"c-a": "ok", "c-b": "ok"}]
+    # The proof on the CPU that was waiting was not forgotten on the way.
+    while any(kind == "verify" for kind, _ in unended(database)):
+        verify_next(database)
+    assert verdicts(database, job)[1] == {"c-a": "ok", "c-b": "ok"}
+
+
+def test_what_is_compiled_again_is_also_proved_for_who_wants_it(database: Database) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    lose_library(database, "a")
+    job = add(database, GPU_CLASS, CPU_CLASS)
+    plan_known(database, "a")
+    assert compile_next(database).waiting == [("verify", TARGET), ("measure", GPU_CLASS)]
+    verify_next(database)
+    assert verdicts(database, job)[1] == {"c-a": "ok"}
+
+
+def test_a_build_without_a_library_is_good_enough_for_the_cpu(database: Database) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    lose_library(database, "a")
+    add(database, CPU_CLASS)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        assert record(session, claim, ["a"], []).waiting == [("verify", TARGET)]
+
+
+def test_a_plan_that_relied_on_a_library_that_is_gone_is_refused(database: Database) -> None:
+    add(database, GPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    lose_library(database, "a")
+    job = add(database, GPU_CLASS)
+    claim = claim_one(database, "plan")
+    with pytest.raises(PlanOutdated, match="plan again"), database.write() as session:
+        record(session, claim, ["a"], [])
+    with database.write() as session:
+        record(session, claim, ["a"])
+    compile_next(database)
+    measure_next(database)  # the item of the first group: nothing is left of it
+    measure_next(database)
+    assert verdicts(database, job) == [{"c-a": "ok"}]
+
+
+def test_compiling_again_that_is_cancelled_leaves_what_stood(database: Database) -> None:
+    add(database, CPU_CLASS)
+    plan_known(database, "a")
+    compile_next(database)
+    verify_next(database)
+    lose_library(database, "a")
+    job = add(database, GPU_CLASS)
+    plan_known(database, "a", "new")
+    with database.write() as session:
+        jobs.cancel_job(session, job.id)
+        found = known_builds(session, ["a", "new"])
+    assert {build.id: (build.state, build.code_digest) for build in found.values()} == {"a": ("ok", "code-a")}

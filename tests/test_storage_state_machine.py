@@ -1,0 +1,386 @@
+"""Whatever happens in whatever order, every live problem has work that leads to its end, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from sqlalchemy import event, select
+
+from cukiln.types import StageSeconds
+from storage import items, jobs
+from storage.builds import known_builds
+from storage.clock import FakeClock
+from storage.database import Database, Session
+from storage.device_classes import is_predicted
+from storage.errors import LostClaim, PlanOutdated
+from storage.groups import BuildOutcome, load_group, record_compiled
+from storage.items import Claim, Renewal
+from storage.judge import LIVE
+from storage.measurements import (
+    ToMeasure,
+    WrongContender,
+    candidates_to_measure,
+    forget_group_library,
+    measure_ref,
+    record_compared,
+    record_measured,
+)
+from storage.new_items import parse_plan_ref
+from storage.plans import NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.problems import finish_problem
+from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow
+from storage.verdicts import NewVerdict, builds_to_verify, record_verified
+from tests.fixtures_storage import (
+    DRIVER,
+    GPU_CLASS,
+    OTHER_CLASS,
+    PLAN,
+    TARGET,
+    TOOLCHAIN,
+    measured,
+    migrated_file,  # noqa: F401 - a fixture
+    new_build,
+    new_problem,
+)
+
+CPU_CLASS = f"predicted:{TARGET}"
+CLASSES = (CPU_CLASS, GPU_CLASS, OTHER_CLASS)
+BUILDS = ("a", "b", "c")
+KINDS = ("finish", "compare", "verify", "measure", "compile", "plan")
+LEASE = 60.0
+BAD = ("incorrect", "runtime_error", "run_timeout", "skipped")
+UNENDED = ("waiting", "claimed")
+spent = StageSeconds(wall=1.0, cpu=1.0)
+some_bad = st.lists(st.sampled_from(BUILDS), max_size=1)
+some_builds = st.lists(st.sampled_from(BUILDS), min_size=1, max_size=3, unique=True)
+
+
+class Held:
+    """A claim with what its worker had read when it took it: by the time it writes, the world may have moved on."""
+
+    def __init__(self, claim: Claim, seen: Sequence[Any]) -> None:
+        self.claim, self.seen = claim, seen
+
+
+def _do_not_wait_for_the_disk(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+class Jobs(RuleBasedStateMachine):
+    template: Path
+
+    @initialize()
+    def open(self) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        path = Path(self.folder.name) / "cukiln.db"
+        shutil.copy(self.template, path)
+        self.clock = FakeClock()
+        self.database = Database(f"sqlite:///{path}", self.clock)
+        event.listen(self.database.engine, "connect", _do_not_wait_for_the_disk)
+        self.held: list[Held] = []
+        self.seen: dict[tuple[int, str], str] = {}  # verdicts by candidate row
+        self.asked: dict[int, list[str]] = {}  # builds by problem
+
+    def teardown(self) -> None:
+        try:
+            self.end_everything()
+        finally:
+            self.database.dispose()
+            self.folder.cleanup()
+
+    # ---- what happens
+
+    @rule(
+        problems=st.lists(st.tuples(st.sampled_from(CLASSES), some_builds), min_size=1, max_size=3),
+        priority=st.sampled_from(["low", "normal", "high"]),
+        budget=st.sampled_from([None, None, 100.0]),
+        name=st.sampled_from("xy"),
+    )
+    def submit(self, problems: Any, priority: Any, budget: float | None, name: str) -> None:
+        new = [new_problem(name, device_class=device_class) for device_class, _ in problems]
+        with self.database.write() as session:
+            job = jobs.create_job(session, jobs.NewJob(new, priority=priority, budget_seconds=budget))
+            query = select(JobProblemRow.id).where(JobProblemRow.job_id == job.id).order_by(JobProblemRow.position)
+            self.asked.update(zip(session.scalars(query), (builds for _, builds in problems), strict=True))
+
+    @rule(data=st.data())
+    def claim(self, data: st.DataObject) -> None:
+        with self.database.write() as session:
+            waiting = {kind for kind, _ in items.waiting_counts(session)}
+            if waiting:
+                self.take(session, data.draw(st.sampled_from(sorted(waiting))))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), bad=some_bad, verdict=st.sampled_from(BAD), part=st.booleans())
+    def work(self, data: st.DataObject, bad: list[str], verdict: str, part: bool) -> None:
+        """A worker writes what it found."""
+        held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        try:
+            self.write(held, bad, verdict, part)
+        except LostClaim:
+            with self.database.read() as session:
+                assert items.renew(session, held.claim, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
+
+    @rule(kinds=st.permutations(KINDS), bad=some_bad, verdict=st.sampled_from(BAD))
+    def work_at_once(self, kinds: Sequence[str], bad: list[str], verdict: str) -> None:
+        """Nothing comes in between: so that much gets far in few steps."""
+        with self.database.write() as session:
+            taken = any(self.take(session, kind) for kind in kinds)
+        if taken:
+            self.write(self.held.pop(), bad, verdict, part=False)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), how=st.sampled_from(["fail", "retry", "release"]))
+    def drop(self, data: st.DataObject, how: str) -> None:
+        held = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        with suppress(LostClaim), self.database.write() as session:
+            if how == "release":
+                items.release(session, held.claim)
+            else:
+                items.fail(session, held.claim, "no luck", retry=how == "retry")
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        with self.database.write() as session:
+            live = session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE)).order_by(JobRow.id)).all()
+            if live:
+                jobs.cancel_job(session, data.draw(st.sampled_from(live)))
+
+    @rule(seconds=st.sampled_from([1.0, 61.0, 101.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.reconcile()
+
+    @rule(build=st.sampled_from(BUILDS))
+    def lose_library(self, build: str) -> None:
+        with self.database.write() as session:
+            library = session.scalar(select(BuildRow.library).where(BuildRow.id == build))
+            if library is not None:
+                forget_group_library(session, library)
+
+    # ---- how workers do it
+
+    def take(self, session: Session, kind: str) -> bool:
+        claim = items.claim(session, [kind], None, f"w{len(self.held)}", LEASE)
+        if claim is not None:
+            self.held.append(Held(claim, self.read(session, claim)))
+        return claim is not None
+
+    def read(self, session: Session, claim: Claim) -> Sequence[Any]:
+        if claim.kind == "verify":
+            return builds_to_verify(session, claim.ref, PLAN["plan_version"])
+        if claim.kind == "measure":
+            return candidates_to_measure(session, claim.ref, str(claim.target), PLAN["gpu_plan_version"])
+        return ()
+
+    def write(self, held: Held, bad: Sequence[str], verdict: str, part: bool) -> None:
+        claim = held.claim
+        if claim.kind == "plan":
+            self.plan(claim)
+            return
+        with self.database.write() as session:
+            if claim.kind == "compile":
+                self.compile(session, claim, bad)
+            elif claim.kind == "verify":
+                found = [
+                    NewVerdict(kernel.slice, "incorrect" if kernel.build in bad else "ok", None, {}, 1.0, 1.0)
+                    for kernel in held.seen
+                ]
+                record_verified(session, claim, found, plan_version=PLAN["plan_version"], verify=spent)
+            elif claim.kind == "measure":
+                waiting: Sequence[ToMeasure] = held.seen[:1] if part else held.seen
+                results = [measured(one, verdict if one.build in bad else "ok") for one in waiting]
+                record_measured(session, claim, results, driver=DRIVER, plan_version=PLAN["gpu_plan_version"])
+            elif claim.kind == "compare":
+                mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(claim.ref))
+                right = session.scalars(mine.where(CandidateRow.verdict == "ok")).all()
+                wrong = [WrongContender(one, verdict, "drifted", {}) for one in right if one[-1] in bad]
+                record_compared(session, claim, {} if right else None, wrong=wrong, measure=spent)
+            else:
+                finish_problem(session, claim, winner=None, error="none")
+
+    def plan(self, claim: Claim) -> None:
+        try:
+            with self.database.write() as session:
+                problems = problems_to_plan(session, claim)
+                builds = {build for problem in problems for build in self.asked[problem.id]}
+                to_measure = {
+                    build
+                    for problem in problems
+                    if not is_predicted(problem.device_class)
+                    for build in self.asked[problem.id]
+                }
+                known = known_builds(session, builds, with_library=to_measure)
+                unknown = sorted(builds - set(known))
+                groups = [
+                    NewGroup(tuple(unknown[i : i + 2]), TARGET, TOOLCHAIN, 1.0) for i in range(0, len(unknown), 2)
+                ]
+                planned = [
+                    PlannedProblem(
+                        problem.id,
+                        [
+                            NewCandidate(f"{problem.name}-{build}", {}, f"{build:0>64}", build)
+                            for build in self.asked[problem.id]
+                        ],
+                        9,
+                        {},
+                        0.0,
+                        0.0,
+                    )
+                    for problem in problems
+                ]
+                record_plan(session, claim, planned, {build: new_build(build) for build in builds}, groups, **PLAN)
+        except PlanOutdated as error:
+            raise AssertionError("nothing came between reading and recording") from error
+
+    def compile(self, session: Session, claim: Claim, bad: Sequence[str]) -> None:
+        group = load_group(session, claim.ref)
+        assert group is not None
+        outcomes = [
+            BuildOutcome(kernel.build, "compile_error", log="error: no")
+            if kernel.build in bad
+            else BuildOutcome(kernel.build, "ok", f"code-{kernel.build}", {}, None, f"{group.id}-{kernel.build}")
+            for kernel in group.kernels
+        ]
+        record_compiled(
+            session,
+            claim,
+            outcomes,
+            source=None,
+            log=None,
+            library=None,
+            cubin=None,
+            phases=[],
+            codegen=spent,
+            compile=spent,
+            **PLAN,
+        )
+
+    def reconcile(self) -> None:
+        with self.database.write() as session:
+            jobs.expire_budgets(session)
+            items.expire_leases(session)
+            late = select(JobRow.id).where(JobRow.deadline <= self.clock.now())
+            kept = select(ItemRow.kind).where(ItemRow.job_id.in_(late), ItemRow.state.in_(UNENDED))
+            assert set(session.scalars(kept)) <= {"finish"}, "nobody claims the work of a job that is out of time"
+
+    # ---- what must hold
+
+    @invariant()
+    def every_live_problem_has_work_that_leads_to_its_end(self) -> None:
+        if not hasattr(self, "database"):
+            return
+        with self.database.read() as session:
+            work = {(item.kind, item.ref): item for item in session.scalars(select(ItemRow))}
+            work = {place: item for place, item in work.items() if item.state in UNENDED}
+            live_jobs = set(session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE))))
+            problems = session.scalars(select(JobProblemRow).where(JobProblemRow.state.in_(LIVE))).all()
+            for item in work.values():
+                assert item.job_id in live_jobs, f"{item.kind} is the work of a job that has ended"
+            for problem in problems:
+                assert problem.job_id in live_jobs
+                for place in self.waits_for(session, problem):
+                    assert place in work, f"{problem.device_class} waits for {place}, which nobody does"
+
+    def waits_for(self, session: Session, problem: JobProblemRow) -> list[tuple[str, str]]:
+        """Each is needed; for a problem that is not planned yet, the item that plans it."""
+        if not problem.planned:
+            return [
+                ("plan", ref)
+                for ref in session.scalars(select(ItemRow.ref).where(ItemRow.kind == "plan"))
+                if parse_plan_ref(ref)[0] == problem.job_id
+            ]
+        open_candidates = session.execute(
+            select(CandidateRow.build, BuildRow)
+            .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
+            .where(CandidateRow.job_problem_id == problem.id, CandidateRow.verdict.is_(None))
+        ).all()
+        if not open_candidates:
+            ends = session.execute(
+                select(ItemRow.kind, ItemRow.ref).where(
+                    ItemRow.ref == str(problem.id), ItemRow.state.in_(UNENDED), ItemRow.kind.in_(("compare", "finish"))
+                )
+            ).all()
+            assert len(ends) == 1, "exactly one of comparing and finishing is next"
+            return [(ends[0].kind, ends[0].ref)]
+        places = []
+        for name, build in open_candidates:
+            assert build is not None, f"nobody makes build {name}"
+            if build.state == "pending":
+                places.append(("compile", str(build.group_id)))
+            elif is_predicted(problem.device_class):
+                places.append(("verify", str(build.verify_group_id)))
+                assert name in [
+                    kernel.build
+                    for kernel in builds_to_verify(session, str(build.verify_group_id), PLAN["plan_version"])
+                ]
+            else:
+                assert build.state == "ok" and build.library is not None
+                places.append(("measure", measure_ref(str(build.group_id), problem.device_class)))
+        return places
+
+    @invariant()
+    def a_verdict_stays_but_for_code_that_a_gpu_found_wrong(self) -> None:
+        if not hasattr(self, "database"):
+            return
+        with self.database.read() as session:
+            rows = session.execute(
+                select(
+                    CandidateRow.job_problem_id,
+                    CandidateRow.candidate,
+                    CandidateRow.verdict,
+                    CandidateRow.measured_us,
+                    JobProblemRow.device_class,
+                ).join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            ).all()
+        for row in rows:
+            before = self.seen.get((row.job_problem_id, row.candidate))
+            on_gpu = not is_predicted(row.device_class)
+            condemned = before == "ok" and on_gpu and row.verdict in BAD
+            assert before is None or before == row.verdict or condemned
+            assert (row.measured_us is not None) == (row.verdict == "ok" and on_gpu)
+            if row.verdict is not None:
+                self.seen[row.job_problem_id, row.candidate] = row.verdict
+
+    def end_everything(self) -> None:
+        """Workers that do their work, and a reconciler, bring every job to its end."""
+        if not hasattr(self, "database"):
+            return
+        for _ in range(400):
+            self.clock.advance(LEASE + 1)
+            self.reconcile()
+            with self.database.write() as session:
+                claim = items.claim(session, KINDS, None, "last", LEASE)
+                seen = self.read(session, claim) if claim else ()
+            if claim is None:
+                break
+            self.write(Held(claim, seen), (), "ok", part=False)
+            self.every_live_problem_has_work_that_leads_to_its_end()
+        with self.database.read() as session:
+            assert session.scalars(select(ItemRow.kind).where(ItemRow.state.in_(UNENDED))).all() == []
+            assert session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE))).all() == []
+            assert session.scalars(select(JobProblemRow.id).where(JobProblemRow.state.in_(LIVE))).all() == []
+
+
+def test_nobody_waits_for_ever(migrated_file: Path) -> None:  # noqa: F811
+    Jobs.template = migrated_file
+    examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", "15"))
+    quiet = list(HealthCheck)
+    chosen = settings(max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=quiet)
+    run_state_machine_as_test(Jobs, settings=chosen)
