@@ -216,6 +216,25 @@ def test_a_silent_program_ends_with_the_line_timeout(processes: Processes, tmp_p
         assert stream.finished is not None and stream.finished.ended_by == "wall"
 
 
+def test_a_program_reads_what_it_is_given_and_nothing_more(processes: Processes, tmp_path: Path) -> None:
+    for given, said in ((b"a secret", [b"a secret", b"the end"]), (b"", [b"the end"])):
+        script = 'cat; [ -n "$1" ] && echo; echo the end'
+        argv = ["sh", "-c", script, "sh", given.decode()]
+        with processes.stream(argv, cwd=tmp_path, limits=LIMITS, stdin=given) as stream:
+            assert list(stream.lines()) == said
+    with processes.stream(["sh", "-c", "exit 3"], cwd=tmp_path, limits=LIMITS, stdin=b"unread") as stream:
+        assert stream.wait().returncode == 3
+
+
+def test_the_wall_limit_can_begin_anew(processes: Processes, tmp_path: Path) -> None:
+    script = "for i in 1 2 3 4 5; do sleep 0.4; echo wait; done; sleep 300"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=limits(wall_seconds=1.5)) as stream:
+        for _ in stream.lines():
+            stream.restart_wall()
+        assert stream.finished is not None and stream.finished.ended_by == "wall"
+        assert stream.finished.stdout == b"wait\n" * 5 and stream.finished.wall_seconds > 3.4
+
+
 def test_leaving_the_block_kills_what_runs(processes: Processes, tmp_path: Path) -> None:
     marker = f"28803.{os.getpid()}{time.monotonic_ns() % 10**6}"
     script = f"echo up; sleep {marker}"

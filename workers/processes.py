@@ -18,6 +18,9 @@ and ends as a whole with process 1, which ends with unshare (`--kill-child`), wh
 (`--pdeathsig`), also where the caller is SIGKILLed. Elsewhere `sweep_children.py`, a sub-reaper, stands in unshare's
 place.
 
+Code that nobody has judged yet runs without a network: in a network namespace of its own, whose one interface (lo) is
+down. Where the machine allows none, it runs all the same; `Processes.network_isolation` says so.
+
 Limits are enforced by looking at the whole tree every 20 to 50 ms, because every limit of the kernel is per process:
 - CPU: utime + stime of the living and of the reaped; RLIMIT_CPU a little above it is the backstop;
 - memory: resident anonymous pages. RLIMIT_AS would be wrong: address-sanitised programs map terabytes that they never
@@ -84,17 +87,20 @@ _GUARD = (
 # The pipe on its stdin ends with the last process that holds the other end.
 _UNDERTAKER = 'trap "" HUP INT TERM; read line; rm -rf -- "$1"'
 _SYSTEM_PATH = "/usr/bin:/bin"
+_QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 16)
 
 
 @cache
-def _namespace_prefix() -> tuple[str, ...] | None:
-    """unshare with the flags that work here; None where namespaces (or util-linux) are not to be had. Asked once."""
+def _namespace_prefix(network: bool = True) -> tuple[str, ...] | None:
+    """unshare with the flags that work here; None where namespaces (or util-linux) are not to be had. Asked once.
+    Without `network` also a network namespace."""
+    more = () if network else ("--net",)
     try:
         unshare, shell, _ = _tool("unshare"), _tool("sh"), _tool("setpriv")
     except FileNotFoundError:
         return None
     for extra in ((), ("--user", "--map-root-user")):
-        prefix = (unshare, *extra, "--pid", "--fork", "--kill-child")
+        prefix = (unshare, *extra, *more, "--pid", "--fork", "--kill-child")
         probe = subprocess.run([*prefix, shell, "-c", "exit 0"], capture_output=True, check=False, timeout=10)
         if probe.returncode == 0:
             return prefix
@@ -115,6 +121,7 @@ class Processes:
         self._root: Path | None = None
         self._owner = 0
         self._undertaker: subprocess.Popen[bytes] | None = None
+        self._network_isolation: bool | None = None
 
     @property
     def isolation(self) -> Literal["namespace", "sweep"]:
@@ -122,6 +129,17 @@ class Processes:
         if self._isolation == "auto":
             return "namespace" if _namespace_prefix() else "sweep"
         return self._isolation
+
+    @property
+    def network_isolation(self) -> bool:
+        """Whether what runs with `network=False` has no network on this machine. Tried once, with a process that says
+        which network it has."""
+        if self._network_isolation is None:
+            command = ["readlink", "/proc/self/ns/net"]
+            asked = self.run(command, cwd=Path("/"), limits=_QUESTION, network=False)
+            ours = str(Path("/proc/self/ns/net").readlink())
+            self._network_isolation = asked.ok and asked.stdout.decode().strip() != ours
+        return self._network_isolation
 
     def run(
         self,
@@ -131,10 +149,12 @@ class Processes:
         limits: Limits,
         env: Mapping[str, str] | None = None,
         cancel: threading.Event | None = None,
+        network: bool = True,
     ) -> Finished:
         """Run to the end and return how it ended. `env` adds to the minimal environment; nothing else is inherited.
-        Raises ProgramMissing and InfrastructureError (no process, no folder can be made)."""
-        with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel) as stream:
+        Without `network` there is none, where the machine allows that. Raises ProgramMissing and InfrastructureError
+        (no process, no folder can be made)."""
+        with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel, network=network) as stream:
             return stream.wait()
 
     @contextlib.contextmanager
@@ -146,8 +166,11 @@ class Processes:
         limits: Limits,
         env: Mapping[str, str] | None = None,
         cancel: threading.Event | None = None,
+        network: bool = True,
+        stdin: bytes = b"",
     ) -> Iterator[Stream]:
-        """Run with stdout read line by line. Leaving the block kills what still runs."""
+        """Run with stdout read line by line. `stdin`: all that the program reads there, less than a pipe holds (64
+        KiB). Leaving the block kills what still runs."""
         program = shutil.which(argv[0], path=_path()) if "/" not in argv[0] else argv[0]
         if program is None or not os.access(program, os.X_OK):
             raise ProgramMissing(argv[0])
@@ -161,16 +184,19 @@ class Processes:
             }
             try:
                 process = subprocess.Popen(
-                    self._command([program, *argv[1:]], limits),
+                    self._command([program, *argv[1:]], limits, network),
                     cwd=cwd,
                     env={**environment, **(env or {})},
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     start_new_session=True,
                 )
             except OSError as error:
                 raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
+                    process.stdin.write(stdin)
             stream = Stream(tuple(argv), process, limits, cancel, namespace=self.isolation == "namespace")
             try:
                 yield stream
@@ -199,10 +225,10 @@ class Processes:
         undertaker.stdin.close()
         undertaker.wait()
 
-    def _command(self, argv: Sequence[str], limits: Limits) -> list[str]:
+    def _command(self, argv: Sequence[str], limits: Limits, network: bool) -> list[str]:
         cpu, blocks = str(int(limits.cpu_seconds) + 2), str(max(1, limits.output_bytes // 512))
         if self.isolation == "namespace":
-            prefix = _namespace_prefix()
+            prefix = (None if network else _namespace_prefix(network=False)) or _namespace_prefix()
             if prefix is None:
                 raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
             shell = _tool("sh")
@@ -220,7 +246,8 @@ class Processes:
             ]
             return [*guard, *prefix, shell, "-c", _INIT, "init", *argv]
         sweeper = Path(__file__).with_name("sweep_children.py")
-        return [sys.executable, "-I", "-S", str(sweeper), str(os.getpid()), cpu, str(limits.output_bytes), *argv]
+        bounds = [str(os.getpid()), cpu, str(limits.output_bytes), "network" if network else "no-network"]
+        return [sys.executable, "-I", "-S", str(sweeper), *bounds, *argv]
 
     def _private_root(self) -> Path:
         with self._lock:

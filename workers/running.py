@@ -106,6 +106,7 @@ class Stream:
         self._cancel = cancel
         self._namespace = namespace
         self._started = time.monotonic()
+        self._wall_from = self._started
         self._ended_by: EndedBy | None = None
         self._taken = {"stdout": bytearray(), "stderr": bytearray()}
         self._line_start = 0
@@ -149,6 +150,10 @@ class Stream:
             line, self._line_start = bytes(taken[self._line_start :]), len(taken)
             yield line
 
+    def restart_wall(self) -> None:
+        """The limit on wall seconds counts from now on: what passed so far was a wait for somebody else."""
+        self._wall_from = time.monotonic()
+
     def kill(self) -> None:
         """End the tree now; `finished` is set, `ended_by` is "cancelled"."""
         if self.finished is None:
@@ -188,7 +193,7 @@ class Stream:
         now = time.monotonic()
         if self._ended_by is None and self._cancel is not None and self._cancel.is_set():
             self._kill("cancelled")
-        if self._ended_by is None and now - self._started > self._limits.wall_seconds:
+        if self._ended_by is None and now - self._wall_from > self._limits.wall_seconds:
             self._kill("wall")
         if now < self._next_look or self._ended_by is not None:
             return

@@ -1,6 +1,6 @@
 """Run a program and, when it ends or the caller dies, everything it started. The stand-in for a PID namespace.
 
-usage: sweep_children.py CALLER_PID CPU_SECONDS FILE_BYTES PROGRAM [ARGUMENT …]
+usage: sweep_children.py CALLER_PID CPU_SECONDS FILE_BYTES network|no-network PROGRAM [ARGUMENT …]
 
 A sub-reaper inherits every orphan below it, also those that made a session of their own: what is below it at the end is
 what the program left behind. Ends with the program's exit code, or 128 + signal.
@@ -19,6 +19,7 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 
 
 def children(pid: int) -> list[int]:
@@ -50,8 +51,33 @@ def ended(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
+def leave_network(libc: ctypes.CDLL) -> None:
+    """Move to a network namespace of our own, where that is allowed: for root, or in a user namespace of our own, where
+    we keep our ids. Tried in a child first: who has left his user namespace but may not name himself is nobody."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if _left_network(libc) else 1)
+        except OSError:
+            os._exit(1)
+    if os.waitpid(child, 0)[1] == 0:
+        _left_network(libc)
+
+
+def _left_network(libc: ctypes.CDLL) -> bool:
+    if libc.unshare(CLONE_NEWNET) == 0:
+        return True
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0:
+        return False
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123
+            file.write(text)
+    return True
+
+
 def main(argv: list[str]) -> NoReturn:
-    caller, cpu_seconds, file_bytes, program = int(argv[0]), int(argv[1]), int(argv[2]), argv[3:]
+    caller, cpu_seconds, file_bytes, network, program = int(argv[0]), int(argv[1]), int(argv[2]), argv[3], argv[4:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         sys.exit("sweep_children: no sub-reaper on this kernel")
@@ -59,6 +85,8 @@ def main(argv: list[str]) -> NoReturn:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != caller:  # it died before the line above
         sys.exit(125)
+    if network == "no-network":
+        leave_network(libc)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))

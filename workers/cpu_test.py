@@ -1,0 +1,172 @@
+"""One kernel's test on the CPU: the cases of the plan in guarded, poisoned memory, and what each run must show."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.arrays import as_float64
+from codegen.operand import Operand
+from codegen.test_plan import Case, Kind, Run, describe_case, differing, judge
+from workers.case_details import keep_worst
+from workers.cpu_library import CpuLibrary, Outcome, SharedAccess, Tensor
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a kernel is not ok. `tainted`: it may have damaged this process."""
+
+    verdict: str
+    message: str
+    tainted: bool = False
+
+
+class Tested(Protocol):
+    """What is needed of an operator to test a kernel of it."""
+
+    def extents(self, problem: Any, /) -> list[int]: ...
+
+    def scalars(self, problem: Any, /) -> list[float]: ...
+
+    def operands(self, problem: Any, /) -> tuple[Operand, ...]: ...
+
+    def make_inputs(self, problem: Any, kind: Kind, rng: np.random.Generator, /) -> Mapping[str, Any]: ...
+
+    def reference(
+        self, problem: Any, inputs: Mapping[str, Any], /, exact: bool = False
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]: ...
+
+
+class KernelTest:
+    """One kernel under test. `details` grow case by case, so that a failure keeps what was right before it."""
+
+    def __init__(
+        self,
+        library: CpuLibrary,
+        namespace: str,
+        tested: Tested,
+        cases: Iterable[Case],
+        *,
+        repeats: bool,
+        cpu_seconds: float,
+    ) -> None:
+        """`repeats`: two runs on the same inputs must give the same bits."""
+        self._library = library
+        self._namespace = namespace
+        self._tested = tested
+        self._cases = cases
+        self._repeats = repeats
+        self._deadline = time.process_time() + cpu_seconds
+        self.cases: list[dict[str, Any]] = []
+        self._shared: dict[tuple[str, str, int], SharedAccess] = {}
+
+    def failure(self) -> Failure | None:
+        """Runs the cases; the first thing that is wrong, or null."""
+        for case in self._cases:
+            found = self._run_case(case)
+            if found is not None:
+                return found
+        return None
+
+    def shared_memory(self) -> list[dict[str, Any]]:
+        """What the watched runs counted, by place; those with the most lost wavefronts first."""
+
+        def rank(one: SharedAccess) -> tuple[int, str, int, str]:
+            file, _, line = one.site.rpartition(":")
+            return one.ideal - one.wavefronts, file, int(line), one.kind
+
+        return [asdict(one) for one in sorted(self._shared.values(), key=rank)]
+
+    def _run_case(self, case: Case) -> Failure | None:
+        extents = self._tested.extents(case.problem)
+        described = describe_case(case, extents)
+        self.cases.append(described)
+        inputs = self._tested.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
+        expected, bound = self._tested.reference(case.problem, inputs, exact=case.exact)
+        try:
+            tensors = self._library.allocate(self._tested.operands(case.problem))
+            # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
+            workspaces = {
+                launch: self._library.workspace(self._namespace, extents, launch)
+                for launch in dict.fromkeys(run.launch for run in case.runs)
+            }
+            for tensor in tensors:
+                if tensor.operand.role == "in":
+                    tensor.fill(inputs[tensor.operand.name])
+            return self._run_all(case, tensors, workspaces, expected, bound, described)
+        finally:
+            tensors, workspaces = [], {}
+            self._library.free()
+
+    def _run_all(
+        self,
+        case: Case,
+        tensors: list[Tensor],
+        workspaces: Mapping[tuple[int, ...], NDArray[np.uint8] | None],
+        expected: NDArray[np.float64],
+        bound: NDArray[np.float64],
+        described: dict[str, Any],
+    ) -> Failure | None:
+        first: NDArray[Any] | None = None
+        repeats = not case.exact and self._repeats
+        (out,) = (tensor for tensor in tensors if tensor.operand.role == "out")
+        for run in case.runs:
+            out.poison()
+            workspace = workspaces[run.launch]
+            if workspace is not None:
+                workspace[...] = 0xFF
+            outcome = self._run(case, run, tensors, workspace)
+            self._count(outcome.shared_memory)
+            if outcome.status != "ok":
+                return Failure(outcome.status, f"{outcome.message} [{_where(described, run)}]", outcome.tainted)
+            judgement = judge(as_float64(out.view, out.operand.dtype), expected, bound, exact=case.exact)
+            keep_worst(described, judgement)
+            if not judgement.ok:
+                return Failure("incorrect", f"{judgement.sentence()} [{_where(described, run)}]")
+            gap = out.broken_gap()
+            if gap is not None:
+                return Failure(
+                    "incorrect", f"wrote between the rows of out, at element {gap} [{_where(described, run)}]"
+                )
+            if first is None:
+                first = out.view.copy()
+            elif repeats and (changed := differing(first, out.view.copy())):
+                words = f"{changed} of {first.size} elements differ between two runs on the same inputs"
+                return Failure("incorrect", f"{words} [{_where(described, run)}]")
+        return None
+
+    def _count(self, accesses: Iterable[SharedAccess]) -> None:
+        for one in accesses:
+            place = (one.site, one.kind, one.bytes)
+            before = self._shared.get(place, replace(one, warp_accesses=0, wavefronts=0, ideal=0))
+            self._shared[place] = replace(
+                one,
+                warp_accesses=before.warp_accesses + one.warp_accesses,
+                wavefronts=before.wavefronts + one.wavefronts,
+                ideal=before.ideal + one.ideal,
+            )
+
+    def _run(self, case: Case, run: Run, tensors: list[Tensor], workspace: NDArray[np.uint8] | None) -> Outcome:
+        return self._library.run(
+            self._namespace,
+            tensors,
+            workspace,
+            extents=self._tested.extents(case.problem),
+            launch=run.launch,
+            scalars=self._tested.scalars(case.problem),
+            order=run.order,
+            seed=run.seed,
+            exact=case.exact,
+            watch=run.watch,
+            # A run that gets no time at all would never end: the timer of 0 seconds is no timer.
+            cpu_seconds=max(0.05, self._deadline - time.process_time()),
+        )
+
+
+def _where(described: dict[str, Any], run: Run) -> str:
+    return f"{described['kind']} inputs, extents {described['extents']}, launch {list(run.launch)}, {run.order} warps"

@@ -1,0 +1,175 @@
+"""The one seam to a GPU: what proving and measuring need of one. Only a child process goes through it, never a worker.
+
+```
+GpuError                 what was asked cannot be done
+├── GpuMissing           no such device, no driver, no CuPy: nobody can be measured here
+├── LaunchRefused        the library's launch code refused the call; the process is unharmed
+└── GpuFault             the device reports an error of the last launches: the context is lost, the process must end
+```
+`workers.gpu.cupy_gpu` drives a real one. The tests' simulated GPU has the same functions; the settings name the module.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from codegen.kernel import Kernel
+from codegen.problem import Problem
+
+DEFAULT_MODULE = "workers.gpu.cupy_gpu"  # of CUKILN_GPU_MODULE
+# An array of `Gpu.arrays`: in the device's memory.
+DeviceArray = Any
+
+
+class GpuError(Exception):
+    """What was asked of the GPU cannot be done."""
+
+
+class GpuMissing(GpuError):
+    """There is no such GPU, or nothing to drive it with; the message says what to do."""
+
+
+class LaunchRefused(GpuError):
+    """The library's own launch code refused the call; nothing was launched. The message is the library's."""
+
+
+class GpuFault(GpuError):
+    """The device reports an error (an illegal access, a failed launch): every later call of this process fails too."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU. `name` is the product's, which is the device class; `driver` the version of the kernel module."""
+
+    name: str
+    uuid: str
+    capability: tuple[int, int]
+    driver: str
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "capability": list(self.capability)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Device:
+        return Device(**{**data, "capability": (data["capability"][0], data["capability"][1])})
+
+
+class KernelLibrary(Protocol):
+    """A group's loaded library, ready on the device. A kernel is named by its id."""
+
+    def workspace_bytes(self, kernel: str, extents: Sequence[int], launch: Sequence[int]) -> int:
+        """Of one call. Raises LaunchRefused."""
+
+    def launch(
+        self,
+        kernel: str,
+        pointers: Sequence[int],
+        extents: Sequence[int],
+        launch: Sequence[int],
+        scalars: Sequence[float],
+        workspace: int,
+    ) -> None:
+        """Queue one call on the GPU's stream; `workspace` is an address, 0 for none. Raises LaunchRefused, GpuFault."""
+
+
+class Timer(Protocol):
+    """Calls that were recorded once and are replayed as often as wanted."""
+
+    def sample(self) -> float:
+        """Run all calls once and wait; microseconds between the events before the first and after the last. Raises
+        GpuFault."""
+
+
+class VendorCall(Protocol):
+    """One way in which the vendor's library computes a problem."""
+
+    def describe(self) -> dict[str, Any]:
+        """`library`, `version`, `algorithm` (a sentence), `fused` (is the whole epilogue?), `workspace_bytes`."""
+
+    def run(self, number: int) -> None:
+        """Queue the call on the GPU's stream, with the operands of set `number`. Raises LaunchRefused, GpuFault."""
+
+    def result(self, number: int) -> DeviceArray:
+        """The output of set `number` as float64, of its logical shape."""
+
+
+class Gpu(Protocol):
+    """One device with its context, current in this process until its end."""
+
+    device: Device
+    arrays: Any
+    """The namespace of its arrays, as the array API standard has it: cupy, or numpy for a simulated GPU."""
+
+    def address(self, array: DeviceArray) -> int:
+        """Where the array's first byte lies."""
+
+    def to_host(self, array: DeviceArray) -> npt.NDArray[Any]:
+        """A copy in this process's memory, once everything queued before has ended. Raises GpuFault."""
+
+    def load(self, library: Path, kernels: Sequence[Kernel]) -> KernelLibrary:
+        """Load a group's library and its kernels onto the device. Raises LaunchRefused, GpuFault."""
+
+    def synchronize(self) -> None:
+        """Wait for everything queued. Raises GpuFault."""
+
+    def poison_shared(self) -> None:
+        """Fill the shared memory of every multiprocessor with NaN, as far as a kernel can."""
+
+    def timer(self, calls: Sequence[Callable[[], None]]) -> Timer:
+        """Record launches. Each call must have run once before: no module may be loaded while recording."""
+
+    def vendor(self, problem: Problem, inputs: Mapping[str, npt.NDArray[Any]], sets: int) -> list[VendorCall]:
+        """What the vendor's library offers for the problem, most promising first, with `sets` copies of the operands;
+        none where it has nothing. `inputs` are host arrays as `Operator.make_inputs` gives them."""
+
+    def warm_up(self, beat: Callable[[str], None]) -> None:
+        """Do one of everything that proving and timing do, but with no candidate: what a driver starts and compiles
+        when it is first needed is there before the first candidate, which it would be blamed on. `beat` is told what
+        takes long. May be missing: then there is nothing to warm up. Raises GpuFault."""
+
+    def state(self) -> dict[str, Any]:
+        """What a measurement depends on, now: clocks, temperature, power, throttle reasons, other processes."""
+
+    def ceilings(self) -> dict[str, float]:
+        """Rates that this very device reaches, measured: `copy_gb_s`, and `tflops_<dtype>` of large products."""
+
+
+def open_gpu(module: str, device: str) -> Gpu:
+    """The GPU with that UUID, or number, by the module of that name. Raises GpuMissing."""
+    opened: Gpu = _driver(module).open_gpu(device)
+    return opened
+
+
+def list_devices(module: str) -> list[Device]:
+    """The GPUs that the module finds. Raises GpuMissing where it cannot look."""
+    found: list[Device] = _driver(module).list_devices()
+    return found
+
+
+def warm_up(gpu: Gpu, beat: Callable[[str], None]) -> None:
+    """As far as the module's GPU has anything to warm up."""
+    if callable(work := getattr(gpu, "warm_up", None)):
+        work(beat)
+
+
+def _driver(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:  # the last two: for what is no module's name
+        words = f"cannot be imported: {error}"
+    else:
+        missing = [wanted for wanted in ("list_devices", "open_gpu") if not callable(getattr(module, wanted, None))]
+        if not missing:
+            return module
+        words = f"has no function {missing[0]}"
+    raise GpuMissing(f"CUKILN_GPU_MODULE names {name!r}, which {words}; leave it out for {DEFAULT_MODULE}")

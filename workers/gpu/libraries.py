@@ -1,0 +1,77 @@
+"""The libraries of a task on the GPU: looked at before they are loaded, loaded once, called with all in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen.kernel import Candidate, Kernel
+from codegen.operator import Operator
+from workers.gpu.check_library import refusal
+from workers.gpu.interface import Gpu, KernelLibrary, LaunchRefused
+
+
+class LibraryRefused(LaunchRefused):
+    """The file is no library of ours: nothing of it has been loaded. The message says what is foreign."""
+
+
+class Libraries:
+    """By path. `kernels`: what the task needs of each."""
+
+    def __init__(self, gpu: Gpu, kernels: Mapping[str, Sequence[Kernel]]) -> None:
+        self._gpu = gpu
+        self._kernels = kernels
+        self._refusals: dict[str, str | None] = {}
+        self._loaded: dict[str, KernelLibrary] = {}
+
+    def check(self, path: str) -> None:
+        """Look at the file; nothing of it runs. Raises LibraryRefused."""
+        if path not in self._refusals:
+            self._refusals[path] = refusal(Path(path).read_bytes(), [kernel.id for kernel in self._kernels_of(path)])
+        if (words := self._refusals[path]) is not None:
+            raise LibraryRefused(f"the library was not loaded: {words}")
+
+    def load(self, path: str) -> KernelLibrary:
+        """Raises LibraryRefused, LaunchRefused, GpuFault."""
+        if path not in self._loaded:
+            self.check(path)
+            self._loaded[path] = self._gpu.load(Path(path), self._kernels_of(path))
+        return self._loaded[path]
+
+    def _kernels_of(self, path: str) -> tuple[Kernel, ...]:
+        return tuple(dict.fromkeys(self._kernels[path]))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel with the extents of a problem and launch-time values: everything but the buffers."""
+
+    library: KernelLibrary
+    kernel: Kernel
+    extents: tuple[int, ...]
+    launch: tuple[int, ...]
+    scalars: tuple[float, ...]
+
+    def workspace_bytes(self, most: int) -> int:
+        """Raises LaunchRefused where that is not between 0 and `most`."""
+        size = self.library.workspace_bytes(self.kernel.id, self.extents, self.launch)
+        if not 0 <= size <= most:
+            raise LaunchRefused(f"the kernel asks for a workspace of {size} bytes; the GPU has {most}")
+        return size
+
+    def run(self, pointers: Sequence[int], workspace: int) -> None:
+        """Queue it. `workspace` is an address, 0 for none."""
+        self.library.launch(self.kernel.id, pointers, self.extents, self.launch, self.scalars, workspace)
+
+
+def call_of(library: KernelLibrary, operator: Operator, candidate: Candidate) -> Call:
+    """A candidate's own call."""
+    launch = operator.launch_values(candidate.schedule)
+    return Call(
+        library,
+        candidate.kernel,
+        tuple(operator.extents(candidate.problem)),
+        tuple(launch),
+        tuple(operator.scalars(candidate.problem)),
+    )

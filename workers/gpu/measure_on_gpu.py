@@ -1,0 +1,371 @@
+"""Have candidates proved and timed by a child that owns the GPU and may die, and see to it that each gets a verdict.
+
+A child judges many candidates and streams a line for each. One that crashes, hangs or may have damaged its process ends
+with a verdict of its own; another child takes up the rest. Only a GPU that does not answer the next child either stops
+the work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from workers.child_lines import Hearing, new_key
+from workers.gpu.interface import Device, GpuMissing
+from workers.gpu.plan_version import CHILD
+from workers.gpu.task import VENDOR, CandidateResult, GpuTask
+from workers.processes import Finished, InfrastructureError, Limits, Processes
+from workers.running import MACHINE_SIGNALS
+
+MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
+# What a driver, CuPy and the loader need of the worker's environment. Nothing else is inherited: no credentials.
+INHERITED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+INHERITED_PREFIX = "NVIDIA_"
+_ROOT = Path(__file__).parents[2]
+
+
+class GpuGone(InfrastructureError):
+    """The GPU does not answer, not even to a new child: nobody can be measured on it until a person has looked."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a task came to. `results`: of a measure task one per candidate, in the task's order; of a compare task those
+    of candidates that were found wrong. Both hold what was done so far where `cancel` was set. `comparison` is
+    `cukiln.types.Comparison` as JSON; None where no candidate was left, and of a measure task. Seconds are of all
+    children, the wait for the lease included."""
+
+    device: Device | None
+    results: list[CandidateResult]
+    comparison: dict[str, Any] | None
+    wall_seconds: float
+    cpu_seconds: float
+
+
+def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
+    """The GPUs that `module` (see `workers.gpu.interface`) finds, asked in a child: a driver that hangs or crashes
+    harms nobody else. Raises GpuMissing where it cannot look, InfrastructureError where the child failed."""
+    with processes.private_folder("gpu") as folder:
+        command = [sys.executable, "-m", CHILD, "--list", module]
+        finished = processes.run(command, cwd=folder, limits=limits, env=child_environment(folder), network=False)
+    if finished.ended_by is not None:
+        raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
+    hear = Hearing()
+    for line in finished.stdout.splitlines():
+        answer = hear(line)
+        if "devices" in answer:
+            return [Device.from_dict(one) for one in answer["devices"]]
+        if "gone" in answer:
+            raise GpuMissing(answer["gone"])
+    raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
+
+
+def run_gpu_task(
+    task: GpuTask,
+    processes: Processes,
+    limits: Limits,
+    *,
+    cache: Path,
+    cancel: threading.Event | None = None,
+    on_result: Callable[[CandidateResult], None] | None = None,
+    silence_seconds: float = 60.0,
+) -> Outcome:
+    """One verdict for every candidate of a measure task, whatever they do to their process; of a compare task, the
+    comparison of those that are still right.
+
+    `limits` hold for each child; its wall seconds count from when it has the GPU. `cache`: where what the GPU's own
+    kernels compile to is kept; the same folder for all tasks. `on_result` is called as soon as a result is there, and
+    again where it turns out to be forged. A child that says nothing for `silence_seconds` hangs; one that waits for the
+    GPU's lease says so. Raises GpuGone where the GPU does not answer a new child either, and
+    InfrastructureError where the machine failed and not a candidate.
+    """
+    with processes.private_folder("gpu") as folder:
+        children = _Children(task, processes, limits, folder, cache, cancel, on_result, silence_seconds)
+        began = time.monotonic()
+        children.run()
+        wall = time.monotonic() - began
+    done = [children.results[one.candidate] for one in task.candidates if one.candidate in children.results]
+    return Outcome(children.device, done, children.comparison, wall, children.cpu_seconds)
+
+
+def child_environment(cache: Path) -> dict[str, str]:
+    """What a child that uses the GPU gets besides the minimal environment."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(INHERITED_PREFIX)
+    }
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client"), *_further_packages())),
+        "CUPY_CACHE_DIR": str(cache),
+        # A thread of a BLAS would count as one that a candidate started.
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def _further_packages() -> list[str]:
+    """The folders of our own PYTHONPATH: on a machine without a network packages are installed beside Python's own."""
+    return [str(Path(folder).resolve()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
+@dataclass
+class _Life:
+    """What one child has done. `running`: what it touches now. `doing`: what it said last of what takes long. `failed`:
+    its own words where Python failed. `garbage`: a line that somebody else wrote. `forger`: whose result that may be as
+    well."""
+
+    ready: bool = False
+    running: str | None = None
+    running_since: float = 0.0
+    doing: str = ""
+    judged: list[str] = field(default_factory=list)
+    compared: bool = False
+    gone: str | None = None
+    failed: str | None = None
+    garbage: str | None = None
+    forger: str | None = None
+    heard: float = field(default_factory=time.monotonic)
+    reported_cpu: float = 0.0
+
+
+class _Children:
+    """Runs one child after the other until the task is done."""
+
+    def __init__(
+        self,
+        task: GpuTask,
+        processes: Processes,
+        limits: Limits,
+        folder: Path,
+        cache: Path,
+        cancel: threading.Event | None,
+        on_result: Callable[[CandidateResult], None] | None,
+        silence_seconds: float,
+    ) -> None:
+        self._task = task
+        self._processes = processes
+        self._limits = limits
+        self._folder = folder
+        self._cancel = cancel
+        self._on_result = on_result
+        self._silence = silence_seconds
+        self._environment = child_environment(cache)
+        self._waiting = {one.candidate: one for one in task.candidates}
+        self._vendor_missing: str | None = None
+        self._again: set[str] = set()  # whose child ended for no reason that is surely theirs
+        self._in_doubt = False  # the last child ended badly: the next one must find the GPU in order
+        self._compared = False
+        self.device: Device | None = None
+        self.results: dict[str, CandidateResult] = {}
+        self.comparison: dict[str, Any] | None = None
+        self.cpu_seconds = 0.0
+
+    def run(self) -> None:
+        while self._waiting and not self._compared and not (self._cancel and self._cancel.is_set()):
+            life, finished = self._one_child()
+            self.cpu_seconds += finished.cpu_seconds
+            if self._cancel and self._cancel.is_set():
+                return
+            if life.garbage is None and finished.ended_by == "cancelled":
+                return
+            self._bury(life, finished)
+
+    def _one_child(self) -> tuple[_Life, Finished]:
+        life, key = _Life(), new_key()
+        hear = Hearing(key)
+        argv = [sys.executable, "-m", CHILD, self._request()]
+        with self._processes.stream(
+            argv,
+            cwd=self._folder,
+            limits=self._limits,
+            env=self._environment,
+            cancel=self._cancel,
+            network=False,
+            stdin=key,
+        ) as stream:
+            for line in stream.lines(self._silence):
+                life.heard = time.monotonic()
+                try:
+                    if self._hear(hear(line), life) in ("waiting", "ready"):
+                        # Another process's time on the GPU is not this task's.
+                        stream.restart_wall()
+                except (KeyError, TypeError, ValueError):
+                    if life.garbage is None:
+                        self._suspect(line, life)
+                    stream.kill()
+            finished = stream.finished
+        assert finished is not None, "lines() ends only when the child has"
+        return life, finished
+
+    def _request(self) -> str:
+        rest = replace(
+            self._task,
+            candidates=tuple(self._waiting.values()),
+            best_us=self._best(),
+            vendor=self._task.vendor and self._vendor_missing is None,
+        )
+        path = self._folder / "task.json"
+        path.write_text(json.dumps(rest.to_json()), encoding="utf-8")
+        return str(path)
+
+    def _best(self) -> dict[int, float]:
+        """The best time so far by problem."""
+        best = dict(self._task.best_us)
+        for one in self._task.candidates:
+            result = self.results.get(one.candidate)
+            if result is not None and result.measurement is not None:
+                median = float(result.measurement["median_us"])
+                best[one.problem] = min(median, best.get(one.problem, median))
+        return best
+
+    def _hear(self, answer: Mapping[str, Any], life: _Life) -> str:
+        """The kind of an answer. Raises KeyError, TypeError or ValueError where it is none of the child's."""
+        ((kind, value),) = answer.items()
+        if life.garbage is not None:
+            return str(kind)
+        if kind == "ready":
+            self.device = Device.from_dict(value["device"])
+            life.ready = True
+            self._in_doubt = False
+        elif kind == "start":
+            if value not in self._waiting and value != VENDOR:
+                raise ValueError(value)
+            life.running, life.running_since = value, time.monotonic()
+        elif kind == "candidate":
+            result = CandidateResult(**value)
+            if result.candidate in life.judged:
+                life.forger = result.candidate
+            if result.candidate not in self._waiting or not self._in_turn(result.candidate, life):
+                raise ValueError(result.candidate)
+            life.running = None
+            life.judged.append(result.candidate)
+            life.reported_cpu += result.verify_cpu + result.measure_cpu
+            self._keep(result)
+        elif kind == "comparison":
+            life.running = None
+            self._compared, self.comparison = True, value
+            if value is not None and self._vendor_missing is not None:
+                self.comparison = {**value, "vendor_missing": self._vendor_missing}
+        elif kind == "gone":
+            life.gone = str(value)
+        elif kind == "failed":
+            life.failed = str(value)
+        elif kind == "beat":
+            life.doing = str(value)
+        elif kind != "waiting":
+            raise ValueError(kind)
+        return str(kind)
+
+    def _in_turn(self, candidate: str, life: _Life) -> bool:
+        """Of a comparison, those that are wrong come together at its end."""
+        return self._task.kind == "compare" or candidate == life.running
+
+    def _suspect(self, line: bytes, life: _Life) -> None:
+        """Somebody's code has written a line. Whose, where nobody's is running: of whom a result was heard last, and
+        it may well be the forged one, since the child's own lines make no sense after it."""
+        life.garbage = line[:200].decode("utf-8", "replace")
+        if life.forger is None and life.running is None and life.judged and self._task.kind == "measure":
+            life.forger = life.judged[-1]
+
+    def _disbelieve(self, candidate: str, life: _Life) -> None:
+        words = f"wrote into the pipe to its parent: {life.garbage!r}"
+        heard = self.results[candidate]
+        self._tell(replace(heard, verdict="runtime_error", message=words, measurement=None, tainted=True))
+
+    def _keep(self, result: CandidateResult) -> None:
+        self._waiting.pop(result.candidate)
+        self._tell(result)
+
+    def _tell(self, result: CandidateResult) -> None:
+        self.results[result.candidate] = result
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def _bury(self, life: _Life, finished: Finished) -> None:
+        """What the end of a child says. Raises GpuGone and InfrastructureError."""
+        words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_WORDS:]
+        if life.failed is not None:
+            raise InfrastructureError(f"the child that uses the GPU failed: {life.failed[-MAX_WORDS:]}")
+        if not life.ready:
+            self._never_ready(life, finished, words)
+            return
+        if finished.ok and life.running is None:
+            if not life.judged and not self._compared:
+                raise _ended_early(life, finished, words)
+            return
+        self._in_doubt = True
+        if self._compared and life.garbage is not None:
+            raise InfrastructureError(f"somebody wrote into the pipe of the comparison: {life.garbage!r}")
+        if life.forger is not None:
+            self._disbelieve(life.forger, life)
+            return  # whoever runs now, if anybody, is looked at again
+        silent = time.monotonic() - life.heard >= self._silence
+        if self._task.kind == "compare" and finished.ended_by is not None and life.garbage is None and not silent:
+            raise InfrastructureError(f"the comparison reached its limit on {finished.ended_by}")
+        # A child that used up its limits over many candidates says nothing about the last one: it is tried again,
+        # unless the child fell silent over it.
+        if finished.ended_by is not None and life.garbage is None and life.judged and not silent:
+            return
+        if life.running is None:
+            if self._compared or life.judged:
+                return
+            raise _ended_early(life, finished, words)
+        # By the machine, or by the candidate itself? Its time, or that of what came before it? Look again.
+        killed = finished.ended_by is None and -finished.returncode in MACHINE_SIGNALS
+        late = finished.ended_by in ("wall", "cpu") and life.garbage is None and not silent
+        if (killed or late) and life.running not in self._again:
+            self._again.add(life.running)
+            return
+        verdict, message = self._death(life, finished, words)
+        if life.running == VENDOR:
+            self._vendor_missing = f"the vendor's library did not survive: {message}"
+            return
+        wall = time.monotonic() - life.running_since
+        cpu = max(0.0, finished.cpu_seconds - life.reported_cpu)
+        self._keep(CandidateResult(life.running, verdict, message, {}, None, wall, cpu, 0.0, 0.0, True))
+
+    def _never_ready(self, life: _Life, finished: Finished, words: str) -> None:
+        """Not ready is bad luck once, and a GPU that is gone where the child before had ended badly too."""
+        silent = time.monotonic() - life.heard >= self._silence
+        if life.gone is None and finished.ended_by is not None and not silent:
+            return  # the limits were reached while another process had the GPU
+        if self._in_doubt:
+            reason = life.gone or _end_words(finished, words)
+            name = f"{self.device.name} {self.device.uuid}" if self.device else self._task.device
+            raise GpuGone(
+                f"the GPU {name} does not answer a new process: {reason}; look at nvidia-smi and the kernel log"
+            )
+        self._in_doubt = True
+
+    def _death(self, life: _Life, finished: Finished, words: str) -> tuple[str, str]:
+        """The verdict of what a child died of, and its words."""
+        if life.garbage is not None:
+            return "runtime_error", f"wrote into the pipe to its parent: {life.garbage!r}"
+        if finished.ended_by in ("wall", "cpu"):
+            return "run_timeout", f"still running after {time.monotonic() - life.running_since:.1f} s"
+        if finished.ended_by is not None:
+            return "runtime_error", f"reached the limit on {finished.ended_by}"
+        return "runtime_error", _end_words(finished, words)
+
+
+def _end_words(finished: Finished, words: str) -> str:
+    said = f": {words}" if words else ""
+    if finished.ended_by is not None:
+        return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{said}"
+    if finished.returncode < 0:
+        return f"the process ended with signal {-finished.returncode}{said}"
+    return f"the process ended with exit status {finished.returncode}{said}"
+
+
+def _ended_early(life: _Life, finished: Finished, words: str) -> InfrastructureError:
+    """A child that was touching nobody's code."""
+    doing = f" while {life.doing}" if life.doing else ""
+    end = _end_words(finished, words)
+    return InfrastructureError(f"the child that uses the GPU ended before its task{doing}: {end}")

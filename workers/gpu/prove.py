@@ -1,0 +1,114 @@
+"""Prove one candidate on the GPU: run the cases of `codegen.gpu_plan` in guarded, poisoned memory and judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from codegen.arrays import Array
+from codegen.gpu_plan import GpuCase
+from codegen.kernel import Kernel
+from codegen.operator import Operator
+from codegen.test_plan import differing, judge
+from workers.case_details import keep_worst
+from workers.gpu.interface import Gpu, KernelLibrary
+from workers.gpu.libraries import Call
+from workers.gpu.references import Prepared, References
+from workers.gpu.tensors import DeviceTensor, Operands, workspace
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """The sentence about the first thing that was wrong. `harmed`: something was written where it must not be, so
+    memory that other candidates share may have been hit as well."""
+
+    message: str
+    harmed: bool = False
+
+    def at(self, place: str) -> Wrong:
+        return replace(self, message=f"{self.message} [{place}]")
+
+
+class Proof:
+    """Runs cases of one kernel. `cases` grow one by one, so that a failure keeps what was right before it. `beat` is
+    called before each case."""
+
+    def __init__(
+        self, gpu: Gpu, operator: Operator, kernel: Kernel, references: References, beat: Callable[[str], None]
+    ) -> None:
+        self._gpu = gpu
+        self._operator = operator
+        self._kernel = kernel
+        self._references = references
+        self._beat = beat
+        self.cases: list[dict[str, Any]] = []
+
+    def run(self, library: KernelLibrary, cases: Iterable[GpuCase], *, keep: bool) -> Wrong | None:
+        """The first thing that is wrong, or null. `keep` the references, for other candidates of the problem. Raises
+        LaunchRefused, GpuFault, MemoryError."""
+        operands: Operands | None = None
+        held = ""
+        for case in cases:
+            extents = tuple(self._operator.extents(case.problem))
+            described = case.describe(extents)
+            self.cases.append(described)
+            self._beat(f"{case.kind} inputs, extents {list(extents)}")
+            prepared = self._references.of(self._operator, case, keep=keep)
+            if operands is None or held != case.problem.digest:
+                # Else in the same buffers: that shows who remembers an answer by address.
+                operands, held = None, case.problem.digest
+                operands = Operands(self._gpu, self._operator.operands(case.problem), proving=True)
+            operands.write(prepared.inputs)
+            scalars = tuple(self._operator.scalars(case.problem))
+            for launch in case.launches:
+                call = Call(library, self._kernel, extents, launch, scalars)
+                if wrong := self._launch(call, case, prepared, operands, described):
+                    return wrong
+        return None
+
+    def _launch(
+        self, call: Call, case: GpuCase, prepared: Prepared, operands: Operands, described: dict[str, Any]
+    ) -> Wrong | None:
+        # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
+        space = workspace(self._gpu, call.workspace_bytes(self._gpu.device.memory_bytes), proving=True)
+        first: Array | None = None
+        for _ in range(case.repeats):
+            wrong = run_once(self._gpu, call, case, prepared, operands, space, described)
+            if wrong is None and case.same_bits and case.repeats > 1:
+                bits = operands.out.bits()
+                if first is None:
+                    first = bits
+                elif changed := differing(first, bits):
+                    wrong = Wrong(f"{changed} of {bits.size} elements differ between two runs on the same inputs")
+            if wrong is not None:
+                return wrong.at(where(case, call))
+        return None
+
+
+def run_once(
+    gpu: Gpu,
+    call: Call,
+    case: GpuCase,
+    prepared: Prepared,
+    operands: Operands,
+    space: DeviceTensor | None,
+    described: dict[str, Any],
+) -> Wrong | None:
+    """One run from poisoned memory, judged; what is wrong, or null. The error goes into the case's description."""
+    operands.out.poison()
+    if space is not None:
+        space.poison()
+    gpu.poison_shared()
+    call.run(operands.pointers, 0 if space is None else space.pointer)
+    gpu.synchronize()
+    judgement = judge(operands.out.values(), prepared.expected, prepared.bound, exact=case.exact)
+    keep_worst(described, judgement)
+    harm = operands.harm() or (space.harm() if space is not None else None)
+    if not judgement.ok:
+        return Wrong(judgement.sentence(), harmed=harm is not None)
+    return Wrong(harm, harmed=True) if harm is not None else None
+
+
+def where(case: GpuCase, call: Call) -> str:
+    return f"{case.kind} inputs, extents {list(call.extents)}, launch {list(call.launch)}"

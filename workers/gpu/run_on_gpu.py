@@ -1,0 +1,177 @@
+"""Child process: owns a GPU for one task, and may die of it. Says what it saw, one JSON line each.
+
+`python -m workers.gpu.run_on_gpu TASK` where TASK is a JSON file with a `workers.gpu.task.GpuTask`; what it says stands
+there too. The key that its lines are marked with is read from stdin. `python -m workers.gpu.run_on_gpu --list MODULE`
+says `{"devices": [Device]}` or `{"gone": words}`. What kernels and libraries print goes to stderr. It stops early, with
+exit status 0, after a candidate that may have damaged this process; the parent starts another child for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from codegen.operators import load_operators, operator, operators
+from workers.child_lines import Saying
+from workers.gpu.compare import ComparisonTask, Harmed, Loser
+from workers.gpu.interface import Gpu, GpuError, GpuFault, list_devices, open_gpu, warm_up
+from workers.gpu.lease import GpuLease, take_lease
+from workers.gpu.leftovers import thread_names
+from workers.gpu.measure import MeasureTask, Say, candidates_of, libraries_of
+from workers.gpu.task import VENDOR, CandidateResult, GpuTask
+
+_HEALTH_ELEMENTS = 1 << 16
+FAULTED = 3  # exit status: the context was lost while nobody's code ran but the vendor's or this project's own
+LEASE_CLOSED = 4  # exit status: what holds the GPU's lease was closed, and not by us
+
+
+class _Unwell(GpuError):
+    """The GPU took what it was sent and gave something else back."""
+
+
+def run_task(task: GpuTask, say: Say) -> None:
+    """From the wait for the lease to the last line."""
+    load_operators([Path(folder) for name, folder in task.operators.items() if name not in operators()])
+    purpose = f"cukiln {task.kind}: {len(task.candidates)} candidates"
+    lease = take_lease(Path(task.lease), purpose, lambda who: say({"waiting": who}))
+    try:
+        gpu = open_gpu(task.gpu, task.device)
+        warm_up(gpu, lambda what: say({"beat": what}))
+        _check_health(gpu)
+        # Not to stderr: the last words there become those of a candidate that the process dies of.
+        say({"ready": {"device": gpu.device.as_dict(), "state": gpu.state(), "threads": thread_names()}})
+    except GpuError as error:
+        say({"gone": str(error)})
+        return
+
+    def say_while_leased(message: dict[str, Any]) -> None:
+        _insist_on(lease)
+        say(message)
+
+    if task.kind == "measure":
+        MeasureTask(gpu, task, say_while_leased).run()
+    else:
+        _compare(gpu, task, say_while_leased)
+
+
+def _insist_on(lease: GpuLease) -> None:
+    """Code under test that closes our files gives the GPU away: whatever was measured since is worth nothing."""
+    if not lease.held():
+        with contextlib.suppress(OSError):  # stderr may be closed as well
+            os.write(2, b"the GPU's lease was closed\n")
+        os._exit(LEASE_CLOSED)
+
+
+def _check_health(gpu: Gpu) -> None:
+    """A round trip through its memory, a sum, and a kernel of ours. Raises GpuError."""
+    sent = np.arange(_HEALTH_ELEMENTS, dtype=np.uint32) * np.uint32(2654435761)
+    array = gpu.arrays.asarray(sent)
+    gpu.poison_shared()
+    gpu.synchronize()
+    total = int(gpu.to_host((array & 0xFFFF).astype(np.int64).sum()))
+    if not np.array_equal(gpu.to_host(array), sent) or total != int((sent & 0xFFFF).astype(np.int64).sum()):
+        raise _Unwell(f"{gpu.device.name} {gpu.device.uuid} gives back something else than it was sent")
+
+
+def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
+    candidates = candidates_of(task)
+    paths = {one.candidate: one.library for one in task.candidates}
+    (name,) = {candidate.problem.operator for candidate in candidates.values()}
+    touched = [""]
+
+    def touch(candidate: str) -> None:
+        touched[0] = candidate
+        say({"start": candidate})
+
+    comparing = ComparisonTask(
+        gpu,
+        operator(name),
+        libraries_of(gpu, task, candidates),
+        {one: (candidate, paths[one]) for one, candidate in candidates.items()},
+        seed=task.seed,
+        seconds=task.seconds,
+        vendor=task.vendor,
+        touch=touch,
+        beat=lambda what: say({"beat": what}),
+    )
+    try:
+        comparison = _faults_first(gpu, comparing.run)
+    except GpuFault as error:
+        if touched[0] == VENDOR:
+            raise
+        # The parent goes on without whom it was, in a new child.
+        result = CandidateResult(touched[0], "runtime_error", str(error), {}, None, 0.0, 0.0, 0.0, 0.0, tainted=True)
+        say({"candidate": asdict(result)})
+        return
+    except Harmed as error:
+        for loser in error.wrong:
+            say({"candidate": asdict(_lost(loser))})
+        return
+    for loser in comparing.wrong:
+        say({"candidate": asdict(_lost(loser))})
+    say({"comparison": comparison})
+
+
+def _lost(loser: Loser) -> CandidateResult:
+    return CandidateResult(
+        loser.candidate, loser.verdict, loser.message, loser.details, None, 0.0, 0.0, 0.0, 0.0, tainted=loser.harmed
+    )
+
+
+def _faults_first(gpu: Gpu, work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Where the context is lost, that is the reason, whoever noticed it first. Raises GpuFault."""
+    try:
+        return work()
+    except (GpuError, Harmed):
+        raise
+    except Exception:
+        gpu.synchronize()
+        raise
+
+
+def list_all(module: str, say: Say) -> None:
+    try:
+        say({"devices": [device.as_dict() for device in list_devices(module)]})
+    except GpuError as error:
+        say({"gone": str(error)})
+
+
+def _print_line_by_line() -> None:
+    """What a kernel prints must not be lost with a process that it kills."""
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF
+
+
+def main(arguments: list[str]) -> NoReturn:
+    say = Saying()
+    _print_line_by_line()
+    status = 0
+    try:
+        if arguments[0] == "--list":
+            list_all(arguments[1], say)
+        else:
+            data: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+            run_task(GpuTask.from_json(data), say)
+    except GpuFault as error:
+        sys.stderr.write(f"{error}\n")
+        status = FAULTED
+    except Exception:  # noqa: BLE001 - the last frame: the parent gets the words, whatever it was
+        say({"failed": traceback.format_exc()})
+        status = 1
+    # Threads that a library left behind, or a context that is lost, must not be met on the way out.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""What the child that owns a GPU is told and what it answers, as JSON: a task file, then one line per answer.
+
+Lines, each marked (`workers.child_lines`): `{"waiting": who}` while another process has the GPU, `{"ready": {"device":
+…, "state": …, "threads": …}}` once it is ours and has computed something right, `{"start": candidate}` before anything
+of a candidate is run (`VENDOR`: of the vendor's library), `{"beat": what}` where something takes long,
+`{"candidate": CandidateResult}` after it,
+`{"comparison": Comparison}` at the end of a compare task, null where no candidate was left to compare. Or
+`{"gone": words}`: there is no such GPU, or it computes nothing right; `{"failed": words}`: the child itself failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+TaskKind = Literal["measure", "compare"]
+VENDOR = "vendor"  # no candidate has that name
+
+
+@dataclass(frozen=True)
+class TaskCandidate:
+    """`problem` indexes the task's problems; `library` is the path of a library that holds its kernel. `proven`: its
+    code has passed the reduced test plan on such a GPU before, so only its own problem is left to be proved."""
+
+    candidate: str
+    problem: int
+    schedule: Mapping[str, Any]
+    library: str
+    proven: bool = False
+
+
+@dataclass(frozen=True)
+class GpuTask:
+    """`measure`: prove and time each candidate. `compare`: time all candidates, which are right and belong to the one
+    problem, against each other and the vendor's library, in one process.
+
+    `gpu` names the module that drives the device (see `workers.gpu.interface`), `device` its UUID, `lease` the file
+    that is locked while it is used. `problems` are canonical, `operators` the folders of the operators by name.
+    `best_us`: the best time so far by problem index; who is clearly slower is dropped early. `seconds`: of one
+    candidate's samples. `vendor`: whether to compare with the vendor's library.
+    """
+
+    kind: TaskKind
+    gpu: str
+    device: str
+    lease: str
+    operators: Mapping[str, str]
+    seed: int
+    problems: tuple[Mapping[str, Any], ...]
+    candidates: tuple[TaskCandidate, ...]
+    best_us: Mapping[int, float] = field(default_factory=dict)
+    seconds: float = 0.3
+    vendor: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "best_us": {str(index): us for index, us in self.best_us.items()}}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> GpuTask:
+        return GpuTask(
+            **{
+                **data,
+                "problems": tuple(data["problems"]),
+                "candidates": tuple(TaskCandidate(**one) for one in data["candidates"]),
+                "best_us": {int(index): us for index, us in data["best_us"].items()},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """What became of one candidate. `details`: seeds, cases, errors against their bounds, as the CPU's verdicts keep
+    them. `measurement`: `cukiln.types.Measurement` as JSON; None where it is not right. `tainted`: the process may be
+    damaged, and has ended. Seconds are of this candidate alone."""
+
+    candidate: str
+    verdict: str
+    message: str
+    details: dict[str, Any]
+    measurement: dict[str, Any] | None
+    verify_wall: float
+    verify_cpu: float
+    measure_wall: float
+    measure_cpu: float
+    tainted: bool = False

@@ -1,0 +1,165 @@
+"""Time one candidate that is right: recorded calls on sets of operands that the L2 does not hold, then another look."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from codegen.arrays import Array
+from codegen.gpu_plan import GpuCase
+from codegen.operator import Operator
+from codegen.problem import Problem
+from cukiln.types import Measurement
+from workers.gpu.interface import Device, Gpu, Timer
+from workers.gpu.libraries import Call
+from workers.gpu.prove import Wrong, run_once, where
+from workers.gpu.references import Prepared
+from workers.gpu.sampling import Sampling, sample_until_tight
+from workers.gpu.tensors import DeviceTensor, Operands, bytes_of, workspace
+
+# The events between which a sample is taken tick every half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
+SAMPLE_US = 100.0
+MOST_SETS = 2048
+# The L2 keeps what was used last; after twice its size nothing of a set is left in it, whatever it replaces first.
+L2_TIMES = 2
+MEMORY_SHARE = 4  # the sets may take one part in so many of the GPU's memory
+# Of the sets, which are looked at after timing: each takes as long as a few runs.
+LOOKED_AT = 16
+
+
+@dataclass(frozen=True)
+class OperandSets:
+    """Copies of a problem's operands with the same values. `cold`: together they are more than the L2 twice over."""
+
+    sets: tuple[Operands, ...]
+    inputs: Mapping[str, Array]
+    cold: bool
+
+    def harm(self) -> str | None:
+        """The first that is found in those sets that are looked at."""
+        looked_at = self.sets[:: max(1, len(self.sets) // LOOKED_AT)]
+        return next((words for one in looked_at if (words := one.harm())), None)
+
+    def restore(self) -> None:
+        """What earlier runs did to them is no later one's fault."""
+        for one in self.sets:
+            one.restore()
+
+
+def set_count(device: Device, one_set: int) -> tuple[int, bool]:
+    """How many sets of that many bytes to rotate through, and whether that leaves nothing of a set in the L2."""
+    # Two at least: what a run used last of a set, however large, is what the next run on it would find in the L2.
+    wanted = max(2, L2_TIMES * device.l2_bytes // one_set + 1)
+    count = max(1, min(wanted, MOST_SETS, device.memory_bytes // MEMORY_SHARE // one_set))
+    return count, count > 1 and count * one_set > L2_TIMES * device.l2_bytes
+
+
+def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepared) -> OperandSets:
+    """Raises MemoryError."""
+    operands = operator.operands(problem)
+    count, cold = set_count(gpu.device, bytes_of(operands))
+    sets = tuple(Operands(gpu, operands, proving=False) for _ in range(count))
+    for one in sets:
+        one.write(prepared.inputs)
+    return OperandSets(sets, prepared.inputs, cold)
+
+
+class RotatingSampler:
+    """Samples of calls, one per set of operands: each sample goes on with the sets that the last one left alone for the
+    longest. `launches`: calls in a sample."""
+
+    def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
+        for call in calls:
+            call()
+        gpu.synchronize()
+        once = gpu.timer(calls)
+        once.sample()
+        each = once.sample() / len(calls)
+        wanted = max(1, math.ceil(SAMPLE_US / each)) if each > 0 else len(calls)
+        self._timers: tuple[Timer, ...]
+        if wanted >= len(calls):
+            rounds = math.ceil(wanted / len(calls))
+            self.launches = rounds * len(calls)
+            self._timers = (gpu.timer([*calls] * rounds),)
+        else:
+            groups = len(calls) // wanted
+            self.launches = len(calls) // groups
+            starts = range(0, groups * self.launches, self.launches)
+            self._timers = tuple(gpu.timer(calls[start : start + self.launches]) for start in starts)
+        self._next = 0
+
+    def replay(self) -> None:
+        """Every call of every sample, once."""
+        for timer in self._timers:
+            timer.sample()
+
+    def __call__(self) -> float:
+        """Microseconds of one call."""
+        timer = self._timers[self._next]
+        self._next = (self._next + 1) % len(self._timers)
+        return timer.sample() / self.launches
+
+
+class Timing:
+    """One candidate's own call on the sets of its problem."""
+
+    def __init__(self, gpu: Gpu, call: Call, sets: OperandSets) -> None:
+        self._gpu = gpu
+        self._call = call
+        self._sets = sets
+        # One for all sets: on one stream no run sees another one's, and a framework reuses its own as well.
+        self.space: DeviceTensor | None = workspace(gpu, call.workspace_bytes(gpu.device.memory_bytes), proving=False)
+
+    def restore(self) -> None:
+        """Everything that the call may touch, as it was before any run."""
+        self._sets.restore()
+        if self.space is not None:
+            self.space.wipe()
+
+    def sampler(self) -> RotatingSampler:
+        space = 0 if self.space is None else self.space.pointer
+        return RotatingSampler(self._gpu, [partial(self._call.run, one.pointers, space) for one in self._sets.sets])
+
+    def check_again(self, case: GpuCase, prepared: Prepared, described: dict[str, Any]) -> Wrong | None:
+        """Whether it is still right: other inputs in the buffers that it was timed with, outputs poisoned anew. Finds
+        what was right only the first times, remembers an answer by address, or wrote beside its buffers meanwhile."""
+        sets = self._sets.sets
+        harm = self._sets.harm() or (self.space.harm() if self.space is not None else None)
+        if harm is not None:
+            return Wrong(f"after it was timed: {harm}", harmed=True).at(where(case, self._call))
+        for one in dict.fromkeys((sets[0], sets[-1])):
+            one.write(prepared.inputs)
+            wrong = run_once(self._gpu, self._call, case, prepared, one, self.space, described)
+            if wrong is not None:
+                return replace(wrong, message=f"after it was timed: {wrong.message}").at(where(case, self._call))
+            # The next candidate must find other inputs here than those it is checked with.
+            one.write(self._sets.inputs)
+        return None
+
+
+def measure(gpu: Gpu, timing: Timing, *, cold: bool, seconds: float, best: float | None) -> dict[str, Any]:
+    """`cukiln.types.Measurement` as JSON. Raises GpuFault."""
+    sampler = timing.sampler()
+    before = gpu.state()
+    found: Sampling = sample_until_tight(sampler, time.monotonic, seconds=seconds, best=best)
+    measurement = Measurement(
+        median_us=found.interval.median,
+        low_us=found.interval.low,
+        high_us=found.interval.high,
+        spread=found.spread,
+        samples=len(found.samples),
+        launches_per_sample=sampler.launches,
+        cold=cold,
+        stopped=found.stopped,
+        device=gpu.device.name,
+        uuid=gpu.device.uuid,
+        driver=gpu.device.driver,
+        before=before,
+        after=gpu.state(),
+        measured_at=time.time(),
+    )
+    return measurement.model_dump(mode="json")

@@ -1,0 +1,302 @@
+"""A matmul by cuBLASLt, and by one kernel after it where its own epilogue does not reach: the peer in a comparison."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+from codegen.arrays import as_float64
+from codegen.dtypes import dtype
+from codegen.operator import Operand
+from codegen.operators import operator
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.problem import Problem
+from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused
+from workers.gpu.tensors import stored_as
+from workers.vendor import cublaslt
+from workers.vendor.cublaslt import CublasError, CublasLt, Descriptor, Found, Layout
+from workers.vendor.epilogue import NAME, After, Matrices
+from workers.vendor.plan import ProductPlan, plans
+
+HostArray = npt.NDArray[Any]
+ALGORITHMS = 8
+WORKSPACE_BYTES = 64 * 2**20
+LARGEST_ALIGNMENT = 256  # that cuBLASLt's heuristics tell apart
+
+
+class Bench(Protocol):
+    """What is needed of a GPU: `arrays` is cupy, `stream` the handle of the stream that everything is queued on."""
+
+    arrays: Any
+    stream: int
+
+    def address(self, array: DeviceArray) -> int: ...
+
+    def synchronize(self) -> None: ...
+
+    def faults(self) -> AbstractContextManager[None]: ...
+
+    def kernel(self, text: str, name: str) -> Callable[..., None]:
+        """A kernel from CUDA C++, called with grid, block and arguments (NumPy scalars)."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One set, in the device's memory: flat arrays by the name of the operand; `first` and `second` are the library's A
+    and B, `product` its D, which is `out` where the plan says so."""
+
+    first: DeviceArray
+    second: DeviceArray
+    product: DeviceArray
+    out: DeviceArray
+    others: Mapping[str, DeviceArray]
+
+
+class MatmulCall:
+    """One algorithm of the library for one plan; a `workers.gpu.interface.VendorCall`."""
+
+    def __init__(
+        self, bench: Bench, library: CublasLt, problem: MatmulProblem, prepared: Prepared, found: Found
+    ) -> None:
+        self._bench, self._library, self._problem = bench, library, problem
+        self._prepared, self._found = prepared, found
+
+    def describe(self) -> dict[str, Any]:
+        words = [word for word in (self._found.description, self._prepared.plan.words()) if word]
+        return {
+            "library": "cuBLASLt",
+            "version": self._library.version,
+            "algorithm": "; ".join(words),
+            "fused": not self._prepared.plan.needs_kernel,
+            "workspace_bytes": self._found.workspace_bytes,
+        }
+
+    def run(self, number: int) -> None:
+        prepared, address = self._prepared, self._bench.address
+        plan, operands = prepared.plan, prepared.sets[number]
+        scalar: Callable[[float], Any] = ctypes.c_float
+        if plan.scale == cublaslt.CUDA_R_32I:
+            scalar = _int32
+        d = address(operands.product)
+        c = address(operands.others[plan.fused.residual]) if plan.fused.residual else d
+        try:
+            self._library.multiply(
+                prepared.products[number],
+                (address(operands.first), address(operands.second), c, d),
+                prepared.matrices,
+                (scalar(plan.fused.alpha), scalar(1.0 if plan.fused.residual else 0.0)),
+                self._found.algorithm,
+                (address(prepared.workspace), self._found.workspace_bytes),
+                self._bench.stream,
+            )
+        except CublasError as error:
+            raise LaunchRefused(str(error)) from error
+        if prepared.after is not None:
+            prepared.after(operands)
+
+    def result(self, number: int) -> DeviceArray:
+        operands, p = self._prepared.sets[number], self._problem
+        out = _out(p)
+        flat, strides = operands.out, out.strides
+        if self._prepared.plan.packed and self._prepared.plan.in_place:
+            d = self._prepared.plan.d
+            strides = (d.pitch, 1) if p.batch == 1 else (d.stride, d.pitch, 1)
+        in_bytes = [stride * flat.itemsize for stride in strides]
+        with self._bench.faults():
+            view = self._bench.arrays.lib.stride_tricks.as_strided(flat, out.shape, in_bytes)
+            return as_float64(view, p.out_dtype)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan with its descriptors and operands: what its algorithms share. `after` queues the kernel behind it."""
+
+    plan: ProductPlan
+    matrices: tuple[Descriptor, ...]
+    products: tuple[Descriptor, ...]
+    sets: tuple[Operands, ...]
+    workspace: DeviceArray
+    after: Callable[[Operands], None] | None
+
+
+def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:
+    """The algorithms that the library deems best and that run, of the plan with most in one kernel for which it has
+    any. Raises GpuError where there is no library or no memory for the operands, GpuFault."""
+    if not isinstance(problem, MatmulProblem):
+        raise TypeError(f"a matmul is expected, not {problem.operator}")
+    try:
+        library = CublasLt()
+        for plan in plans(problem):
+            calls = _calls(bench, library, problem, plan, inputs, sets)
+            if calls:
+                return calls
+    except cublaslt.LibraryMissing as error:
+        raise GpuError(str(error)) from error
+    except CublasError as error:
+        raise GpuError(f"cuBLASLt does not take this problem: {error}") from error
+    except MemoryError as error:
+        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
+    return []
+
+
+def _calls(
+    bench: Bench,
+    library: CublasLt,
+    problem: MatmulProblem,
+    plan: ProductPlan,
+    inputs: Mapping[str, HostArray],
+    sets: int,
+) -> list[MatmulCall]:
+    first = upload(bench, problem, plan, inputs)
+    with bench.faults():
+        made = [first, *(_copy(first) for _ in range(sets - 1))]
+    a, b, d = (library.matrix(layout) for layout in (plan.a, plan.b, plan.d))
+    bias = plan.fused.bias
+    if bias is None:
+        products = (_product(library, plan, None),) * sets
+    else:
+        products = tuple(_product(library, plan, bench.address(one.others[bias])) for one in made)
+    residual = plan.fused.residual
+    alignments = [
+        min(alignment(bench.address(array)) for array in arrays)
+        for arrays in (
+            [one.first for one in made],
+            [one.second for one in made],
+            [one.others[residual] if residual else one.product for one in made],
+            [one.product for one in made],
+        )
+    ]
+    preference = library.preference(WORKSPACE_BYTES, plan.reductions, alignments)
+    found = library.heuristics(products[0], (a, b, d, d), preference, ALGORITHMS)
+    if not found:
+        return []
+    with bench.faults():
+        workspace = bench.arrays.empty(max(1, *(one.workspace_bytes for one in found)), np.uint8)
+    after = _after(bench, problem, plan) if plan.needs_kernel else None
+    prepared = Prepared(plan, (a, b, d, d), products, tuple(made), workspace, after)
+    calls = [MatmulCall(bench, library, problem, prepared, one) for one in found]
+    return [call for call in calls if _runs(bench, call)]
+
+
+def _product(library: CublasLt, plan: ProductPlan, bias: int | None) -> Descriptor:
+    return library.product(plan.compute, plan.scale, transpose=plan.transpose, epilogue=plan.epilogue, bias=bias)
+
+
+def _runs(bench: Bench, call: MatmulCall) -> bool:
+    """Whether the algorithm can be launched; after it, nothing is loaded or compiled any more."""
+    try:
+        call.run(0)
+    except GpuFault:
+        raise
+    except LaunchRefused:
+        bench.synchronize()  # raises GpuFault where the refusal was a fault
+        return False
+    bench.synchronize()
+    return True
+
+
+def _int32(value: float) -> ctypes.c_int32:
+    return ctypes.c_int32(int(value))
+
+
+def alignment(address: int) -> int:
+    """The largest power of two that divides an address, as far as the library tells them apart."""
+    return min(LARGEST_ALIGNMENT, address & -address) if address else LARGEST_ALIGNMENT
+
+
+def _after(bench: Bench, problem: MatmulProblem, plan: ProductPlan) -> Callable[[Operands], None]:
+    work = after(problem, plan)
+    kernel = bench.kernel(work.device_text(), NAME)
+    rows, columns, batch, *steps = work.extents()
+    fixed = (*map(np.int32, (rows, columns, batch)), *map(np.int64, steps))
+    values = tuple(map(np.float32, work.scalars()))
+
+    def queue(operands: Operands) -> None:
+        tensors = (bench.address(operands.others[name]) for name in plan.rest_operands)
+        pointers = (bench.address(operands.product), bench.address(operands.out))
+        kernel(work.grid, work.block, (*map(np.uint64, pointers), *fixed, *map(np.uint64, tensors), *values))
+
+    return queue
+
+
+def after(problem: MatmulProblem, plan: ProductPlan) -> After:
+    """The kernel that follows the library's."""
+    stride = problem.stride_c if problem.batch > 1 else 0
+    return After(
+        plan.rest,
+        problem.m,
+        problem.n,
+        problem.batch,
+        Matrices(plan.d.dtype, plan.d.pitch, plan.d.stride),
+        Matrices(problem.out_dtype, problem.ldc, stride),
+    )
+
+
+def upload(bench: Bench, problem: MatmulProblem, plan: ProductPlan, inputs: Mapping[str, HostArray]) -> Operands:
+    """A set of the operands as the plan wants them. Outputs are NaN."""
+    operands = {one.name: one for one in operator("matmul").operands(problem)}
+    flat = {name: laid_out(one, inputs[name]) for name, one in operands.items() if one.role == "in"}
+    if plan.packed:
+        flat["a"], flat["b"] = packed(problem, plan, inputs)
+    with bench.faults():
+        moved = {name: bench.arrays.asarray(array) for name, array in flat.items()}
+        product = _poisoned(bench, _elements(plan.d), stored_as(plan.d.dtype))
+        out = product if plan.in_place else _poisoned(bench, operands["out"].elements, stored_as(problem.out_dtype))
+    # The library computes the transpose: its A is B.
+    return Operands(moved.pop("b"), moved.pop("a"), product, out, moved)
+
+
+def _copy(one: Operands) -> Operands:
+    product = one.product.copy()
+    out = product if one.out is one.product else one.out.copy()
+    others = {name: array.copy() for name, array in one.others.items()}
+    return Operands(one.first.copy(), one.second.copy(), product, out, others)
+
+
+def laid_out(operand: Operand, values: HostArray) -> HostArray:
+    """The operand's memory with those values; all bits are set in the gaps between its rows."""
+    element = dtype(operand.dtype)
+    flat = np.empty(operand.elements, element.numpy)
+    flat.view(np.uint8)[...] = 0xFF
+    strides = [stride * element.bytes for stride in operand.strides]
+    as_strided(flat, operand.shape, strides)[...] = values.astype(element.numpy, copy=False)
+    return flat.view(stored_as(operand.dtype))
+
+
+def packed(problem: MatmulProblem, plan: ProductPlan, inputs: Mapping[str, HostArray]) -> tuple[HostArray, HostArray]:
+    """A and B with k along the rows, padded with zeros to what the plan's layouts have."""
+    a = _matrices(inputs["a"], problem.a_transposed, repeated=plan.b.stride == 0)
+    b = _matrices(inputs["b"], not problem.b_transposed, repeated=plan.a.stride == 0)
+    return _padded(a, plan.b), _padded(b, plan.a)
+
+
+def _matrices(values: HostArray, transpose: bool, *, repeated: bool) -> HostArray:
+    batch = values if values.ndim == 3 else values[None]
+    batch = batch[:1] if repeated else batch
+    return batch.swapaxes(-1, -2) if transpose else batch
+
+
+def _padded(values: HostArray, layout: Layout) -> HostArray:
+    made = np.zeros((len(values), layout.columns, layout.pitch), values.dtype)
+    made[:, : values.shape[1], : values.shape[2]] = values
+    return made.reshape(-1)
+
+
+def _elements(layout: Layout) -> int:
+    return (layout.batch - 1) * layout.stride + (layout.columns - 1) * layout.pitch + layout.rows
+
+
+def _poisoned(bench: Bench, elements: int, element: np.dtype[Any]) -> DeviceArray:
+    return bench.arrays.full(elements * element.itemsize, 0xFF, np.uint8).view(element)
+
+
+def _out(problem: MatmulProblem) -> Operand:
+    (out,) = (one for one in operator("matmul").operands(problem) if one.role == "out")
+    return out
