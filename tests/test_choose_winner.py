@@ -87,6 +87,27 @@ def test_all_points_of_a_search_are_merged_at_once() -> None:
     assert [one.candidate for one in front] == ["fast", "equal", "known", "lean"]
 
 
+def test_a_new_measurement_of_a_candidate_replaces_the_older_also_where_it_is_slower() -> None:
+    known = [entry("same", measured_us=5.0), entry("lean", measured_us=9.0)]
+    front = merge_front(known, [entry("same", measured_us=7.0)])
+    assert [(one.candidate, one.measured_us) for one in front] == [("same", 7.0)]
+
+
+def test_what_an_earlier_run_measured_stays_while_nothing_beats_it() -> None:
+    known = [entry("fast", measured_us=5.0, workspace_bytes=64), entry("lean", measured_us=9.0)]
+    front = merge_front(known, [entry("new", measured_us=7.0, workspace_bytes=32)])
+    assert [one.candidate for one in front] == ["fast", "new", "lean"]
+    front = merge_front(front, [entry("better", measured_us=4.0, workspace_bytes=32)])
+    assert [one.candidate for one in front] == ["better", "lean"]
+
+
+def test_of_two_that_tie_the_one_with_less_workspace_wins_and_keeps_its_own_time() -> None:
+    new = [entry("quick", measured_us=5.0, workspace_bytes=64), entry("lean", measured_us=5.1)]
+    assert [one.candidate for one in merge_front([], new)] == ["quick", "lean"]
+    front = merge_front([], new, {"quick": 5.0, "lean": 5.0})
+    assert [(one.candidate, one.measured_us) for one in front] == [("lean", 5.1)]
+
+
 POINTS = st.lists(
     st.builds(Point, st.sampled_from("abcdefgh"), st.integers(1, 4).map(float), st.integers(0, 3), st.booleans()),
     min_size=1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -80,8 +81,11 @@ def test_a_candidate_that_cannot_be_published_as_it_was_judged_gives_way_to_the_
         Ranked(SimpleNamespace(code_digest="judged"), SimpleNamespace(id=name), SimpleNamespace(), point)  # type: ignore[arg-type]
         for name, point in (("first", Point("first", 1.0, 0, True)), ("second", Point("second", 2.0, 0, True)))
     )
-    context = SimpleNamespace(settings=load_settings(), toolchain=None, processes=None, cancel=None)
-    problem = SimpleNamespace(target="sm_80")
+    database = SimpleNamespace(write=contextlib.nullcontext)
+    context = SimpleNamespace(settings=load_settings(), database=database, toolchain=None, processes=None, cancel=None)
+    problem = SimpleNamespace(id=7, target="sm_80")
+    refused: list[tuple[int, str, str]] = []
+    monkeypatch.setattr(finish_step, "refuse_candidate", lambda session, *words: refused.append(words))
 
     def library(context: Any, candidate: Any, target: Any) -> tuple[Any, float]:
         if candidate.id == "first" and fate == "does not compile alone":
@@ -93,4 +97,5 @@ def test_a_candidate_that_cannot_be_published_as_it_was_judged_gives_way_to_the_
     built, whole = _build_front(context, problem, [first, second])  # type: ignore[arg-type]
     assert [one.ranked for one in built] == [second]
     assert whole
+    assert [one[:2] for one in refused] == ([(7, "first")] if fate == "other code" else [])
     assert _build_front(context, problem, [first]) == ([], True)  # type: ignore[arg-type]

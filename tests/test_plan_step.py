@@ -18,7 +18,6 @@ from storage.database import Session
 from storage.errors import PlanOutdated
 from storage.groups import BuildOutcome, load_group, record_compiled
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
-from tests.fixtures_storage import PLAN
 from workers import tickets
 from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
@@ -76,9 +75,9 @@ def outdated_for(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The planner is told `times` times that every build is known: made by a group that is cancelled right then."""
     asked: list[int] = []
 
-    def known(session: Session, ids: Iterable[str]) -> dict[str, Any]:
+    def known(session: Session, ids: Iterable[str], **options: Any) -> dict[str, Any]:
         asked.append(len(asked))
-        return dict.fromkeys(ids) if len(asked) <= times else known_builds(session, ids)
+        return dict.fromkeys(ids) if len(asked) <= times else known_builds(session, ids, **options)
 
     monkeypatch.setattr(step, "known_builds", known)
     return asked
@@ -127,7 +126,7 @@ def compiled(planner: Planner) -> None:
         record_compiled(
             session,
             claim,
-            [BuildOutcome(kernel.build, "ok", "c" * 64, {}) for kernel in group.kernels],
+            [BuildOutcome(kernel.build, "ok", "c" * 64, {}, library="d" * 64) for kernel in group.kernels],
             source=None,
             log=None,
             library=None,
@@ -135,5 +134,7 @@ def compiled(planner: Planner) -> None:
             phases=[],
             codegen=StageSeconds(),
             compile=StageSeconds(),
-            **PLAN,
+            plan_version="1",
+            gpu_plan_version="1",
+            drivers={},
         )

@@ -105,7 +105,7 @@ def test_a_spent_budget_ends_the_search(world: World) -> None:
 def test_items_of_a_later_release_are_left_alone(world: World) -> None:
     world.queue.add("a", ticket=False)
     with world.database.write() as session:
-        items.add_items(session, [items.NewItem(kind="measure", ref="b")])
+        items.add_items(session, [items.NewItem(kind="distil", ref="b")])
     assert world.reconciler.run_once().tickets == 1
 
 

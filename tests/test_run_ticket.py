@@ -173,16 +173,19 @@ def test_the_last_attempt_fails_the_item(attempt: Attempt) -> None:
     assert state.state == "failed"
 
 
+@pytest.mark.parametrize("reason", ["stopping", "deadline"])
 @pytest.mark.parametrize("then", [None, RuntimeError("the compiler was killed"), Cancelled("stopping")])
-def test_a_stopping_worker_gives_the_item_back_uncounted(attempt: Attempt, then: BaseException | None) -> None:
-    attempt.run(told_to("stopping", then))
+def test_whoever_stops_for_a_reason_of_its_own_or_of_a_budget_gives_the_item_back_uncounted(
+    attempt: Attempt, reason: str, then: BaseException | None
+) -> None:
+    attempt.run(told_to(reason, then))
     assert attempt.tickets == 1
     again = attempt.claim_again()
     assert again is not None
     assert again.attempt == 1
 
 
-@pytest.mark.parametrize("reason", ["lost", "cancelled", "deadline"])
+@pytest.mark.parametrize("reason", ["lost", "cancelled"])
 @pytest.mark.parametrize("then", [None, RuntimeError("the compiler was killed")])
 def test_any_other_reason_to_stop_leaves_the_item_to_the_database(
     attempt: Attempt, reason: str, then: BaseException | None

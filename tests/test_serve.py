@@ -18,8 +18,10 @@ import pytest
 
 from codegen.operators import operators
 from storage.database import Database
+from storage.devices import live_devices
 from storage.operator_path import check_operator_path
 from storage.settings import Settings, load_settings
+from tests.fake_gpu import configure
 from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, name_of, processes_of, wait_for
 from workers import children, serve, tickets
 from workers.children import Child
@@ -69,7 +71,7 @@ class Serving:
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("TEST_JOURNAL", str(tmp_path / "journal"))
-    return load_settings(data_dir=tmp_path / "data", port=0, workers=1, max_attempts=50)
+    return load_settings(data_dir=tmp_path / "data", port=0, workers=1, max_attempts=50, gpus="none")
 
 
 @pytest.fixture
@@ -206,6 +208,73 @@ def test_a_second_signal_stops_without_waiting(
     assert serving.process.wait(30) == 0
     assert "api did not end in time and was killed" in serving.said()
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+# ---- GPUs
+
+
+@pytest.fixture
+def with_gpu(settings: Settings, tmp_path: Path) -> Settings:
+    return settings.model_copy(
+        update={"gpus": "auto", "gpu_module": "tests.fake_gpu", "gpu_lock_dir": tmp_path / "locks", "lease_seconds": 1}
+    )
+
+
+def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
+    with_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = [{"uuid": "GPU-0"}, {"uuid": "GPU-1", "name": "Another GPU"}]
+    monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(tmp_path / "gpus.json", devices=two))
+    with serve.embedded(with_gpu, commands=COMMANDS) as running:
+        assert set(running.pids) == {*NAMES, "gpu worker 1", "gpu worker 2"}
+        with Database(with_gpu.database_url).read() as session:
+            found = live_devices(session, 60.0)
+    assert [(one.device_class, one.uuid) for one in found] == [("Another GPU", "GPU-1"), ("Simulated GPU", "GPU-0")]
+    assert all(map(gone, running.pids.values()))
+
+
+def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, tmp_path: Path) -> None:
+    told: list[str] = []
+    with serve.embedded(with_gpu, commands=COMMANDS, say=told.append) as running:
+        world = QueueWorld(tmp_path, with_gpu, Database(with_gpu.database_url), tickets.connect(running.redis_url))
+        [ref] = world.add("gone", kind="measure", target="Simulated GPU")
+        wait_for(lambda: "gpu worker 1 ended with 69, starting it again" in str(told), 30.0, str(told))
+        (tmp_path / "gpu-is-back").touch()
+        wait_for(lambda: world.journal("end", ref), 60.0, str(told))
+        assert {entry.attempt for entry in world.journal("start", ref)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "module", "words"),
+    [
+        ("0,GPU-77", "tests.fake_gpu", "CUKILN_GPUS=0,GPU-77: there is no GPU GPU-77 .* it has 0 = Simulated GPU"),
+        ("0", "tests.no_such_gpu", "CUKILN_GPUS=0: .*no_such_gpu.*set it to none"),
+    ],
+)
+def test_a_gpu_that_was_named_and_is_not_there_is_refused(
+    with_gpu: Settings, gpus: str, module: str, words: str
+) -> None:
+    asked = with_gpu.model_copy(update={"gpus": gpus, "gpu_module": module})
+    with pytest.raises(ServeError, match=f"(?s){words}"):
+        serve.Supervisor(asked, say=print).start()
+
+
+def test_locks_that_cannot_have_a_folder_are_refused(with_gpu: Settings, tmp_path: Path) -> None:
+    (tmp_path / "locks").touch()
+    with pytest.raises(ServeError, match=r"CUKILN_GPU_LOCKS names .*locks, which is not a folder"):
+        serve.Supervisor(with_gpu, say=print).start()
+
+
+@pytest.mark.parametrize("gpus", ["auto", "none"])
+def test_a_machine_without_a_gpu_is_served_without_a_word_about_it(
+    gpus: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.gpu_worker.probe", lambda *_: [] if gpus == "auto" else pytest.fail("probed"))
+    told: list[str] = []
+    bare = settings.model_copy(update={"gpus": gpus, "gpu_module": "tests.fake_gpu"})
+    with serve.embedded(bare, commands=COMMANDS, say=told.append) as running:
+        assert set(running.pids) == NAMES
+    assert told == []
 
 
 # ---- checks before the start

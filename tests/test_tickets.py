@@ -36,16 +36,40 @@ def nobody(tmp_path: Path) -> Redis:
         ("compile", "sm_80", "cukiln:compile:sm_80"),
         ("verify", "sm_90a", "cukiln:compile:sm_90a"),
         ("finish", "sm_120", "cukiln:compile:sm_120"),
+        ("measure", "NVIDIA H200", "cukiln:gpu:NVIDIA+H200"),
+        ("compare", "NVIDIA GeForce RTX 4090", "cukiln:gpu:NVIDIA+GeForce+RTX+4090"),
+        ("gpu", "NVIDIA A100-SXM4-80GB", "cukiln:gpu:NVIDIA+A100-SXM4-80GB"),
+        ("gpu", "NVIDIA H100 (PCIe)", "cukiln:gpu:NVIDIA+H100+%28PCIe%29"),
     ],
 )
 def test_each_kind_of_item_has_the_queue_of_its_workers(kind: str, target: str | None, queue: str) -> None:
     assert tickets.queue_name(kind, target) == queue
 
 
-@pytest.mark.parametrize(("kind", "target"), [("brew", None), ("compile", None), ("verify", "sm_80:x"), ("finish", "")])
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [
+        ("brew", None),
+        ("compile", None),
+        ("verify", "sm_80:x"),
+        ("finish", ""),
+        ("measure", None),
+        ("measure", ""),
+        ("measure", "predicted:sm_80"),
+        ("compare", " NVIDIA H200"),
+        ("gpu", "NVIDIA H200 "),
+        ("gpu", "NVIDIA\nH200"),
+        ("gpu", "x" * 129),
+    ],
+)
 def test_no_queue_for_an_unknown_kind_or_a_malformed_target(kind: str, target: str | None) -> None:
     with pytest.raises(ValueError, match=kind):
         tickets.queue_name(kind, target)
+
+
+@pytest.mark.parametrize("other", ["NVIDIA-H200", "nvidia H200", "NVIDIA+H200", "NVIDIA%20H200", "NVIDIA  H200"])
+def test_no_two_device_classes_share_a_queue(other: str) -> None:
+    assert tickets.queue_name("gpu", other) != tickets.queue_name("gpu", "NVIDIA H200")
 
 
 def test_every_kind_of_item_is_done_by_one_kind_of_worker() -> None:
@@ -53,13 +77,15 @@ def test_every_kind_of_item_is_done_by_one_kind_of_worker() -> None:
     assert sorted(done) == sorted(tickets.WORKER_OF.items())
 
 
-@pytest.mark.parametrize(("kind", "target"), [("plan", None), ("plan", "sm_80"), ("verify", "sm_80")])
+@pytest.mark.parametrize(
+    ("kind", "target"), [("plan", None), ("plan", "sm_80"), ("verify", "sm_80"), ("measure", "Simulated GPU")]
+)
 def test_a_written_ticket_is_read_as_its_workers_kind_and_target(client: Redis, kind: str, target: str | None) -> None:
     assert tickets.ensure_ticket(client, kind, target)
     [key] = client.keys("rq:job:*")
     worker = tickets.WORKER_OF[kind]
     fields: Any = client.hgetall(key)
-    assert read_ticket(fields) == (worker, target if worker == "compile" else None)
+    assert read_ticket(fields) == (worker, None if worker == "plan" else target)
     assert 0 < client.ttl(key) <= tickets.TICKET_SECONDS
 
 
@@ -154,7 +180,10 @@ def test_the_plain_call_is_a_ticket() -> None:
         call(FUNCTION, None, ["plan", None], {}),
         call(FUNCTION, None, ["compile", None], {}),
         call(FUNCTION, None, [["compile"], "sm_80"], {}),
+        call(FUNCTION, None, ["gpu", "sm_80"], {}),
         call(FUNCTION),
+        {b"origin": b"cukiln:gpu:NVIDIA+H200"} | {b"data": call(FUNCTION, None, ["gpu", "NVIDIA H100"], {})[b"data"]},
+        {b"origin": b"cukiln:gpu:NVIDIA+H200"} | {b"data": call(FUNCTION, None, ["gpu", "NVIDIA+H200"], {})[b"data"]},
         {b"origin": b"cukiln:plan"} | {b"data": call(FUNCTION, None, ["plan", "sm_80"], {})[b"data"]},
         {b"origin": b"cukiln:compile:sm_80", b"data": b"not compressed"},
         {b"origin": b"cukiln:compile:sm_80", b"data": zlib.compress(b"\xff")},

@@ -28,7 +28,7 @@ def test_the_setting_decides_how_kernels_are_run_and_which_verdicts_count(
     asked: dict[str, Any] = {}
     kernel = matmul_kernel()
 
-    def to_verify(session: object, ref: str, venue: str, version: str) -> list[Any]:
+    def to_verify(session: object, ref: str, version: str) -> list[Any]:
         asked["version"] = version
         return [SimpleNamespace(kernel_json=kernel.to_json(), slice="s")]
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codegen.cubin import code_digest_of
 from codegen.identity import library_id
 from codegen.kernel import Candidate
 from codegen.operators import operator
@@ -19,7 +20,8 @@ from codegen.targets import Target
 from cukiln.types import Launch, LaunchFunction
 from cukiln.types import Operand as OperandAnswer
 from workers.compile_file import CompileFault, FileCompiler, Phase
-from workers.compile_group import code_digest_of, worst_resources
+from workers.compile_group import worst_resources
+from workers.disassemble import disassemble
 from workers.processes import Limits, ProcessError, Processes
 from workers.toolchain import Toolchain
 
@@ -37,12 +39,14 @@ class WinnerNotBuilt(ProcessError):
 
 @dataclass(frozen=True)
 class WinnerBuild:
-    """What is published: the `.cu`, the cubin and the library. It can win only where `code_digest` equals the judged
-    one."""
+    """What is published: the `.cu`, the cubin and the library, its PTX, and its SASS where there is a disassembler. It
+    can win only where `code_digest` equals the judged one."""
 
     source: str
     cubin: bytes
     library: bytes
+    ptx: bytes
+    sass: bytes | None
     code_digest: str
     resources: Resources
     log: str
@@ -76,6 +80,8 @@ def build_winner(
         source=group.text,
         cubin=code.cubin,
         library=library,
+        ptx=code.ptx,
+        sass=disassemble(code.cubin, toolchain.nvcc, processes, cancel),
         code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
         resources=worst_resources([code.resources[name] for name in names]),
         log=compiler.log,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cukiln.types import FrontEntry, RankedBy
 
@@ -56,21 +56,29 @@ def _loss(point: Point, front: Sequence[Point]) -> float:
     return min(others) / max(point.us, 1e-9) if others else float("inf")
 
 
-def merge_front(known: Sequence[FrontEntry], new: Sequence[FrontEntry]) -> list[FrontEntry]:
+def merge_front(
+    known: Sequence[FrontEntry], new: Sequence[FrontEntry], times: Mapping[str, float] | None = None
+) -> list[FrontEntry]:
     """The front with the `new` entries in it, fastest first: entries that nothing beats in time, workspace and
     determinism at once.
 
     A measurement is never replaced by a prediction: where anything was measured, entries that were only predicted go.
-    An older entry for the candidate of a new one gives way to it.
+    An older entry for the candidate of a new one gives way to it. `times`: what new candidates count as, in
+    microseconds, where that is not their own time (see `workers.rank_measured`).
     """
     entries = {entry.candidate: entry for entry in known}
+    counts: dict[str, float] = {}
     for entry in new:
         old = entries.get(entry.candidate)
         if old is None or old.measured_us is None or entry.measured_us is not None:
             entries[entry.candidate] = entry
+            if times is not None and entry.candidate in times:
+                counts[entry.candidate] = times[entry.candidate]
     if any(entry.measured_us is not None for entry in entries.values()):
         entries = {candidate: entry for candidate, entry in entries.items() if entry.measured_us is not None}
-    return [entries[point.candidate] for point in pareto(map(point_of, entries.values()))]
+    points = [point_of(entry) for entry in entries.values()]
+    points = [replace(point, us=counts.get(point.candidate, point.us)) for point in points]
+    return [entries[point.candidate] for point in pareto(points)]
 
 
 def ranked_by(front: Sequence[FrontEntry]) -> RankedBy:

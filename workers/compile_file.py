@@ -80,11 +80,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """nvcc's result for one file: `cubin` and what it holds; resources by mangled kernel name."""
+    """nvcc's result for one file: `cubin` and what it holds; resources by mangled kernel name; what ptxas was given."""
 
     cubin: bytes
     contents: Cubin
     resources: dict[str, Resources]
+    ptx: bytes
 
 
 class FileCompiler:
@@ -125,7 +126,7 @@ class FileCompiler:
         ):
             if found != symbols:
                 raise UnexpectedSymbols(what, found, symbols)
-        return DeviceCode(cubin, contents, resources)
+        return DeviceCode(cubin, contents, resources, self._read(PTX))
 
     def link_library(self, text: str, exports: frozenset[str]) -> bytes:
         """g++ on launch code and stub, linked around the cubin of `compile_device`. Raises as that does."""

@@ -7,13 +7,14 @@ halved.
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from codegen.canonical import digest
+from codegen.cubin import code_digest_of
 from codegen.kernel import Kernel
 from codegen.ptxas_report import Resources
 from codegen.render_group import render_device, symbols
@@ -42,10 +43,12 @@ class KernelOutcome:
 
 @dataclass(frozen=True)
 class Artifact:
-    """One file that compiled. `kernels` are ids in render order."""
+    """One file that compiled. `kernels` are ids in render order. `ptx` is compressed (gzip): 40 KB of text for each
+    kernel would double what a group adds to the store, as 7 KB they add a seventh."""
 
     source: str
     cubin: bytes
+    ptx: bytes
     library: bytes
     log: str
     phases: tuple[Phase, ...]
@@ -122,7 +125,8 @@ class _Work:
         text = render_library(kernels, target=self._target.name)
         library = compiler.link_library(text, group_exports(kernels))
         ids = tuple(kernel.id for kernel in kernels)
-        artifact = Artifact(group.text, code.cubin, library, compiler.log, tuple(compiler.phases), ids)
+        ptx = gzip.compress(code.ptx, 6, mtime=0)
+        artifact = Artifact(group.text, code.cubin, ptx, library, compiler.log, tuple(compiler.phases), ids)
         for kernel in kernels:
             names = symbols(kernel)
             self.outcomes[kernel.id] = KernelOutcome(
@@ -147,13 +151,6 @@ class _Work:
                 return [tuple(kernel for kernel in kernels if kernel.id not in culprits)]
         middle = len(kernels) // 2
         return [kernels[:middle], kernels[middle:]]
-
-
-def code_digest_of(digests: Sequence[str]) -> str:
-    """A kernel's code digest from its functions', in launch order: its own where there is one function."""
-    if len(digests) == 1:
-        return digests[0]
-    return digest("code", 1, functions=list(digests))
 
 
 def worst_resources(resources: Sequence[Resources]) -> Resources:

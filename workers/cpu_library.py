@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from codegen.dtypes import dtype
-from codegen.operator import Operand
+from codegen.operand import Operand
 from codegen.test_plan import Order
 
 Status = Literal["ok", "runtime_error", "run_timeout"]

@@ -1,4 +1,4 @@
-"""`cukiln worker plan`, `cukiln worker compile [--target sm_80 …]`, `cukiln worker reconcile`: one server process.
+"""`cukiln worker plan`, `compile [--target sm_80 …]`, `gpu [--device …]`, `reconcile`: one server process.
 
 Everything heavy is loaded, found and compiled here once, before the first fork: a horse then reaches its step in
 milliseconds (see `workers.warm_up`).
@@ -7,6 +7,7 @@ milliseconds (see `workers.warm_up`).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 
 import tenacity
@@ -33,7 +35,9 @@ from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
 from storage.toolchains import register_toolchain
 from workers import embedded_valkey, tickets
-from workers.processes import Processes
+from workers.gpu.interface import GpuMissing
+from workers.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, pick_gpu, why_silent
+from workers.processes import InfrastructureError, ProcessError, Processes
 from workers.queue_worker import QueueWorker
 from workers.reconcile import Reconciler
 from workers.run_ticket import run_ticket
@@ -52,22 +56,33 @@ class WorkerError(Exception):
     """This worker cannot start; the message says what to do."""
 
 
+@dataclass(frozen=True)
+class Signs:
+    """A worker's own signs of life, and whether it may take another ticket."""
+
+    beat: Callable[[], None] = lambda: None
+    may_go_on: Callable[[], bool] = lambda: True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="cukiln worker", description="Run one worker of the cukiln server.")
-    parser.add_argument("kind", choices=[tickets.PLAN, tickets.COMPILE, "reconcile"])
+    parser.add_argument("kind", choices=[tickets.PLAN, tickets.COMPILE, tickets.GPU, "reconcile"])
     parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
+    parser.add_argument("--device", default="0", help="the GPU to measure on: its UUID or number (default: 0)")
     arguments = parser.parse_args(argv)
     try:
         settings = load_settings()
         set_up_logging(settings.log_level)
         if arguments.kind == "reconcile":
             run_reconciler(settings)
-        else:
-            from workers.steps import STEPS
+            return 0
+        from workers.steps import STEPS
 
-            run_worker(arguments.kind, settings, STEPS, targets=arguments.target or None)
-    except (SettingsError, ToolchainMissing, WorkerError) as error:
+        if arguments.kind == tickets.GPU:
+            return run_gpu_worker(settings, STEPS, device=arguments.device)
+        run_worker(arguments.kind, settings, STEPS, targets=arguments.target or None)
+    except (SettingsError, ToolchainMissing, GpuMissing, InfrastructureError, WorkerError) as error:
         sys.stderr.write(f"cukiln worker: {error}\n")
         return EXIT_CONFIG
     return 0
@@ -90,27 +105,66 @@ def run_worker(
 ) -> None:
     """Take tickets until SIGTERM or SIGINT. Raises ToolchainMissing, WorkerError."""
     workplace = make_workplace(settings)
-    beat: Callable[[], None] = _nothing
+    signs = Signs()
     if kind == tickets.COMPILE:
         known = [target.name for target in supported_targets(workplace.toolchain)]
         unknown = sorted(set(targets or ()) - set(known))
         if unknown:
             raise WorkerError(f"nvcc here cannot compile for {', '.join(unknown)}: allowed are {', '.join(known)}")
         workplace.targets = tuple(targets or known)
-        beat = ToolchainBeat(workplace)
+        signs = Signs(ToolchainBeat(workplace))
         remember_operators()
     else:
         find_early(workplace)
+    _take_tickets(kind, workplace, steps, signs)
+
+
+def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str) -> int:
+    """Measure on one GPU until SIGTERM or SIGINT, or until it is drained; returns the exit status. Raises GpuMissing,
+    InfrastructureError, WorkerError."""
+    with contextlib.closing(Processes()) as processes:
+        found = pick_gpu(find_gpus(settings, processes), device)
+    workplace = make_workplace(settings)
+    workplace.device, workplace.targets = found, (found.name,)
+    beat = DeviceBeat(workplace.database, found, workplace.name)
+    if not beat.may_go_on() and (silent := why_silent(settings, workplace.processes, found)) is not None:
+        log.error("%s %s stays drained (%s): %s", found.name, found.uuid, beat.drained, silent)
+        beat.stay_drained()
+        return EXIT_DRAINED
+    log.info("measuring on %s %s, driver %s", found.name, found.uuid, found.driver)
+    beat.start()
+    _take_tickets(tickets.GPU, workplace, steps, Signs(beat, beat.may_go_on))
+    if beat.drained is None:
+        return 0
+    log.error("%s %s is drained and takes no more work: %s", found.name, found.uuid, beat.drained)
+    return EXIT_DRAINED
+
+
+def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], signs: Signs) -> None:
     log.info("processes are fenced by %s", workplace.processes.isolation)  # asked before the fork: 10 ms
+    if kind in (tickets.COMPILE, tickets.GPU):
+        _say_network(workplace.processes)
     warm_up(workplace.database)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
-        tickets.connect(redis_url(settings)),
+        tickets.connect(redis_url(workplace.settings)),
         functools.partial(run_ticket, workplace, steps),
         before_fork=workplace.database.dispose,
-        beat=beat,
+        beat=signs.beat,
+        may_go_on=signs.may_go_on,
     ).work()
+
+
+def _say_network(processes: Processes) -> None:
+    """Whether the kernels that this worker runs have a network: not every machine can keep them from it."""
+    try:
+        if processes.network_isolation:
+            log.info("kernels run without a network")
+        else:
+            log.warning("kernels run with this machine's network: it allows no network namespace")
+    except ProcessError as error:
+        log.warning("not known whether kernels run without a network: %s", error)
 
 
 def remember_operators() -> None:
@@ -187,10 +241,6 @@ class ToolchainBeat:
                 register_toolchain(session, toolchain.digest, toolchain.describe(), list(self._workplace.targets or ()))
         except _DATABASE_AWAY as error:
             log.warning("toolchain not registered: %s", error)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _end_loop(stop: threading.Event, number: int, frame: FrameType | None) -> None:

@@ -94,7 +94,8 @@ class QueueWorker(Worker):
     """Takes tickets from `queues` and forks a horse for each that calls `perform(kind, target)`.
 
     `before_fork` closes what must not be shared with a child (database connections). `beat` is called about every
-    second, idle or busy, for the owner's own signs of life; neither may raise.
+    second, idle or busy, for the owner's own signs of life. `may_go_on` is asked before each look for a ticket: False
+    ends the worker. None of them may raise.
     """
 
     job_class = TicketJob
@@ -107,6 +108,7 @@ class QueueWorker(Worker):
         *,
         before_fork: Callable[[], None] = lambda: None,
         beat: Callable[[], None] = lambda: None,
+        may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
         name = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         super().__init__(
@@ -123,6 +125,7 @@ class QueueWorker(Worker):
         self._perform = perform
         self._before_fork = before_fork
         self._beat = beat
+        self._may_go_on = may_go_on
         self._waiting = False
         self._kill_horse_at: float | None = None
 
@@ -135,7 +138,7 @@ class QueueWorker(Worker):
         gc.collect()
         gc.freeze()  # what is loaded now is never copied into a horse because the collector touched it
         try:
-            while not self._stop_requested:
+            while not self._stop_requested and self._may_go_on():
                 ticket = self._take()
                 if ticket is not None:
                     taken = True

@@ -7,8 +7,10 @@ import time
 from collections.abc import Mapping
 
 from storage import items, jobs
+from storage.devices import drain_device
 from storage.errors import LostClaim
 from workers import tickets
+from workers.gpu.measure_on_gpu import GpuGone
 from workers.lease import Lease
 from workers.processes import InfrastructureError
 from workers.steps.context import Cancel, Cancelled, GiveUp, Step, StepContext, Workplace
@@ -57,6 +59,9 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
             log.info("%s %s stopped: %s (%s: %s)", claim.kind, claim.ref, cancel.reason, type(error).__name__, error)
             _stopped(context)
             return
+        if isinstance(error, GpuGone):
+            _drained(context, str(error))
+            return
         log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)
         if isinstance(error, InfrastructureError) and claim.attempt < context.settings.max_attempts:
             # The claim is held meanwhile, so that nobody takes the item at once; any reason to stop ends the pause.
@@ -76,9 +81,26 @@ def _completed(context: StepContext) -> None:
 
 
 def _stopped(context: StepContext) -> None:
-    """A stopping worker hands its item back at once. Any other reason: the database has ended the item already."""
-    if context.cancel.reason != "stopping":
+    """A stopping worker hands its item back at once. So does one whose job has spent its budget: another job may wait
+    for the same item, and inherits it, now or when the reconciler ends the budget. Any other reason: the database has
+    ended the item already."""
+    if context.cancel.reason not in ("stopping", "deadline"):
         return
+    try:
+        with context.database.write() as session:
+            items.release(session, context.claim)
+    except LostClaim as lost:
+        # Of a spent budget the reconciler has made an end already, where nobody else waits.
+        log.log(logging.WARNING if context.cancel.reason == "stopping" else logging.DEBUG, "%s", lost)
+        return
+    context.enqueue(context.claim.kind, context.claim.target)
+
+
+def _drained(context: StepContext, reason: str) -> None:
+    """The GPU is out of order, not the work: the attempt does not count, and nobody uses the GPU until it answers."""
+    log.error("%s %s is given back: %s", context.claim.kind, context.claim.ref, reason)
+    with context.database.write() as session:
+        drain_device(session, context.device.uuid, reason)
     try:
         with context.database.write() as session:
             items.release(session, context.claim)

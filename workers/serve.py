@@ -5,7 +5,8 @@ serve ─┬─ valkey          unless REDIS_URL names a server
        ├─ api             python -m service
        ├─ reconcile       leases, budgets, missing tickets
        ├─ plan worker
-       └─ compile worker  CUKILN_WORKERS of them
+       ├─ compile worker  CUKILN_WORKERS of them
+       └─ gpu worker      one for each GPU that CUKILN_GPUS allows
 ```
 Every child is tied to the supervisor (`workers.tether`): a SIGKILL of the supervisor ends them all. Children are
 started and watched by one thread for its whole life, because the kernel ties a child to the thread that started it.
@@ -36,9 +37,18 @@ from storage.settings import Settings, load_settings
 from workers import tickets
 from workers.children import Child, describe_exit
 from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
+from workers.gpu.interface import Device
 from workers.processes import Processes
 from workers.queue_worker import HORSE_GRACE_SECONDS
-from workers.start_checks import FolderBusy, ServeError, free_port, lock_folder, refuse_busy_port, refuse_silent_redis
+from workers.start_checks import (
+    FolderBusy,
+    ServeError,
+    free_port,
+    gpus_to_use,
+    lock_folder,
+    refuse_busy_port,
+    refuse_silent_redis,
+)
 from workers.toolchain import ToolchainMissing, find_toolchain
 
 __all__ = [
@@ -56,6 +66,7 @@ __all__ = [
 READY_SECONDS = 60.0
 API_GRACE_SECONDS = 3.0  # open event streams would keep it alive for ever
 WATCH_SECONDS = 0.1
+GPU_WORKER = "gpu worker"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -74,7 +85,7 @@ class Running:
     url: str
     redis_url: str
     data_dir: Path
-    pids: dict[str, int]  # by name: valkey, api, plan worker, compile worker 1, …
+    pids: dict[str, int]  # by name: valkey, api, plan worker, compile worker 1, gpu worker 1, …
 
 
 class Supervisor:
@@ -95,10 +106,16 @@ class Supervisor:
         self._commands = commands or Commands()
         self._valkey: EmbeddedValkey | None = None
         self._children: list[Child] = []
+        self._gpus: list[Device] = []
         self._lock_file = -1
         self._stop = False
         self._force = False
         self._valkey_again_at = 0.0
+
+    @property
+    def gpus(self) -> Sequence[Device]:
+        """Those that are measured on; known once it has started."""
+        return self._gpus
 
     # ---- the way of a service
 
@@ -150,6 +167,7 @@ class Supervisor:
         self._lock_file = lock_folder(settings.data_dir)
         with contextlib.closing(Processes()) as processes:
             find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+            self._gpus = gpus_to_use(settings, processes)
         if settings.port == 0:
             settings = self.settings = settings.model_copy(update={"port": free_port(settings.host)})
         else:
@@ -186,6 +204,9 @@ class Supervisor:
         ]
         for number in range(1, self.settings.workers + 1):
             named.append((f"compile worker {number}", [*worker, tickets.COMPILE], HORSE_GRACE_SECONDS + 1))
+        for number, device in enumerate(self._gpus, 1):
+            measure = [*worker, tickets.GPU, "--device", device.uuid]
+            named.append((f"{GPU_WORKER} {number}", measure, HORSE_GRACE_SECONDS + 1))
         environment = child_environment(self.settings)
         if self._logs is not None:
             self._logs.mkdir(parents=True, exist_ok=True)
@@ -199,7 +220,7 @@ class Supervisor:
         deadline = time.monotonic() + READY_SECONDS
         while self._missing():
             for child in self._children:
-                if (code := child.ended()) is not None:
+                if (code := child.ended()) is not None and not self._may_be_missing(child):
                     tail = child.log_tail()
                     raise ServeError(
                         f"{child.name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else "")
@@ -209,6 +230,11 @@ class Supervisor:
             if time.monotonic() > deadline:
                 raise ServeError(f"not ready after {READY_SECONDS:g} s: {', '.join(self._missing())}")
             time.sleep(0.02)
+
+    def _may_be_missing(self, child: Child) -> bool:
+        """A GPU that nobody named, and that fails a moment after it was found, keeps nobody from compiling: `watch`
+        starts its worker again."""
+        return self.settings.gpus == "auto" and child.name.startswith(GPU_WORKER)
 
     def _api_answers(self) -> bool:
         connection = http.client.HTTPConnection(_reachable(self.settings.host), self.settings.port, timeout=2.0)
@@ -221,7 +247,11 @@ class Supervisor:
             connection.close()
 
     def _missing_workers(self) -> list[str]:
-        workers = {f"{socket.gethostname()}.{c.pid}": c.name for c in self._children if "worker" in c.name}
+        workers = {
+            f"{socket.gethostname()}.{c.pid}": c.name
+            for c in self._children
+            if "worker" in c.name and not (self._may_be_missing(c) and c.ended() is not None)
+        }
         client = tickets.connect(self.settings.redis_url or "")
         try:
             alive = {name.rpartition(".")[0] for name in tickets.live_workers(client)}
@@ -271,6 +301,8 @@ def serve(settings: Settings, *, say: Callable[[str], None] | None = None, comma
         running = supervisor.start()
         for name, pid in sorted(running.pids.items()):
             tell(f"  {name:<18} pid {pid}")
+        for number, device in enumerate(supervisor.gpus, 1):
+            tell(f"  {f'GPU {number}':<18} {device.name} {device.uuid}")
         tell(f"  {'queue':<18} {running.redis_url if settings.redis_url is None else 'REDIS_URL'}")
         tell(f"ready: {running.url} (Ctrl-C stops it)")
         supervisor.watch()

@@ -1,5 +1,5 @@
 """What must hold before `cukiln serve` starts anything: an address of its own, a data folder of its own, a
-queue that answers."""
+queue that answers, the GPUs that were asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from urllib.parse import urlsplit
 
 from redis import Redis
 from redis.exceptions import RedisError
+
+from storage.settings import Settings
+from workers.gpu.interface import Device, GpuMissing
+from workers.gpu_worker import find_gpus, pick_gpu
+from workers.processes import InfrastructureError, Processes
 
 REDIS_SECONDS = 5.0
 
@@ -72,6 +77,27 @@ def refuse_silent_redis(url: str) -> None:
             f"REDIS_URL names {_without_password(url)}, which does not answer ({error}): start that server, correct "
             "REDIS_URL, or unset it for a queue that cukiln runs itself"
         ) from None
+
+
+def gpus_to_use(settings: Settings, processes: Processes) -> list[Device]:
+    """The GPUs that CUKILN_GPUS allows. With `auto` a machine may have none, and nothing is said of it. Raises
+    ServeError where one that is named is not there, or their locks have no folder."""
+    if settings.gpus == "none":
+        return []
+    try:
+        found = find_gpus(settings, processes)
+        if settings.gpus != "auto":
+            found = [pick_gpu(found, name) for name in dict.fromkeys(settings.gpus.split(","))]
+    except (GpuMissing, InfrastructureError) as error:
+        if settings.gpus == "auto":
+            return []
+        raise ServeError(
+            f"CUKILN_GPUS={settings.gpus}: {error}. Correct CUKILN_GPUS, or set it to none to run without a GPU"
+        ) from None
+    folder = settings.gpu_lock_dir
+    if found and folder.exists() and not folder.is_dir():
+        raise ServeError(f"CUKILN_GPU_LOCKS names {folder}, which is not a folder: set it to one that can be written")
+    return list(dict.fromkeys(found))
 
 
 def _without_password(url: str) -> str:

@@ -15,6 +15,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote_plus
 
 import redis.asyncio
 from redis import Redis
@@ -30,10 +31,18 @@ log = logging.getLogger("cukiln.tickets")
 
 PLAN = "plan"
 COMPILE = "compile"
+GPU = "gpu"
 # Which kind of worker does which kind of item. A compile worker has the compiler that verify and finish need too.
-WORKER_OF = {"plan": PLAN, "compile": COMPILE, "verify": COMPILE, "finish": COMPILE}
+WORKER_OF = {
+    "plan": PLAN,
+    "compile": COMPILE,
+    "verify": COMPILE,
+    "finish": COMPILE,
+    "measure": GPU,
+    "compare": GPU,
+}
 # What comes last in a job's way goes first: what is begun gets finished before more is begun.
-ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile")}
+ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile"), GPU: ("compare", "measure")}
 
 TICKET_FUNCTION = "workers.run_ticket.run_ticket"  # the only function that a ticket may name
 TICKET_SECONDS = 24 * 3600  # what a crash between taking a ticket and forgetting it leaves behind ends by itself
@@ -44,21 +53,33 @@ EVENTS_PER_JOB = 10_000  # of a job with 10,000 problems, at least one event eac
 EVENT_SECONDS = 24 * 3600  # a watcher that comes back within a day misses nothing
 
 _TARGET = re.compile(r"[a-z0-9_]{1,16}")
+# A product's name as its driver gives it; the colon would make it a `predicted:<target>`.
+_DEVICE_CLASS = re.compile(r"[!-9;-~]([ -9;-~]{0,126}[!-9;-~])?")
 _EVENT_ID = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 
 
 def queue_name(kind: str, target: str | None) -> str:
-    """RQ queue of an item kind or worker kind (they share names): `cukiln:plan`, `cukiln:compile:<target>`.
+    """RQ queue of an item kind or worker kind: `cukiln:plan`, `cukiln:compile:<target>`, `cukiln:gpu:<device class>`
+    with the class as in a URL's query (`NVIDIA+H200`), so that no two share a queue.
 
     Raises ValueError for an unknown kind, or a target that is missing, malformed, or not wanted (plan)."""
-    if kind not in WORKER_OF:
-        raise ValueError(f"unknown kind of work {kind!r}: allowed are {', '.join(WORKER_OF)}")
-    worker = WORKER_OF[kind]
+    worker = WORKER_OF.get(kind, kind)
+    if worker not in ITEMS_OF:
+        raise ValueError(f"unknown kind of work {kind!r}: allowed are {', '.join([*WORKER_OF, GPU])}")
     if worker == PLAN:
         return "cukiln:plan"
+    if worker == GPU:
+        if target is None or not is_device_class(target):
+            raise ValueError(f"{kind} needs a device class such as NVIDIA H200, not {target!r}")
+        return f"cukiln:{worker}:{quote_plus(target)}"
     if target is None or not _TARGET.fullmatch(target):
         raise ValueError(f"{kind} needs a target such as sm_80, not {target!r}")
     return f"cukiln:{worker}:{target}"
+
+
+def is_device_class(name: str) -> bool:
+    """Whether it can be the product's name of a GPU: up to 128 printable ASCII characters, without a colon."""
+    return _DEVICE_CLASS.fullmatch(name) is not None
 
 
 def connect(url: str) -> Redis:
@@ -103,7 +124,7 @@ def queued_tickets(client: Redis, kind: str, target: str | None) -> int:
 
 def _write_tickets(client: Redis, kind: str, target: str | None, count: int) -> bool:
     queue = Queue(queue_name(kind, target), connection=client, serializer=JSONSerializer)
-    worker = WORKER_OF[kind]
+    worker = WORKER_OF.get(kind, kind)
     try:
         with client.pipeline() as pipeline:
             for _ in range(count):

@@ -16,6 +16,7 @@ from typing import Any
 
 from codegen.canonical import digest
 from codegen.targets import Target, targets
+from workers.nvidia_wheels import nvcc_in, wheel_folders
 from workers.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
 
 TOOLCHAIN_VERSION = 1  # of the digest's schema
@@ -24,7 +25,17 @@ DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-v")
 # Launch code is a few divisions per call: -O2 would only cost half as much again of g++'s time.
 HOST_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-Wall", "-Werror")
 # No build id, no names of temporary objects (-s): equal inputs give equal bytes. The stub needs nothing of libstdc++.
-LINK_FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,-s", "-Wl,-z,noexecstack", "-Wl,--as-needed", "-lpthread", "-ldl")
+# Without start files a library has no initialiser at all: one with any is foreign (`workers.gpu.check_library`).
+LINK_FLAGS = (
+    "-shared",
+    "-nostartfiles",
+    "-Wl,--build-id=none",
+    "-Wl,-s",
+    "-Wl,-z,noexecstack",
+    "-Wl,--as-needed",
+    "-lpthread",
+    "-ldl",
+)
 _QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=1 << 20)
 _INSTALL = "`make run` installs it from PyPI wheels, or name one with CUKILN_NVCC"
 
@@ -104,7 +115,7 @@ def find_toolchain(
             ("tvm_ffi", importlib.metadata.version("apache-tvm-ffi")),
         )
         codes = tuple(re.findall(r"^sm_\d+\w?$", _ask(processes, nvcc_path, "--list-gpu-code"), re.MULTILINE))
-        return Toolchain(nvcc_path, Path(host_path), _tvm_ffi_include(), versions, codes)
+        return Toolchain(nvcc_path, Path(host_path), tvm_ffi_include(), versions, codes)
     except ProgramMissing as error:
         raise ToolchainMissing(f"{error}; {_INSTALL}") from error
 
@@ -117,29 +128,22 @@ def supported_targets(toolchain: Toolchain) -> tuple[Target, ...]:
     return tuple(sheet for name, sheet in targets().items() if name in codes)
 
 
-def wheel_folders() -> list[Path]:
-    """Folders of the `nvidia` namespace package that may hold the compiler wheels, of this interpreter."""
-    spec = importlib.util.find_spec("nvidia")
-    found = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
-    return [*found, *(Path(place) / "nvidia" for place in sys.path if place.endswith("site-packages"))]
-
-
 def _find_nvcc(named: str | None) -> Path:
     if named:
         path = shutil.which(named)
         if path is None:
             raise ToolchainMissing(f"CUKILN_NVCC names {named}, which is not an executable file; {_INSTALL}")
         return Path(path)
-    for folder in wheel_folders():
-        for nvcc in sorted(folder.glob("cu*/bin/nvcc"), reverse=True):
-            return nvcc
+    if (of_wheels := nvcc_in(wheel_folders())) is not None:
+        return of_wheels
     path = shutil.which("nvcc")
     if path is None:
         raise ToolchainMissing(f"no nvcc: neither in the wheels of {sys.prefix} nor in PATH; {_INSTALL}")
     return Path(path)
 
 
-def _tvm_ffi_include() -> Path:
+def tvm_ffi_include() -> Path:
+    """The folder of tvm-ffi's C headers. Raises ToolchainMissing."""
     spec = importlib.util.find_spec("tvm_ffi")
     for place in (spec.submodule_search_locations or []) if spec else []:
         if (Path(place) / "include/tvm/ffi/c_api.h").is_file():

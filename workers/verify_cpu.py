@@ -20,7 +20,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
-from codegen import epilogue_reference, render_cpu, test_plan
+from codegen import arrays, epilogue_reference, render_cpu, test_plan
 from codegen.canonical import digest
 from codegen.kernel import Kernel
 from codegen.operators import operator, operators
@@ -66,9 +66,9 @@ def _plan_version(known: tuple[tuple[str, Traversable], ...], sanitize: bool) ->
     texts = _texts("cpu", codegen / "device" / "cpu", ".h")
     for name, folder in known:
         texts |= _texts(name, folder, ".py")
-    for module in (test_plan, epilogue_reference, render_cpu):
+    for module in (arrays, test_plan, epilogue_reference, render_cpu):
         texts[module.__name__] = inspect.getsource(module)
-    for name in ("run_on_cpu.py", "cpu_library.py"):
+    for name in ("run_on_cpu.py", "cpu_test.py", "case_details.py", "cpu_library.py"):
         texts[name] = Path(__file__).with_name(name).read_text(encoding="utf-8")
     return digest(
         "cpu_plan", test_plan.PLAN_SCHEMA, texts=texts, flags=[*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ())]
@@ -178,7 +178,12 @@ class _Children:
             heard = time.monotonic()
             argv = [*self.python, "-m", "workers.run_on_cpu", self._request(library, list(waiting.values()))]
             with self._processes.stream(
-                argv, cwd=self._folder, limits=self._limits, env=self._environment, cancel=self._cancel
+                argv,
+                cwd=self._folder,
+                limits=self._limits,
+                env=self._environment,
+                cancel=self._cancel,
+                network=False,
             ) as stream:
                 for line in stream.lines(self._wall_seconds):
                     heard = time.monotonic()

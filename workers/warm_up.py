@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from typing import Any
 
 from cukiln.types import StageSeconds
 from storage import items, jobs
@@ -17,6 +18,13 @@ from storage.candidates import candidates_of_problem
 from storage.database import Database, Session
 from storage.errors import StorageError
 from storage.groups import BuildOutcome, load_group, record_compiled, start_group
+from storage.measurements import (
+    Measured,
+    best_measured,
+    candidates_to_measure,
+    record_compared,
+    record_measured,
+)
 from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, record_plan
 from storage.problems import finish_problem, load_problem, problems_to_plan
 from storage.report_job import job_progress
@@ -24,8 +32,8 @@ from storage.verdicts import NewVerdict, best_proofs, builds_to_verify, record_v
 
 log = logging.getLogger("cukiln.worker")
 
-_VENUE = "cpu"
 _VERSION = "warm-up"
+_VERSIONS: dict[str, Any] = {"plan_version": _VERSION, "gpu_plan_version": _VERSION, "drivers": {}}
 
 
 class _RollBack(Exception):
@@ -52,21 +60,22 @@ def warm_up(database: Database) -> None:
 
 def _go_the_way(session: Session, name: str) -> None:
     target, build = f"none_{name[:8]}", name * 2
-    problem = jobs.NewProblem(name, "matmul", {}, target, "none", build, {})
-    job = jobs.create_job(session, jobs.NewJob([problem], priority="high")).id
+    # Proved on the CPU, and measured on a GPU that nobody has.
+    classes = (f"predicted:{target}", name)
+    problems = [jobs.NewProblem(name, "matmul", {}, target, device_class, build, {}) for device_class in classes]
+    job = jobs.create_job(session, jobs.NewJob(problems, priority="high")).id
     claim = _claim(session, "plan", None, job)
-    [planned] = problems_to_plan(session, claim)
+    planned = problems_to_plan(session, claim)
     jobs.job_state(session, job)
     known_builds(session, [build])
     candidate = NewCandidate(name * 2, {}, name * 2, build)
     record_plan(
         session,
         claim,
-        [PlannedProblem(planned.id, [candidate], 1, {}, 0.0, 0.0)],
+        [PlannedProblem(problem.id, [candidate], 1, {}, 0.0, 0.0) for problem in planned],
         {build: NewBuild(build, name * 2, name * 2, {})},
         [NewGroup((build,), target, name * 2, 1.0)],
-        venue=_VENUE,
-        plan_version=_VERSION,
+        **_VERSIONS,
     )
     job_progress(session, job)
     claim = _claim(session, "compile", target, job)
@@ -76,7 +85,7 @@ def _go_the_way(session: Session, name: str) -> None:
     record_compiled(
         session,
         claim,
-        [BuildOutcome(build, "ok", code_digest=name * 2, resources={})],
+        [BuildOutcome(build, "ok", code_digest=name * 2, resources={}, library=name * 2)],
         source=None,
         log=None,
         library=None,
@@ -84,18 +93,41 @@ def _go_the_way(session: Session, name: str) -> None:
         phases=[],
         codegen=StageSeconds(),
         compile=StageSeconds(),
-        venue=_VENUE,
-        plan_version=_VERSION,
+        **_VERSIONS,
     )
     claim = _claim(session, "verify", target, job)
-    builds_to_verify(session, claim.ref, _VENUE, _VERSION)
+    builds_to_verify(session, claim.ref, _VERSION)
     verdict = NewVerdict(name * 2, "ok", None, {}, 0.0, 0.0)
-    record_verified(session, claim, [verdict], venue=_VENUE, plan_version=_VERSION, verify=StageSeconds())
+    record_verified(session, claim, [verdict], plan_version=_VERSION, verify=StageSeconds())
+    _measure(session, name, job)
     claim = _claim(session, "finish", target, job)
-    load_problem(session, planned.id)
-    candidates_of_problem(session, planned.id)
+    load_problem(session, int(claim.ref))
+    candidates_of_problem(session, int(claim.ref))
     best_proofs(session, [(name * 2, name * 2)])
     finish_problem(session, claim, winner=candidate.candidate, error=None)
+
+
+def _measure(session: Session, device_class: str, job: str) -> None:
+    claim = _claim(session, "measure", device_class, job)
+    waiting = candidates_to_measure(session, claim.ref, device_class, _VERSION)
+    best_measured(session, [one.problem_id for one in waiting])
+    found = [
+        Measured(
+            problem_id=one.problem_id,
+            candidate=one.candidate,
+            code_digest=one.code_digest,
+            verdict="ok",
+            message=None,
+            details={},
+            measurement={"median_us": 1.0},
+            verify=StageSeconds(),
+            measure=StageSeconds(),
+        )
+        for one in waiting
+    ]
+    record_measured(session, claim, found, driver=_VERSION, plan_version=_VERSION)
+    claim = _claim(session, "compare", device_class, job)
+    record_compared(session, claim, None, measure=StageSeconds())
 
 
 def _claim(session: Session, kind: str, target: str | None, job: str) -> items.Claim:

@@ -26,9 +26,11 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
             (build.library, "application/x-sharedlib"),
             (build.cubin, "application/x-cubin"),
             (build.source.encode(), "text/x-cuda"),
+            (build.ptx, "text/x-ptx"),
+            *([(build.sass, "text/x-sass")] if build.sass is not None else []),
         ]
     )
-    library, cubin, source = [blob.digest for blob in blobs]
+    library, cubin, source, ptx, *sass = [blob.digest for blob in blobs]
     made = Library(
         id=identity,
         kernel=candidate.kernel.id,
@@ -38,6 +40,8 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
         library=library,
         cubin=cubin,
         source=source,
+        ptx=ptx,
+        sass=next(iter(sass), None),
     )
     with context.database.write() as session:
         if known is not None:  # its bytes are gone, and a build may not give the same ones again

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from workers.steps.compare import compare
 from workers.steps.compile import compile_kernels
 from workers.steps.context import Step
 from workers.steps.finish import finish
+from workers.steps.measure import measure
 from workers.steps.plan import plan
 from workers.steps.verify import verify
 
-STEPS: dict[str, Step] = {"plan": plan, "compile": compile_kernels, "verify": verify, "finish": finish}
+STEPS: dict[str, Step] = {
+    "plan": plan,
+    "compile": compile_kernels,
+    "verify": verify,
+    "measure": measure,
+    "compare": compare,
+    "finish": finish,
+}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.render_group import render_device
@@ -11,8 +13,7 @@ from storage.groups import BuildOutcome, Group, load_group, record_compiled, sta
 from workers.compile_group import Artifact, GroupOutcome, compile_group
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.plan import VENUE
-from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.progress import tell
 from workers.steps.verify import predicted_seconds
 from workers.stopwatch import Stopwatch
 
@@ -22,7 +23,7 @@ class WrongToolchain(Exception):
 
 
 def compile_kernels(context: StepContext) -> None:
-    """Compile the group of the item; its builds, artifacts and the verify item are written in one transaction."""
+    """Compile the group of the item; its builds, artifacts and what gets them judged are written in one transaction."""
     with context.database.write() as session:
         group = load_group(session, context.claim.ref)
         if group is None:
@@ -45,7 +46,6 @@ def compile_kernels(context: StepContext) -> None:
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
     _record(context, group, kernels, outcome, codegen)
-    publish_progress(context)
 
 
 def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
@@ -64,31 +64,35 @@ def _record(
         [
             (source.encode(), "text/x-cuda"),
             (_log(outcome, shown).encode(), "text/plain"),
-            *([(shown.library, "application/x-sharedlib"), (shown.cubin, "application/x-cubin")] if shown else []),
+            *([(shown.cubin, "application/x-cubin"), (shown.ptx, "application/gzip")] if shown else []),
+            # Every library is kept: what is measured later, perhaps elsewhere, is loaded from it.
+            *((artifact.library, "application/x-sharedlib") for artifact in outcome.artifacts),
         ]
     )
-    digests = [blob.digest for blob in blobs]
+    text, log, *rest = [blob.digest for blob in blobs]
+    cubin, ptx = rest[:2] if shown else (None, None)
+    libraries = rest[2:]
     with context.database.write() as session:
         recorded = record_compiled(
             session,
             context.claim,
-            [_build_outcome(kernels[kernel], outcome, kernel) for kernel in kernels],
-            source=digests[0],
-            log=digests[1],
-            library=digests[2] if shown else None,
-            cubin=digests[3] if shown else None,
+            [_build_outcome(kernels[kernel], outcome, kernel, libraries) for kernel in kernels],
+            source=text,
+            log=log,
+            library=libraries[outcome.artifacts.index(shown)] if shown else None,
+            cubin=cubin,
+            ptx=ptx,
             phases=_phases(outcome),
             codegen=codegen,
             compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
-            venue=VENUE,
             plan_version=context.plan_version,
+            gpu_plan_version=context.gpu_plan_version,
+            drivers=context.drivers(session),
             verify_predicted_seconds=predicted_seconds(len(kernels)),
         )
-    if recorded.verify:
-        context.enqueue("verify", group.target)
-    for _ in recorded.judged:
-        context.enqueue("finish", group.target)
-    publish_problems(context, recorded.judged)
+    for kind, target in recorded.waiting:
+        context.enqueue(kind, target)
+    tell(context, recorded.judged)
 
 
 def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:
@@ -106,7 +110,8 @@ def _phases(outcome: GroupOutcome) -> list[dict[str, str | float]]:
     return [{"name": name, "seconds": spent} for name, spent in seconds.items()]
 
 
-def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel) -> BuildOutcome:
+def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel, libraries: Sequence[str]) -> BuildOutcome:
+    """`libraries`: blob digests by artifact."""
     found = outcome.outcomes[kernel.id]
     resources = None
     if found.resources is not None:
@@ -116,4 +121,5 @@ def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel) -> BuildOu
             "dynamic_shared_bytes": own.shared_bytes(kernel),
             "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
         }
-    return BuildOutcome(build, found.status, found.code_digest, resources, found.log)
+    library = libraries[found.artifact] if found.artifact is not None else None
+    return BuildOutcome(build, found.status, found.code_digest, resources, found.log, library)

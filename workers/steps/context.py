@@ -11,10 +11,13 @@ from typing import Any, Literal
 from redis import Redis
 
 from storage.blobs import BlobStore
-from storage.database import Database
+from storage.database import Database, Session
+from storage.devices import drivers_of
 from storage.items import Claim
 from storage.settings import Settings
 from workers import tickets
+from workers.gpu.interface import Device
+from workers.gpu.plan_version import gpu_plan_version
 from workers.processes import Processes
 from workers.toolchain import Toolchain, find_toolchain
 from workers.verify_cpu import plan_version
@@ -59,6 +62,7 @@ class Workplace:
     processes: Processes
     name: str  # of the worker, as `items.worker` shows it
     targets: tuple[str, ...] | None = None  # which targets' items it takes; None: plan items, which have none
+    device: Device | None = None  # of a worker that measures; its targets are the device's class
 
     @cached_property
     def toolchain(self) -> Toolchain:
@@ -108,6 +112,22 @@ class StepContext:
     def plan_version(self) -> str:
         """Of the CPU verdicts that count here."""
         return plan_version(sanitize=self.settings.verify_sanitize)
+
+    @property
+    def gpu_plan_version(self) -> str:
+        """Of the verdicts and measurements of GPUs that count here."""
+        return gpu_plan_version()
+
+    def drivers(self, session: Session) -> dict[str, str]:
+        """Today's driver of each device class with a live GPU: only times that were measured under it count."""
+        return drivers_of(session, self.settings.toolchain_live_seconds)
+
+    @property
+    def device(self) -> Device:
+        """The GPU of this worker. Raises GiveUp where it has none: the item came to the wrong kind of worker."""
+        if self.workplace.device is None:
+            raise GiveUp(f"{self.claim.kind} {self.claim.ref} needs a worker with a GPU")
+        return self.workplace.device
 
     def check(self) -> None:
         """Raise `Cancelled` where the step should stop."""

@@ -1,11 +1,12 @@
-"""Finish: rank what was proved right, build each point of the Pareto front alone, publish the record."""
+"""Finish: rank what was proved right, as measured or as predicted, build each point of the Pareto front alone, publish
+the record."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.generator import generator
@@ -16,19 +17,22 @@ from codegen.ptxas_report import Resources
 from codegen.schedule import Schedule
 from codegen.targets import target as find_target
 from codegen.verified import verified_label
-from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
+from cukiln.types import Comparison, FrontEntry, Launch, Measurement, RunnerUp, StageSeconds, VendorResult, WinnerRecord
 from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
 from storage.database import Session
+from storage.device_classes import is_predicted
+from storage.imports import refuse_candidate
 from storage.jobs import JobStatus, job_state
 from storage.libraries import Library
 from storage.problems import FinishedProblem, JobProblem, finish_problem, load_problem
 from storage.searches import merge_searches, search_entry
-from storage.verdicts import best_proofs
 from storage.winners import get_winners, publish_winner
 from workers.build_winner import WinnerNotBuilt, plan_launch
 from workers.choose_winner import Point, merge_front, pareto, ranked_by, thinned
 from workers.limits import process_limits
+from workers.rank_measured import Timed, is_whole, runner_up, timed, without
 from workers.steps.context import GiveUp, StepContext
+from workers.steps.known_front import measured_under, still_in_front
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 from workers.winner_library import winner_library
@@ -41,12 +45,13 @@ MOST_BUILDS = 16  # that a finish tries, failures included, once there is a winn
 
 @dataclass(frozen=True)
 class Ranked:
-    """A candidate that was proved right, with its estimate and what it is chosen by."""
+    """A candidate that was proved right, with its estimate and what it is chosen by. `timed`: on a GPU."""
 
     stored: StoredCandidate
     candidate: Candidate
     prediction: Prediction
     point: Point
+    timed: Timed | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,25 @@ class Built:
     cpu_seconds: float
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a problem on a GPU has beside its candidates: all that were timed, and the comparison of the best."""
+
+    times: dict[str, Timed]
+    comparison: Comparison | None
+
+    @property
+    def vendor(self) -> VendorResult | None:
+        return self.comparison.vendor if self.comparison else None
+
+    def counts_as(self) -> dict[str, float]:
+        return {candidate: one.counts_as for candidate, one in self.times.items()}
+
+
+class FoundWrong(Exception):
+    """What was to be published is not right any more."""
+
+
 def finish(context: StepContext) -> None:
     """Choose and publish the winners of the item's problem, or say why it has none."""
     with context.database.read() as session:
@@ -67,67 +91,123 @@ def finish(context: StepContext) -> None:
         job = job_state(session, problem.job_id) if problem else None
     if problem is None or job is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
-    ranked = _rank(context, problem, [one for one in stored if one.verdict == "ok"])
+    right = [one for one in stored if _verdict(one) == "ok"]
+    measured = None if is_predicted(problem.device_class) else _measured(problem, right)
+    if measured is not None:
+        right = [one for one in right if one.candidate in measured.times]
+    ranked = _rank(context, problem, right, measured)
     if not ranked:
         _fail(context, problem, problem.error or _why_none(stored))
         return
     stopwatch = Stopwatch()
     built, whole = _build_front(context, problem, ranked)
     if not built:
-        _fail(context, problem, f"none of the {len(ranked)} right candidates compiles alone")
+        _fail(context, problem, _why_not_built(context, problem, len(ranked)))
         return
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(one.cpu_seconds for one in built))
+    entries = [_entry(one) for one in built]
     covered = [
         search_entry(
             problem.search,
             generator(problem.operator),
             job.workspace_limit_bytes,
             deterministic=job.deterministic,
-            whole=whole,
+            whole=whole and _compared_whole(ranked, measured),
+            measured=measured_under(entries[0]),
         )
     ]
-    if any(one.verdict == "skipped" for one in stored):
-        covered = []  # a spent budget cut the search short: the next job looks at the rest
-    entries = [_entry(context, one) for one in built]
+    # A spent budget cut the search short: the next job looks at the rest. Nor is a search done whose best were not
+    # compared: the next job has all it needs but that.
+    if any(one.verdict == "skipped" for one in stored) or (measured is not None and measured.comparison is None):
+        covered = []
     lost = _lost_blobs(context, problem.key)
     context.check()
     # Writers take turns, so nothing comes between reading the record and replacing it.
     with context.database.write() as session:
-        winner = _publish(context, session, problem, job, entries, covered, lost)
+        _refuse_found_wrong(session, problem, entries)
+        winner = _publish(context, session, problem, job, entries, covered, lost, measured)
         finished = finish_problem(session, context.claim, winner=winner, error=None, extra_seconds={"compile": spent})
     _tell(context, problem, finished)
 
 
-def _rank(context: StepContext, problem: JobProblem, right: Sequence[StoredCandidate]) -> list[Ranked]:
-    """Fastest prediction first; predictions are written to the candidates' rows."""
+def _verdict(one: StoredCandidate) -> str | None:
+    """Code that the CPU proved right and a GPU found wrong for somebody else is wrong: the twins missed something. And
+    nobody is right without a proof."""
+    if one.verdict != "ok":
+        return one.verdict
+    return one.proof.verdict if one.proof is not None else "skipped"
+
+
+def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
+    """Raises FoundWrong where an entry was found wrong while it was built: another attempt chooses among the rest."""
+    right = {one.candidate for one in candidates_of_problem(session, problem.id) if _verdict(one) == "ok"}
+    for entry in entries:
+        if entry.candidate not in right:
+            raise FoundWrong(f"candidate {entry.candidate} was found wrong while its library was built")
+
+
+def _measured(problem: JobProblem, right: Sequence[StoredCandidate]) -> Measured:
+    """The times of a problem on a GPU; of the comparison what still counts as right."""
+    alone = {
+        one.candidate: (
+            one.measured_us,
+            Measurement.model_validate(one.measurement) if one.measurement is not None else None,
+        )
+        for one in right
+        if one.measured_us is not None
+    }
+    comparison = None
+    if problem.comparison is not None:
+        comparison = Comparison.model_validate(problem.comparison)
+        comparison = without(comparison, {one.candidate for one in comparison.contenders} - alone.keys())
+        comparison = comparison if comparison.contenders else None
+    return Measured(timed(alone, comparison), comparison)
+
+
+def _rank(
+    context: StepContext, problem: JobProblem, right: Sequence[StoredCandidate], measured: Measured | None
+) -> list[Ranked]:
+    """Fastest first: as measured, or as predicted where there is no GPU. Predictions are written to the candidates'
+    rows in either case."""
     kind = operator(problem.operator)
     parsed, target = kind.parse(problem.problem), find_target(problem.target)
     found = []
     for stored in right:
         candidate = kind.candidate(parsed, Schedule.of(stored.schedule))
         prediction = predict(candidate, Resources.from_dict(stored.resources or {}), target)
+        time = measured.times[candidate.id] if measured is not None else None
         point = Point(
             candidate.id,
-            prediction.us,
+            time.counts_as if time is not None else prediction.us,
             kind.cost(parsed, candidate.schedule).workspace_bytes,
             kind.deterministic(candidate.kernel),
         )
-        found.append(Ranked(stored, candidate, prediction, point))
+        found.append(Ranked(stored, candidate, prediction, point, time))
     with context.database.write() as session:
         set_predictions(
             session,
             [Predicted(problem.id, one.candidate.id, one.prediction.us, one.prediction.as_dict()) for one in found],
         )
-    return sorted(found, key=lambda one: (one.prediction.us, one.candidate.id))
+    return sorted(found, key=lambda one: (one.point.us, one.candidate.id))
+
+
+def _compared_whole(ranked: Sequence[Ranked], measured: Measured | None) -> bool:
+    if measured is None:
+        return True
+    alone = [replace(one.point, us=one.stored.measured_us or one.point.us) for one in ranked]
+    return is_whole(alone, measured.times)
 
 
 def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ranked]) -> tuple[list[Built], bool]:
     """The candidates to publish, each built alone, fastest first; and whether they are the whole front.
 
     A candidate that cannot be published as it was judged gives way to those that it beat. At most MOST_POINTS are
-    built; and once one is, at most MOST_BUILDS are tried.
+    built; and once one is, at most MOST_BUILDS are tried. Where the best were compared on a GPU, the others, whose
+    times come from other runs, are looked at only when one of the compared cannot be published.
     """
-    left = {one.candidate.id: one for one in ranked}
+    everyone = {one.candidate.id: one for one in ranked}
+    left = {name: one for name, one in everyone.items() if one.timed is not None and one.timed.compared} or everyone
+    refused: set[str] = set()
     built: dict[str, Built] = {}
     tried = 0
     while True:
@@ -140,7 +220,8 @@ def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ran
         tried += 1
         one = _build(context, problem, left[missing[0]])
         if one is None:
-            del left[missing[0]]
+            refused.add(missing[0])
+            left = {name: other for name, other in everyone.items() if name not in refused}
         else:
             built[missing[0]] = one
 
@@ -156,14 +237,23 @@ def _build(context: StepContext, problem: JobProblem, one: Ranked) -> Built | No
         log.warning("%s", error)
         return None
     if library.code_digest != one.stored.code_digest:
-        # Its verdict and its prediction are of other code. Never seen: nvcc gives equal code alone and in a group.
-        log.warning("candidate %s built alone has other code than the one that was judged", one.candidate.id)
+        # Its verdict and its times are of other code. One nvcc gives equal code alone and in a group; what was measured
+        # elsewhere and imported may have been compiled by another.
+        words = (
+            f"built here its code is {library.code_digest[:16]}, but {(one.stored.code_digest or '?')[:16]} was "
+            "judged: another nvcc made that, and its verdict and times say nothing about this code"
+        )
+        log.warning("candidate %s %s", one.candidate.id, words)
+        with context.database.write() as session:
+            refuse_candidate(session, problem.id, one.candidate.id, words)
         return None
     return Built(one, library, launch, cpu_seconds)
 
 
-def _entry(context: StepContext, built: Built) -> FrontEntry:
+def _entry(built: Built) -> FrontEntry:
     best, library = built.ranked, built.library
+    proof = best.stored.proof
+    assert proof is not None, "only what was proved right is ranked"
     return FrontEntry(
         candidate=best.candidate.id,
         schedule=best.candidate.schedule.as_dict(),
@@ -171,29 +261,25 @@ def _entry(context: StepContext, built: Built) -> FrontEntry:
         so_sha256=library.library,
         cubin_sha256=library.cubin,
         source_sha256=library.source,
+        ptx_sha256=library.ptx,
+        sass_sha256=library.sass,
         code_digest=library.code_digest,
         toolchain=library.toolchain,
         launch=built.launch,
         workspace_bytes=built.launch.workspace_bytes,
         deterministic=best.point.deterministic,
-        # CPU verdicts belong to the slice, and the library was built from the very slice that was judged.
-        verified=verified_label(best.candidate.kernel.operator),
-        verdict=_proof(context, best),
+        # CPU verdicts belong to the slice, and the library was built from the very slice that was judged; those of a
+        # GPU belong to the code, which is the judged one (see `_build`).
+        verified="gpu" if proof.venue == "gpu" else verified_label(best.candidate.kernel.operator),
+        # How it was proved right: seeds, extents, errors against their bounds.
+        verdict={"venue": proof.venue, "plan_version": proof.plan_version, **proof.details},
         resources=library.resources,
         predicted_us=best.prediction.us,
         prediction=best.prediction.as_dict(),
-        measured_us=None,
+        measured_us=best.timed.us if best.timed is not None else None,
+        measurement=best.timed.measurement if best.timed is not None else None,
+        measured_on=best.timed.measured_on if best.timed is not None else None,
     )
-
-
-def _proof(context: StepContext, best: Ranked) -> dict[str, Any]:
-    """How the winner was proved right: venue, seeds, extents, errors against their bounds."""
-    with context.database.read() as session:
-        subject = (best.stored.slice, best.stored.code_digest)
-        proof = best_proofs(session, [subject]).get(subject)
-    if proof is None:
-        raise GiveUp(f"candidate {best.candidate.id} is called right, but its verdict is gone")
-    return {"venue": proof.venue, "plan_version": proof.plan_version, **proof.details}
 
 
 def _publish(
@@ -204,14 +290,17 @@ def _publish(
     entries: Sequence[FrontEntry],
     covered: list[dict[str, Any]],
     lost: set[str],
+    measured: Measured | None = None,
 ) -> str:
     """Merge the entries into the problem's record by compare-and-set; returns the best candidate that the job allows.
 
-    `lost`: blobs that are gone, with which the record's entries that name them go too.
+    `lost`: blobs that are gone, with which the record's entries that name them go too (see `still_in_front`).
+    `measured`: on a GPU.
     """
     known = get_winners(session, [problem.key]).get(problem.key)
-    kept = [old for old in known.front if lost.isdisjoint(old.blobs)] if known else []
-    front = merge_front(kept, entries)
+    kept = still_in_front(session, known, entries, lost) if known else []
+    front = merge_front(kept, entries, measured.counts_as() if measured is not None else None)
+    second, vendor = _beside(front[0], known, measured)
     # Without a point of the front its search's result is not known any more, whatever else it left.
     searches = known.searches if known and len(kept) == len(known.front) else []
     record = WinnerRecord(
@@ -223,12 +312,31 @@ def _publish(
         device_class=problem.device_class,
         ranked_by=ranked_by(front),
         front=front,
+        runner_up=second,
+        vendor=vendor,
         searches=merge_searches(searches, covered),
         updated_at=context.database.clock.now(),
     )
     publish_winner(session, record, expected_revision=record.revision, attempt=context.claim.token)
     # What is new is within the job's policy, and so is whatever beats it; but measurements beat every prediction.
     return next(iter(record.usable(job.workspace_limit_bytes, job.deterministic)), front[0]).candidate
+
+
+def _beside(
+    best: FrontEntry, known: WinnerRecord | None, measured: Measured | None
+) -> tuple[RunnerUp | None, VendorResult | None]:
+    """Who came second, and the vendor's time: of the run that measured the best one, which may be an older one."""
+    if measured is None or best.measured_us is None:
+        return None, None
+    now = measured.times.get(best.candidate)
+    if now is not None and now.measurement == best.measurement:
+        return runner_up(best.candidate, now, measured.times, measured.comparison), measured.vendor
+    before = Timed(best.measured_us, best.measured_us, compared=False, measurement=best.measurement)
+    found = [runner_up(best.candidate, before, measured.times, None)]
+    if known is not None and known.front[0].candidate == best.candidate:
+        found.append(known.runner_up)
+    second = min((one for one in found if one is not None), key=lambda one: one.us, default=None)
+    return second, known.vendor if known is not None else None
 
 
 def _lost_blobs(context: StepContext, key: str) -> set[str]:
@@ -239,10 +347,19 @@ def _lost_blobs(context: StepContext, key: str) -> set[str]:
     return context.blobs.missing(digest for old in known.front for digest in old.blobs) if known else set()
 
 
+def _why_not_built(context: StepContext, problem: JobProblem, count: int) -> str:
+    """With the words of a candidate that was refused, where one was."""
+    with context.database.read() as session:
+        stored = candidates_of_problem(session, problem.id)
+    words = next((one.message for one in stored if one.verdict == "skipped" and one.message), None)
+    return f"none of the {count} right candidates can be built alone as it was judged" + (f": {words}" if words else "")
+
+
 def _why_none(stored: Sequence[StoredCandidate]) -> str:
     """How the candidates fell, and the words of one of each kind."""
-    counts = Counter(one.verdict for one in stored)
-    examples = {one.verdict: one.message for one in stored if one.message}
+    counts = Counter(_verdict(one) for one in stored)
+    words = [(_verdict(one), one.message or (one.proof.message if one.proof else None)) for one in stored]
+    examples = {verdict: message for verdict, message in words if message}
     parts = [
         f"{count} {verdict}" + (f" (for example: {examples[verdict]})" if verdict in examples else "")
         for verdict, count in counts.most_common()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from codegen.group import FIXED_SECONDS, MAX_SECONDS, group, predicted_seconds
 from codegen.identity import build_id
@@ -13,6 +13,7 @@ from codegen.render_group import slice_digest
 from codegen.search import Search
 from codegen.targets import target as find_target
 from storage.builds import known_builds
+from storage.device_classes import is_predicted
 from storage.errors import PlanOutdated
 from storage.jobs import JobStatus, job_state
 from storage.plans import (
@@ -31,7 +32,6 @@ from workers.stopwatch import Stopwatch
 
 RECORD_ATTEMPTS = 10  # each is outdated only by another job that was cancelled in the milliseconds before it
 BUDGET_SHARE = 12  # a group is compiled, then verified in about twice that time, beside others: some end in a budget
-VENUE = "cpu"  # where verdicts are looked for; a device class with a GPU will bring its own
 
 
 def plan(context: StepContext) -> None:
@@ -53,14 +53,19 @@ def plan(context: StepContext) -> None:
             kernels[build.id, problem.target] = kernel
         planned.append(_planned(problem, lowered, by_kernel, stopwatch))
 
-    groups, recorded = _record(context, planned, builds, kernels, _longest_group(status))
-    targets = {problem.id: problem.target for problem in problems}
+    to_measure = {
+        candidate.build
+        for problem, known in zip(problems, planned, strict=True)
+        if not is_predicted(problem.device_class)
+        for candidate in known.candidates
+    }
+    groups, recorded = _record(context, planned, builds, kernels, to_measure, _longest_group(status))
     for new_group in groups:
         context.enqueue("compile", new_group.target)
-    for target in recorded.verify_targets:
-        context.enqueue("verify", target)
+    for kind, target in recorded.waiting:
+        context.enqueue(kind, target)
     for judged in recorded.judged:
-        context.enqueue("finish", targets[judged])
+        context.enqueue(judged.kind, judged.target)
     publish_problems(context, [problem.id for problem in problems])
     publish_progress(context)
 
@@ -70,20 +75,28 @@ def _record(
     planned: Sequence[PlannedProblem],
     builds: Mapping[str, NewBuild],
     kernels: Mapping[tuple[str, str], Kernel],
+    to_measure: Set[str],
     max_seconds: float,
 ) -> tuple[list[NewGroup], RecordedPlan]:
-    """Group what nobody has built and write it all down; again where a build that was being made was given up
-    meanwhile. Raises PlanOutdated where that does not end."""
+    """Group what nobody has built, or whose library is lost though it is to be measured, and write it all down; again
+    where a build that was being made was given up meanwhile. Raises PlanOutdated where that does not end."""
     for attempt in range(RECORD_ATTEMPTS):
         context.check()
         with context.database.read() as session:
-            known = known_builds(session, list(builds))
+            known = known_builds(session, list(builds), with_library=to_measure)
         unknown = {place: kernel for place, kernel in kernels.items() if place[0] not in known}
         groups = _groups(context, unknown, max_seconds)
         try:
             with context.database.write() as session:
                 recorded = record_plan(
-                    session, context.claim, planned, builds, groups, venue=VENUE, plan_version=context.plan_version
+                    session,
+                    context.claim,
+                    planned,
+                    builds,
+                    groups,
+                    plan_version=context.plan_version,
+                    gpu_plan_version=context.gpu_plan_version,
+                    drivers=context.drivers(session),
                 )
         except PlanOutdated:
             if attempt + 1 == RECORD_ATTEMPTS:

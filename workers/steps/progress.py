@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage.judge import LIVE
+from storage.judge import LIVE, Judged
 from storage.problems import load_problem
 from storage.report_job import job_progress
 from workers.steps.context import StepContext
+
+
+def tell(context: StepContext, judged: Sequence[Judged]) -> None:
+    """Tickets for what follows a step, and words for the watchers."""
+    for one in judged:
+        context.enqueue(one.kind, one.target)
+    publish_problems(context, [one.problem for one in judged])
+    publish_progress(context)
 
 
 def publish_progress(context: StepContext) -> None:
@@ -16,7 +24,7 @@ def publish_progress(context: StepContext) -> None:
     if job is None:
         return
     with context.database.read() as session:
-        found = job_progress(session, job)
+        found = job_progress(session, job, context.settings.toolchain_live_seconds)
     if found is not None:
         context.publish(
             "progress",

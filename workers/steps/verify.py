@@ -7,8 +7,7 @@ from cukiln.types import StageSeconds
 from storage.verdicts import NewVerdict, builds_to_verify, record_verified
 from workers.limits import process_limits
 from workers.steps.context import StepContext
-from workers.steps.plan import VENUE
-from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.progress import tell
 from workers.stopwatch import Stopwatch
 from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
@@ -18,7 +17,7 @@ SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles o
 def verify(context: StepContext) -> None:
     """Judge what the item's group compiled and nobody has judged; verdicts belong to slices."""
     with context.database.read() as session:
-        members = builds_to_verify(session, context.claim.ref, VENUE, context.plan_version)
+        members = builds_to_verify(session, context.claim.ref, context.plan_version)
     slices = {Kernel.from_json(member.kernel_json): member.slice for member in members}
     seed = int(context.database.clock.new_id()[:SEED_DIGITS], 16)
     stopwatch = Stopwatch()
@@ -38,14 +37,10 @@ def verify(context: StepContext) -> None:
             session,
             context.claim,
             [_new_verdict(by_id[verdict.kernel_id], verdict) for verdict in verdicts],
-            venue=VENUE,
             plan_version=context.plan_version,
             verify=StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts)),
         )
-    for _ in judged:
-        context.enqueue("finish", context.claim.target)
-    publish_problems(context, judged)
-    publish_progress(context)
+    tell(context, judged)
 
 
 def predicted_seconds(kernels: int) -> float:

@@ -1,0 +1,146 @@
+"""Compile a stand-alone run's kernels while others are measured: those of the first problems first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from codegen.group import group, predicted_seconds
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.targets import Target
+from workers.compile_file import CompileCancelled
+from workers.compile_group import GroupOutcome, compile_group
+from workers.elsewhere.measured import CompiledHere
+from workers.elsewhere.work import Built, Work, WorkProblem
+from workers.processes import Limits, Processes
+from workers.toolchain import Toolchain
+
+# As the service's settings have them by default.
+COMPILE_LIMITS = Limits(wall_seconds=300, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=64 << 20)
+# Of each compiler, before the kernels of the next problems come: so long nothing can be measured. A group's own start
+# (codegen.group.FIXED_SECONDS) is little beside it.
+WAVE_SECONDS = 4.0
+_ASK_SECONDS = 0.2
+
+Group = tuple[tuple[Kernel, ...], Target]
+
+
+class CompileAhead:
+    """Compiles all that `work` waits for, in the order of `problems`, by `workers` compilers side by side. What they
+    made becomes known to `work` in `until`, in the caller's thread; it is on the disk before."""
+
+    def __init__(
+        self,
+        work: Work,
+        problems: Sequence[WorkProblem],
+        compiled: CompiledHere,
+        *,
+        toolchain: Toolchain | None,
+        processes: Processes,
+        workers: int,
+        cancel: threading.Event,
+        say: Callable[[str], None],
+    ) -> None:
+        self._work, self._compiled, self._processes = work, compiled, processes
+        self._cancel, self._say = cancel, say
+        self._writing = threading.Lock()
+        self._build_of = {(kernel, target.name): build for build, (kernel, target) in work.waiting.items()}
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="compile")
+        self._running: set[Future[dict[str, Built]]] = set()
+        self._done = self._groups = 0
+        if work.waiting:
+            assert toolchain is not None, "only a run with a toolchain has something to compile"
+            waves = list(waves_of(work, problems, workers))
+            self._groups = sum(map(len, waves))
+            for kernels, target in (one for wave in waves for one in wave):
+                self._running.add(self._pool.submit(self._one, kernels, target, toolchain))
+
+    def until(self, builds: Iterable[str]) -> bool:
+        """Wait until nobody compiles any of these; false where the run was ended before. Raises what a compile does."""
+        wanted = set(builds)
+        while not self._cancel.is_set():
+            missing = not wanted.isdisjoint(self._work.waiting)
+            ended, self._running = wait(
+                self._running, timeout=_ASK_SECONDS if missing else 0, return_when=FIRST_COMPLETED
+            )
+            for future in ended:
+                self._take(future)
+            if not ended and not missing:
+                return True
+        return False
+
+    def close(self) -> None:
+        """End the compilers that still run: `cancel` is set by then."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _take(self, future: Future[dict[str, Built]]) -> None:
+        try:
+            builds = future.result()
+        except CompileCancelled:
+            return
+        self._work.builds |= builds
+        for build in builds:
+            del self._work.waiting[build]
+        self._done += 1
+        self._say(f"{self._done} of {self._groups} groups compiled, {len(builds)} kernels in this one")
+
+    def _one(self, kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> dict[str, Built]:
+        outcome = compile_group(kernels, target, toolchain, self._processes, COMPILE_LIMITS, self._cancel)
+        with self._writing:
+            made = self._made(outcome, kernels, toolchain)
+            builds = {self._build_of[kernel, target.name]: one for kernel, one in made.items()}
+            self._compiled.add(builds)
+        return builds
+
+    def _made(self, outcome: GroupOutcome, kernels: Iterable[Kernel], toolchain: Toolchain) -> dict[Kernel, Built]:
+        libraries = [self._compiled.keep_library(artifact.library) for artifact in outcome.artifacts]
+        made = {}
+        for kernel in kernels:
+            found = outcome.outcomes[kernel.id]
+            made[kernel] = Built(
+                state=found.status,
+                message=first_line(found.log),
+                code_digest=found.code_digest,
+                resources=_resources(kernel, found.resources.as_dict()) if found.resources else None,
+                library=libraries[found.artifact] if found.artifact is not None else None,
+                toolchain=toolchain.digest,
+            )
+        return made
+
+
+def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Iterator[list[Group]]:
+    """What waits, in groups: those of a wave compile side by side, and hold the kernels of the next whole problems."""
+    left = dict(work.waiting)
+    wave: dict[Target, list[Kernel]] = {}
+    for problem in problems:
+        for build in dict.fromkeys(problem.builds.values()):
+            if build in left:
+                kernel, target = left.pop(build)
+                wave.setdefault(target, []).append(kernel)
+        if sum(map(predicted_seconds, wave.values())) >= WAVE_SECONDS * workers:
+            yield _grouped(wave, workers)
+            wave = {}
+    if wave:
+        yield _grouped(wave, workers)
+
+
+def _grouped(wave: dict[Target, list[Kernel]], workers: int) -> list[Group]:
+    return [(members, target) for target, kernels in wave.items() for members in group(kernels, workers=workers)]
+
+
+def _resources(kernel: Kernel, reported: dict[str, int]) -> dict[str, int]:
+    """ptxas' report with what only the launch knows, as builds keep it."""
+    own = operator(kernel.operator)
+    return {
+        **reported,
+        "dynamic_shared_bytes": own.shared_bytes(kernel),
+        "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
+    }
+
+
+def first_line(log: str) -> str:
+    """The line of a compiler's log that says what is wrong, else its first."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")[:300]

@@ -1,0 +1,338 @@
+"""run.py of a folder that `cukiln reproduce` wrote: builds one candidate and says whether it is what was recorded.
+
+It runs where nothing of cukiln is installed, on copies of the modules that judged the candidate; it needs NumPy, and
+CuPy for a GPU. `AGREES`, `DIFFERS` and `CANNOT` begin the lines that count; the exit status is 0 where all agree, 1
+where something differs, 2 where something could not be looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codegen.cubin import code_digest_of, read_cubin
+from codegen.elf import NotElf
+from workers.nvidia_wheels import nvcc_in, wheel_folders
+
+AGREES, DIFFERS, CANNOT = "AGREES ", "DIFFERS", "CANNOT "
+CHILD_SECONDS = 600.0  # of the process that runs the kernel
+MAX_WORDS = 1500  # characters of what a tool said that are shown
+# What no second run can repeat, because it tells of the machine and its limits.
+NOT_REPEATABLE = ("compile_timeout", "run_timeout", "skipped")
+
+
+@dataclass
+class Report:
+    """Prints what was found, and keeps how the lines begin."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def line(self, kind: str, words: str) -> None:
+        self.seen.append(kind)
+        sys.stdout.write(f"{kind} {words}\n")
+        sys.stdout.flush()
+
+    def note(self, words: str) -> None:
+        sys.stdout.write(f"        {words}\n")
+        sys.stdout.flush()
+
+    @property
+    def status(self) -> int:
+        return 1 if DIFFERS in self.seen else 2 if CANNOT in self.seen else 0
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A program of build.sh: the variable that names it, and where it was found. `version`: of nvcc alone."""
+
+    variable: str
+    program: str
+    found_in: str
+    version: str | None = None
+
+    @property
+    def is_there(self) -> bool:
+        return shutil.which(self.program) is not None
+
+
+@dataclass(frozen=True)
+class Code:
+    """What came of kernel.cu. `compiles`: null where nobody could tell. `other_compiler`: why the record cannot be
+    compared with code that was made here; null where it can."""
+
+    compiles: bool | None
+    other_compiler: str | None = None
+
+
+def find_nvcc() -> Compiler:
+    """As the service looks for it: the one that NVCC names, else that of this Python's wheels, else that of PATH."""
+    named, of_wheels = os.environ.get("NVCC"), nvcc_in(wheel_folders())
+    if named:
+        program, where = named, "named by NVCC"
+    elif of_wheels:
+        program, where = str(of_wheels), "in this Python's wheels"
+    else:
+        program, where = shutil.which("nvcc") or "nvcc", "in PATH"
+    release = re.search(r"V(\d+\.\d+\.\d+)", _words_of(program))
+    return Compiler("NVCC", program, where, release[1] if release else None)
+
+
+def find_cxx() -> Compiler:
+    named = os.environ.get("CXX")
+    return Compiler("CXX", named or "g++", "named by CXX" if named else "in PATH")
+
+
+def _words_of(program: str) -> str:
+    if shutil.which(program) is None:
+        return ""
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def main(folder: Path, arguments: Sequence[str]) -> int:
+    """The whole of run.py."""
+    parser = argparse.ArgumentParser(prog="run.py", description="Build this candidate and compare it with its record.")
+    parser.add_argument("--gpu", action="store_true", help="run it on a GPU (needs CuPy) instead of on the CPU")
+    parser.add_argument("--device", type=int, default=0, help="the GPU's number, of those that CUDA shows")
+    parser.add_argument("--child", choices=("cpu", "gpu"), help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    _stand_in_for_ml_dtypes()
+    if asked.child:
+        return _child(folder, asked.child, asked.device)
+    facts, recipe = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("facts.json", "recipe.json"))
+    report = Report()
+    nvcc, cxx = find_nvcc(), find_cxx()
+    _heading(report, facts, nvcc, cxx)
+    code = _check_code(folder, facts, recipe, nvcc, report)
+    if facts["verdict"] == "compile_error":
+        _check_compile_error(code, report)
+    else:
+        _check_runs(folder, facts, "gpu" if asked.gpu else "cpu", asked.device, (cxx, code), report)
+    return report.status
+
+
+def _stand_in_for_ml_dtypes() -> None:
+    """The copied modules name ml_dtypes for bfloat16 alone, and here its bits are moved and never computed with."""
+    if importlib.util.find_spec("ml_dtypes") is None:
+        import numpy as np
+
+        stand_in = types.ModuleType("ml_dtypes")
+        stand_in.bfloat16 = np.uint16  # type: ignore[attr-defined]
+        sys.modules["ml_dtypes"] = stand_in
+
+
+def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compiler) -> None:
+    versions = (facts["toolchain"] or {}).get("versions", {})
+    made_by = ", ".join(f"{part} {version}" for part, version in versions.items()) or "compilers that are not recorded"
+    report.note(f"candidate {facts['candidate']}, {facts['operator']}, {facts['target']}, {facts['device_class']}")
+    report.note(f"recorded with {made_by}")
+    for one in (nvcc, cxx):
+        if one.is_there:
+            lines = [line for line in _words_of(one.program).splitlines() if line.strip()]
+            shown = next((line for line in lines if "release" in line), lines[0] if lines else "")
+            report.note(f"here: {one.program}, {one.found_in}: {shown}")
+
+
+def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
+    """Runs a part of build.sh: whether it succeeded, and the tool's words; null where the tool is not there."""
+    program = shutil.which(compiler.program)
+    if program is None:
+        return None, f"there is no {compiler.program} here: install it, or name one with {compiler.variable}=..."
+    done = subprocess.run(
+        ["sh", str(folder / "build.sh"), part],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        env={**os.environ, compiler.variable: str(Path(program).absolute())},  # build.sh works in another folder
+    )
+    return done.returncode == 0, done.stdout[-MAX_WORDS:].strip()
+
+
+def _other_compiler(facts: dict[str, Any], nvcc: Compiler) -> str | None:
+    """Words, where nvcc is of another version than the recorded one; null also where one of the two is not known."""
+    recorded = (facts["toolchain"] or {}).get("versions", {}).get("nvcc")
+    if None in (recorded, nvcc.version) or recorded == nvcc.version:
+        return None
+    return f"compiler differs: recorded nvcc {recorded}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
+
+
+def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> Code:
+    """Whether kernel.cu compiles, and whether it gives the recorded code. Another nvcc makes other code of the same
+    text: where it happens to make the same, that agrees all the same; else it tells nothing."""
+    built, words = _build(folder, "device", nvcc)
+    other = _other_compiler(facts, nvcc)
+    if built is None:
+        report.line(CANNOT, f"code digest: {words}")
+        return Code(None)
+    if not built:
+        if other is not None and facts["verdict"] != "compile_error":
+            report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set NVCC=...:\n{words}")
+        elif facts["verdict"] != "compile_error":
+            report.line(DIFFERS, f"code digest: kernel.cu does not compile here:\n{words}")
+        return Code(False, other)
+    try:
+        kernels = read_cubin((folder / "build" / recipe["cubin"]).read_bytes()).kernels
+        found = code_digest_of([kernels[symbol] for symbol in recipe["symbols"]])
+    except (KeyError, NotElf) as error:
+        report.line(DIFFERS, f"code digest: the cubin is not that of this kernel: {error}")
+        return Code(True, other)
+    recorded = facts["code_digest"]
+    if recorded is None:
+        report.note(f"code digest: {found}; none is recorded")
+    elif found == recorded:
+        report.line(AGREES, f"code digest: {found}")
+        return Code(True)
+    elif other is not None:
+        report.line(CANNOT, f"code digest: {other}; the code cannot be compared; set NVCC=... to the recorded one")
+    else:
+        report.line(DIFFERS, f"code digest: {found}, recorded {recorded}: other code of the same compiler")
+    return Code(True, other)
+
+
+def _check_compile_error(code: Code, report: Report) -> None:
+    if code.compiles is None:
+        report.line(CANNOT, "verdict: compile_error is recorded; without nvcc nobody can tell")
+    elif code.other_compiler is not None:
+        here = "compiles" if code.compiles else "does not compile either"
+        report.line(CANNOT, f"verdict: compile_error is recorded, here it {here}; {code.other_compiler}; set NVCC=...")
+    elif code.compiles:
+        report.line(DIFFERS, "verdict: compile_error is recorded, but kernel.cu compiles here")
+    else:
+        report.line(AGREES, "verdict: compile_error")
+
+
+def _check_runs(
+    folder: Path, facts: dict[str, Any], venue: str, device: int, made: tuple[Compiler, Code], report: Report
+) -> None:
+    (cxx, code), part = made, "cpu" if venue == "cpu" else "library"
+    built, words = _build(folder, part, cxx)
+    if built is None or (venue == "gpu" and not (folder / "build" / "group.cubin").is_file()):
+        report.line(CANNOT, f"verdict: {words if built is None else 'without nvcc there is no cubin to run'}")
+        return
+    if not built:
+        report.line(DIFFERS, f"verdict: build.sh {part} fails:\n{words}")
+        return
+    found = _run_child(folder, venue, device)
+    if "cannot" in found:
+        report.line(CANNOT, f"verdict on the {venue.upper()}: {found['cannot']}")
+        return
+    for case in found.get("cases", []):
+        report.note(case)
+    _check_verdict(facts, venue, found, report)
+    if venue == "gpu" and found["verdict"] == "ok":
+        _check_time(facts, found, code, report)
+
+
+def _check_verdict(facts: dict[str, Any], venue: str, found: dict[str, Any], report: Report) -> None:
+    recorded = facts["verdict"]
+    words = f"{found['verdict']} on the {venue.upper()}" + (f": {found['message']}" if found["message"] else "")
+    if recorded is None or recorded in NOT_REPEATABLE:
+        report.note(f"verdict: {words}; recorded is {recorded}, which no second run can repeat")
+    elif recorded == found["verdict"]:
+        report.line(AGREES, f"verdict: {words}")
+    else:
+        where = (facts["details"] or {}).get("venue")
+        report.line(
+            DIFFERS, f"verdict: {words}; recorded is {recorded}" + (f" on the {where.upper()}" if where else "")
+        )
+
+
+def _check_time(facts: dict[str, Any], found: dict[str, Any], code: Code, report: Report) -> None:
+    recorded, here = facts["measurement"], found.get("time")
+    if here is None:
+        report.line(CANNOT, f"time: {found['time_missing']}")
+        return
+    words = f"{here['median']:.3f} µs a run ({here['low']:.3f} to {here['high']:.3f}) on {found['device']}"
+    if recorded is None:
+        report.note(f"time: {words}; none is recorded")
+        return
+    then = f"{recorded['median_us']:.3f} µs ({recorded['low_us']:.3f} to {recorded['high_us']:.3f})"
+    if recorded["device"] != found["device"]:
+        report.note(f"time: {words}; recorded is {then} on {recorded['device']}, which compares with nothing here")
+        return
+    if code.other_compiler is not None:
+        report.note(f"time: {words}; recorded is {then}, of the code of another compiler")
+        return
+    # What differs by less than 1 % is called equal wherever times are compared (`BAND` of workers/gpu/sampling.py).
+    overlap = here["low"] <= recorded["high_us"] * 1.01 and here["high"] >= recorded["low_us"] / 1.01
+    report.line(AGREES if overlap else DIFFERS, f"time: {words}; recorded is {then}")
+
+
+def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
+    """What a child found that may die of the kernel."""
+    command = [sys.executable, str(folder / "run.py"), "--child", venue, "--device", str(device)]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=CHILD_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return {"verdict": "run_timeout", "message": f"still running after {CHILD_SECONDS:g} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    if done.returncode < 0:
+        return {"verdict": "runtime_error", "message": f"the process died of signal {-done.returncode}"}
+    return {"cannot": f"the child failed: {done.stderr.strip()[-MAX_WORDS:]}"}
+
+
+def _child(folder: Path, venue: str, device: int) -> int:
+    found = _on_cpu(folder) if venue == "cpu" else _on_gpu(folder, device)
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    return 0
+
+
+def _on_cpu(folder: Path) -> dict[str, Any]:
+    try:
+        from workers.cpu_library import CpuLibrary
+        from workers.cpu_test import KernelTest
+        from workers.reproduce.recorded_case import RecordedOperator
+    except ModuleNotFoundError as error:
+        return {"cannot": f"this Python has no {error.name}: `pip install numpy`"}
+    recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+    recorded = RecordedOperator(folder / "cases")
+    library = CpuLibrary(folder / "build" / "kernel_cpu.so")
+    test = KernelTest(
+        library,
+        recipe["namespace"],
+        recorded,
+        recorded.plan(),
+        repeats=recipe["deterministic"],
+        cpu_seconds=recipe["cpu_seconds"],
+    )
+    failure = test.failure()
+    return {
+        "verdict": failure.verdict if failure else "ok",
+        "message": failure.message if failure else "",
+        "cases": [_case_words(case) for case in test.cases],
+    }
+
+
+def _on_gpu(folder: Path, device: int) -> dict[str, Any]:
+    try:
+        from workers.reproduce.on_gpu import GpuAbsent, run_on_gpu
+    except ModuleNotFoundError as error:
+        return {"cannot": f"this Python has no {error.name}: `pip install numpy cupy-cuda13x`"}
+    try:
+        return run_on_gpu(folder, device)
+    except GpuAbsent as error:
+        return {"cannot": str(error)}
+
+
+def _case_words(case: dict[str, Any]) -> str:
+    error, bound = case.get("max_error"), case.get("error_bound")
+    largest = "no output is a number" if error is None else f"largest error {error:.3g}"
+    allowed = "" if not bound else f", allowed there {bound:.3g}"
+    return f"{case['kind']} inputs, extents {', '.join(map(str, case['extents']))}: {largest}{allowed}"

@@ -1,0 +1,308 @@
+"""`cukiln reproduce`: one candidate as a folder that builds and checks it where nothing of cukiln is installed."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import ValidationError
+
+from codegen.errors import CodegenError
+from codegen.gpu_plan import GpuCase, full_cases, reduced_cases
+from codegen.kernel import Candidate
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.problem import Problem
+from codegen.render_cpu import render_cpu
+from codegen.render_group import render_device, slice_digest, symbols
+from codegen.render_library import EMBED_ASSEMBLY, render_library
+from codegen.schedule import Schedule
+from codegen.test_plan import Case, Kind, Run, plan_cases
+from cukiln.types import CandidateFacts
+from storage.errors import SettingsError
+from storage.operator_path import load_operator_path
+from storage.settings import load_settings
+from workers.build_cpu import CPU_FLAGS
+from workers.compile_file import CUBIN, EMBED, LIBRARY, OBJECT, PHASES
+from workers.reproduce.recorded_case import RecordedCase
+from workers.reproduce.self_contained import module_files
+from workers.toolchain import Toolchain, ToolchainMissing, tvm_ffi_include
+from workers.verify_cpu import KERNEL_CPU_SECONDS
+
+DRIVERS = ("workers.reproduce.driver", "workers.reproduce.on_gpu")
+DEFAULT_SEED = 1  # where no proof is recorded
+# Inputs on the problem's own extents are written only so far: reference and files would take minutes and gigabytes.
+MOST_BYTES = 64 << 20
+MOST_FLOPS = 10**10
+RUN_PY = '''\
+"""Builds the candidate in this folder and says whether it is what was recorded; see README.md."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "lib"))
+sys.dont_write_bytecode = True
+
+from workers.reproduce.driver import main  # noqa: E402 - it lies in lib
+
+sys.exit(main(HERE, sys.argv[1:]))
+'''
+
+
+class CannotReproduce(Exception):
+    """The candidate cannot be written as it was; the message says why and what to do."""
+
+
+def reproduce(facts: CandidateFacts, folder: Path) -> int:
+    """Write the folder, completely or not at all; returns the exit status: 0, or 2 with the reason on stderr."""
+    try:
+        load_operator_path(load_settings())
+        write_folder(facts, folder)
+    except (CannotReproduce, CodegenError, SettingsError, ToolchainMissing) as error:
+        sys.stderr.write(f"cukiln reproduce: {error}\n")
+        return 2
+    sys.stdout.write(f"{folder}: `python {shlex.quote(str(folder / 'run.py'))}` builds it and compares\n")
+    return 0
+
+
+def write_folder(facts: CandidateFacts, folder: Path) -> None:
+    """Raises CannotReproduce, CodegenError, ToolchainMissing."""
+    candidate = _candidate(facts)
+    folder = folder.absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CannotReproduce(f"{folder} is there already and not an empty folder; name another with --out")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as beside:
+            whole = Path(beside) / "whole"
+            whole.mkdir()
+            _fill(whole, facts, candidate)
+            whole.rename(folder)  # onto nothing, or onto an empty folder
+    except OSError as error:
+        raise CannotReproduce(f"cannot write {folder}: {error}") from error
+
+
+def _candidate(facts: CandidateFacts) -> Candidate:
+    """The candidate as this checkout makes it, if that is what was recorded."""
+    own = operator(facts.operator)
+    try:
+        candidate = own.candidate(own.parse(facts.problem), Schedule.of(facts.schedule))
+    except (KeyError, ValidationError) as error:
+        raise CannotReproduce(f"this checkout does not know the candidate's problem or schedule: {error}") from error
+    other = "The service runs another version of cukiln: reproduce the candidate with a checkout of that version."
+    for what, recorded, made in (
+        ("candidate id", facts.candidate, candidate.id),
+        ("kernel id", facts.kernel, candidate.kernel.id),
+        ("slice digest (the kernel's text and the headers it is compiled with)", facts.slice, None),
+    ):
+        here = made or slice_digest(candidate.kernel)
+        if recorded is not None and here != recorded:
+            raise CannotReproduce(
+                f"this checkout's generator makes another {what}: {here}, recorded {recorded}. {other}"
+            )
+    flags = (facts.toolchain or {}).get("flags")
+    if flags is not None and flags != (ours := _named_toolchain().describe()["flags"]):
+        raise CannotReproduce(f"it was compiled with other flags ({flags}) than this checkout's ({ours}). {other}")
+    return candidate
+
+
+def _named_toolchain() -> Toolchain:
+    """Whose commands name the compilers by variables of the shell."""
+    return Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
+
+
+def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
+    kernel, own = candidate.kernel, operator(candidate.kernel.operator)
+    launch = own.launch_values(candidate.schedule)
+    library = render_library([kernel], target=facts.target, launch=launch)
+    seed = int((facts.details or {}).get("seed", DEFAULT_SEED))
+    texts = {
+        "kernel.cu": render_device([kernel]).text,
+        "launch.cpp": library,
+        EMBED: EMBED_ASSEMBLY,
+        "kernel_cpu.cpp": render_cpu([kernel]),
+        "build.sh": _build_sh(facts.target),
+        "run.py": RUN_PY,
+        "facts.json": facts.model_dump_json(indent=1) + "\n",
+        "recipe.json": json.dumps(_recipe(own, candidate, facts, seed), indent=1) + "\n",
+        "README.md": _readme(facts, candidate, seed),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "build.sh").chmod(0o755)
+    for name, data in {**_headers(library), **_below("lib", module_files(DRIVERS))}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for case in [*_cpu_cases(own, candidate, facts, seed), *_gpu_cases(own, candidate, seed)]:
+        _write_case(folder / "cases", own, case)
+
+
+def _recipe(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: int) -> dict[str, Any]:
+    """What run.py is told beside the facts."""
+    measured = facts.measurement
+    return {
+        "namespace": candidate.kernel.namespace,
+        "symbols": symbols(candidate.kernel),
+        "cubin": CUBIN,
+        "deterministic": own.deterministic(candidate.kernel),
+        "cpu_seconds": KERNEL_CPU_SECONDS,
+        "seed": seed,
+        "operands": [asdict(one) for one in own.operands(candidate.problem)],
+        "extents": own.extents(candidate.problem),
+        "launch": own.launch_values(candidate.schedule),
+        "scalars": own.scalars(candidate.problem),
+        "timing": {
+            "cold": measured.cold if measured else True,
+            "launches": measured.launches_per_sample if measured else 1,
+        },
+    }
+
+
+# The cases that are written: one with an exact result, one with random inputs; on a GPU also the whole problem.
+
+
+_AnyCase = TypeVar("_AnyCase", Case, GpuCase)
+
+
+class _Chosen:
+    """A case of one of the two plans with its name in the folder."""
+
+    def __init__(self, name: str, venue: Literal["cpu", "gpu"], case: Case | GpuCase, same_bits: bool) -> None:
+        self.name, self.venue, self.same_bits = name, venue, same_bits
+        self.problem: Problem = case.problem
+        self.kind: Kind = case.kind
+        self.exact, self.seed = case.exact, case.seed
+        if isinstance(case, Case):
+            self.runs = case.runs
+        else:
+            self.runs = tuple(Run("ascending", launch, case.seed) for launch in case.launches)
+
+
+def _cpu_cases(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: int) -> Iterator[_Chosen]:
+    """An exact and a random case of the CPU's plan; the one that was found wrong, if one was."""
+    cases = list(plan_cases(own, candidate.kernel, seed))
+    details = facts.details or {}
+    said = details.get("cases", []) if details.get("venue") == "cpu" and facts.verdict != "ok" else []
+    wrong = cases[len(said) - 1 : len(said)] if said else []
+    for kind in ("integer", "normal"):
+        telling = next((case for case in wrong if case.kind == kind), None)
+        case = telling or _ragged([case for case in cases if case.kind == kind])
+        yield _Chosen(f"cpu-{kind}", "cpu", case, own.deterministic(candidate.kernel))
+
+
+def _gpu_cases(own: Operator, candidate: Candidate, seed: int) -> Iterator[_Chosen]:
+    cases = list(reduced_cases(own, candidate.kernel, seed))
+    for kind in ("integer", "normal"):
+        case = _ragged([case for case in cases if case.kind == kind])
+        yield _Chosen(f"gpu-{kind}", "gpu", case, case.same_bits)
+    if is_written(own, candidate):
+        whole = next(case for case in full_cases(own, candidate, seed) if case.kind == "normal")
+        yield _Chosen("gpu-whole", "gpu", whole, whole.same_bits)
+
+
+def _ragged(cases: Sequence[_AnyCase]) -> _AnyCase:
+    """Operators give the even extents first and the ragged ones next (`Operator.test_problems`): these tell more."""
+    return cases[min(1, len(cases) - 1)]
+
+
+def is_written(own: Operator, candidate: Candidate) -> bool:
+    """Whether inputs and reference of the candidate's own extents are few enough to be written."""
+    elements = sum(operand.elements for operand in own.operands(candidate.problem))
+    cost = own.cost(candidate.problem, candidate.schedule)
+    return 8 * elements <= MOST_BYTES and cost.flops <= MOST_FLOPS
+
+
+def _write_case(folder: Path, own: Operator, case: _Chosen) -> None:
+    inputs = own.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
+    expected, bound = own.reference(case.problem, inputs, exact=case.exact)
+    recorded = RecordedCase(
+        name=case.name,
+        venue=case.venue,
+        kind=case.kind,
+        exact=case.exact,
+        seed=case.seed,
+        same_bits=case.same_bits,
+        extents=tuple(own.extents(case.problem)),
+        scalars=tuple(own.scalars(case.problem)),
+        operands=own.operands(case.problem),
+        runs=case.runs,
+    )
+    recorded.write(folder, inputs, expected, bound)
+
+
+def _headers(library: str) -> dict[str, bytes]:
+    """The files of tvm-ffi's C headers that the library's text includes, and those that they include."""
+    root = tvm_ffi_include()
+    files: dict[str, bytes] = {}
+    waiting = re.findall(r"^#include <(.+?)>", library, re.MULTILINE)
+    while waiting:
+        name = waiting.pop()
+        path = root / name
+        if f"include/{name}" not in files and path.is_file():
+            files[f"include/{name}"] = path.read_bytes()
+            waiting += re.findall(r"^ *# *include <(.+?)>", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return files
+
+
+def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {f"{folder}/{name}": data for name, data in files.items()}
+
+
+def _build_sh(target: str) -> str:
+    """The commands of the service, run in the folder `build`."""
+    toolchain = _named_toolchain()
+    commands = {
+        "DEVICE": [toolchain.device_command(target, "../kernel.cu", CUBIN, PHASES)],
+        "LIBRARY": [
+            toolchain.host_command("../launch.cpp", OBJECT),
+            toolchain.link_command([OBJECT, f"../{EMBED}"], LIBRARY),
+        ],
+        "CPU": [["$CXX", *CPU_FLAGS, "-o", "kernel_cpu.so", "../kernel_cpu.cpp", "-lm"]],
+    }
+    text = _template("build.sh")
+    for name, lines in commands.items():
+        text = text.replace(f"@{name}@", "\n".join(f"  {_shell(words)}" for words in lines))
+    return text
+
+
+def _shell(words: Sequence[str]) -> str:
+    return " ".join(f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in words)
+
+
+def _readme(facts: CandidateFacts, candidate: Candidate, seed: int) -> str:
+    versions = (facts.toolchain or {}).get("versions", {})
+    time = "not measured"
+    if facts.measurement is not None:
+        one = facts.measurement
+        time = f"{one.median_us:.3f} µs ({one.low_us:.3f} to {one.high_us:.3f}) on {one.device}, driver {one.driver}"
+    whole = "" if is_written(operator(facts.operator), candidate) else " Its own extents are too large to be written."
+    fields = {
+        "CANDIDATE": facts.candidate,
+        "OPERATOR": facts.operator,
+        "PROBLEM": json.dumps(facts.problem),
+        "SCHEDULE": json.dumps(facts.schedule),
+        "TARGET": facts.target,
+        "DEVICE_CLASS": facts.device_class,
+        "COMPILERS": ", ".join(f"{part} {version}" for part, version in versions.items()) or "not recorded",
+        "CODE_DIGEST": facts.code_digest or "none",
+        "VERDICT": facts.verdict or "none yet",
+        "TIME": time,
+        "SEED": str(seed),
+        "WHOLE": whole,
+    }
+    return re.sub(r"@([A-Z_]+)@", lambda found: fields[found[1]], _template("README.md"))
+
+
+def _template(name: str) -> str:
+    return (importlib.resources.files("workers") / "reproduce" / "files" / name).read_text(encoding="utf-8")

@@ -1,0 +1,188 @@
+"""Measure: the candidates of a group are proved right on the GPU, then timed, while other groups still compile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codegen.operators import operator
+from cukiln.types import StageSeconds
+from storage.clock import Clock
+from storage.errors import LostClaim
+from storage.items import Renewal, renew
+from storage.jobs import job_state
+from storage.measurements import (
+    Measured,
+    ToMeasure,
+    best_measured,
+    candidates_to_measure,
+    forget_group_library,
+    record_measured,
+    remember_measured,
+)
+from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
+from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind
+from workers.gpu_worker import lease_file
+from workers.group_libraries import Libraries, fetch_libraries
+from workers.limits import process_limits
+from workers.processes import InfrastructureError
+from workers.steps.context import Cancel, StepContext
+from workers.steps.progress import tell
+
+log = logging.getLogger("cukiln.measure")
+
+SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles only
+MOST_CANDIDATES = 40
+"""Of one attempt, about 20 seconds: then they are recorded, and the item waits again for the rest. So a budget that
+ends cuts off little that was done, and a more urgent job has its turn soon; a child that starts takes two seconds."""
+BEFORE_DEADLINE_SECONDS = 1.0
+"""Before the budget of the item's job ends the child is stopped, where there is something to record: once the
+reconciler, which looks every second, has ended the budget, what is not recorded is skipped."""
+
+
+class Ending(threading.Event):
+    """Set where the step is to stop, and shortly before the budget ends where something would be lost by then."""
+
+    def __init__(self, cancel: Cancel, clock: Clock, deadline: float | None, done: Sequence[CandidateResult]) -> None:
+        super().__init__()
+        self._cancel, self._clock, self._deadline, self._done = cancel, clock, deadline, done
+
+    def is_set(self) -> bool:
+        return self._cancel.is_set() or (
+            self._deadline is not None
+            and bool(self._done)
+            and self._clock.now() >= self._deadline - BEFORE_DEADLINE_SECONDS
+        )
+
+
+def measure(context: StepContext) -> None:
+    """Judge and time what the item's group compiled and nobody has measured on this class of device."""
+    with context.database.read() as session:
+        waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plan_version)
+        waiting = waiting[:MOST_CANDIDATES]
+        best = best_measured(session, {one.problem_id for one in waiting})
+        job = job_state(session, context.claim.job_id) if context.claim.job_id is not None else None
+    done: list[CandidateResult] = []
+    ending = Ending(context.cancel, context.database.clock, job.deadline if job is not None else None, done)
+    with context.processes.private_folder("measure") as folder:
+        libraries = fetch_libraries(context.blobs, (one.library for one in waiting), folder)
+        present = [one for one in waiting if one.library in libraries.paths]
+        try:
+            if present:
+                run_task(context, _task(context, present, libraries, best), done, ending)
+        except InfrastructureError:
+            # What came before the machine failed is no worse for it.
+            if done and context.cancel.reason != "lost":
+                _record(context, present, done, libraries)
+            raise
+    # Whoever is told to stop keeps what there is, unless another has the item by now.
+    if context.cancel.reason == "lost" or not done:
+        context.check()
+    _record(context, present, done, libraries)
+
+
+def gpu_task(
+    context: StepContext,
+    kind: TaskKind,
+    problems: Sequence[tuple[str, Mapping[str, Any]]],
+    candidates: Sequence[TaskCandidate],
+    best_us: Mapping[int, float],
+) -> GpuTask:
+    """A task for this worker's device. `problems`: operator and canonical problem."""
+    settings, device = context.settings, context.device
+    return GpuTask(
+        kind=kind,
+        gpu=settings.gpu_module,
+        device=device.uuid,
+        lease=str(lease_file(settings, device)),
+        operators={name: str(operator(name).folder) for name, _ in problems},
+        seed=int(context.database.clock.new_id()[:SEED_DIGITS], 16),
+        problems=tuple(problem for _, problem in problems),
+        candidates=tuple(candidates),
+        best_us=best_us,
+        seconds=settings.measure_seconds,
+    )
+
+
+def run_task(
+    context: StepContext, task: GpuTask, done: list[CandidateResult], cancel: threading.Event | None = None
+) -> Outcome:
+    """Run it in a child under the limits of measuring; `done` gets each result as it comes. `cancel`: that of the step
+    unless given. Raises GpuGone, InfrastructureError."""
+    outcome = run_gpu_task(
+        task,
+        context.processes,
+        process_limits(context.settings.measure_limits),
+        cache=context.settings.data_dir / "gpu-cache",
+        cancel=cancel or context.cancel,
+        on_result=done.append,
+    )
+    log.info(
+        "%s: %d of %d candidates in %.1f s on %s",
+        task.kind,
+        len(done) if task.kind == "measure" else len(task.candidates),
+        len(task.candidates),
+        outcome.wall_seconds,
+        context.device.name,
+    )
+    return outcome
+
+
+def _task(
+    context: StepContext, present: Sequence[ToMeasure], libraries: Libraries, best: Mapping[int, float]
+) -> GpuTask:
+    """One task for the candidates of all problems. They stand problem by problem: the child keeps the inputs and the
+    reference of one at a time."""
+    problems = {one.problem_id: (one.operator, one.problem) for one in present}
+    index_of = {problem_id: index for index, problem_id in enumerate(problems)}
+    candidates = [
+        TaskCandidate(
+            candidate=one.candidate,
+            problem=index_of[one.problem_id],
+            schedule=one.schedule,
+            library=str(libraries.paths[one.library]),
+            proven=one.proven,
+        )
+        for one in present
+    ]
+    best_us = {index: best[problem_id] for problem_id, index in index_of.items() if problem_id in best}
+    return gpu_task(context, "measure", list(problems.values()), candidates, best_us)
+
+
+def _record(
+    context: StepContext, present: Sequence[ToMeasure], done: Sequence[CandidateResult], libraries: Libraries
+) -> None:
+    """Everything in one transaction. What waits for a library that is lost is skipped, and compiled by the next job.
+    Of an item that was cancelled meanwhile, what was found is kept all the same. Raises LostClaim."""
+    by_candidate = {result.candidate: result for result in done}
+    results = [_measured(one, by_candidate[one.candidate]) for one in present if one.candidate in by_candidate]
+    found_under = {"driver": context.device.driver, "plan_version": context.gpu_plan_version}
+    most = context.settings.max_attempts
+    try:
+        with context.database.write() as session:
+            judged = [one for digest in libraries.lost for one in forget_group_library(session, digest)]
+            judged += record_measured(session, context.claim, results, **found_under, max_attempts=most)
+    except LostClaim:
+        with context.database.write() as session:
+            if renew(session, context.claim, context.settings.lease_seconds) is not Renewal.CANCELLED:
+                raise
+            judged = remember_measured(session, results, device_class=context.device.name, **found_under)
+    for digest, why in libraries.lost.items():
+        log.warning("a group's library sha256:%s cannot be loaded: %s", digest, why)
+    tell(context, judged)
+
+
+def _measured(one: ToMeasure, result: CandidateResult) -> Measured:
+    return Measured(
+        problem_id=one.problem_id,
+        candidate=one.candidate,
+        code_digest=one.code_digest,
+        verdict=result.verdict,
+        message=result.message or None,
+        details=result.details,
+        measurement=result.measurement,
+        verify=StageSeconds(wall=result.verify_wall, cpu=result.verify_cpu),
+        measure=StageSeconds(wall=result.measure_wall, cpu=result.measure_cpu),
+    )
