@@ -5,19 +5,19 @@ The row comes first: once a caller has read the 202, neither a crash of this pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.generator import generator
 from cukiln.types import FrontEntry, Job, WinnerRecord
-from service.context import Service
+from service.context import Alive, Service
 from service.errors import refuse
 from service.requests import JobRequest
 from service.resolve import Resolved, resolve_jobs
 from storage.items import waiting_counts
 from storage.jobs import NewJob, NewProblem, create_job, unfinished_jobs
 from storage.report_job import job_report
-from storage.searches import is_covered, search_entry
+from storage.searches import MeasuredUnder, is_covered, search_entry
 from storage.winners import get_winners
 from workers import tickets
 
@@ -34,16 +34,17 @@ class Accepted:
 
 def accept_job(service: Service, request: JobRequest) -> Accepted:
     """Write the job and wake the planners. Raises Refused, and then nothing was written."""
-    resolved = resolve_jobs(request, service.known())
+    alive = service.alive()
+    resolved = resolve_jobs(request, alive.known(service.settings.default_target))
     with service.database.read() as session:
         winners = get_winners(session, [one.key for one in resolved])
-    new = _new_job(service, request, resolved, winners)
+    new = _new_job(service, request, resolved, winners, alive)
     with service.database.write() as session:
         if not all(problem.cached for problem in new.problems):
-            _require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
+            require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
         created = create_job(session, new)
     with service.database.read() as session:
-        report = job_report(session, created.id)
+        report = job_report(session, created.id, service.settings.toolchain_live_seconds)
         waiting = waiting_counts(session) if created.items else {}
     assert report is not None, "a job that was just written is there"
     if created.items and service.redis is not None:
@@ -52,9 +53,14 @@ def accept_job(service: Service, request: JobRequest) -> Accepted:
 
 
 def _new_job(
-    service: Service, request: JobRequest, resolved: Sequence[Resolved], winners: Mapping[str, WinnerRecord]
+    service: Service,
+    request: JobRequest,
+    resolved: Sequence[Resolved],
+    winners: Mapping[str, WinnerRecord],
+    alive: Alive,
 ) -> NewJob:
-    cached = [cached_entry(winners.get(one.key), one, request) for one in resolved]
+    live = {one.device_class: alive.measures_under(one.device_class) for one in resolved}
+    cached = [cached_entry(winners.get(one.key), one, request, live[one.device_class]) for one in resolved]
     # Who is told "cached" must find the bytes: where they are gone, the job runs, and its finish puts them back.
     lost = service.blobs.missing(digest for entry in cached if entry for digest in entry.blobs)
     problems = []
@@ -77,19 +83,23 @@ def _new_job(
     return NewJob(problems, request.priority, budget, request.workspace_limit_bytes, request.deterministic)
 
 
-def cached_entry(record: WinnerRecord | None, asked: Resolved, request: JobRequest) -> FrontEntry | None:
-    """The kernel that answers without work: its record's searches contain the one asked, by today's generator."""
+def cached_entry(
+    record: WinnerRecord | None, asked: Resolved, request: JobRequest, live: Collection[MeasuredUnder]
+) -> FrontEntry | None:
+    """The kernel that answers without work: its record's searches contain the one asked, by today's generator and, on a
+    GPU, under a driver and a test plan that a live one has."""
     if record is None:
         return None
     limit, deterministic = request.workspace_limit_bytes, request.deterministic
     wanted = search_entry(asked.search.canonical(), generator(asked.operator.name), limit, deterministic=deterministic)
-    if not is_covered(record.searches, wanted):
+    if not is_covered(record.searches, wanted, live):
         return None
     front = record.usable(limit, deterministic)
     return front[0] if front else None
 
 
-def _require_room(unfinished: int, at_most: int) -> None:
+def require_room(unfinished: int, at_most: int) -> None:
+    """Raises Refused (429) where the service has enough to do."""
     if unfinished >= at_most:
         detail = f"{unfinished} jobs wait or run, at most {at_most} may. Nothing was queued; send it again later."
         headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}

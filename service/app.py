@@ -7,7 +7,22 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from service import blobs, catalogue, docs_page, events, groups, handle_errors, health, jobs, kernels, lookups, openapi
+from service import (
+    blobs,
+    bundles,
+    candidates,
+    catalogue,
+    docs_page,
+    events,
+    groups,
+    handle_errors,
+    health,
+    jobs,
+    kernels,
+    lookups,
+    openapi,
+    results,
+)
 from service.auth import Gate
 from service.context import Service
 from service.head import HeadAsGet
@@ -18,7 +33,7 @@ DESCRIPTION = (
     "Operator schedules in, verified and ranked CUDA kernels out. Errors are application/problem+json with a stable "
     "`type`, the field at fault and what is allowed."
 )
-ROUTERS = (jobs, events, groups, lookups, kernels, blobs, catalogue, health, docs_page)
+ROUTERS = (jobs, events, candidates, bundles, results, groups, lookups, kernels, blobs, catalogue, health, docs_page)
 
 
 def create_app(settings: Settings, open_service: Callable[[Settings], Service] = Service.open) -> FastAPI:

@@ -11,14 +11,24 @@ from service.context import service_of
 from service.errors import Refused, refuse
 from service.strict_json import read_json
 
+LARGE = 8  # times the usual limit: results hold a few kilobytes for each candidate
+
 
 async def body_bytes(request: Request) -> bytes:
     """The whole body, refused as soon as it is known to be too large, whether its length was announced or not."""
+    return await _read(request, service_of(request).settings.max_body_bytes)
+
+
+async def large_body_bytes(request: Request) -> bytes:
+    """The same for results, which are larger than requests."""
+    return await _read(request, LARGE * service_of(request).settings.max_body_bytes)
+
+
+async def _read(request: Request, limit: int) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         detail = f"The Content-Type is {media_type[:100]!r}. Send application/json."
         raise refuse("unsupported-media-type", detail, field="Content-Type", allowed=["application/json"])
-    limit = service_of(request).settings.max_body_bytes
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
         raise _too_large(limit)

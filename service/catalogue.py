@@ -12,11 +12,11 @@ from codegen.operator import Operator
 from codegen.operators import operators
 from codegen.search import Search, allowed_json
 from codegen.targets import targets
-from cukiln.types import OperatorReport, Operators, TargetReport, Targets, Timings
+from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, Targets, Timings
 from service.answers import json_response
 from service.context import ServiceDep
 from service.openapi import problems
-from service.resolve import predicted_class
+from storage.devices import LiveDevice
 from storage.timings import timings
 from storage.toolchains import LiveToolchain
 
@@ -31,19 +31,23 @@ def get_operators() -> Response:
 
 @router.get("/targets", response_model=Targets, responses=problems("database-unavailable"))
 def get_targets(service: ServiceDep) -> Response:
-    """Architectures with their data sheets, and the live toolchains that compile for them."""
-    live = service.toolchains()
+    """Architectures with their data sheets, the live toolchains that compile for them, and the GPUs that measure."""
+    alive = service.alive(with_drained=True)
+    known = alive.known(service.settings.default_target)
     reports = [
         TargetReport(
             target=name,
             name=sheet.product,
             data_sheet=sheet.data_sheet(),
-            toolchains=[toolchain.digest for toolchain in live if name in toolchain.targets],
-            device_classes=[predicted_class(name)],
+            toolchains=[toolchain.digest for toolchain in alive.toolchains if name in toolchain.targets],
+            device_classes=known.device_classes(name),
         )
         for name, sheet in targets().items()
     ]
-    return json_response(Targets(targets=reports, toolchains=[_toolchain(toolchain) for toolchain in live]))
+    toolchains = [_toolchain(toolchain) for toolchain in alive.toolchains]
+    return json_response(
+        Targets(targets=reports, toolchains=toolchains, devices=[_device(device) for device in alive.devices])
+    )
 
 
 @router.get("/timings", response_model=Timings, responses=problems("invalid-value", "database-unavailable"))
@@ -77,3 +81,17 @@ def _toolchain(toolchain: LiveToolchain) -> dict[str, object]:
         "targets": list(toolchain.targets),
         "seen_at": toolchain.seen_at,
     }
+
+
+def _device(device: LiveDevice) -> DeviceReport:
+    return DeviceReport(
+        device_class=device.device_class,
+        uuid=device.uuid,
+        capability=device.capability,
+        driver=device.driver,
+        multiprocessors=device.description.get("multiprocessors", 0),
+        memory_bytes=device.description.get("memory_bytes", 0),
+        worker=device.worker,
+        seen_at=device.seen_at,
+        drained=device.drained,
+    )

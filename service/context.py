@@ -13,10 +13,38 @@ from service.resolve import Known
 from service.winner_cache import WinnerCache
 from storage.blobs import BlobStore
 from storage.database import Database
+from storage.devices import LiveDevice, live_devices
 from storage.operator_path import load_operator_path
+from storage.searches import MeasuredUnder
 from storage.settings import Settings
 from storage.toolchains import LiveToolchain, live_toolchains
 from workers import tickets
+
+DRAINED_SECONDS = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Alive:
+    """What workers gave a sign of life for lately."""
+
+    toolchains: list[LiveToolchain]
+    devices: list[LiveDevice]
+
+    def known(self, default_target: str) -> Known:
+        """What requests may name. Without any live toolchain every data sheet counts: a worker may come."""
+        compiled = {name for toolchain in self.toolchains for name in toolchain.targets}
+        sheets = set(targets())
+        classes: dict[int, set[str]] = {}
+        for device in self.devices:
+            if device.drained is None:
+                classes.setdefault(int(device.capability.replace(".", "")), set()).add(device.device_class)
+        ordered = {capability: sorted(names) for capability, names in classes.items()}
+        return Known(default_target, frozenset(sheets & compiled or sheets), ordered)
+
+    def measures_under(self, device_class: str) -> set[MeasuredUnder]:
+        """The drivers and test plans of the class's GPUs that take work."""
+        mine = [one for one in self.devices if one.device_class == device_class and one.drained is None]
+        return {one.measures_under for one in mine}
 
 
 @dataclass(frozen=True)
@@ -47,10 +75,19 @@ class Service:
             return live_toolchains(session, self.settings.toolchain_live_seconds)
 
     def known(self) -> Known:
-        """What requests may name now. Without any live toolchain every data sheet counts: a worker may come."""
-        compiled = {name for toolchain in self.toolchains() for name in toolchain.targets}
-        sheets = set(targets())
-        return Known(self.settings.default_target, frozenset(sheets & compiled or sheets))
+        """What requests may name now."""
+        alive = self.alive()
+        return alive.known(self.settings.default_target)
+
+    def alive(self, *, with_drained: bool = False) -> Alive:
+        """The workers' signs of life; `with_drained`: also GPUs that were drained within a day."""
+        within = self.settings.toolchain_live_seconds
+        with self.database.read() as session:
+            since = self.database.clock.now() - within
+            # A worker that drained its GPU may have ended since; people look for the reason later.
+            devices = live_devices(session, DRAINED_SECONDS if with_drained else within, with_drained=with_drained)
+            alive = [device for device in devices if device.drained is not None or device.seen_at >= since]
+            return Alive(live_toolchains(session, within), alive)
 
 
 def service_of(request: Request) -> Service:

@@ -128,7 +128,7 @@ class _Watch:
     def _read(self) -> JobProgress | None:
         try:
             with self._service.database.read() as session:
-                return job_progress(session, self._job)
+                return job_progress(session, self._job, self._service.settings.toolchain_live_seconds)
         except DATABASE_ERRORS as error:
             log.warning("job %s cannot be read for its watcher: %s", self._job, error)
             return None

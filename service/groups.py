@@ -1,10 +1,11 @@
-"""GET /v1/groups/{id}, its rendered .cu, nvcc's words."""
+"""GET /v1/groups/{id}, its rendered .cu, its PTX and SASS, nvcc's words."""
 
 from __future__ import annotations
 
+import gzip
 import re
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from cukiln.types import GroupReport
@@ -17,6 +18,18 @@ from storage.groups import group_report
 
 router = APIRouter(prefix="/v1/groups", tags=["groups"], responses=problems("group-not-found", "database-unavailable"))
 _ID = re.compile(r"[0-9a-f]{32}")
+_GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1), and no text
+_REFUSED = re.compile(r"q\s*=\s*0(\.0*)?", re.IGNORECASE)
+
+NOT_COMPILED = "The group has no {what} yet: it is not compiled."
+NO_PTX = (
+    "The group has no PTX: it is not compiled yet, none of its kernels compiled, or all of them stood before in groups "
+    "of their own."
+)
+NO_SASS = (
+    "No SASS is kept of a group. That of a winner is the blob that its record names as sass_sha256, where the worker "
+    "found nvdisasm or cuobjdump; `nvdisasm` makes it from the group's cubin, the blob cubin_sha256."
+)
 
 
 @router.get("/{group}", response_model=GroupReport)
@@ -28,13 +41,27 @@ def get_group(group: str, service: ServiceDep) -> Response:
 @router.get("/{group}/source", responses=problems("group-file-not-found", "blob-corrupt"), response_class=Response)
 def get_source(group: str, service: ServiceDep) -> Response:
     """The rendered .cu."""
-    return _text(service, "source", _report(service, group).source_sha256)
+    return _text(service, _report(service, group).source_sha256, NOT_COMPILED.format(what="source"))
+
+
+@router.get("/{group}/ptx", responses=problems("group-file-not-found", "blob-corrupt"), response_class=Response)
+def get_ptx(group: str, request: Request, service: ServiceDep) -> Response:
+    """What ptxas was given. Sent compressed to who accepts gzip."""
+    accepts = _accepts_gzip(request.headers.get("accept-encoding"))
+    return _text(service, _report(service, group).ptx_sha256, NO_PTX, accepts_gzip=accepts)
+
+
+@router.get("/{group}/sass", responses=problems("group-file-not-found", "blob-corrupt"), response_class=Response)
+def get_sass(group: str, request: Request, service: ServiceDep) -> Response:
+    """The machine code as text, where it was kept; that of a winner is a blob, the `sass_sha256` of its record."""
+    accepts = _accepts_gzip(request.headers.get("accept-encoding"))
+    return _text(service, _report(service, group).sass_sha256, NO_SASS, accepts_gzip=accepts)
 
 
 @router.get("/{group}/log", responses=problems("group-file-not-found", "blob-corrupt"), response_class=Response)
 def get_log(group: str, service: ServiceDep) -> Response:
     """nvcc's words."""
-    return _text(service, "log", _report(service, group).log_sha256)
+    return _text(service, _report(service, group).log_sha256, NOT_COMPILED.format(what="log"))
 
 
 def _report(service: Service, group: str) -> GroupReport:
@@ -47,9 +74,26 @@ def _report(service: Service, group: str) -> GroupReport:
     return report
 
 
-def _text(service: Service, what: str, digest: str | None) -> Response:
+def _text(service: Service, digest: str | None, without: str, *, accepts_gzip: bool = False) -> Response:
+    """The blob as text. One that is kept compressed is sent so to who takes it."""
     if digest is None:
-        raise refuse("group-file-not-found", f"The group has no {what} yet: it is not compiled.", field=what)
+        raise refuse("group-file-not-found", without, field="group")
     data = verified_bytes(service, digest)
     # nosniff: the log quotes what the request made nvcc say, and no browser shall take it for a page.
-    return Response(data, media_type="text/plain; charset=utf-8", headers={"X-Content-Type-Options": "nosniff"})
+    headers = {"X-Content-Type-Options": "nosniff"}
+    if data.startswith(_GZIP):
+        headers["Vary"] = "Accept-Encoding"
+        if accepts_gzip:
+            headers["Content-Encoding"] = "gzip"
+        else:
+            data = gzip.decompress(data)
+    return Response(data, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _accepts_gzip(header: str | None) -> bool:
+    """Whether Accept-Encoding names gzip and does not refuse it (RFC 9110, 12.5.3)."""
+    for part in (header or "").split(","):
+        name, _, weight = part.partition(";")
+        if name.strip().lower() in ("gzip", "x-gzip"):
+            return not _REFUSED.fullmatch(weight.strip())
+    return False

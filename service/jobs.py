@@ -140,7 +140,7 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
 
 def _report(service: Service, job: str) -> Job:
     with service.database.read() as session:
-        report = job_report(session, job)
+        report = job_report(session, job, service.settings.toolchain_live_seconds)
     if report is None:
         raise job_not_found(job)
     return report

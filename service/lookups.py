@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -14,7 +14,7 @@ from service.body import body_bytes, json_body
 from service.context import ServiceDep
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests import LookupRequest, read_request
-from service.resolve import Resolved, resolve_lookups
+from service.resolve import Wanted, resolve_lookups
 from service.winner_cache import CachedWinner
 
 router = APIRouter(prefix="/v1/lookups", tags=["kernels"])
@@ -27,23 +27,35 @@ router = APIRouter(prefix="/v1/lookups", tags=["kernels"])
     openapi_extra=body_of("LookupRequest"),
 )
 def post_lookups(body: Annotated[bytes, Depends(body_bytes)], service: ServiceDep) -> Response:
-    """The winner record of each problem, null where there is none. Nothing is queued."""
+    """The winner record of each problem, null where there is none. Nothing is queued.
+
+    Where no device class is named, the record is that of a class with a live GPU, else of any that was measured, else
+    the predicted one; `device_class` says which."""
     settings = service.settings
     request = read_request(LookupRequest, json_body(body, settings.max_json_depth), settings.max_problems)
-    resolved = resolve_lookups(request, service.known())
-    found = service.winners.get(one.key for one in resolved)
-    return Response(_answer(request, resolved, found), media_type="application/json")
+    wanted = resolve_lookups(request, service.known(), service.winners.device_classes())
+    found = service.winners.get(key for one in wanted for key in one.keys)
+    return Response(_answer(request, wanted, found), media_type="application/json")
 
 
-def _answer(request: LookupRequest, resolved: list[Resolved], found: Mapping[str, CachedWinner]) -> bytes:
+def _answer(request: LookupRequest, wanted: Sequence[Wanted], found: Mapping[str, CachedWinner]) -> bytes:
     """The JSON of `Lookups`, put together from records that are JSON already."""
-    records = [_record(request, found.get(one.key)) for one in resolved]
-    hits = sum(record is not None for record in records)
+    answers = [(one, *_best(request, one, found)) for one in wanted]
+    hits = sum(record is not None for _, _, record in answers)
     results = [
-        b'{"name":%b,"key":"%b","record":%b}' % (json.dumps(one.name).encode(), one.key.encode(), record or b"null")
-        for one, record in zip(resolved, records, strict=True)
+        b'{"name":%b,"key":"%b","record":%b}' % (json.dumps(one.name).encode(), key.encode(), record or b"null")
+        for one, key, record in answers
     ]
-    return b'{"results":[%b],"hits":%d,"misses":%d}' % (b",".join(results), hits, len(records) - hits)
+    return b'{"results":[%b],"hits":%d,"misses":%d}' % (b",".join(results), hits, len(answers) - hits)
+
+
+def _best(request: LookupRequest, one: Wanted, found: Mapping[str, CachedWinner]) -> tuple[str, bytes | None]:
+    """The key and the record of the first class that has a kernel which the request allows."""
+    for key in one.keys:
+        record = _record(request, found.get(key))
+        if record is not None:
+            return key, record
+    return one.key, None
 
 
 def _record(request: LookupRequest, winner: CachedWinner | None) -> bytes | None:

@@ -48,7 +48,9 @@ class JobRequest(BaseModel):
     budget: Budget | None = None
     workspace_limit_bytes: Annotated[int, Field(strict=True, ge=0, le=LARGEST_WORKSPACE)] | None = None
     deterministic: bool = Field(False, strict=True, description="Only kernels that give the same bits in every run.")
-    device_class: DeviceClass | None = Field(None, description="Default: predicted:<target>.")
+    device_class: DeviceClass | None = Field(
+        None, description="Default: each class with a live GPU of the architecture, else `predicted:<target>`."
+    )
     problems: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 

@@ -1,10 +1,14 @@
-"""A request's problems → problems as they are stored and looked up: parsed, canonical, with target, class and key."""
+"""A request's problems → problems as they are stored and looked up: parsed, canonical, with target, classes and keys.
+
+Where a request names no device class, a job measures on every class with a live GPU of the architecture, else it
+predicts; a lookup takes what is known of those classes, else what was measured on any other, else what was predicted.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -20,6 +24,7 @@ from codegen.targets import target as data_sheet
 from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
 from service.requests import HEAD_FIELDS, JobRequest, ProblemHead, read_head
+from storage.device_classes import PREDICTED, is_predicted
 
 DEFAULT_SEARCH = Search()
 REMEMBERED = 16_384
@@ -27,7 +32,7 @@ REMEMBERED = 16_384
 
 @dataclass(frozen=True)
 class Resolved:
-    """One problem with all that the request and the defaults say about it."""
+    """One problem on one device class, with all that the request and the defaults say about it."""
 
     name: str
     operator: Operator
@@ -40,25 +45,80 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Known:
-    """What a request may name. `targets`: with a data sheet, and of a live toolchain where there is one."""
+    """What a request may name. `targets`: with a data sheet, and of a live toolchain where there is one. `devices`: the
+    classes with a live GPU, by compute capability as digits (`90`), in one order."""
 
     default_target: str
     targets: Set[str]
+    devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    def live_classes(self, target: str) -> Sequence[str]:
+        """Those that run kernels of the target: of its very capability, `sm_90` and `sm_90a` alike."""
+        return self.devices.get(data_sheet(target).capability, ())
+
+    def device_classes(self, target: str) -> list[str]:
+        """What a job's problem may name; where it names none, all but the last are taken, or the last alone."""
+        return [*self.live_classes(target), predicted_class(target)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One problem of a lookup. `keys`: of the records that answer it, by device class, the best first; `key`: of the
+    record that a job of today would make, which names a miss."""
+
+    name: str
+    keys: Sequence[str]
+    key: str
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One problem as it stands in the request. `device_class`: the one that it or the request names."""
+
+    name: str
+    operator: Operator
+    problem: Problem
+    target: str
+    device_class: str | None
+    search: Search
+
+    def key(self, device_class: str) -> str:
+        return _key(self.problem.digest, self.target, device_class)
 
 
 def predicted_class(target: str) -> str:
     """The device class of an architecture without a live GPU."""
-    return f"predicted:{target}"
+    return f"{PREDICTED}{target}"
 
 
 def resolve_jobs(request: JobRequest, known: Known) -> list[Resolved]:
-    """The problems of a job. Raises Refused with all that is wrong in them."""
-    return _Resolver(request, known, for_job=True).all()
+    """The problems of a job, each once for every class that it is measured on. Raises Refused with all that is wrong in
+    them."""
+    resolved = []
+    for one in _Resolver(request, known, for_job=True).all():
+        live = known.live_classes(one.target) or [predicted_class(one.target)]
+        for chosen in [one.device_class] if one.device_class is not None else live:
+            key = one.key(chosen)
+            resolved.append(Resolved(one.name, one.operator, one.problem, one.target, chosen, one.search, key))
+    return resolved
 
 
-def resolve_lookups(request: JobRequest, known: Known) -> list[Resolved]:
-    """The problems of a lookup: any device class may be asked for, and no search space is looked at."""
-    return _Resolver(request, known, for_job=False).all()
+def resolve_lookups(request: JobRequest, known: Known, recorded: Sequence[str]) -> list[Wanted]:
+    """The problems of a lookup: any device class may be asked for, and no search space is looked at. `recorded`: the
+    classes that have records."""
+    wanted = []
+    for one in _Resolver(request, known, for_job=False).all():
+        predicted = predicted_class(one.target)
+        live = known.live_classes(one.target)
+        if one.device_class is not None:
+            classes: Sequence[str] = [one.device_class]
+        else:
+            others = [name for name in recorded if name not in live and not is_predicted(name)]
+            classes = [*live, *others, predicted]
+        keys = [one.key(name) for name in classes]
+        tuned = keys[0] if one.device_class is not None or live else keys[-1]
+        wanted.append(Wanted(one.name, keys, tuned))
+    return wanted
 
 
 # Frameworks look the same problems up again and again; parsing and keying one takes 0.1 ms, finding it here 0.01 ms.
@@ -78,8 +138,8 @@ class _Resolver:
         self._once: set[tuple[str, str | None, str]] = set()
         self._spaces: dict[tuple[str, str, str, int], Fault | None] = {}
 
-    def all(self) -> list[Resolved]:
-        resolved = []
+    def all(self) -> list[_Read]:
+        resolved: list[_Read | None] = []
         for position, value in enumerate(self._request.problems):
             resolved.append(self._one(value, position))
             if len(self._faults) > MAX_FAULTS:  # more would not be shown
@@ -90,7 +150,7 @@ class _Resolver:
             raise Refused(self._faults)
         return [one for one in resolved if one is not None]
 
-    def _one(self, value: dict[str, Any], position: int) -> Resolved | None:
+    def _one(self, value: dict[str, Any], position: int) -> _Read | None:
         at = ("problems", position)
         head = read_head(value, position)
         if isinstance(head, list):
@@ -101,13 +161,15 @@ class _Resolver:
         if found is None or target is None:
             return None
         kind, problem = found
-        device_class = head.device_class or self._request.device_class or predicted_class(target)
+        device_class = head.device_class or self._request.device_class
         search = head.search or self._request.search or DEFAULT_SEARCH
         if self._for_job:
-            self._check_class(device_class, target, (*at, "device_class") if head.device_class else ("device_class",))
+            if device_class is not None:
+                self._check_class(
+                    device_class, target, (*at, "device_class") if head.device_class else ("device_class",)
+                )
             self._check_space(kind, problem, target, search, at if head.search else ())
-        key = _key(problem.digest, target, device_class)
-        return Resolved(head.name or f"problem{position}", kind, problem, target, device_class, search, key)
+        return _Read(head.name or f"problem{position}", kind, problem, target, device_class, search)
 
     def _problem(self, value: dict[str, Any], at: Path) -> tuple[Operator, Problem] | None:
         field = (*at, "operator")
@@ -136,10 +198,10 @@ class _Resolver:
         return None
 
     def _check_class(self, device_class: str, target: str, path: Path) -> None:
-        allowed = predicted_class(target)
-        if device_class != allowed:
+        allowed = self._known.device_classes(target)
+        if device_class not in allowed:
             detail = f"No live worker measures {target} kernels on {device_class!r}."
-            self._add_once(Fault("invalid-value", detail, json_path(path), [allowed]))
+            self._add_once(Fault("invalid-value", detail, json_path(path), allowed))
 
     def _check_space(self, kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> None:
         """Whether the operator has all that the search names. What its rules leave is found by the plan step."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cukiln.types import WinnerRecord
 from storage.database import Database
-from storage.winners import get_winners, winner_revisions
+from storage.winners import get_winners, recorded_classes, winner_revisions
 
 FRESH_SECONDS = 0.05
 CAPACITY = 20_000  # records, about 5 KB each
@@ -49,6 +49,11 @@ class WinnerCache:
         if doubtful:
             found |= self._ask(doubtful, now)
         return found
+
+    def device_classes(self) -> list[str]:
+        """The classes that have records. Not remembered, for the sake of misses."""
+        with self._database.read() as session:
+            return recorded_classes(session)
 
     def _fresh(self, keys: Sequence[str], now: float) -> dict[str, CachedWinner]:
         with self._lock:

@@ -20,12 +20,13 @@ from codegen.generator import generator
 from codegen.identity import winner_key
 from codegen.operators import operator
 from codegen.search import Search
-from cukiln.types import FrontEntry, Launch, WinnerRecord
+from cukiln.types import FrontEntry, Launch, RankedBy, WinnerRecord
 from service.__main__ import server_of
 from service.context import Service
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.searches import search_entry
+from storage.devices import register_device
+from storage.searches import MeasuredUnder, search_entry
 from storage.settings import Settings, load_settings
 from storage.winners import get_winners, publish_winner
 
@@ -113,14 +114,20 @@ def publish(
     workspace_limit_bytes: int | None = None,
     deterministic: bool = False,
     whole: bool = True,
+    device_class: str | None = None,
+    driver: str = "580.95.05",
+    plan_version: str = "g1",
+    code_digest: str | None = None,
 ) -> WinnerRecord:
     """A winner record as the finish step would leave it; `workspace` has one value for each point of the front, and
-    only the first of them is deterministic. `blob`: the digest that stands for its files; default: a stored one."""
+    only the first of them is deterministic. A `device_class` makes it one of measured kernels, `driver` and
+    `plan_version` what it was measured under. `blob`: the digest that stands for its files; default: a stored one."""
     if blob is None:
         blob = blobs_beside(database).put(b"a library", "application/x-sharedlib").digest
     kind = operator(problem["operator"])
     parsed = kind.parse(problem)
-    device_class = f"predicted:{target}"
+    ranked_by: RankedBy = "predicted" if device_class is None else "measured"
+    device_class = device_class or f"predicted:{target}"
     key = winner_key(parsed.digest, target, device_class)
     with database.write() as session:
         known = get_winners(session, [key]).get(key)
@@ -132,8 +139,11 @@ def publish(
             problem=parsed.canonical(),
             target=target,
             device_class=device_class,
-            ranked_by="predicted",
-            front=[_entry(index, size, predicted_us + index, blob) for index, size in enumerate(workspace)],
+            ranked_by=ranked_by,
+            front=[
+                _entry(index, size, predicted_us + index, blob, code_digest or f"{index}{key[1:]}")
+                for index, size in enumerate(workspace)
+            ],
             searches=[
                 search_entry(
                     search or Search().canonical(),
@@ -141,6 +151,7 @@ def publish(
                     workspace_limit_bytes,
                     deterministic=deterministic,
                     whole=whole,
+                    measured=MeasuredUnder(driver, plan_version) if ranked_by == "measured" else None,
                 )
             ],
             updated_at=time.time(),
@@ -149,12 +160,36 @@ def publish(
         return get_winners(session, [key])[key]
 
 
+def register_gpu(
+    database: Database,
+    device_class: str = "NVIDIA H200",
+    capability: str = "9.0",
+    *,
+    number: int = 0,
+    driver: str = "580.95.05",
+    plan_version: str = "g1",
+) -> str:
+    """A sign of life of a GPU's worker; returns its UUID."""
+    uuid_of = f"GPU-{device_class}-{number}"
+    with database.write() as session:
+        register_device(
+            session,
+            uuid=uuid_of,
+            device_class=device_class,
+            capability=capability,
+            driver=driver,
+            description={"multiprocessors": 132, "memory_bytes": 150_000_000_000, "plan_version": plan_version},
+            worker="host:1",
+        )
+    return uuid_of
+
+
 def blobs_beside(database: Database) -> BlobStore:
     """The blobs of a service on its defaults: in the folder of its SQLite file."""
     return BlobStore(database, (Path(str(database.url.database)).parent / "blobs").as_uri())
 
 
-def _entry(index: int, workspace: int, predicted_us: float, blob: str) -> FrontEntry:
+def _entry(index: int, workspace: int, predicted_us: float, blob: str, code_digest: str) -> FrontEntry:
     launch = Launch(operands=[], extents={}, launch={}, scalars=[], functions=[], workspace_bytes=workspace)
     return FrontEntry(
         candidate=f"{index:064x}",
@@ -163,7 +198,7 @@ def _entry(index: int, workspace: int, predicted_us: float, blob: str) -> FrontE
         so_sha256=blob,
         cubin_sha256=blob,
         source_sha256=blob,
-        code_digest="2" * 64,
+        code_digest=code_digest,
         toolchain="3" * 64,
         launch=launch,
         workspace_bytes=workspace,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from storage.logs import set_up_logging
 from storage.settings import load_settings
-from workers.main import run_reconciler, run_worker
+from workers.gpu.measure_on_gpu import GpuGone
+from workers.main import run_gpu_worker, run_reconciler, run_worker
 from workers.processes import Limits
 from workers.steps.context import GiveUp, StepContext
 
@@ -52,17 +53,22 @@ def act(behaviour: str, context: StepContext) -> None:
     elif behaviour == "deaf":  # native code that keeps the interpreter for itself
         sum_of_a_huge_power = pow(3, 2**26)
         write(f"deaf-{sum_of_a_huge_power % 10}", context)
+    elif behaviour == "gone":
+        if not (flag := JOURNAL.with_name("gpu-is-back")).exists():
+            raise GpuGone(f"the GPU does not answer before {flag.name} is there")
     elif behaviour == "broken":
         raise RuntimeError("the step is broken")
     elif behaviour == "hopeless":
         raise GiveUp("it cannot be done")
 
 
-STEPS = dict.fromkeys(("plan", "compile", "verify", "finish"), step)
+STEPS = dict.fromkeys(("plan", "compile", "verify", "measure", "compare", "finish"), step)
 
 if __name__ == "__main__":
     set_up_logging()
     if sys.argv[1] == "reconcile":
         run_reconciler(load_settings())
+    elif sys.argv[1] == "gpu":
+        sys.exit(run_gpu_worker(load_settings(), STEPS, device=sys.argv[3] if len(sys.argv) > 3 else "0"))
     else:
         run_worker(sys.argv[1], load_settings(), STEPS)

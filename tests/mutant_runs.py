@@ -25,7 +25,7 @@ from codegen.operators import load_operators, operator, operators
 from tests.cpu_helpers import LIMITS, processes, toolchain
 from workers.build_cpu import build_cpu
 from workers.cpu_library import CpuLibrary
-from workers.run_on_cpu import KernelTest
+from workers.run_on_cpu import plan_test
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 7
@@ -127,7 +127,7 @@ def _in_a_fork(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, numbe
 
 def _run(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
     ctypes.c_int.in_dll(switches, "cukiln_mutant").value = number
-    failure = KernelTest(library, kernel, SEED, RUN_CPU_SECONDS).failure()
+    failure = plan_test(library, kernel, SEED, RUN_CPU_SECONDS).failure()
     asked = (ctypes.c_ubyte * MAX_SWITCHES).in_dll(switches, "cukiln_reached")
     return {
         "verdict": failure.verdict if failure else "ok",

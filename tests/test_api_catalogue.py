@@ -131,11 +131,22 @@ def test_a_group_shows_its_source_and_nvccs_words(api: Api) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("what", ["source", "log"])
+NOT_THERE = {
+    "source": "The group has no source yet: it is not compiled.",
+    "log": "The group has no log yet: it is not compiled.",
+    "ptx": "The group has no PTX: it is not compiled yet,",
+    "sass": "No SASS is kept of a group.",
+}
+
+
+@pytest.mark.parametrize("what", NOT_THERE)
 def test_a_group_that_is_not_compiled_has_no_files(api: Api, what: str) -> None:
     group(api)
     answer = api.client.get(f"/v1/groups/{GROUP}/{what}")
     assert (answer.status_code, answer.json()["type"]) == (404, TYPE_PREFIX + "group-file-not-found")
+    assert answer.json()["detail"].startswith(NOT_THERE[what])
+    nowhere = api.client.get(f"/v1/groups/{'b' * 32}/{what}")
+    assert (nowhere.status_code, nowhere.json()["type"]) == (404, TYPE_PREFIX + "group-not-found")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/docs", "/openapi.json", "/v1/jobs", "/v1/operators", "/v1/timings"])
@@ -215,6 +226,8 @@ CALLS = {
     ("post", "/v1/jobs"), ("get", "/v1/jobs"), ("get", "/v1/jobs/{job}"), ("delete", "/v1/jobs/{job}"),
     ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/candidates"), ("get", "/v1/jobs/{job}/rejections"),
     ("get", "/v1/groups/{group}"), ("get", "/v1/groups/{group}/source"), ("get", "/v1/groups/{group}/log"),
+    ("get", "/v1/groups/{group}/ptx"), ("get", "/v1/groups/{group}/sass"),
+    ("get", "/v1/candidates/{candidate}"), ("get", "/v1/jobs/{job}/bundle"), ("post", "/v1/results"),
     ("post", "/v1/lookups"), ("get", "/v1/kernels/{key}"), ("get", "/v1/blobs/sha256/{digest}"),
     ("get", "/v1/operators"), ("get", "/v1/targets"), ("get", "/v1/timings"), ("get", "/healthz"), ("get", "/readyz"),
 }  # fmt: skip

@@ -196,12 +196,12 @@ def test_a_watcher_waits_while_the_database_is_away(without_redis: Api, monkeypa
     job = submit(without_redis)
     calls = 0
 
-    def failing(session: Session, job_id: str) -> JobProgress | None:
+    def failing(session: Session, job_id: str, live_seconds: float) -> JobProgress | None:
         nonlocal calls
         calls += 1
         if calls <= 2:
             raise OperationalError("", {}, Exception())
-        return job_progress(session, job_id)
+        return job_progress(session, job_id, live_seconds)
 
     monkeypatch.setattr(events, "job_progress", failing)
     assert next(watch(without_redis, job)).event == "snapshot"

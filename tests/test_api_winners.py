@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterable
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import delete, select
 
 from cukiln.types import Lookups, WinnerRecord
 from service.winner_cache import FRESH_SECONDS, WinnerCache
-from storage.database import Session
-from storage.tables import WinnerRow
+from storage import jobs
+from storage.database import Database, Session
+from storage.judge_gpu import condemn
+from storage.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
+from storage.verdicts import NewVerdict, write_verdicts
 from storage.winners import get_winners
 from tests.fixtures_api import MATMUL, Api, api, publish
 
@@ -157,3 +162,63 @@ def test_the_same_revision_of_another_data_folder_is_sent(api: Api) -> None:
     answer = api.client.get(path, headers={"If-None-Match": etag})
     assert answer.status_code == 200
     assert WinnerRecord.model_validate_json(answer.content) == second
+
+
+def found_wrong(database: Database, record: WinnerRecord, index: int) -> None:
+    """A GPU finds the code of one of the record's kernels wrong, which a job had among its candidates."""
+    entry = record.front[index]
+    with database.write() as session:
+        problem = jobs.NewProblem(
+            "p", record.operator, record.problem, record.target, record.device_class, record.key, {}, True,
+            record.front[0].candidate,
+        )  # fmt: skip
+        job = jobs.create_job(session, jobs.NewJob([problem])).id
+        problem_id = session.scalars(select(JobProblemRow.id).where(JobProblemRow.job_id == job)).one()
+        session.add(
+            BuildRow(
+                id=entry.candidate, kernel=entry.kernel, slice="s", toolchain=entry.toolchain, target=record.target,
+                state="ok", code_digest=entry.code_digest, created_at=0.0,
+            )
+        )  # fmt: skip
+        session.add(
+            CandidateRow(
+                job_problem_id=problem_id, candidate=entry.candidate, schedule={}, kernel=entry.kernel,
+                build=entry.candidate,
+            )
+        )  # fmt: skip
+    with database.write() as session:
+        finding = NewVerdict(entry.code_digest, "incorrect", "3 of 9 elements are wrong", {}, 0.0, 0.0)
+        write_verdicts(session, [finding], "gpu", "g1")
+        condemn(session, {entry.code_digest}, "g1")
+
+
+@pytest.mark.parametrize("left", [1, 0])
+def test_code_that_a_gpu_found_wrong_is_answered_no_more(left: int, api: Api) -> None:
+    published = publish(api.database, workspace=(64, 0)[: left + 1])
+    other = publish(api.database, {**MATMUL, "m": 65})
+    assert api.submit().status_code == 200
+    found_wrong(api.database, published, 0)
+    time.sleep(2 * FRESH_SECONDS)
+    (result,) = api.client.post("/v1/lookups", json={"problems": [MATMUL]}).json()["results"]
+    if left:
+        record = WinnerRecord.model_validate(result["record"])
+        assert record.front == published.front[1:]
+        assert (record.revision, record.searches, record.runner_up) == (published.revision + 1, [], None)
+    else:
+        assert result["record"] is None
+        assert api.client.get(f"/v1/kernels/{published.key}").status_code == 404
+    assert api.submit().status_code == 202
+    assert api.client.get(f"/v1/kernels/{other.key}").json() == json.loads(other.model_dump_json())
+
+
+def test_a_record_after_a_withdrawn_one_is_taken_for_a_new_one(api: Api) -> None:
+    """By a process, too, that has not looked in between: revisions do not begin anew."""
+    now = 100.0
+    cache = WinnerCache(api.database, clock=lambda: now)
+    first = publish(api.database)
+    cache.get([first.key])
+    found_wrong(api.database, first, 0)
+    second = publish(api.database, predicted_us=1.0, code_digest="9" * 64)
+    assert second.revision == 3
+    now += 2 * FRESH_SECONDS
+    assert cache.get([first.key])[first.key].record == second

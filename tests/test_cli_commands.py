@@ -105,6 +105,11 @@ def test_tune_json_ends_with_one_object_of_the_promised_form(cukiln: Run, script
         "ranked_by",
         "predicted_us",
         "measured_us",
+        "vendor_us",
+        "vendor_library",
+        "vendor_max_error",
+        "vendor_error_bound",
+        "runner_up",
         "so_sha256",
         "workspace_bytes",
         "deterministic",
@@ -182,6 +187,46 @@ def test_ctrl_c_cancels_the_job_only_when_asked_to(
     assert len(scripted.calls("DELETE", "/v1/jobs/job1")) == cancel
     assert ("Job job1 is cancelled" in err) == cancel
     assert ("Job job1 goes on in the service" in err) != cancel
+
+
+def targets_json(**classes: list[str]) -> dict[str, Any]:
+    """Architectures that the service compiles for, with the classes of their GPUs."""
+    targets = [
+        {
+            "target": target,
+            "name": target,
+            "data_sheet": {},
+            "toolchains": ["t"],
+            "device_classes": [*found, f"predicted:{target}"],
+        }
+        for target, found in classes.items()
+    ]
+    return {"targets": targets, "toolchains": []}
+
+
+@pytest.mark.parametrize(
+    ("classes", "target"),
+    [
+        ({"sm_80": [], "sm_90": [], "sm_90a": []}, "sm_90a"),
+        ({"sm_80": [], "sm_90": ["NVIDIA H200"], "sm_90a": ["NVIDIA H200"]}, "sm_90a"),
+        ({"sm_80": ["NVIDIA A100"], "sm_90": ["NVIDIA H200"], "sm_90a": ["NVIDIA H200"]}, "sm_90a"),
+        ({"sm_80": ["NVIDIA A100"], "sm_90": [], "sm_90a": []}, "sm_80"),
+        ({"sm_80": ["NVIDIA A100"]}, "sm_80"),
+        ({"sm_90a": ["NVIDIA H200"], "sm_99": ["of a newer release"]}, "sm_90a"),
+    ],
+)
+def test_the_quickstart_is_tuned_for_the_gpu_that_is_there(
+    classes: dict[str, list[str]], target: str, cukiln: Run, scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUKILN_URL", scripted.url)
+    scripted.on("GET", "/v1/targets", targets_json(**classes))
+    scripted.on("POST", "/v1/jobs", job_json("done", cached=True))
+    code, out, err = cukiln("quickstart")
+    assert code == 0
+    sent = [call.json["target"] for call in scripted.calls("POST", "/v1/jobs")]
+    assert sent == [target, target]  # the second is the question whether it is cached
+    assert ("There is a GPU here, NVIDIA A100: kernels are tuned for it (sm_80)." in err) == (target == "sm_80")
+    assert "answered from the cache" in out
 
 
 def test_a_refused_request_is_one_line_per_fault_and_no_traceback(cukiln: Run, scripted: ScriptedService) -> None:
@@ -283,6 +328,13 @@ def test_a_lookup_keeps_to_the_policy_of_the_request(cukiln: Run, with_winner: S
     cukiln("lookup", "request.json", "--url", with_winner.url)
     sent = with_winner.calls("POST", "/v1/lookups")[0].json
     assert {name: sent.get(name) for name in policy} == policy
+
+
+def test_a_job_that_cannot_be_one_is_said_before_anything_is_asked(cukiln: Run, scripted: ScriptedService) -> None:
+    code, out, err = cukiln("reproduce", "c" * 8, "--job", "nope", "--url", scripted.url)
+    assert (code, out) == (2, "")
+    assert err.startswith("cukiln: there is no job 'nope': a job's id is 32 lower-case hexadecimal digits")
+    assert scripted.calls("GET", f"/v1/candidates/{'c' * 8}") == []
 
 
 def test_fetch_by_file_writes_a_folder_that_load_reads(cukiln: Run, with_winner: ScriptedService) -> None:

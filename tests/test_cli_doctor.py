@@ -12,9 +12,14 @@ from pathlib import Path
 import pytest
 
 from cukiln.cli import main
-from cukiln.cli_doctor import Finding, Report, disk, doctor_report, gpu, host_compiler
+from cukiln.cli_doctor import disk, doctor_report, host_compiler, isolation
+from cukiln.cli_doctor_gpu import FIRST_DRIVERS, driver, gpu, gpu_findings, package
+from cukiln.cli_findings import Finding, Report
+from storage.settings import load_settings
 from tests.fixtures_client import *  # noqa: F403
 from tests.fixtures_client import ScriptedService, problem_json
+from workers.gpu.lease import take_lease
+from workers.processes import Processes
 from workers.toolchain import find_toolchain
 
 CLOSED = "127.0.0.1:9"
@@ -44,6 +49,7 @@ def test_a_machine_with_everything_is_healthy(
     assert [line.split("  ")[0] for line in out.splitlines()] == [
         "g++",
         "nvcc",
+        "isolation",
         "gpu",
         "redis",
         "database",
@@ -115,6 +121,16 @@ def test_a_service_that_answers_is_found(scripted: ScriptedService, monkeypatch:
     assert "set CUKILN_API_KEY" in found.todo
 
 
+@pytest.mark.parametrize(("alone", "state"), [(True, "found"), (False, "optional")])
+def test_whether_kernels_have_a_network_is_said(alone: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Processes, "network_isolation", alone)
+    found = isolation()
+    assert found.state == state
+    words = "kernels run without a network" if alone else "kernels run with this machine's network"
+    assert words in found.detail
+    assert (found.todo is None) == alone
+
+
 def test_no_host_compiler_says_how_to_install_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = host_compiler()
@@ -128,20 +144,76 @@ def test_a_machine_without_a_driver_is_told_what_happens_then() -> None:
     assert "verified on the CPU and ranked by prediction" in found.detail
 
 
-@pytest.mark.parametrize(("code", "count", "state"), [(0, 2, "found"), (100, 1, "optional"), (0, 0, "optional")])
-def test_the_driver_is_asked_for_its_devices(code: int, count: int, state: str, tmp_path: Path) -> None:
-    (tmp_path / "driver.c").write_text(
+def driver_library(folder: Path, *, code: int = 0, count: int = 2, version: int | None = 13000) -> str:
+    """A stand-in for libcuda.so.1 that answers so."""
+    ask = f"int cuDriverGetVersion(int* version) {{ *version = {version}; return 0; }}" if version is not None else ""
+    (folder / "driver.c").write_text(
         f"""#include <string.h>
         int cuInit(unsigned flags) {{ return {code}; }}
         int cuDeviceGetCount(int* count) {{ *count = {count}; return 0; }}
         int cuDeviceGetName(char* name, int size, int device) {{ strcpy(name, device ? "Second" : "First"); return 0; }}
+        {ask}
         """
     )
-    library = tmp_path / "driver.so"
-    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
-    found = gpu(str(library))
+    library = folder / f"driver{version}.so"
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, folder / "driver.c"], check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize(("code", "count", "state"), [(0, 2, "found"), (100, 1, "optional"), (0, 0, "optional")])
+def test_the_driver_is_asked_for_its_devices(code: int, count: int, state: str, tmp_path: Path) -> None:
+    library = driver_library(tmp_path, code=code, count=count)
+    found = gpu(library)
     assert found.state == state
     assert found.detail == "First, Second" if state == "found" else f"(code {code})" in found.detail
+    more = list(gpu_findings(load_settings(), library))[1:]
+    assert [one.name for one in more] == (["driver", "cupy", "nvidia-ml-py", "gpu leases"] if state == "found" else [])
+
+
+def test_gpus_that_are_not_to_be_used_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUKILN_GPUS", "none")
+    found = list(gpu_findings(load_settings(), driver_library(tmp_path)))
+    assert [(one.name, one.state) for one in found] == [("gpu", "found"), ("measuring", "optional")]
+
+
+@pytest.mark.parametrize(
+    ("version", "needed", "state"),
+    [(13000, 13, "found"), (13020, 13, "found"), (14000, 13, "found"), (12090, 13, "optional"), (12090, None, "found")],
+)
+def test_a_driver_must_load_what_nvcc_makes(version: int, needed: int | None, state: str, tmp_path: Path) -> None:
+    found = driver(needed, driver_library(tmp_path, version=version))
+    assert found.state == state
+    assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in found.detail
+    assert (found.todo is None) == (state == "found")
+    if found.todo:
+        assert f"release {FIRST_DRIVERS[13]} or later" in found.todo
+
+
+def test_a_driver_without_a_version_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert driver(13, driver_library(tmp_path, version=None)).state == "found"
+
+
+def test_a_package_is_found_by_its_distribution() -> None:
+    assert package("numpy", "num(py)?", "").detail.startswith("numpy ")
+    found = package("cupy", "no-such-package", "without it nothing is measured on the GPU")
+    assert (found.state, found.detail) == ("optional", "not installed; without it nothing is measured on the GPU")
+    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu"
+
+
+def test_who_has_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "leases"
+    monkeypatch.setenv("CUKILN_GPU_LOCKS", str(folder))
+    library = driver_library(tmp_path)
+
+    def said() -> str:
+        return list(gpu_findings(load_settings(), library))[-1].detail
+
+    assert said() == f"{folder}: no GPU is in use"
+    lease = take_lease(folder / "GPU-7.lock", "measures group 12", lambda _: None)
+    assert said() == f"GPU-7 has process {os.getpid()}: measures group 12"
+    lease.release()
+    assert said() == f"{folder}: no GPU is in use"  # though the file is left
+    assert (folder / "GPU-7.lock").exists()
 
 
 def test_a_full_or_unwritable_disk_is_missing(tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ def test_the_options_of_serve_and_worker_reach_the_server(monkeypatch: pytest.Mo
         ("serve", "--port", "0", "--workers", "3", "--data", "here"): 0,
         ("worker", "plan"): 7,
         ("worker", "compile", "--target", "sm_80", "--target", "sm_90a"): 7,
+        ("worker", "gpu"): 7,
+        ("worker", "gpu", "--device", "GPU-1-2"): 7,
         ("worker", "reconcile"): 7,
     }.items():
         monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
@@ -112,7 +114,13 @@ def test_the_options_of_serve_and_worker_reach_the_server(monkeypatch: pytest.Mo
         assert stopped.value.code == code
     settings, *workers = called
     assert (settings.port, settings.workers, settings.data_dir) == (0, 3, tmp_path / "here")
-    assert workers == [["plan"], ["compile", "--target", "sm_80", "--target", "sm_90a"], ["reconcile"]]
+    assert workers == [
+        ["plan"],
+        ["compile", "--target", "sm_80", "--target", "sm_90a"],
+        ["gpu", "--device", "0"],
+        ["gpu", "--device", "GPU-1-2"],
+        ["reconcile"],
+    ]
 
 
 def test_the_quickstart_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

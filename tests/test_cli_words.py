@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cukiln.cli_progress import LiveBars, PlainLines, counts, duration, fraction, show_progress
-from cukiln.cli_table import microseconds, notes, print_job, schedule_text, summary
-from cukiln.types import Job, Progress, StageProgress
-from tests.fixtures_client import job_json, progress_json
+from cukiln.cli_table import microseconds, notes, print_job, print_lookups, schedule_text, summary
+from cukiln.types import Job, LookupResult, Progress, StageProgress
+from tests.fixtures_client import job_json, progress_json, record_json
 
 
 def progress(**changes: Any) -> Progress:
@@ -201,10 +201,184 @@ def test_a_measured_time_is_never_shown_as_predicted() -> None:
     job = job_json("done")
     winner = job["problems"][0]["winner"]
     winner.update(ranked_by="measured", measured_us=40.0, verified="gpu")
+    job["problems"][0]["device_class"] = "NVIDIA H200"
     output = io.StringIO()
     print_job(Console(file=output, width=140), Job.model_validate(job))
     assert "measured 40 µs" in output.getvalue()
     assert "predicted" not in output.getvalue()
+
+
+H200 = "NVIDIA H200"
+RUNNER_UP = {"candidate": "e" * 64, "us": 12.6, "margin": 0.024, "tie": False}
+
+
+def measured_job(*, cached: bool = False, **winner: Any) -> dict[str, Any]:
+    """A job with one problem, measured on a GPU beside the vendor's library."""
+    job = job_json("done", cached=cached)
+    (problem,) = job["problems"]
+    problem.update(device_class=H200, cached=cached)
+    problem["seconds"]["measure"] = {"wall": 1.5, "cpu": 1.0}
+    measured = {"verified": "gpu", "ranked_by": "measured", "measured_us": 12.3, "vendor_us": 13.284}
+    problem["winner"].update(measured, vendor_library="cuBLASLt", runner_up=RUNNER_UP)
+    problem["winner"].update(winner)
+    return job
+
+
+@pytest.mark.parametrize("width", [80, 100, 125, 140, 163, 200])
+def test_a_measured_winner_is_shown_beside_the_vendors_library_and_the_runner_up(width: int) -> None:
+    job = measured_job(schedule=LONGEST)
+    job["problems"][0]["problem"]["dtype"] = "bfloat16"
+    text = printed(job, width)
+    for word in ("bfloat16", "gpu", "measured 12.3 µs", "13.3 µs, 1.08× cuBLASLt", "+2.4 %", "measure s", "1.50"):
+        assert word in text
+    assert " ".join(text.split()).count("128×128×128") == 4
+    assert max(map(len, text.splitlines())) <= width
+    tables = {80: 3, 100: 2, 125: 2, 140: 2, 163: 1, 200: 1}
+    assert sum(line.startswith("problem ") for line in text.splitlines()) == tables[width]
+
+
+@pytest.mark.parametrize(
+    ("winner", "words"),
+    [
+        ({}, ["measured µs", "× cuBLASLt", "runner-up"]),
+        ({"runner_up": {**RUNNER_UP, "tie": True}}, ["measured µs", "× cuBLASLt", "tie"]),
+        ({"runner_up": None}, ["measured µs", "× cuBLASLt"]),
+        ({"vendor_us": None, "vendor_library": None}, ["measured µs", "runner-up"]),
+        ({"vendor_library": None}, ["measured µs", "× vendor", "runner-up"]),
+        ({"vendor_us": None, "runner_up": None}, ["measured µs"]),
+    ],
+)
+def test_the_notes_of_a_measured_job_explain_the_words_of_its_table(winner: dict[str, Any], words: list[str]) -> None:
+    job = measured_job(**winner)
+    shown = notes(Job.model_validate(job))
+    rest = ["seconds", "3 more schedules broke a rule of their operator and were not compiled"]
+    assert [line.split(":")[0] for line in shown] == ["verified gpu", *words, *rest]
+    assert H200 in shown[1]
+    text = printed(job, 200)
+    assert ("vendor" in text.splitlines()[0]) == ("runner-up" in text.splitlines()[0]) == (len(words) > 1)
+    if winner.get("runner_up") and winner["runner_up"]["tie"]:
+        assert "tie" in next(line for line in text.splitlines() if line.startswith("ffn1")).split()
+
+
+OFF = {"vendor_us": 9.0, "vendor_library": "cuBLASLt", "vendor_max_error": 25.0, "vendor_error_bound": 7e-5}
+
+
+@pytest.mark.parametrize("width", [80, 140, 200])
+@pytest.mark.parametrize(
+    ("error", "words"), [(25.0, "(its result is off by 25, allowed 7e-05)"), (None, "(its result is not a number)")]
+)
+def test_a_vendor_with_a_wrong_result_is_no_peer(width: int, error: float | None, words: str) -> None:
+    job = measured_job(**{**OFF, "vendor_max_error": error})
+    text = printed(job, width)
+    assert "9 µs" in text and words in text
+    assert "× cuBLASLt" not in text
+    assert max(map(len, text.splitlines())) <= width
+    shown = [line.split(":")[0] for line in notes(Job.model_validate(job))]
+    assert "its result is off" in shown and "× cuBLASLt" not in shown
+
+
+@pytest.mark.parametrize("bound", [25.0, 26.0, None])
+def test_a_vendor_within_the_bound_or_not_looked_at_is_a_peer(bound: float | None) -> None:
+    job = measured_job(**{**OFF, "vendor_error_bound": bound})
+    assert "9 µs, 0.73× cuBLASLt" in printed(job)
+    assert "its result is off" not in printed(job)
+
+
+def test_what_keep_left_out_broke_no_rule() -> None:
+    job = job_json("done")
+    (one,) = job["problems"]
+    one.update(candidates=2, rejected={"shared_memory": 3, "keep": 124})
+    better = "more schedules were predicted slower than the best 2"
+    lines = notes(Job.model_validate(job))
+    assert lines[-2:] == [
+        "3 more schedules broke a rule of their operator and were not compiled",
+        f"124 {better} and were not compiled",
+    ]
+    job["problems"] = [one, {**one, "rejected": {"keep": 1}}]
+    assert notes(Job.model_validate(job))[-1] == f"125 {better} of their problem and were not compiled"
+    job["problems"] = [{**one, "rejected": {"keep": 1}}]
+    assert "broke a rule" not in printed(job)
+
+
+def test_problems_on_several_classes_say_which() -> None:
+    wide = 200
+    job = measured_job()
+    (one,) = job["problems"]
+    predicted = job_json("done")["problems"][0]
+    job["problems"] = [{**one, "name": "n" * 30}, {**predicted, "name": "n" * 30}]
+    lines = [line.strip() for line in printed(job, wide).splitlines()]
+    assert sum(line.startswith("n" * 19 + "…") for line in lines) == 2
+    assert any(line.startswith(f"on {H200}") for line in lines)
+    assert any(line.startswith("on predicted:sm_90a") for line in lines)
+    assert f"\non {H200}" not in printed(measured_job(), wide)
+    words = [line.split(":")[0] for line in notes(Job.model_validate(job))]
+    assert sorted(word for word in words if word.endswith("µs")) == ["measured µs", "predicted µs"]
+
+
+def test_a_cached_measured_problem_still_shows_the_vendor_on_a_narrow_terminal() -> None:
+    text = printed(measured_job(cached=True), 80)
+    assert "1.08× cuBLASLt" in text
+    assert "compile s" not in text
+
+
+def test_a_job_on_a_gpu_shows_the_measure_stage() -> None:
+    stage = {"done": 3, "total": 8}
+    none = {"done": 0, "total": 0}
+    output = io.StringIO()
+    PlainLines(Console(file=output, width=200)).update(progress(measure=stage, verify=none))
+    assert output.getvalue().startswith("lower 0/4, compile 0/4, measure 3/8, finish 0/4; ")
+    output = io.StringIO()
+    PlainLines(Console(file=output, width=200)).update(progress(measure=stage))
+    assert output.getvalue().startswith("lower 0/4, compile 0/4, verify 0/4, measure 3/8, finish 0/4; ")
+    whole = {"done": 2, "total": 2}
+    assert fraction(progress(lower=whole, compile=whole, measure=whole, finish=whole, verify=none)) == 1.0
+    display = LiveBars()
+    for shown, stages in (({}, "verify"), ({"measure": stage, "verify": none}, "measure")):
+        display.update(progress(**shown))
+        console = Console(file=io.StringIO(), force_terminal=True, width=100)
+        console.print(display.render())
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert [name for name in ("verify", "measure") if name in text] == [stages]
+
+
+def test_a_lookup_shows_measured_times_beside_the_vendors() -> None:
+    vendor = {
+        "library": "cuBLASLt", "version": "13", "algorithm": "a", "fused": True, "workspace_bytes": 0,
+        "median_us": 13.284, "low_us": 13.0, "high_us": 13.5,
+    }  # fmt: skip
+    record = record_json(device_class=H200, ranked_by="measured", vendor=vendor)
+    record["front"][0].update(measured_us=12.3, verified="gpu", schedule=LONGEST)
+    found = [
+        LookupResult.model_validate({"name": name, "key": "a" * 64, "record": one})
+        for name, one in (("ffn1", record), ("ffn2", record_json()), ("ffn3", None))
+    ]
+    for width in (80, 140):
+        output = io.StringIO()
+        print_lookups(Console(file=output, width=width), found)
+        text = output.getvalue()
+        for word in ("measured 12.3 µs", "13.3 µs, 1.08× cuBLASLt", H200, "predicted 12.5 µs", "no winner yet"):
+            assert word in text
+        assert "its result is off" not in text
+    output = io.StringIO()
+    print_lookups(Console(file=output, width=140), found[1:])
+    assert "vendor" not in output.getvalue()
+
+
+def test_a_lookup_marks_a_vendor_with_a_wrong_result() -> None:
+    vendor = {
+        "library": "cuBLASLt", "version": "13", "algorithm": "a", "fused": False, "workspace_bytes": 0,
+        "median_us": 9.0, "low_us": 9.0, "high_us": 9.0, "max_error": 25.0, "error_bound": 7e-5,
+    }  # fmt: skip
+    record = record_json(device_class=H200, ranked_by="measured", vendor=vendor)
+    record["front"][0].update(measured_us=12.3, verified="gpu")
+    found = [LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": record})]
+    for width in (80, 140):
+        output = io.StringIO()
+        print_lookups(Console(file=output, width=width), found)
+        text = " ".join(output.getvalue().split())
+        assert "(its result is off by 25, allowed 7e-05)" in text
+        assert "rounds between them" in text
+        assert "× cuBLASLt" not in text
 
 
 def test_the_summary_counts_every_verdict() -> None:

@@ -105,7 +105,7 @@ def test_every_benchmark_the_makefile_runs_exists() -> None:
 def commands_of(pages: list[Path]) -> set[str]:
     """The words after `cukiln` in code: a prose line may begin with the name too."""
     codes = [code for page in pages for code in re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.DOTALL | re.M)]
-    return {name for code in codes for name in re.findall(r"^(?:`|\S+/)?cukiln ([a-z]+)", code, re.MULTILINE)}
+    return {name for code in codes for name in re.findall(r"^(?:`|\S+/)?cukiln ([a-z][a-z-]*)", code, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("command", sorted(commands_of(PAGES) | {"quickstart", "serve"}))
@@ -176,7 +176,8 @@ def test_the_settings_table_is_that_of_the_code() -> None:
     rows = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", table, re.MULTILINE))
     fields = {str(field.alias): field.default for field in Settings.model_fields.values()}
     assert set(rows) == set(fields)
-    computed = {"CUKILN_WORKERS", "CUKILN_API_KEY", *(name for name, default in fields.items() if not default)}
+    computed = {"CUKILN_WORKERS", "CUKILN_API_KEY", "CUKILN_GPU_LOCKS"}
+    computed.update(name for name, default in fields.items() if not default)
     for name in set(fields) - computed:
         assert rows[name] == f"`{fields[name]}`", f"{name}: {rows[name]}, but the code says {fields[name]}"
 

@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from storage import gpu_locks
 from storage.errors import SettingsError
 from storage.settings import Settings, load_settings
+from workers.measure_bundle import lease_of
 
 KEY = "0123456789abcdef"
 
@@ -81,7 +84,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.is_database_embedded
 
 
-LOOKED_AT_WHEN_USED = {"CUKILN_DATA", "CUKILN_NVCC", "CUKILN_CXX", "OPERATOR_PATH"}
+LOOKED_AT_WHEN_USED = {"CUKILN_DATA", "CUKILN_NVCC", "CUKILN_CXX", "OPERATOR_PATH", "CUKILN_GPU_LOCKS"}
 """Any text may be a path: `cukiln serve` refuses those that lead nowhere."""
 NONSENSE = {
     "DATABASE_URL": "mysql://x",
@@ -92,6 +95,8 @@ NONSENSE = {
     "CUKILN_TARGET": "ampere",
     "CUKILN_LOG_LEVEL": "loud",
     "CUKILN_VERIFY_SANITIZE": "perhaps",
+    "CUKILN_GPUS": "the first",
+    "CUKILN_GPU_MODULE": "workers/gpu/cupy_gpu.py",
 }
 VARIABLES = {str(field.alias): field.annotation for field in Settings.model_fields.values()}
 
@@ -125,6 +130,10 @@ def test_every_variable_refuses_nonsense_by_its_name(monkeypatch: pytest.MonkeyP
         ("CUKILN_MAX_PROBLEMS", "10001", "CUKILN_MAX_PROBLEMS"),
         ("CUKILN_COMPILE_MEMORY_BYTES", "1", "CUKILN_COMPILE_MEMORY_BYTES"),
         ("CUKILN_POLL_SECONDS", "nan", "CUKILN_POLL_SECONDS"),
+        ("CUKILN_GPUS", "0,", "CUKILN_GPUS.*pattern"),
+        ("CUKILN_GPUS", "0 1", "CUKILN_GPUS.*pattern"),
+        ("CUKILN_GPU_MODULE", "os;", "CUKILN_GPU_MODULE.*pattern"),
+        ("CUKILN_MEASURE_SECONDS", "61", "CUKILN_MEASURE_SECONDS.*60"),
     ],
 )
 def test_nonsense_is_refused_with_the_variable_and_what_is_allowed(
@@ -133,6 +142,46 @@ def test_nonsense_is_refused_with_the_variable_and_what_is_allowed(
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=f"(?s){words}"):
         load_settings()
+
+
+@pytest.mark.parametrize("value", ["auto", "none", "0", "0,1", "GPU-8f6a1c3e-0d2b-4c6e-9a51-1f0e7d9b2c44,MIG-1-2"])
+def test_gpus_are_named_by_number_or_uuid(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("CUKILN_GPUS", value)
+    assert load_settings().gpus == value
+
+
+def test_all_services_of_a_machine_share_the_folder_of_the_gpus_locks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = load_settings(data_dir=tmp_path / "one").gpu_lock_dir
+    assert here.is_absolute()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert here == load_settings(data_dir=tmp_path / "two").gpu_lock_dir == lease_of("GPU-1").parent
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in ("locks", "~/locks"):
+        monkeypatch.setenv("CUKILN_GPU_LOCKS", named)
+        assert load_settings().gpu_lock_dir == tmp_path / "locks" == lease_of("GPU-1").parent
+
+
+@pytest.mark.parametrize(("mode", "is_taken"), [(0o1777, True), (0o777, False), (0o755, False), (None, False)])
+def test_the_locks_lie_where_every_user_may_write(
+    mode: int | None, is_taken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run_lock = tmp_path / "run-lock"
+    if mode is not None:
+        run_lock.mkdir()
+        run_lock.chmod(mode)
+    monkeypatch.setattr(gpu_locks, "_FOLDERS", (run_lock, Path("/tmp")))
+    assert gpu_locks.gpu_lock_folder() == (run_lock if is_taken else Path("/tmp")) / "cukiln-gpus"
+
+
+def test_a_folder_that_nobody_can_write_to_holds_no_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(gpu_locks, "_FOLDERS", (tmp_path, Path("/tmp")))
+    assert gpu_locks.gpu_lock_folder().parent == tmp_path
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    assert gpu_locks.gpu_lock_folder().parent == Path("/tmp")
 
 
 def test_a_refused_key_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

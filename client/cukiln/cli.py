@@ -1,4 +1,5 @@
-"""The command line: `cukiln tune`, `lookup`, `fetch`, `prove`, `doctor`, `serve`, `worker`, `quickstart`.
+"""The command line: `cukiln tune`, `lookup`, `candidates`, `fetch`, `prove`, `reproduce`, `export-bundle`,
+`import-results`, `doctor`, `serve`, `worker`, `quickstart`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start as it is set up; 130 interrupted.
@@ -15,11 +16,14 @@ import typer
 from rich.console import Console
 
 from cukiln import __version__
+from cukiln.cli_bundle import described, export_bundle, import_results
+from cukiln.cli_candidates import fastest_first, print_candidates
 from cukiln.cli_doctor import doctor_report
 from cukiln.cli_fetch import fetch_record, folder_name, lookup_request
+from cukiln.cli_reproduce import job_id, reproduce_candidate
 from cukiln.cli_server import find_service, quickstart_file, run_proof, run_server, run_worker
-from cukiln.cli_table import print_lookups
-from cukiln.cli_tune import Consoles, Tuning
+from cukiln.cli_table import print_job, print_lookups
+from cukiln.cli_tune import EXIT_CODES, Consoles, Tuning, job_json
 from cukiln.client import Client
 from cukiln.errors import BadRequest, CukilnError, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
@@ -85,23 +89,32 @@ def tune(
     """
     consoles = Consoles(_console(), _console(stderr=True))
     tuning = Tuning(read_request(file), consoles, as_json=as_json, again=again)
+    raise typer.Exit(_follow(tuning, consoles, url, cancel_on_interrupt))
+
+
+@app.command()
+def quickstart() -> None:
+    """Tune examples/quickstart.json (the matmuls of BERT-base), then ask again: what `make run` does.
+
+    Where there is a GPU of another architecture than the file names, for that one.
+    """
+    consoles = Consoles(_console(), _console(stderr=True))
+    tuning = Tuning(read_request(str(quickstart_file())), consoles, as_json=False, again=True, on_any_gpu=True)
+    raise typer.Exit(_follow(tuning, consoles, url=None, cancel=False))
+
+
+def _follow(tuning: Tuning, consoles: Consoles, url: str | None, cancel: bool) -> int:
+    """The exit code of a job that outlives the services that it was sent to."""
     for losses in range(LOSSES + 1):
         with find_service(url, consoles.progress) as service, Client(service.url, service.api_key) as client:
             try:
-                code = tuning.run(client, cancel=cancel_on_interrupt or service.embedded)
+                return tuning.run(client, cancel=cancel or service.embedded)
             except ServiceUnreachable:
                 # The job is in the data folder, and so is all that a service of our own needs to go on with it.
                 if not service.borrowed or losses == LOSSES:
                     raise
                 tuning.lost(service.url)
-                continue
-        raise typer.Exit(code)
-
-
-@app.command()
-def quickstart() -> None:
-    """Tune examples/quickstart.json (the matmuls of BERT-base), then ask again: what `make run` does."""
-    tune(str(quickstart_file()), again=True)
+    raise AssertionError("the last loss is raised")
 
 
 @app.command()
@@ -125,12 +138,31 @@ def lookup(
 
 
 @app.command()
+def candidates(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    problem: Annotated[str | None, typer.Option(help="The name of the problem. Default: every one.")] = None,
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the candidates as one JSON object.")] = False,
+) -> None:
+    """Show what was tried for JOB, the fastest first: verdicts, errors, times, resources, schedules."""
+    console = _console()
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        found = fastest_first(list(client.candidates(job, problem=problem)))
+    if as_json:
+        typer.echo(json.dumps({"job": job, "candidates": [one.model_dump(mode="json") for one in found]}))
+    elif found:
+        print_candidates(console, found)
+    else:
+        typer.echo("No candidates: the job is not planned yet, or its problems were answered from the cache.")
+
+
+@app.command()
 def fetch(
     what: Annotated[str, typer.Argument(metavar="KEY|FILE", help="A problem's key, or a job request in JSON.")],
     out: Annotated[Path, typer.Option("--out", help="The folder; each problem gets one of its own in it.")],
     url: Url = None,
 ) -> None:
-    """Download winner records with their libraries (.so), cubins and CUDA sources.
+    """Download winner records with their libraries (.so), cubins, CUDA sources, PTX and SASS.
 
     `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
     """
@@ -146,6 +178,41 @@ def fetch(
                 else:
                     typer.echo(fetch_record(client, result.record, out / folder_name(result)))
     raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command("export-bundle")
+def export_job(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The folder. Default: JOB-bundle.")] = None,
+    url: Url = None,
+) -> None:
+    """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
+    typer.echo(f"{path}: {described(bundle)}")
+
+
+@app.command("import-results")
+def import_measured(
+    results: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="A results.json, or the folder that has it.")],
+    url: Url = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each job, as the last lines.")
+    ] = False,
+) -> None:
+    """Hand the results of `python -m workers.measure_bundle` to the service, which builds and publishes the winners.
+
+    Exit code 3 when some problems have no winner.
+    """
+    console = _console()
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        jobs = [client.wait(job) for job in import_results(client, results)]
+    for job in jobs:
+        if as_json:
+            typer.echo(json.dumps(job_json(job)))
+        else:
+            print_job(console, job)
+    raise typer.Exit(max(EXIT_CODES[job.state] for job in jobs))
 
 
 @app.command()
@@ -175,6 +242,25 @@ def prove(
     part = {"case": case, "order": order, "watch": watch}
     options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json}
     raise typer.Exit(run_proof(read_request(file), part, options))
+
+
+@app.command()
+def reproduce(
+    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="Its id, or the first 8 or more digits.")],
+    job: Annotated[str | None, typer.Option(help="As this job has it. Default: what is known best.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder to write. Default: candidate-<id> in the current one.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Write one candidate as a folder that builds it and compares code, verdict and time with its record.
+
+    `python FOLDER/run.py` does so where nothing of cukiln is installed; docs/reproducing.md shows how.
+    """
+    of_job = job_id(job)
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        code = reproduce_candidate(client, candidate, of_job, out)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -216,6 +302,14 @@ def worker_compile(
 ) -> None:
     """Run a worker that compiles groups, verifies candidates and chooses winners."""
     raise typer.Exit(run_worker("compile", target or []))
+
+
+@worker_app.command("gpu")
+def worker_gpu(
+    device: Annotated[str, typer.Option(help="The GPU: its UUID, or its number in the driver's order.")] = "0",
+) -> None:
+    """Run a worker that proves and measures candidates on one GPU. Exit code 69 when the GPU stopped answering."""
+    raise typer.Exit(run_worker("gpu", [], device))
 
 
 @worker_app.command("reconcile")

@@ -2,64 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from cukiln.cli_doctor_gpu import gpu, gpu_findings
+from cukiln.cli_findings import Finding, Report, State
 from cukiln.cli_server import server_module
 from cukiln.errors import CukilnError, ServerMissing
 from cukiln.settings import ClientSettings
 from cukiln.transport import Transport
 
-State = Literal["found", "missing", "optional"]  # optional: not here, and nothing fails without it
-
 # A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
 FREE_BYTES_WANTED = 2 * 10**9
 _SQLITE_WANTED = (3, 35)  # the first with RETURNING
-_COLOUR = {"found": "green", "missing": "red", "optional": "yellow"}
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked for. `todo`: a sentence, where something is to be done."""
-
-    name: str
-    state: State
-    detail: str
-    todo: str | None = None
-
-
-@dataclass(frozen=True)
-class Report:
-    findings: tuple[Finding, ...]
-
-    @property
-    def healthy(self) -> bool:
-        return not any(finding.state == "missing" for finding in self.findings)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
-
-    def print_to(self, console: Console) -> None:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        for finding in self.findings:
-            text = Text(finding.detail)
-            if finding.todo:
-                text.append(f"\n→ {finding.todo}", style="bold" if finding.state == "missing" else "")
-            table.add_row(finding.name, Text(finding.state, style=_COLOUR[finding.state]), text)
-        console.print(table)
-        missing = [finding.name for finding in self.findings if finding.state == "missing"]
-        end = f"Missing: {', '.join(missing)}." if missing else "All that is needed is here."
-        console.print(end, highlight=False, markup=False)
 
 
 def doctor_report() -> Report:
@@ -78,7 +38,8 @@ def doctor_report() -> Report:
         todo = "correct the environment variable"
         findings.append(Finding("settings", "missing", str(error), todo))
         return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
-    findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured)), gpu()]
+    findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured))]
+    findings += [_guarded("isolation", isolation), *gpu_findings(configured)]
     findings += [*operator_folders(configured), _guarded("redis", lambda: redis(configured.redis_url))]
     findings.append(_guarded("database", lambda: database(configured)))
     findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
@@ -135,23 +96,19 @@ def nvcc(settings: Any) -> Finding:
     return Finding("nvcc", "found", f"{versions['nvcc']} ({found.nvcc})")
 
 
-def gpu(library: str = "libcuda.so.1") -> Finding:
-    """The CUDA driver's own word: nvidia-smi is not in every container that has a GPU."""
-    without = "kernels are then verified on the CPU and ranked by prediction"
-    try:
-        driver = ctypes.CDLL(library)
-    except OSError:
-        return Finding("gpu", "optional", f"no CUDA driver ({library}); {without}")
-    count = ctypes.c_int(0)
-    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if code != 0 or count.value == 0:
-        return Finding("gpu", "optional", f"a CUDA driver, but no usable GPU (code {code}); {without}")
-    name = ctypes.create_string_buffer(128)
-    names = []
-    for number in range(count.value):
-        driver.cuDeviceGetName(name, len(name), number)
-        names.append(name.value.decode(errors="replace"))
-    return Finding("gpu", "found", ", ".join(names))
+def isolation() -> Finding:
+    """What fences in the compilers and the kernels that run here, and whether the kernels have a network."""
+    module = server_module("workers.processes")
+    with contextlib.closing(module.Processes()) as processes:
+        try:
+            fence, alone = processes.isolation, processes.network_isolation
+        except module.ProcessError as error:
+            return Finding("isolation", "optional", f"nobody can tell how processes are fenced: {error}")
+    if alone:
+        return Finding("isolation", "found", f"processes are fenced by {fence}; kernels run without a network")
+    todo = "allow user namespaces with networks of their own, or see to it that nothing can be reached from here"
+    detail = f"processes are fenced by {fence}; kernels run with this machine's network: it allows no network namespace"
+    return Finding("isolation", "optional", detail, todo)
 
 
 def redis(url: str | None) -> Finding:

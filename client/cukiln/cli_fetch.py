@@ -13,14 +13,13 @@ from cukiln.types import LookupResult, WinnerRecord
 
 
 def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
-    """Write every blob of the record as `<sha256>.so`, `.cubin` or `.cu`, and last the record; returns its path.
+    """Write every file of the record as `<sha256>.so`, `.cubin` and so on, and last the record; returns its path.
 
     A folder that is read meanwhile, or left by an interrupted call, holds a record only together with its blobs: the
     files are named after their content, and the record is replaced when all of them are there.
     """
     for entry in record.front:
-        blobs = {"so": entry.so_sha256, "cubin": entry.cubin_sha256, "cu": entry.source_sha256}
-        for kind, digest in blobs.items():
+        for kind, digest in entry.files.items():
             path = folder / f"{digest}.{kind}"
             write_atomically(path, client.blob(digest, kind))
     path = folder / RECORD_FILE

@@ -14,8 +14,15 @@ from rich.text import Text
 from cukiln.client import ProgressCallback
 from cukiln.types import Progress, StageProgress
 
-# What each stage counts. Codegen has no bar: it takes milliseconds and happens inside `lower`'s step.
-STAGES = {"lower": "problems", "compile": "kernels", "verify": "candidates", "finish": "problems"}
+# What each stage counts. Codegen has no bar: it takes milliseconds and happens inside `lower`'s step. `verify` counts
+# candidates on the CPU, `measure` those on a GPU.
+STAGES = {
+    "lower": "problems",
+    "compile": "kernels",
+    "verify": "candidates",
+    "measure": "candidates",
+    "finish": "problems",
+}
 _LINES = 20  # plain lines per job at most, besides the last
 
 
@@ -36,7 +43,7 @@ def show_progress(console: Console) -> Iterator[ProgressCallback]:
 
 
 class LiveBars:
-    """The four bars, and a line with the counts."""
+    """A bar for each stage of the job, and a line with the counts."""
 
     def __init__(self) -> None:
         self._bars = Bars(
@@ -45,13 +52,17 @@ class LiveBars:
             MofNCompleteColumn(),
             TextColumn("{task.fields[unit]}"),
         )
-        self._tasks = {name: self._bars.add_task(name, total=None, unit=unit) for name, unit in STAGES.items()}
+        self._tasks = {
+            name: self._bars.add_task(name, total=None, unit=unit, visible=name != "measure")
+            for name, unit in STAGES.items()
+        }
         self._counts = Text("waiting for a worker")
 
     def update(self, progress: Progress) -> None:
         for name, task in self._tasks.items():
             stage = _stage(progress, name)
-            self._bars.update(task, completed=stage.done, total=stage.total or None)
+            shown = name in stages_of(progress)
+            self._bars.update(task, completed=stage.done, total=stage.total or None, visible=shown)
         self._counts = Text(counts(progress))
 
     def render(self) -> RenderableType:
@@ -64,25 +75,36 @@ class PlainLines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._step = -1
+        self._waiting_for: str | None = None
 
     def update(self, progress: Progress) -> None:
         step = int(fraction(progress) * _LINES)
-        if step > self._step:
-            self._step = step
-            parts = [f"{name} {_stage(progress, name).done}/{_stage(progress, name).total}" for name in STAGES]
+        if step > self._step or progress.waiting_for != self._waiting_for:
+            self._step, self._waiting_for = step, progress.waiting_for
+            parts = [_line(name, _stage(progress, name)) for name in stages_of(progress)]
             self._console.print(f"{', '.join(parts)}; {counts(progress)}", highlight=False, soft_wrap=True)
+
+
+def stages_of(progress: Progress) -> list[str]:
+    """The stages that the job has: it measures where it has problems on a GPU, and then proves on the CPU only where it
+    has others as well."""
+    if not progress.measure.total:
+        return [name for name in STAGES if name != "measure"]
+    return [name for name in STAGES if name != "verify" or progress.verify.total]
 
 
 def fraction(progress: Progress) -> float:
     """How far the job is, 0 to 1: the mean of its stages. A stage whose size is not known yet counts as not begun."""
-    stages = [_stage(progress, name) for name in STAGES]
+    stages = [_stage(progress, name) for name in stages_of(progress)]
     done = [min(1.0, stage.done / stage.total) if stage.total else 0.0 for stage in stages]
     return sum(done) / len(done)
 
 
 def counts(progress: Progress) -> str:
-    """Candidates and the time left, in words."""
+    """Candidates and the time left, or why nothing goes on, in words."""
     text = f"candidates: {progress.candidates_done} done, {progress.candidates_failed} failed"
+    if progress.waiting_for is not None:
+        return f"{text}; waiting: {progress.waiting_for}"
     if progress.eta_seconds is None:
         return text
     left = f"about {duration(progress.eta_seconds)}" if progress.eta_seconds >= 1 else "under 1 s"
@@ -100,6 +122,10 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _line(name: str, stage: StageProgress) -> str:
+    return f"{name} {stage.done}/{stage.total}"
 
 
 def _stage(progress: Progress, name: str) -> StageProgress:

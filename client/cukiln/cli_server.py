@@ -124,9 +124,11 @@ def run_server(overrides: dict[str, Any]) -> int:
     return code
 
 
-def run_worker(kind: str, targets: list[str]) -> int:
+def run_worker(kind: str, targets: list[str], device: str | None = None) -> int:
     """`cukiln worker KIND`; returns the exit code."""
     options = [word for target in targets for word in ("--target", target)]
+    if device is not None:
+        options += ["--device", device]
     code: int = server_module("workers.main").main([kind, *options])
     return code
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cukiln.cli_progress import duration
-from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, WinnerSummary
+from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
 
 _VERIFIED = {
     "gpu": "verified gpu: the kernel's results were checked on a GPU",
@@ -18,7 +19,7 @@ _VERIFIED = {
     "cpu-unconfirmed": "verified cpu-unconfirmed: right on the CPU, but it uses a GPU instruction whose CPU twin was "
     "never compared with a real GPU",
 }
-_ONE_TABLE_WIDTH = 125  # columns
+_ANY_LIBRARY = "vendor"
 _LONGEST_NAME = 20  # of a problem; the rest is cut
 # Winners from which on what all of them have is said once, below the table.
 _MANY_WINNERS = 4
@@ -26,40 +27,155 @@ _PREDICTED = (
     "predicted µs: an estimate for {targets} from the compiled kernel's registers and shared memory and the GPU's data "
     "sheet; nothing was measured"
 )
+_MEASURED = "measured µs: the median time of a run on {devices}, of many in one process"
+_VENDOR = (
+    "× {library}: how many times as fast our kernel is as the vendor's library on the same problem; their runs took "
+    "turns"
+)
+_VENDOR_OFF = (
+    "its result is off: the vendor's largest error against the reference, on inputs that ours was checked with, is "
+    "above what ours is allowed there; so no ratio is given. Where the vendor takes several kernels, it rounds between "
+    "them, which explains a small excess and no large one"
+)
+_KEEP = "keep"  # a request's wish, counted among the rules' rejections though it is none
+_RUNNER_UP = "runner-up: how much longer the next best candidate takes"
+_TIE = "tie: the next best candidate is not certainly slower, or by less than is called a difference"
 _SECONDS = (
     "seconds: wall time, summed over the processes that worked; the time of a kernel that problems share is split "
     "between them"
 )
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Columns that stay together: what they are called, a row of cells for each problem, the characters they need."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Text]]
+    width: int
+
+
 def print_job(console: Console, job: Job) -> None:
-    """One row per problem, then what the columns mean. A narrow terminal gets the seconds in a table of their own: rich
-    drops columns that do not fit. What all schedules agree on stands below the table."""
+    """One row per problem, then what the columns mean. On a narrow terminal the seconds, and what the winners were
+    compared with, get tables of their own: rich drops columns that do not fit. What all schedules agree on stands below
+    the table."""
+    several = len({problem.device_class for problem in job.problems}) > 1
+    names = [_name(problem, several) for problem in job.problems]
+    parts = [_winners_part(job), *_compared_part(job), _seconds_part(job)]
+    for number, columns in enumerate(_side_by_side(parts, console.width)):
+        if number and job.cached and columns == parts[-1:]:
+            continue
+        table = _table("problem", *(heading for part in columns for heading in part.headings))
+        for row, name in enumerate(names):
+            table.add_row(name, *(cell for part in columns for cell in part.rows[row]))
+        if number:
+            console.print()
+        console.print(table)
+    for note in notes(job):
+        console.print(Text(note, style="dim"))
+
+
+def _winners_part(job: Job) -> _Part:
+    common = _common(job)
+    typed = any("dtype" in problem.problem for problem in job.problems)
+    rows: list[list[str | Text]] = [
+        [*([_dtype(problem)] if typed else []), _outcome(problem, common), *_judgement(problem)]
+        for problem in job.problems
+    ]
+    return _Part([*(["dtype"] if typed else []), "winner's schedule", "verified", "ranked by"], rows, 70)
+
+
+def _compared_part(job: Job) -> list[_Part]:
+    """The vendor's library and the runner-up, where any winner was compared with them."""
+    if not any(winner.vendor_us or winner.runner_up for winner in _winners(job)):
+        return []
+    rows = []
+    for problem in job.problems:
+        winner = problem.winner
+        if winner is None:
+            rows.append(["-", "-"])
+        else:
+            rows.append([vendor_words(winner.measured_us, _vendor_of(winner)), _runner_up(winner.runner_up)])
+    return [_Part(["vendor", "runner-up"], rows, _vendor_width(row[0] for row in rows))]
+
+
+def _seconds_part(job: Job) -> _Part:
     stages = ["lower", "codegen", "compile", "verify"]
     if any(problem.seconds.measure.wall for problem in job.problems):
         stages.append("measure")
-    common = _common(job)
-    typed = any("dtype" in problem.problem for problem in job.problems)
-    winners = _table("problem", *(["dtype"] if typed else []), "winner's schedule", "verified", "ranked by")
-    wide = console.width >= _ONE_TABLE_WIDTH
-    seconds = winners if wide else _table("problem")
-    for stage in stages:
-        seconds.add_column(f"{stage} s", justify="right", no_wrap=True)
-    for problem in job.problems:
-        judged: list[str | Text] = [problem.name, *([_dtype(problem)] if typed else [])]
-        judged += [_outcome(problem, common), *_judgement(problem)]
-        spent = ["-" if problem.cached else f"{getattr(problem.seconds, stage).wall:.2f}" for stage in stages]
-        if wide:
-            winners.add_row(*judged, *spent)
+    rows = [
+        ["-" if problem.cached else f"{getattr(problem.seconds, stage).wall:.2f}" for stage in stages]
+        for problem in job.problems
+    ]
+    return _Part([f"{stage} s" for stage in stages], rows, 55)
+
+
+def _side_by_side(parts: Sequence[_Part], width: int) -> list[list[_Part]]:
+    """The parts of each table, from left to right: as many as fit."""
+    tables: list[list[_Part]] = []
+    for part in parts:
+        if tables and sum(one.width for one in [*tables[-1], part]) <= width:
+            tables[-1].append(part)
         else:
-            winners.add_row(*judged)
-            seconds.add_row(problem.name, *spent)
-    console.print(winners)
-    if not wide and not job.cached:
-        console.print()
-        console.print(seconds)
-    for note in notes(job):
-        console.print(Text(note, style="dim"))
+            tables.append([part])
+    return tables
+
+
+def _name(problem: ProblemReport, several: bool) -> str:
+    """Of a problem that is tuned on several device classes, the class too."""
+    name = problem.name if len(problem.name) <= _LONGEST_NAME else f"{problem.name[: _LONGEST_NAME - 1]}…"
+    return f"{name}\non {problem.device_class}" if several else name
+
+
+def _winners(job: Job) -> list[WinnerSummary]:
+    return [problem.winner for problem in job.problems if problem.winner is not None]
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """What a table says of the vendor's library. `off`: what is wrong with its result, if anything is."""
+
+    us: float
+    library: str
+    off: str | None
+
+
+def vendor(us: float, library: str | None, max_error: float | None, error_bound: float | None) -> Vendor:
+    """A result without a bound was not looked at; an error that JSON has not, NaN, is null."""
+    if error_bound is None:
+        off = None
+    elif max_error is None:
+        off = "its result is not a number"
+    else:
+        too_much = max_error > error_bound
+        off = f"its result is off by {max_error:.2g}, allowed {error_bound:.2g}" if too_much else None
+    return Vendor(us, library or _ANY_LIBRARY, off)
+
+
+def _vendor_of(winner: WinnerSummary) -> Vendor | None:
+    if winner.vendor_us is None:
+        return None
+    return vendor(winner.vendor_us, winner.vendor_library, winner.vendor_max_error, winner.vendor_error_bound)
+
+
+def vendor_words(ours_us: float | None, theirs: Vendor | None) -> str:
+    """The vendor's time, and how many times as fast ours is. Who computes something else is no peer: no ratio then."""
+    if not ours_us or theirs is None:
+        return "-"
+    if theirs.off:
+        return f"{microseconds(theirs.us)}\n({theirs.off})"
+    return f"{microseconds(theirs.us)}, {theirs.us / ours_us:.2f}× {theirs.library}"
+
+
+def _vendor_width(cells: Iterable[str]) -> int:
+    """Of the vendor's column with the runner-up's: what says that a result is off takes more room."""
+    return 60 if any("\n" in cell for cell in cells) else 38
+
+
+def _runner_up(runner_up: RunnerUp | None) -> str:
+    if runner_up is None:
+        return "-"
+    return "tie" if runner_up.tie else f"+{100 * runner_up.margin:.1f} %"
 
 
 def _table(*headings: str) -> Table:
@@ -68,7 +184,7 @@ def _table(*headings: str) -> Table:
         if heading == "winner's schedule":
             table.add_column(heading, ratio=1)
         else:
-            table.add_column(heading, no_wrap=True, max_width=_LONGEST_NAME if heading == "problem" else None)
+            table.add_column(heading, no_wrap=True, justify="right" if heading.endswith(" s") else "left")
     return table
 
 
@@ -80,7 +196,7 @@ def _dtype(problem: ProblemReport) -> str:
 
 def _common(job: Job) -> dict[str, Any]:
     """Tunables that have one value in all winners' schedules that have them; none in jobs of few winners."""
-    schedules = [problem.winner.schedule for problem in job.problems if problem.winner is not None]
+    schedules = [winner.schedule for winner in _winners(job)]
     if len(schedules) < _MANY_WINNERS:
         return {}
     merged = {name: value for schedule in schedules for name, value in schedule.items()}
@@ -111,18 +227,41 @@ def _judgement(problem: ProblemReport) -> tuple[str, str]:
 
 def notes(job: Job) -> list[str]:
     """Explains each word that the table shows, and no other."""
-    winners = [problem.winner for problem in job.problems if problem.winner is not None]
+    winners = _winners(job)
     common = schedule_text(_common(job))
     lines = [f"in every winner's schedule that has them: {common}"] if common else []
     lines += [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
     if any(winner.ranked_by == "predicted" for winner in winners):
         lines.append(_PREDICTED.format(targets=", ".join(sorted({problem.target for problem in job.problems}))))
+    lines += _measured_notes(job)
     if any(stage.wall for problem in job.problems for stage in dict(problem.seconds).values()):
         lines.append(_SECONDS)
-    rejected = sum(sum(problem.rejected.values()) for problem in job.problems)
-    if rejected:
-        lines.append(f"{rejected} more schedules broke a rule of their operator and were not compiled")
+    return lines + _rejected_notes(job)
+
+
+def _rejected_notes(job: Job) -> list[str]:
+    """How many schedules were not compiled: those that a rule forbids, and those that `keep` left out."""
+    broke = sum(count for problem in job.problems for rule, count in problem.rejected.items() if rule != _KEEP)
+    lines = [f"{broke} more schedules broke a rule of their operator and were not compiled"] if broke else []
+    cut = [problem for problem in job.problems if problem.rejected.get(_KEEP)]
+    if cut:
+        left = sum(problem.rejected[_KEEP] for problem in cut)
+        best = " or ".join(map(str, sorted({problem.candidates for problem in cut})))
+        of_each = " of their problem" if len(job.problems) > 1 else ""
+        lines.append(f"{left} more schedules were predicted slower than the best {best}{of_each} and were not compiled")
     return lines
+
+
+def _measured_notes(job: Job) -> list[str]:
+    measured = [one for one in job.problems if one.winner is not None and one.winner.ranked_by == "measured"]
+    lines = [_MEASURED.format(devices=", ".join(sorted({one.device_class for one in measured})))] if measured else []
+    winners = _winners(job)
+    vendors = [found for one in winners if one.measured_us and (found := _vendor_of(one)) is not None]
+    lines += [_VENDOR.format(library=name) for name in sorted({one.library for one in vendors if not one.off})]
+    lines += [_VENDOR_OFF] if any(one.off for one in vendors) else []
+    others = [winner.runner_up for winner in winners if winner.runner_up is not None]
+    lines += [_RUNNER_UP] if any(not other.tie for other in others) else []
+    return lines + ([_TIE] if any(other.tie for other in others) else [])
 
 
 def summary(job: Job, seconds: float) -> str:
@@ -142,22 +281,36 @@ def summary(job: Job, seconds: float) -> str:
     return f"Job {job.job}: {head}, {problems(total)}, {judged}, {duration(seconds)}."
 
 
-def print_lookups(console: Console, results: Iterable[LookupResult]) -> None:
+def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
     """One row per problem, then the whole keys, which are too wide for a column: `cukiln fetch` and HTTP take them."""
-    table = _table("problem", "winner's schedule", "verified", "ranked by", "device class")
-    keys = Text("keys:")
-    for result in results:
-        name = result.name or result.key[:12]
-        keys.append(f"\n{result.key}  {name}")
-        if result.record is None:
-            table.add_row(name, "no winner yet", "-", "-", "-")
-            continue
-        best = result.record.front[0]
-        time_us = best.measured_us if result.record.ranked_by == "measured" else best.predicted_us
-        rank = f"{result.record.ranked_by} {microseconds(time_us)}"
-        table.add_row(name, _described(best), best.verified, rank, result.record.device_class)
-    console.print(table)
-    console.print(keys, soft_wrap=True)  # a key in two lines cannot be copied
+    names = [result.name or result.key[:12] for result in results]
+    rows = [_looked_up(result) for result in results]
+    headings = ["winner's schedule", "verified", "ranked by", "device class"]
+    parts = [_Part(headings, [row[:4] for row in rows], 70)]
+    if any(result.record is not None and result.record.vendor is not None for result in results):
+        parts.append(_Part(["vendor"], [row[4:] for row in rows], _vendor_width(row[4] for row in rows)))
+    for columns in _side_by_side(parts, console.width):
+        table = _table("problem", *(heading for part in columns for heading in part.headings))
+        for row, name in enumerate(names):
+            table.add_row(name, *(cell for part in columns for cell in part.rows[row]))
+        console.print(table)
+    if any("\n" in row[4] for row in rows):
+        console.print(Text(_VENDOR_OFF, style="dim"))
+    keys = "".join(f"\n{result.key}  {name}" for result, name in zip(results, names, strict=True))
+    console.print(Text(f"keys:{keys}"), soft_wrap=True)  # a key in two lines cannot be copied
+
+
+def _looked_up(result: LookupResult) -> list[str]:
+    """Schedule, verified, ranked by, device class, vendor."""
+    record = result.record
+    if record is None:
+        return ["no winner yet", "-", "-", "-", "-"]
+    best = record.front[0]
+    time_us = best.measured_us if record.ranked_by == "measured" else best.predicted_us
+    peer = record.vendor
+    theirs = vendor(peer.median_us, peer.library, peer.max_error, peer.error_bound) if peer is not None else None
+    rank = f"{record.ranked_by} {microseconds(time_us)}"
+    return [_described(best), best.verified, rank, record.device_class, vendor_words(best.measured_us, theirs)]
 
 
 def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ()) -> str:

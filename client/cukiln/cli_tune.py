@@ -15,7 +15,7 @@ from cukiln.cli_progress import duration, show_progress
 from cukiln.cli_table import print_job, summary
 from cukiln.client import Client
 from cukiln.errors import ServiceError
-from cukiln.types import Job
+from cukiln.types import Job, Targets
 
 EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 1, "partial": 3}
 
@@ -32,12 +32,16 @@ class Tuning:
     """One run of `cukiln tune`. The job outlives the service that took it: `run` may be called with another client over
     the same data, and goes on with the job that was sent."""
 
-    def __init__(self, request: Mapping[str, Any], consoles: Consoles, *, as_json: bool, again: bool) -> None:
-        """`again`: send the request a second time and say how that was answered."""
+    def __init__(
+        self, request: Mapping[str, Any], consoles: Consoles, *, as_json: bool, again: bool, on_any_gpu: bool = False
+    ) -> None:
+        """`again`: send the request a second time and say how that was answered. `on_any_gpu`: tune for the service's
+        GPU where that is of another architecture than the request's."""
         self._request = request
         self._consoles = consoles
         self._as_json = as_json
         self._again = again
+        self._on_any_gpu = on_any_gpu
         self._start = time.perf_counter()
         self._sent: str | None = None
 
@@ -69,6 +73,8 @@ class Tuning:
 
     def _finished_job(self, client: Client, cancel: bool) -> Job:
         if self._sent is None:
+            if self._on_any_gpu:
+                self._request = for_the_gpu(self._request, client.targets(), self._consoles.progress)
             self._start = time.perf_counter()
             job = client.submit(self._request)
             self._sent = job.job
@@ -80,6 +86,16 @@ class Tuning:
         _say(console, f"Job {job.job}: {count} problem{'s' if count != 1 else ''} at {client.url}")
         with _cancelling(client, job, console, cancel), show_progress(console) as update:
             return client.wait(job, progress=update)
+
+
+def for_the_gpu(request: Mapping[str, Any], targets: Targets, console: Console) -> Mapping[str, Any]:
+    """The request with the architecture of the service's GPU, where it has one, but none of the request's own."""
+    measured = [one for one in targets.targets if one.toolchains and len(one.device_classes) > 1]
+    if not measured or any(one.target == request.get("target") for one in measured):
+        return request
+    best = max(measured, key=lambda one: one.target)  # `sm_90a` before `sm_90`: it has all of the architecture
+    _say(console, f"There is a GPU here, {best.device_classes[0]}: kernels are tuned for it ({best.target}).")
+    return {**request, "target": best.target}
 
 
 def job_json(job: Job) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -21,10 +21,21 @@ from cukiln.events import FINAL_STATES, Event, read_events
 from cukiln.job_request import Problem, encode, job_request
 from cukiln.settings import ClientSettings
 from cukiln.transport import Transport
-from cukiln.types import Job, LookupResult, Lookups, Progress, WinnerRecord
+from cukiln.types import (
+    CandidateFacts,
+    CandidatePage,
+    CandidateReport,
+    Job,
+    LookupResult,
+    Lookups,
+    Progress,
+    Targets,
+    WinnerRecord,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 LARGEST_LOOKUP = 10_000  # problems in one request
+LARGEST_PAGE = 1_000  # candidates in one answer
 REMEMBERED_LOOKUPS = 100_000  # of a client; what was used longest ago is forgotten first
 REMEMBERED_RECORDS = 1_000
 
@@ -119,6 +130,44 @@ class Client:
 
     def job(self, job_id: str) -> Job:
         return _parse(self._get(_job_path(job_id)), Job)
+
+    def candidates(
+        self, job_id: str, *, problem: str | None = None, verdict: str | None = None
+    ) -> Iterator[CandidateReport]:
+        """Yield what was compiled or judged for the job, with figures, in the order of its problems; of one problem (by
+        name) or verdict where given. Raises `NotFound`, and `BadRequest` for a problem that the job lacks."""
+        asked: dict[str, Any] = {"problem": problem, "verdict": verdict, "limit": LARGEST_PAGE}
+        while True:
+            wanted = {name: value for name, value in asked.items() if value is not None}
+            page = _parse(self._get(f"{_job_path(job_id)}/candidates?{urlencode(wanted)}"), CandidatePage)
+            yield from page.candidates
+            if page.next_cursor is None:
+                return
+            asked["cursor"] = page.next_cursor
+
+    def bundle(self, job_id: str) -> dict[str, Any]:
+        """What measures the job on a machine without a service (see `cukiln export-bundle`). Raises `NotFound`."""
+        response = self._get(f"{_job_path(job_id)}/bundle")
+        found = response.json()
+        if not isinstance(found, dict):
+            raise _unexpected(response, "it is not a JSON object")
+        return found
+
+    def send_results(self, results: Mapping[str, Any]) -> Job:
+        """Import what such a machine measured; returns the job that publishes it. Sending it twice is sending it once.
+        Raises `BadRequest` where the service finds something wrong in it."""
+        response = self._transport.request("POST", "/v1/results", repeatable=True, content=encode(results))
+        return _parse(response, Job)
+
+    def candidate(self, candidate: str, *, job: str | None = None) -> CandidateFacts:
+        """All that is known of a candidate, by its id or the first 8 or more digits of it; as one job has it, where
+        that is named. Raises `NotFound`, and `BadRequest` where several candidates begin so."""
+        asked = f"?{urlencode({'job': job})}" if job else ""
+        return _parse(self._get(f"/v1/candidates/{quote(candidate, safe='')}{asked}"), CandidateFacts)
+
+    def targets(self) -> Targets:
+        """The architectures, compilers and GPUs that the service has now."""
+        return _parse(self._get("/v1/targets"), Targets)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel the job: what is finished stays, nothing new is begun. A job that has already ended stays as it is."""

@@ -35,6 +35,95 @@ class Seconds(Answer):
     measure: StageSeconds = StageSeconds()
 
 
+class Measurement(Answer):
+    """Times of one candidate on one GPU, in microseconds of a run. The interval holds the true median with 95 %."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    spread: float  # the distance of the quartiles, as a share of the median
+    samples: int
+    launches_per_sample: int
+    cold: bool  # whether every run found its operands outside the L2
+    stopped: Literal["tight", "time", "loser"]  # the interval was narrow enough; the time was up; clearly slower
+    device: str
+    uuid: str
+    driver: str
+    before: dict[str, Any]  # clocks, temperature, power, throttle reasons, other processes
+    after: dict[str, Any]
+    measured_at: float
+
+
+class Contender(Answer):
+    """One of the last few, from runs that took turns. `ratio`: its time over the best one's, with a 95 % interval of
+    the ratio; a `tie` with the best one is a difference that is below what is called one, or not certain."""
+
+    candidate: str
+    median_us: float
+    low_us: float
+    high_us: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    tie: bool
+    max_error: float | None = None
+    error_bound: float | None = None  # at the place of max_error
+    tflops: float | None = None
+
+
+class VendorResult(Answer):
+    """The vendor's library on the same problem, in the same process, its runs taking turns with ours."""
+
+    library: str
+    version: str
+    algorithm: str
+    fused: bool  # whether the whole epilogue is in its kernel
+    workspace_bytes: int
+    median_us: float
+    low_us: float
+    high_us: float
+    max_error: float | None = None
+    error_bound: float | None = None
+
+
+class Comparison(Answer):
+    """The last few candidates of a problem, fastest first, and the vendor's library."""
+
+    contenders: list[Contender]
+    vendor: VendorResult | None
+    vendor_missing: str | None = None  # why there is none
+    rounds: int
+    cold: bool
+    device: str
+    uuid: str
+    driver: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+    measured_at: float
+
+
+class MeasuredOn(Answer):
+    """Where a time comes from: the GPU, its driver, and what state it was in."""
+
+    device: str
+    uuid: str
+    driver: str
+    cold: bool  # whether every run found its operands outside the L2
+    rounds: int | None = None  # of a comparison, in which all contenders took turns; null: it was measured alone
+    before: dict[str, Any]  # clocks, temperature, power, throttle reasons, other processes
+    after: dict[str, Any]
+    measured_at: float
+
+
+class RunnerUp(Answer):
+    """The best of the others. `margin`: how much longer it takes, as a share of the winner's time."""
+
+    candidate: str
+    us: float
+    margin: float
+    tie: bool
+
+
 class WinnerSummary(Answer):
     candidate: str
     schedule: dict[str, Any]
@@ -42,6 +131,11 @@ class WinnerSummary(Answer):
     ranked_by: RankedBy
     predicted_us: float | None
     measured_us: float | None
+    vendor_us: float | None = None  # of the vendor's library, from the same run
+    vendor_library: str | None = None  # its name
+    vendor_max_error: float | None = None  # as in VendorResult
+    vendor_error_bound: float | None = None
+    runner_up: RunnerUp | None = None
     so_sha256: str
     workspace_bytes: int = 0
     deterministic: bool = True
@@ -78,10 +172,12 @@ class Progress(Answer):
     lower: StageProgress  # problems
     compile: StageProgress  # kernels
     verify: StageProgress  # candidates
+    measure: StageProgress = StageProgress(done=0, total=0)  # candidates of problems on a GPU that are not wrong
     finish: StageProgress  # problems
     candidates_done: int
     candidates_failed: int
     eta_seconds: float | None = None
+    waiting_for: str | None = None  # why nothing can go on, where that is known: no live worker measures on its GPU
 
 
 class Job(Answer):
@@ -128,6 +224,7 @@ class SharedAccess(Answer):
 
 class CandidateReport(Answer):
     problem: str
+    device_class: str
     candidate: str
     schedule: dict[str, Any]
     kernel: str
@@ -145,11 +242,38 @@ class CandidateReport(Answer):
     occupancy: float | None = None
     predicted_us: float | None
     measured_us: float | None
+    spread: float | None = None  # of the samples: the distance of the quartiles, as a share of the median
+    tflops: float | None = None  # from the measured time
 
 
 class CandidatePage(Answer):
     candidates: list[CandidateReport]
     next_cursor: str | None = None
+
+
+class CandidateFacts(Answer):
+    """All that is known of one candidate; what is not known yet is null."""
+
+    candidate: str
+    job: str
+    name: str  # of the problem in that job
+    operator: str
+    problem: dict[str, Any]  # canonical
+    target: str
+    device_class: str
+    schedule: dict[str, Any]
+    kernel: str
+    slice: str | None
+    code_digest: str | None
+    toolchain: dict[str, Any] | None  # versions and flags of what compiled it
+    verdict: VerdictName | None
+    message: str | None
+    details: dict[str, Any] | None  # the proof: venue, plan version, seeds, cases
+    predicted_us: float | None
+    measured_us: float | None
+    measurement: Measurement | None
+    cubin_sha256: str | None  # of the winner record that it stands in, if it does
+    source_sha256: str | None
 
 
 class RejectionReport(Answer):
@@ -195,6 +319,8 @@ class GroupReport(Answer):
     log_sha256: str | None
     library_sha256: str | None
     cubin_sha256: str | None
+    ptx_sha256: str | None = None
+    sass_sha256: str | None = None
 
 
 class Operand(Answer):
@@ -237,6 +363,8 @@ class FrontEntry(Answer):
     so_sha256: str
     cubin_sha256: str
     source_sha256: str
+    ptx_sha256: str | None = None
+    sass_sha256: str | None = None  # where a disassembler was found
     code_digest: str
     toolchain: str
     launch: Launch
@@ -248,12 +376,19 @@ class FrontEntry(Answer):
     predicted_us: float | None
     prediction: dict[str, Any] | None
     measured_us: float | None
-    measurement: dict[str, Any] | None = None
+    measurement: Measurement | Contender | None = None  # how: in the last comparison, or alone
+    measured_on: MeasuredOn | None = None  # where, and when
 
     @property
-    def blobs(self) -> tuple[str, str, str]:
-        """What is fetched for it: library, cubin, source."""
-        return (self.so_sha256, self.cubin_sha256, self.source_sha256)
+    def files(self) -> dict[str, str]:
+        """What is fetched for it: digests by the suffix that their files get, library, cubin and source first."""
+        found = {"so": self.so_sha256, "cubin": self.cubin_sha256, "cu": self.source_sha256}
+        return found | {kind: kept for kind, kept in (("ptx", self.ptx_sha256), ("sass", self.sass_sha256)) if kept}
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """The digests of its files."""
+        return tuple(self.files.values())
 
 
 class WinnerRecord(Answer):
@@ -267,6 +402,8 @@ class WinnerRecord(Answer):
     device_class: str
     ranked_by: RankedBy
     front: list[FrontEntry] = Field(min_length=1)
+    runner_up: RunnerUp | None = None  # of the measured; null where nothing was measured or nobody else was right
+    vendor: VendorResult | None = None  # of the run that measured the front
     searches: list[dict[str, Any]]
     updated_at: float
 
@@ -311,12 +448,27 @@ class TargetReport(Answer):
     name: str
     data_sheet: dict[str, Any]
     toolchains: list[str]  # digests of live toolchains that compile for it
-    device_classes: list[str]
+    device_classes: list[str]  # what a problem may name: those of live GPUs, and `predicted:<target>`
+
+
+class DeviceReport(Answer):
+    """A GPU with a live worker, or one that was drained lately, and why."""
+
+    device_class: str
+    uuid: str
+    capability: str
+    driver: str
+    multiprocessors: int
+    memory_bytes: int
+    worker: str
+    seen_at: float
+    drained: str | None = None
 
 
 class Targets(Answer):
     targets: list[TargetReport]
     toolchains: list[dict[str, Any]]
+    devices: list[DeviceReport] = Field(default_factory=list)
 
 
 class TimingRow(Answer):

@@ -1,0 +1,320 @@
+"""Results that were measured elsewhere → what storage imports: every identity is made anew and compared.
+
+What a client claims to have measured is believed only as far as it fits together: problems and schedules are those of
+this service's operators, ids are those of their content, times are numbers of one device under one driver. That the
+code is the measured one is found out when winners are built: see `workers.steps.finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from codegen.canonical import digest
+from codegen.errors import CodegenError
+from codegen.generator import generator
+from codegen.identity import candidate_id, winner_key
+from codegen.kernel import Kernel
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.problem import Problem
+from codegen.ptxas_report import Resources
+from codegen.render_group import slice_digest
+from codegen.rules import Rejected
+from codegen.schedule import Schedule
+from codegen.search import Search
+from codegen.targets import Target, targets
+from codegen.targets import target as data_sheet
+from cukiln.types import Comparison, Measurement, StageSeconds
+from service.errors import MAX_FAULTS, Fault, Refused, json_path
+from service.faults import Path, fault_of_codegen, faults_of
+from service.result_models import CandidateResult, ProblemResult, ResultsRequest
+from storage.imports import Import, ImportedCandidate, ImportedProblem
+
+IMPORT_SCHEMA = 1
+NOT_COMPILED = ("compile_error", "compile_timeout")
+Model = TypeVar("Model", bound=BaseModel)
+NOT_MEASURED = "not measured: the results hold nothing of it"
+
+
+def checked(request: ResultsRequest, plan_version: str, received_at: float) -> Import:
+    """What is to be imported. `plan_version`: the one that counts here. Raises Refused with all that is wrong."""
+    return _Checker(request, plan_version).all(received_at)
+
+
+class _Checker:
+    def __init__(self, request: ResultsRequest, plan_version: str) -> None:
+        self._request = request
+        self._plan_version = plan_version
+        self._faults: list[Fault] = []
+        self._slices: dict[Kernel, str] = {}
+
+    def all(self, received_at: float) -> Import:
+        self._check_plan()
+        problems = []
+        for position, value in enumerate(self._request.problems):
+            problems.append(self._problem(value, ("problems", position)))
+            self._stop_at_many()
+        self._check_names()
+        self._check_policies()
+        if self._faults:
+            raise Refused(self._faults)
+        first, device = self._request.problems[0], self._request.device
+        content = self._request.model_dump(mode="json", by_alias=True, exclude={"written_at", "complete"})
+        return Import(
+            digest=digest("results", IMPORT_SCHEMA, content=content),
+            device_class=device.name,
+            driver=device.driver,
+            plan_version=self._plan_version,
+            provenance={
+                "device": device.name,
+                "uuid": device.uuid,
+                "driver": device.driver,
+                "measured_at": self._request.written_at,
+                "imported_at": received_at,
+            },
+            workspace_limit_bytes=first.workspace_limit_bytes,
+            deterministic=first.deterministic,
+            problems=[problem for problem in problems if problem is not None],
+        )
+
+    def _problem(self, value: ProblemResult, at: Path) -> ImportedProblem | None:
+        found = self._parsed(value, at)
+        if found is None:
+            return None
+        kind, problem, target, search = found
+        if value.generator != generator(kind.name):
+            detail = (
+                "The candidates were made by another release of cukiln; measure with the one that this service runs."
+            )
+            self._wrong((*at, "generator"), detail, generator(kind.name))
+            return None
+        before = len(self._faults)
+        candidates = self._candidates(value, kind, problem, target, at)
+        comparison = self._comparison(value, (*at, "comparison"))
+        if len(self._faults) > before:
+            return None
+        return ImportedProblem(
+            name=value.name,
+            operator=kind.name,
+            problem=problem.canonical(),
+            target=target.name,
+            key=winner_key(problem.digest, target.name, self._request.device.name),
+            search=search.canonical(),
+            space_size=value.space_size,
+            candidates=candidates,
+            comparison=comparison,
+        )
+
+    def _parsed(self, value: ProblemResult, at: Path) -> tuple[Operator, Problem, Target, Search] | None:
+        """The problem with its operator, target and search; None where one of them is wrong."""
+        before = len(self._faults)
+        kind = problem = search = None
+        try:
+            kind = operator(value.operator)
+            problem = kind.parse(value.problem)
+        except CodegenError as error:
+            self._faults.append(fault_of_codegen(error, at))
+        except ValidationError as error:
+            assert kind is not None, "only parsing raises it"
+            self._faults += faults_of(error, kind.problem_type, value.problem, (*at, "problem"))
+        try:
+            search = Search.model_validate(value.search)
+        except ValidationError as error:
+            self._faults += faults_of(error, Search, value.search, (*at, "search"))
+        target = self._target(value.target, (*at, "target"))
+        if kind is not None and problem is not None and search is not None and target is not None:
+            try:
+                kind.space(problem, target, search)
+            except CodegenError as error:
+                self._faults.append(fault_of_codegen(error, at))
+        if len(self._faults) > before:
+            return None
+        assert kind is not None and problem is not None and search is not None and target is not None
+        return kind, problem, target, search
+
+    def _target(self, name: str, at: Path) -> Target | None:
+        if name not in targets():
+            detail = f"{name!r} is not an architecture that this service knows."
+            self._faults.append(Fault("unknown-target", detail, json_path(at), sorted(targets())))
+            return None
+        target = data_sheet(name)
+        major, minor = self._request.device.capability
+        if target.capability != 10 * major + minor:
+            detail = f"{self._request.device.name} has compute capability {major}.{minor} and runs no code for {name}."
+            self._wrong(at, detail, sorted(n for n, t in targets().items() if t.capability == 10 * major + minor))
+            return None
+        return target
+
+    def _candidates(
+        self, value: ProblemResult, kind: Operator, problem: Problem, target: Target, at: Path
+    ) -> list[ImportedCandidate]:
+        made, seen = [], set()
+        for position, one in enumerate(value.candidates):
+            place = (*at, "candidates", position)
+            if one.candidate in seen:
+                self._wrong((*place, "candidate"), f"Candidate {one.candidate} stands twice in the problem.", None)
+            seen.add(one.candidate)
+            kernel = self._kernel(one, kind, problem, target, value.workspace_limit_bytes, place)
+            if kernel is not None and self._fits(one, place):
+                made.append(self._imported(one, kernel, place))
+            self._stop_at_many()
+        return made
+
+    def _kernel(
+        self,
+        one: CandidateResult,
+        kind: Operator,
+        problem: Problem,
+        target: Target,
+        workspace_limit: int | None,
+        at: Path,
+    ) -> Kernel | None:
+        """The candidate's kernel, where its ids and its schedule are what this service would have made."""
+        schedule = Schedule.of(one.schedule)
+        own = candidate_id(problem.digest, schedule.as_dict())
+        if one.candidate != own:
+            self._wrong((*at, "candidate"), f"{one.candidate} is not the id of this problem with this schedule.", own)
+            return None
+        try:
+            space = kind.space(problem, target, Search.model_validate({"schedules": [one.schedule]}))
+        except (CodegenError, ValidationError) as error:
+            self._wrong((*at, "schedule"), f"The problem has no such schedule: {error}"[:500], None)
+            return None
+        if list(space) != [schedule]:
+            whole = next(iter(space)).as_dict()
+            self._wrong((*at, "schedule"), "The schedule leaves tunables out.", whole)
+            return None
+        outcome = kind.rules(problem, schedule, target, workspace_limit)
+        if isinstance(outcome, Rejected):
+            self._wrong((*at, "schedule"), f"The rule {outcome.rule} rejects it: {outcome.message}.", None)
+            return None
+        kernel = kind.candidate(problem, schedule).kernel
+        if one.kernel != kernel.id:
+            self._wrong((*at, "kernel"), f"{one.kernel} is not the id of the candidate's kernel.", kernel.id)
+            return None
+        return kernel
+
+    def _fits(self, one: CandidateResult, at: Path) -> bool:
+        """Whether verdict, code and times go together."""
+        before = len(self._faults)
+        compiled = one.verdict not in (*NOT_COMPILED, "skipped")
+        if compiled and (one.code_digest is None or one.resources is None):
+            self._wrong((*at, "code_digest"), f"A candidate that is {one.verdict} has code and resources.", None)
+        if one.verdict != "skipped" and one.toolchain not in self._request.toolchains:
+            known = sorted(self._request.toolchains)
+            self._wrong((*at, "toolchain"), "The results describe no such toolchain.", known)
+        if one.resources is not None:
+            missing = {"registers", *Resources.__dataclass_fields__} - one.resources.keys()
+            if missing:
+                self._wrong((*at, "resources"), f"The report lacks {', '.join(sorted(missing))}.", None)
+        if (one.measurement is not None) != (one.verdict == "ok"):
+            self._wrong((*at, "measurement"), "Who is right was measured, and nobody else.", None)
+        if one.prediction is not None and not isinstance(one.prediction.get("us"), int | float):
+            self._wrong((*at, "prediction"), "A prediction has its microseconds as `us`.", None)
+        return len(self._faults) == before
+
+    def _imported(self, one: CandidateResult, kernel: Kernel, at: Path) -> ImportedCandidate:
+        measurement = self._measurement(one.measurement, (*at, "measurement"))
+        if kernel not in self._slices:
+            self._slices[kernel] = slice_digest(kernel)
+        seconds = {stage: StageSeconds(wall=spent.wall, cpu=spent.cpu) for stage, spent in one.seconds.items()}
+        return ImportedCandidate(
+            candidate=one.candidate,
+            schedule=dict(one.schedule),
+            kernel=kernel.id,
+            slice=self._slices[kernel],
+            toolchain=one.toolchain,
+            code_digest=one.code_digest,
+            resources=dict(one.resources) if one.resources is not None else None,
+            verdict=one.verdict,
+            message=one.message or (NOT_MEASURED if one.verdict == "skipped" else None),
+            details=one.details,
+            measurement=measurement,
+            prediction=one.prediction,
+            verify=seconds.get("verify", StageSeconds()),
+            measure=seconds.get("measure", StageSeconds()),
+        )
+
+    def _measurement(self, value: Mapping[str, Any] | None, at: Path) -> dict[str, Any] | None:
+        found = self._read(Measurement, value, at)
+        if found is None:
+            return None
+        self._check_times(found.median_us, found.low_us, found.high_us, at)
+        self._check_device(found.device, found.driver, at)
+        if found.samples < 1 or found.launches_per_sample < 1:
+            self._wrong(at, "A measurement has samples, and each has launches.", None)
+        return found.model_dump(mode="json")
+
+    def _comparison(self, value: ProblemResult, at: Path) -> dict[str, Any] | None:
+        found = self._read(Comparison, value.comparison, at)
+        if found is None:
+            return None
+        right = {one.candidate for one in value.candidates if one.verdict == "ok"}
+        self._check_device(found.device, found.driver, at)
+        if not found.contenders:
+            self._wrong((*at, "contenders"), "A comparison has contenders; send null where there was none.", None)
+        for position, one in enumerate(found.contenders):
+            place = (*at, "contenders", position)
+            if one.candidate not in right:
+                self._wrong((*place, "candidate"), "Only candidates of the problem that are right compare.", None)
+            self._check_times(one.median_us, one.low_us, one.high_us, place)
+            self._check_times(one.ratio, one.ratio_low, one.ratio_high, place)
+        if found.vendor is not None:
+            self._check_times(found.vendor.median_us, found.vendor.low_us, found.vendor.high_us, (*at, "vendor"))
+        return found.model_dump(mode="json")
+
+    def _read(self, model: type[Model], value: Mapping[str, Any] | None, at: Path) -> Model | None:
+        if value is None:
+            return None
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            self._faults += faults_of(error, model, value, at)
+            return None
+
+    def _check_times(self, middle: float, low: float, high: float, at: Path) -> None:
+        if not 0 < low <= middle <= high < float("inf"):
+            self._wrong(
+                at, f"{middle:g} with the interval {low:g} to {high:g} is no measurement.", "0 < low <= it <= high"
+            )
+
+    def _check_device(self, name: str, driver: str, at: Path) -> None:
+        device = self._request.device
+        if (name, driver) != (device.name, device.driver):
+            detail = f"It was measured on {name!r} under driver {driver}; the results are of one device and one driver."
+            self._wrong(at, detail, [device.name, device.driver])
+
+    def _check_plan(self) -> None:
+        if self._request.plan_version != self._plan_version:
+            detail = (
+                "The results were proved and timed by another version of the test plan; measure with the release of "
+                "cukiln, and the operators of OPERATOR_PATH, that this service runs."
+            )
+            self._wrong(("plan_version",), detail, self._plan_version)
+
+    def _check_names(self) -> None:
+        first: dict[str, int] = {}
+        for position, value in enumerate(self._request.problems):
+            if value.name in first:
+                detail = f"problems[{first[value.name]}] is already called {value.name!r}."
+                path = json_path(("problems", position, "name"))
+                self._faults.append(Fault("duplicate-name", detail, path, "a name no other problem has"))
+            first.setdefault(value.name, position)
+
+    def _check_policies(self) -> None:
+        first = self._request.problems[0]
+        for position, value in enumerate(self._request.problems):
+            for name in ("workspace_limit_bytes", "deterministic"):
+                if getattr(value, name) != getattr(first, name):
+                    detail = "Problems of one job have one policy; send those of another one by themselves."
+                    self._wrong(("problems", position, name), detail, getattr(first, name))
+
+    def _wrong(self, at: Sequence[str | int], detail: str, allowed: Any) -> None:
+        self._faults.append(Fault("invalid-value", detail, json_path(at), allowed))
+
+    def _stop_at_many(self) -> None:
+        if len(self._faults) > MAX_FAULTS:  # more would not be shown
+            raise Refused(self._faults)
