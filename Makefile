@@ -9,8 +9,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --quiet --constraint constraints.txt
 
 # The first Python on the PATH that is new enough: a machine's python3 may be older than a python3.12 beside it.
-PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
+FOUND_PYTHON = $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
+PYTHON ?= $(FOUND_PYTHON)
+
+# `make offline-wheels PYTHON=3.12` names another machine's Python, not the one that works here.
+WHEELS_FOR := $(or $(filter 3.1%,$(PYTHON)),3.12)
+ifneq ($(filter 3.1%,$(PYTHON)),)
+override PYTHON := $(FOUND_PYTHON)
+endif
+# Every name of a Linux whose C library is 2.28 or newer: pip does not know that they contain each other.
+WHEEL_PLATFORMS := manylinux1 manylinux2010 manylinux2014 manylinux_2_5 manylinux_2_12 manylinux_2_17 manylinux_2_24 \
+	manylinux_2_26 manylinux_2_27 manylinux_2_28
+OFFLINE := build/offline-wheels
 
 # The driver's device file is there in containers that have no nvidia-smi, and the other way round.
 GPU := $(shell { test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1; } && echo gpu)
@@ -22,7 +33,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-verify bench-tune clean host
+.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-verify bench-tune bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,14 +41,18 @@ help: ## list the targets
 run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show the winners, stop everything
 	@$(BIN)/cukiln quickstart
 
+# Tests start GPU workers only where they ask for one: what passes does not depend on the machine.
+test test-long coverage: export CUKILN_GPUS := none
+
 test: lint ## lint, then every test but the long ones
 	@$(BIN)/python -m pytest -q -m "not long" $(PYTEST_ARGS)
 
 test-long: host $(RUN_STAMP) $(DEV_STAMP) ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m long $(PYTEST_ARGS)
 
-test-gpu: host $(RUN_STAMP) ## run every primitive on this machine's GPU beside its CPU twin, write codegen/device/confirmed.json
-	@$(BIN)/python -m tests.gpu.confirm_primitives
+test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring
+	@status=0; for script in confirm_primitives check_measuring; do \
+		$(BIN)/python -m tests.gpu.$$script || status=$$?; done; exit $$status
 
 coverage: host $(RUN_STAMP) $(DEV_STAMP) ## branch coverage of the packages, at least 85 %
 	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
@@ -64,6 +79,17 @@ bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; t
 
 bench-tune: host $(RUN_STAMP) ## wall time to tune all public matmul shapes; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_tune
+
+bench-kernels: host $(RUN_STAMP) ## our kernels for the public shapes against the vendor's on this GPU; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_kernels
+
+offline-wheels: $(VENV)/.made ## collect what measuring on a machine without a network needs; PYTHON=3.12: that machine's
+	@rm -rf $(OFFLINE)
+	@$(BIN)/python -m pip --disable-pip-version-check --no-input download --quiet --quiet --constraint constraints.txt \
+		--group elsewhere --no-deps --only-binary :all: --python-version $(WHEELS_FOR) \
+		$(WHEEL_PLATFORMS:%=--platform %_x86_64) --dest $(OFFLINE)
+	@echo "$(OFFLINE): $$(ls $(OFFLINE) | wc -l) wheels for Python $(WHEELS_FOR), $$(du -sh $(OFFLINE) | cut -f1)"
+	@echo "there: python3 -m pip install --no-index --no-deps --find-links $(OFFLINE) --target build/offline $(OFFLINE)/*.whl"
 
 clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
 	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
