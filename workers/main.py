@@ -36,6 +36,7 @@ from storage.settings import Settings, load_settings
 from storage.toolchains import register_toolchain
 from workers import embedded_valkey, tickets
 from workers.gpu.interface import GpuMissing
+from workers.gpu.plan_version import gpu_plan_version
 from workers.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, pick_gpu, why_silent
 from workers.processes import InfrastructureError, ProcessError, Processes
 from workers.queue_worker import QueueWorker
@@ -43,6 +44,7 @@ from workers.reconcile import Reconciler
 from workers.run_ticket import run_ticket
 from workers.steps.context import Step, Workplace
 from workers.toolchain import ToolchainMissing, supported_targets
+from workers.verify_cpu import plan_version
 from workers.warm_up import warm_up
 
 log = logging.getLogger("cukiln.worker")
@@ -144,6 +146,7 @@ def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], si
     log.info("processes are fenced by %s", workplace.processes.isolation)  # asked before the fork: 10 ms
     if kind in (tickets.COMPILE, tickets.GPU):
         _say_network(workplace.processes)
+    remember_versions(workplace.settings)
     warm_up(workplace.database)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
@@ -165,6 +168,12 @@ def _say_network(processes: Processes) -> None:
             log.warning("kernels run with this machine's network: it allows no network namespace")
     except ProcessError as error:
         log.warning("not known whether kernels run without a network: %s", error)
+
+
+def remember_versions(settings: Settings) -> None:
+    """Of the test plans, before the first fork: reading all the texts that they stand for takes 0.15 s."""
+    plan_version(sanitize=settings.verify_sanitize)
+    gpu_plan_version()
 
 
 def remember_operators() -> None:
