@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,13 @@ class Predicted:
     prediction: dict[str, Any]
 
 
-def candidates_of_problem(session: Session, problem_id: int) -> list[StoredCandidate]:
-    """All candidates of a job's problem, by candidate id."""
+def candidates_of_problem(
+    session: Session, problem_id: int, only: Collection[str] | None = None
+) -> list[StoredCandidate]:
+    """The candidates of a job's problem, by candidate id: all, or `only` some few."""
     query = _select().where(CandidateRow.job_problem_id == problem_id).order_by(CandidateRow.candidate)
+    if only is not None:
+        query = query.where(CandidateRow.candidate.in_(only))
     return _with_proofs(session, session.execute(query).mappings().all())
 
 

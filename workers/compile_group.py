@@ -16,6 +16,7 @@ from typing import Literal
 
 from codegen.cubin import code_digest_of
 from codegen.kernel import Kernel
+from codegen.operators import operator
 from codegen.ptxas_report import Resources
 from codegen.render_group import render_device, symbols
 from codegen.render_library import group_exports, render_library
@@ -152,6 +153,16 @@ class _Work:
                 return [tuple(kernel for kernel in kernels if kernel.id not in culprits)]
         middle = len(kernels) // 2
         return [kernels[:middle], kernels[middle:]]
+
+
+def stored_resources(kernel: Kernel, reported: Resources) -> dict[str, int]:
+    """ptxas' report with what only the launch knows, as builds keep it."""
+    own = operator(kernel.operator)
+    return {
+        **reported.as_dict(),
+        "dynamic_shared_bytes": own.shared_bytes(kernel),
+        "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
+    }
 
 
 def worst_resources(resources: Sequence[Resources]) -> Resources:

@@ -8,10 +8,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from codegen.group import group, predicted_seconds
 from codegen.kernel import Kernel
-from codegen.operators import operator
 from codegen.targets import Target
 from workers.compile_file import CompileCancelled
-from workers.compile_group import GroupOutcome, compile_group
+from workers.compile_group import GroupOutcome, compile_group, stored_resources
 from workers.elsewhere.measured import CompiledHere
 from workers.elsewhere.work import Built, Work, WorkProblem
 from workers.processes import Limits, Processes
@@ -103,7 +102,7 @@ class CompileAhead:
                 state=found.status,
                 message=first_line(found.log),
                 code_digest=found.code_digest,
-                resources=_resources(kernel, found.resources.as_dict()) if found.resources else None,
+                resources=stored_resources(kernel, found.resources) if found.resources else None,
                 library=libraries[found.artifact] if found.artifact is not None else None,
                 toolchain=toolchain.digest,
             )
@@ -128,16 +127,6 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
 
 def _grouped(wave: dict[Target, list[Kernel]], workers: int) -> list[Group]:
     return [(members, target) for target, kernels in wave.items() for members in group(kernels, workers=workers)]
-
-
-def _resources(kernel: Kernel, reported: dict[str, int]) -> dict[str, int]:
-    """ptxas' report with what only the launch knows, as builds keep it."""
-    own = operator(kernel.operator)
-    return {
-        **reported,
-        "dynamic_shared_bytes": own.shared_bytes(kernel),
-        "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
-    }
 
 
 def first_line(log: str) -> str:

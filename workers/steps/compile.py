@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.kernel import Kernel
-from codegen.operators import operator
 from codegen.render_group import render_device
 from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
 from storage.groups import BuildOutcome, Group, load_group, record_compiled, start_group
-from workers.compile_group import Artifact, GroupOutcome, compile_group
+from workers.compile_group import Artifact, GroupOutcome, compile_group, stored_resources
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.progress import tell
@@ -113,13 +112,6 @@ def _phases(outcome: GroupOutcome) -> list[dict[str, str | float]]:
 def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel, libraries: Sequence[str]) -> BuildOutcome:
     """`libraries`: blob digests by artifact."""
     found = outcome.outcomes[kernel.id]
-    resources = None
-    if found.resources is not None:
-        own = operator(kernel.operator)
-        resources = {
-            **found.resources.as_dict(),
-            "dynamic_shared_bytes": own.shared_bytes(kernel),
-            "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
-        }
+    resources = stored_resources(kernel, found.resources) if found.resources is not None else None
     library = libraries[found.artifact] if found.artifact is not None else None
     return BuildOutcome(build, found.status, found.code_digest, resources, found.log, library)

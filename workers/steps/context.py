@@ -129,6 +129,10 @@ class StepContext:
             raise GiveUp(f"{self.claim.kind} {self.claim.ref} needs a worker with a GPU")
         return self.workplace.device
 
+    def fresh_seed(self) -> int:
+        """Drawn anew for every proof. 12 digits of hex: exact also in JSON readers that know doubles only."""
+        return int(self.database.clock.new_id()[:12], 16)
+
     def check(self) -> None:
         """Raise `Cancelled` where the step should stop."""
         if self.cancel.is_set():

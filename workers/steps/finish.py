@@ -140,7 +140,8 @@ def _verdict(one: StoredCandidate) -> str | None:
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
     """Raises FoundWrong where an entry was found wrong while it was built: another attempt chooses among the rest."""
-    right = {one.candidate for one in candidates_of_problem(session, problem.id) if _verdict(one) == "ok"}
+    again = candidates_of_problem(session, problem.id, [entry.candidate for entry in entries])
+    right = {one.candidate for one in again if _verdict(one) == "ok"}
     for entry in entries:
         if entry.candidate not in right:
             raise FoundWrong(f"candidate {entry.candidate} was found wrong while its library was built")

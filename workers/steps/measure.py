@@ -33,7 +33,6 @@ from workers.steps.progress import tell
 
 log = logging.getLogger("cukiln.measure")
 
-SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles only
 MOST_CANDIDATES = 40
 """Of one attempt, about 20 seconds: then they are recorded, and the item waits again for the rest. So a budget that
 ends cuts off little that was done, and a more urgent job has its turn soon; a child that starts takes two seconds."""
@@ -98,7 +97,7 @@ def gpu_task(
         device=device.uuid,
         lease=str(lease_file(settings, device)),
         operators={name: str(operator(name).folder) for name, _ in problems},
-        seed=int(context.database.clock.new_id()[:SEED_DIGITS], 16),
+        seed=context.fresh_seed(),
         problems=tuple(problem for _, problem in problems),
         candidates=tuple(candidates),
         best_us=best_us,

@@ -11,22 +11,19 @@ from workers.steps.progress import tell
 from workers.stopwatch import Stopwatch
 from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
-SEED_DIGITS = 12  # of hex: seeds stay exact in JSON readers that know doubles only
-
 
 def verify(context: StepContext) -> None:
     """Judge what the item's group compiled and nobody has judged; verdicts belong to slices."""
     with context.database.read() as session:
         members = builds_to_verify(session, context.claim.ref, context.plan_version)
     slices = {Kernel.from_json(member.kernel_json): member.slice for member in members}
-    seed = int(context.database.clock.new_id()[:SEED_DIGITS], 16)
     stopwatch = Stopwatch()
     verdicts = verify_on_cpu(
         list(slices),
         context.toolchain,
         context.processes,
         process_limits(context.settings.verify_limits),
-        seed=seed,
+        seed=context.fresh_seed(),
         sanitize=context.settings.verify_sanitize,
         cancel=context.cancel,
     )
