@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Row, String, bindparam, cast, select, update
 
+from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted, is_predicted
 from storage.new_items import COMPARE, FINISH, UNENDED, NewItem, add_items
@@ -16,7 +17,6 @@ from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRo
 
 LIVE = ("queued", "running")
 COMPILE_FAILURES = ("compile_error", "compile_timeout")
-LOG_LINE = 300
 
 
 @dataclass(frozen=True, order=True)
@@ -119,7 +119,7 @@ def _compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, 
             BuildRow.id.in_(ids), BuildRow.state.in_(COMPILE_FAILURES)
         )
     )
-    return {build: (state, first_line(log)) for build, state, log in rows}
+    return {build: (state, telling_line(log or "") or None) for build, state, log in rows}
 
 
 def _cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[str, tuple[str, str | None]]:
@@ -131,10 +131,3 @@ def _cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[s
         .where(BuildRow.id.in_(ids), BuildRow.state == "ok")
     )
     return {build: (verdict, message) for build, verdict, message in rows}
-
-
-def first_line(log: str | None) -> str | None:
-    """The line of a compiler's log that says what is wrong, else its first."""
-    lines = [line.strip() for line in (log or "").splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()] or lines
-    return telling[0][:LOG_LINE] if telling else None

@@ -42,6 +42,7 @@ from codegen.render_cpu import render_cpu
 from workers.build_cpu import CPU_FLAGS
 from workers.cpu_library import STATUSES, _Call
 from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused
+from workers.gpu.library_entries import LibraryEntries
 
 VARIABLE = "NVIDIA_SIMULATED_GPU"
 NAME = "Simulated GPU"
@@ -286,18 +287,11 @@ class DirectLibrary(FakeLibrary):
 
     def __init__(self, gpu: FakeGpu, path: Path, kernels: Sequence[Kernel]) -> None:
         super().__init__(gpu, kernels)
-        self._library = ctypes.CDLL(str(path))
-        self._library.cukiln_last_error.restype = ctypes.c_char_p
-        self._check(self._library.cukiln_prepare(0))
-
-    def _check(self, status: int) -> None:
-        if status:
-            raise LaunchRefused(self._library.cukiln_last_error().decode())
+        self._entries = LibraryEntries(path, kernels, stream=0, synchronize=gpu.synchronize)
+        self._entries.prepare(0)
 
     def workspace_bytes(self, kernel: str, extents: Sequence[int], launch: Sequence[int]) -> int:
-        ask = self._library[f"cukiln_workspace_bytes_{kernel[:16]}"]
-        ask.restype = ctypes.c_int64
-        return int(ask(_array(ctypes.c_int64, extents), _array(ctypes.c_int32, launch)))
+        return self._entries.workspace_bytes(kernel, extents, launch)
 
     def run(
         self,
@@ -308,16 +302,7 @@ class DirectLibrary(FakeLibrary):
         scalars: Sequence[float],
         workspace: int,
     ) -> None:
-        self._check(
-            self._library[f"cukiln_launch_{kernel.id[:16]}"](
-                _array(ctypes.c_void_p, pointers),
-                _array(ctypes.c_int64, extents),
-                _array(ctypes.c_int32, launch),
-                _array(ctypes.c_double, scalars),
-                ctypes.c_void_p(workspace or None),
-                None,
-            )
-        )
+        self._entries.launch(kernel.id, pointers, extents, launch, scalars, workspace)
 
 
 class TwinLibrary(FakeLibrary):

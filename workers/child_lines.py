@@ -9,6 +9,7 @@ still finds it.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import json
@@ -28,13 +29,16 @@ def new_key() -> bytes:
 
 class Saying:
     """The child's end. Made before anything else of the process: it reads stdin up to its end and moves the pipe from
-    stdout to a number that cannot be guessed; what is written to stdout from then on goes to stderr."""
+    stdout to a number that cannot be guessed; what is written to stdout from then on goes to stderr, line by line: what
+    code prints must not be lost with a process that it kills."""
 
     def __init__(self) -> None:
         self._key = _read_key()
         self._lines = 0
         self._pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _high_number())
         os.dup2(2, 1)
+        libc = ctypes.CDLL(None)
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF
 
     def __call__(self, message: dict[str, Any]) -> None:
         """Raises OSError where the pipe is gone."""

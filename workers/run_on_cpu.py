@@ -1,8 +1,9 @@
-"""Child process: runs the test plan of a library's kernels on the CPU and says what it saw, one JSON line each.
+"""Child process: runs the test plan of a library's kernels on the CPU and says what it saw, one line each
+(`workers.child_lines`).
 
 `python -m workers.run_on_cpu REQUEST` where REQUEST is a JSON file:
 `{"library": path, "kernels": [kernel], "operators": {name: folder}, "seed": int, "cpu_seconds": float}`, and `part`
-(of `codegen.test_plan.Part`) where not the whole plan is wanted. What kernels print goes to stderr.
+(of `codegen.test_plan.Part`) where not the whole plan is wanted.
 Before a kernel runs, `{"start": id}`; after it `{"kernel": id, "verdict": …, "message": …, "details": …,
 "wall_seconds": …, "cpu_seconds": …}`. It stops early, with exit status 0, after a kernel that may have damaged this
 process; the parent starts another child for the rest.
@@ -10,17 +11,17 @@ process; the parent starts another child for the rest.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.operators import load_operators, operator, operators
 from codegen.test_plan import Part, plan_cases
+from workers.child_lines import Saying
 from workers.cpu_library import CpuLibrary
 from workers.cpu_test import KernelTest
 
@@ -34,12 +35,7 @@ def plan_test(
     return KernelTest(library, kernel.namespace, own, cases, repeats=own.deterministic(kernel), cpu_seconds=cpu_seconds)
 
 
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message, allow_nan=False) + "\n")
-    sys.stdout.flush()
-
-
-def run_kernels(request: dict[str, Any]) -> None:
+def run_kernels(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
     """Judges the request's kernels one after the other, until one may have damaged this process."""
     unknown = [Path(folder) for name, folder in request["operators"].items() if name not in operators()]
     load_operators(unknown)
@@ -47,11 +43,11 @@ def run_kernels(request: dict[str, Any]) -> None:
     part = Part(**request.get("part", {}))
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
-        _say({"start": kernel.id})
+        say({"start": kernel.id})
         began_at, wall, cpu = time.time(), time.perf_counter(), time.process_time()
         test = plan_test(library, kernel, request["seed"], request["cpu_seconds"], part)
         failure = test.failure()
-        _say(
+        say(
             {
                 "kernel": kernel.id,
                 "verdict": failure.verdict if failure else "ok",
@@ -70,15 +66,5 @@ def run_kernels(request: dict[str, Any]) -> None:
             return
 
 
-def _keep_prints_apart() -> None:
-    """A kernel's printf must not get between the lines of this protocol, nor be lost with a process that it kills."""
-    protocol = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(protocol, "w", encoding="utf-8")
-    libc = ctypes.CDLL(None)
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF: line by line
-
-
 if __name__ == "__main__":
-    _keep_prints_apart()
-    run_kernels(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    run_kernels(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Saying())

@@ -26,6 +26,7 @@ from codegen.kernel import Kernel
 from codegen.operators import operator, operators
 from codegen.test_plan import Part
 from workers.build_cpu import CPU_FLAGS, SANITIZE_FLAGS, CpuBuild, build_cpu
+from workers.child_lines import Hearing, new_key
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
 from workers.toolchain import Toolchain
 
@@ -175,7 +176,10 @@ class _Children:
         while waiting and not (self._cancel and self._cancel.is_set()):
             running: str | None = None
             judged = 0
+            garbage = ""
             heard = time.monotonic()
+            key = new_key()
+            hear = Hearing(key)
             argv = [*self.python, "-m", "workers.run_on_cpu", self._request(library, list(waiting.values()))]
             with self._processes.stream(
                 argv,
@@ -184,10 +188,16 @@ class _Children:
                 env=self._environment,
                 cancel=self._cancel,
                 network=False,
+                stdin=key,
             ) as stream:
                 for line in stream.lines(self._wall_seconds):
                     heard = time.monotonic()
-                    message = json.loads(line)
+                    try:
+                        message = hear(line)
+                    except ValueError:
+                        garbage = garbage or line[:200].decode("utf-8", "replace")
+                        stream.kill()
+                        continue
                     if "start" in message:
                         running = message["start"]
                         continue
@@ -199,9 +209,13 @@ class _Children:
             assert finished is not None, "lines() ends only when the child has"
             if self.on_print and finished.stderr:
                 self.on_print(finished.stderr.decode("utf-8", "replace"))
-            if finished.ended_by == "cancelled":
+            if self._cancel and self._cancel.is_set():
                 return
-            if finished.ok and judged:
+            if garbage and running is not None:
+                yield CpuVerdict(running, "runtime_error", f"wrote into the pipe to its parent: {garbage!r}")
+                del waiting[running]
+                continue
+            if finished.ok and judged and not garbage:
                 continue
             # A child that used up its limits over many kernels says nothing about the last one: it is tried again,
             # unless the child fell silent over it.

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from codegen.compiler_log import telling_line
 from codegen.group import group, predicted_seconds
 from codegen.kernel import Kernel
 from codegen.targets import Target
@@ -100,7 +101,7 @@ class CompileAhead:
             found = outcome.outcomes[kernel.id]
             made[kernel] = Built(
                 state=found.status,
-                message=first_line(found.log),
+                message=telling_line(found.log),
                 code_digest=found.code_digest,
                 resources=stored_resources(kernel, found.resources) if found.resources else None,
                 library=libraries[found.artifact] if found.artifact is not None else None,
@@ -127,9 +128,3 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
 
 def _grouped(wave: dict[Target, list[Kernel]], workers: int) -> list[Group]:
     return [(members, target) for target, kernels in wave.items() for members in group(kernels, workers=workers)]
-
-
-def first_line(log: str) -> str:
-    """The line of a compiler's log that says what is wrong, else its first."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")[:300]

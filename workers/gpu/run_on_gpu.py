@@ -9,7 +9,6 @@ exit status 0, after a candidate that may have damaged this process; the parent 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import sys
@@ -146,15 +145,8 @@ def list_all(module: str, say: Say) -> None:
         say({"gone": str(error)})
 
 
-def _print_line_by_line() -> None:
-    """What a kernel prints must not be lost with a process that it kills."""
-    libc = ctypes.CDLL(None)
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF
-
-
 def main(arguments: list[str]) -> NoReturn:
     say = Saying()
-    _print_line_by_line()
     status = 0
     try:
         if arguments[0] == "--list":
