@@ -68,7 +68,7 @@ class KernelLibrary(Protocol):
     """A group's loaded library, ready on the device. A kernel is named by its id."""
 
     def workspace_bytes(self, kernel: str, extents: Sequence[int], launch: Sequence[int]) -> int:
-        """Of one call. Raises LaunchRefused."""
+        """Of one call; negative where the kernel has none for these extents."""
 
     def launch(
         self,
