@@ -15,12 +15,13 @@ from storage.tables import BuildRow
 
 @dataclass(frozen=True)
 class NewBuild:
-    """`kernel_json` is the kernel itself, kept with the group that compiles it."""
+    """`kernel_json` is the kernel itself, kept with the group that compiles it; `predicted_seconds` of compiling it."""
 
     id: str
     kernel: str
     slice: str
     kernel_json: dict[str, Any]
+    predicted_seconds: float = 0.0
 
 
 @dataclass(frozen=True)

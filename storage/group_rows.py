@@ -18,12 +18,13 @@ from storage.tables import BuildRow, GroupRow
 
 @dataclass(frozen=True)
 class GroupKernel:
-    """`kernel` is the kernel's id, `kernel_json` the kernel itself."""
+    """`kernel` is the kernel's id, `kernel_json` the kernel itself; `predicted_seconds` of compiling it, or 0."""
 
     build: str
     kernel: str
     slice: str
     kernel_json: dict[str, Any]
+    predicted_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def add_group(
             target=target,
             toolchain=toolchain,
             state="waiting" if kind == COMPILE else "compiled",
-            kernels=[{"build": b.id, "id": b.kernel, "slice": b.slice, "kernel": b.kernel_json} for b in builds],
+            kernels=[_entry(build) for build in builds],
             predicted_seconds=predicted_seconds,
             created_at=now,
         )
@@ -105,12 +106,23 @@ def add_group(
     return group_id
 
 
+def _entry(build: NewBuild) -> dict[str, Any]:
+    return {
+        "build": build.id,
+        "id": build.kernel,
+        "slice": build.slice,
+        "kernel": build.kernel_json,
+        "predicted_seconds": build.predicted_seconds,
+    }
+
+
 def load_group(session: Session, group_id: str) -> Group | None:
     row = session.execute(select(core(GroupRow)).where(GroupRow.id == group_id)).mappings().one_or_none()
     if row is None:
         return None
     kernels = tuple(
-        GroupKernel(entry["build"], entry["id"], entry["slice"], entry["kernel"]) for entry in row["kernels"]
+        GroupKernel(entry["build"], entry["id"], entry["slice"], entry["kernel"], entry.get("predicted_seconds", 0.0))
+        for entry in row["kernels"]
     )
     return Group(**{**row, "kernels": kernels})
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
-from cukiln.types import GroupReport, Phase, StageSeconds
 from storage.builds import Build, known_builds
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, load_group, start_group
@@ -19,7 +19,7 @@ from storage.judge_gpu import judge_measured
 from storage.judging_work import MEASURE_SECONDS, add_measuring, builds_to_prove, demand
 from storage.new_items import VERIFY, NewItem, add_items
 from storage.rows import core
-from storage.seconds import share_out
+from storage.seconds import by_phase, share_out
 from storage.tables import BuildRow, GroupRow, ItemRow
 
 __all__ = [
@@ -75,7 +75,8 @@ def record_compiled(
     verify_predicted_seconds: float = 0.0,
     seconds_per_measurement: float = MEASURE_SECONDS,
 ) -> RecordedGroup:
-    """Complete a compile item: its builds' states, the group's blobs and times, and the items that get judged what
+    """Complete a compile item: its builds' states, the group's blobs and times (`phases` as in
+    `storage.tables.GroupRow`, without the queue), and the items that get judged what
     stands and nobody has judged: one on the CPU, one per device class on GPUs. `drivers`: by device class, today's.
 
     One outcome for each build of the group, with a library where it compiled, or `ValueError`. Raises `LostClaim`.
@@ -89,14 +90,17 @@ def record_compiled(
     _update_builds(session, group, outcomes)
     now = clock_of(session).now()
     blobs = {"source": source, "log": log, "library": library, "cubin": cubin, "ptx": ptx, "sass": sass}
+    in_queue = claim.waited_seconds
+    # By the claim's time, as the others: it ended when they began.
+    spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in phases)]
     times = {"codegen_seconds": codegen.model_dump(), "compile_seconds": compile.model_dump()}
     session.execute(
         update(core(GroupRow))
         .where(core(GroupRow).c.id == group.id)
-        .values(state="compiled", finished_at=now, phases=[dict(phase) for phase in phases], **blobs, **times)
+        .values(state="compiled", finished_at=now, phases=spans, **blobs, **times)
     )
     builds = [outcome.build for outcome in outcomes]
-    share_out(session, group.job_id, builds, {"codegen": codegen, "compile": compile})
+    share_out(session, group.job_id, builds, {"codegen": codegen, "compile": compile, **by_phase(spans)})
     judged = {*judge_builds(session, builds, plan_version), *judge_measured(session, builds, gpu_plan_version, drivers)}
     left = demand(session, builds)
     waiting = [
@@ -148,9 +152,13 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
         target=group.target,
         state=group.state,
         toolchain=group.toolchain,
-        kernels=[_report_kernel(kernel, builds.get(kernel.build), group.state) for kernel in group.kernels],
+        kernels=[
+            _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
+            for kernel, attributed in zip(group.kernels, attribute(group), strict=True)
+        ],
         phases=[Phase(**phase) for phase in group.phases],
         predicted_seconds=group.predicted_seconds,
+        codegen=StageSeconds(**group.codegen_seconds),
         compile=StageSeconds(**group.compile_seconds),
         verify=StageSeconds(**group.verify_seconds),
         source_sha256=group.source,
@@ -162,7 +170,26 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
     )
 
 
-def _report_kernel(kernel: GroupKernel, build: Build | None, group_state: str) -> GroupKernelReport:
+def attribute(group: Group) -> list[AttributedSeconds | None]:
+    """What each kernel takes of the phases that it was in, after the seconds predicted of it; alike where nothing was
+    predicted of all that were in. The queue is nobody's. None for what is not compiled."""
+    sums: list[dict[str, float]] = [{} for _ in group.kernels]
+    for phase in group.phases:
+        places = phase.get("kernels") or range(len(group.kernels))
+        weights = {place: group.kernels[place].predicted_seconds for place in places}
+        if phase["name"] == "queue":
+            continue
+        if not all(weights.values()):
+            weights = dict.fromkeys(weights, 1.0)
+        whole = sum(weights.values())
+        for place, weight in weights.items():
+            sums[place][phase["name"]] = sums[place].get(phase["name"], 0.0) + phase["seconds"] * weight / whole
+    return [AttributedSeconds(phases=phases) if phases else None for phases in sums]
+
+
+def _report_kernel(
+    kernel: GroupKernel, build: Build | None, group_state: str, attributed: AttributedSeconds | None
+) -> GroupKernelReport:
     """A build that was given up or taken over by a later group is reported under its group's own state."""
     described = kernel.kernel_json
     return GroupKernelReport(
@@ -174,4 +201,6 @@ def _report_kernel(kernel: GroupKernel, build: Build | None, group_state: str) -
         code_digest=build.code_digest if build else None,
         resources=build.resources if build else None,
         log=build.log if build else None,
+        predicted_seconds=kernel.predicted_seconds,
+        seconds=attributed,
     )

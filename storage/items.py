@@ -13,10 +13,12 @@ from enum import Enum
 
 from sqlalchemy import and_, func, or_, select, update
 
+from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
 from storage.new_items import FINISH, NewItem, add_items
+from storage.rows import core
 from storage.tables import ItemRow, JobRow
 
 __all__ = [
@@ -35,6 +37,16 @@ __all__ = [
 ]
 
 MAX_ATTEMPTS = 3
+_CLAIMED = (
+    ItemRow.id,
+    ItemRow.kind,
+    ItemRow.ref,
+    ItemRow.target,
+    ItemRow.job_id,
+    ItemRow.attempt,
+    ItemRow.created_at,
+    ItemRow.available_at,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,8 @@ class Claim:
     token: str
     worker: str
     lease_expires_at: float
+    claimed_at: float
+    waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
 
 
 class Renewal(Enum):
@@ -98,7 +112,7 @@ def claim(
             lease_expires_at=now + lease_seconds,
             started_at=now,
         )
-        .returning(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.job_id, ItemRow.attempt)
+        .returning(*_CLAIMED)
     ).one()
     _start_job(session, taken.job_id, now)
     return Claim(
@@ -111,6 +125,8 @@ def claim(
         token=token,
         worker=worker,
         lease_expires_at=now + lease_seconds,
+        claimed_at=now,
+        waited_seconds=max(0.0, now - (taken.available_at or taken.created_at)),
     )
 
 
@@ -140,16 +156,14 @@ def complete(session: Session, claim: Claim) -> None:
 
 def release(session: Session, claim: Claim) -> None:
     """Give the item back untouched, as an orderly shutdown does; the attempt does not count."""
-    back = {"state": "waiting", "token": None, "worker": None, "lease_expires_at": None, "started_at": None}
-    _fenced(session, claim, {**back, "attempt": claim.attempt - 1})
+    _fenced(session, claim, {**waits_again(session, claim.item_id, "released"), "attempt": claim.attempt - 1})
 
 
 def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
     """End the attempt. Returns "waiting" where another one may follow, else "failed": what waited for it is settled."""
     now = clock_of(session).now()
     if retry and claim.attempt < max_attempts:
-        back = {"state": "waiting", "token": None, "worker": None, "lease_expires_at": None, "error": error}
-        _fenced(session, claim, back)
+        _fenced(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
         return "waiting"
     _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
     give_up(session, claim.kind, claim.ref, claim.target, error)
@@ -168,10 +182,11 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
     for row in late:
         again = row.attempt < max_attempts
         error = f"worker {row.worker} stopped answering during attempt {row.attempt} of {max_attempts}"
-        ended = {} if again else {"finished_at": now}
         state = "waiting" if again else "failed"
-        back = {"state": state, "token": None, "worker": None, "lease_expires_at": None, "error": error}
-        session.execute(update(ItemRow).where(ItemRow.id == row.id).values(**back, **ended))
+        # The worker of the last attempt stays: it shows where the item was.
+        failed = {"state": state, "token": None, "lease_expires_at": None, "finished_at": now}
+        ended = waits_again(session, row.id, "lost") if again else failed
+        session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended, error=error))
         if not again:
             give_up(session, row.kind, row.ref, row.target, error)
         expired.append(Expired(row.id, row.kind, row.ref, row.target, row.job_id, state))

@@ -144,10 +144,13 @@ def record_measured(
     was judged, that is an attempt; `ValueError` in the last one: it would go round for ever. Raises `LostClaim`.
     """
     complete(session, claim)
+    waiting = claim.waited_seconds
     device_class = str(claim.target)
     if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
         raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
     touched = _keep(session, results, device_class, driver, plan_version)
+    problems = {one.problem_id for one in results}
+    add_seconds(session, {one: {"queue": StageSeconds(wall=waiting / len(problems))} for one in problems})
     again = _measure_the_rest(session, claim, device_class, bool(touched), plan_version, max_attempts)
     return [*finish_judged(session, touched), *again]
 
@@ -178,7 +181,10 @@ def record_compared(
     session.execute(
         update(core(JobProblemRow)).where(core(JobProblemRow).c.id == problem_id).values(comparison=comparison)
     )
-    add_seconds(session, "measure", {problem_id: measure})
+    add_seconds(
+        session,
+        {problem_id: {"measure": measure, "queue": StageSeconds(wall=claim.waited_seconds)}},
+    )
     touched = {problem_id, *_condemn_contenders(session, problem_id, wrong)}
     return finish_judged(session, touched)
 
@@ -203,8 +209,7 @@ def _keep(session: Session, results: Sequence[Measured], device_class: str, driv
     _write_measurements(session, results, device_class, driver, plan_version)
     touched = _judge(session, results, device_class)
     touched |= condemn(session, {one.code_digest for one in results}, plan_version)
-    for stage, spent in _spent(results).items():
-        add_seconds(session, stage, spent)
+    add_seconds(session, _spent(results))
     return touched
 
 
@@ -267,13 +272,14 @@ def _judge(session: Session, results: Sequence[Measured], device_class: str) -> 
     return {finding.problem_id for finding in findings}
 
 
-def _spent(results: Sequence[Measured]) -> dict[str, dict[int, StageSeconds]]:
-    """Seconds by stage and problem."""
-    spent: dict[str, dict[int, StageSeconds]] = {"verify": {}, "measure": {}}
+def _spent(results: Sequence[Measured]) -> dict[int, dict[str, StageSeconds]]:
+    """Seconds by problem and stage."""
+    spent: dict[int, dict[str, StageSeconds]] = {}
     for one in results:
+        mine = spent.setdefault(one.problem_id, {})
         for stage, more in (("verify", one.verify), ("measure", one.measure)):
-            before = spent[stage].get(one.problem_id, StageSeconds())
-            spent[stage][one.problem_id] = StageSeconds(wall=before.wall + more.wall, cpu=before.cpu + more.cpu)
+            before = mine.get(stage, StageSeconds())
+            mine[stage] = StageSeconds(wall=before.wall + more.wall, cpu=before.cpu + more.cpu)
     return spent
 
 

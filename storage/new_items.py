@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from sqlalchemy import select, update
 
+from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.rows import chunks, insert_new
 from storage.tables import ItemRow
@@ -68,9 +69,13 @@ def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
     """
     wanted = {(item.kind, item.ref): item for item in items}
     states: dict[tuple[str, str], str] = {}
+    ids: dict[tuple[str, str], int] = {}
     for refs in chunks({ref for _, ref in wanted}):
-        rows = session.execute(_places.add_columns(ItemRow.state).where(ItemRow.ref.in_(refs)))
-        states.update(((kind, ref), state) for kind, ref, state in rows if (kind, ref) in wanted)
+        for kind, ref, state, id in session.execute(
+            _places.add_columns(ItemRow.state, ItemRow.id).where(ItemRow.ref.in_(refs))
+        ):
+            if (kind, ref) in wanted:
+                states[kind, ref], ids[kind, ref] = state, id
     for place, state in states.items():
         item = wanted[place]
         mine = update(ItemRow).where(ItemRow.kind == item.kind, ItemRow.ref == item.ref)
@@ -78,17 +83,16 @@ def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
             urgent = mine.where(ItemRow.priority < item.priority).values(priority=item.priority)
             session.execute(urgent.execution_options(synchronize_session=False))
         else:
-            session.execute(mine.values(**_anew(session, item)).execution_options(synchronize_session=False))
+            anew = {**waits_again(session, ids[place], state), **_anew(session, item)}
+            session.execute(mine.values(**anew).execution_options(synchronize_session=False))
     add_items(session, (item for place, item in wanted.items() if place not in states))
     return [item for place, item in wanted.items() if states.get(place) not in UNENDED]
 
 
 def _anew(session: Session, item: NewItem) -> dict[str, Any]:
     """A row as `add_items` would write it. Without its token, whoever held it learns that the claim is lost."""
-    ended = dict.fromkeys(("token", "worker", "lease_expires_at", "started_at", "finished_at", "error"))
     return {
-        **ended,
-        "state": "waiting",
+        "error": None,
         "attempt": 0,
         "target": item.target,
         "job_id": item.job_id,

@@ -103,7 +103,7 @@ def record_plan(
     """
     complete(session, claim)
     job = _Job.load(session, str(claim.job_id))
-    live = _update_problems(session, problems)
+    live = _update_problems(session, problems, claim.waited_seconds / max(1, len(problems)))
     candidates = [
         (problem, candidate) for problem in problems if problem.id in live for candidate in problem.candidates
     ]
@@ -134,8 +134,9 @@ class _Job:
         return _Job(job_id, session.scalars(select(JobRow.priority).where(JobRow.id == job_id)).one())
 
 
-def _update_problems(session: Session, problems: Sequence[PlannedProblem]) -> dict[int, str]:
-    """Mark the problems planned; returns id and device class of those that still wait for a plan."""
+def _update_problems(session: Session, problems: Sequence[PlannedProblem], in_queue: float) -> dict[int, str]:
+    """Mark the problems planned; returns id and device class of those that still wait for a plan. `in_queue`: seconds
+    that each had to wait for it."""
     now = clock_of(session).now()
     live = {}
     for problem in problems:
@@ -149,7 +150,10 @@ def _update_problems(session: Session, problems: Sequence[PlannedProblem]) -> di
                 space_size=problem.space_size,
                 candidate_count=len(problem.candidates),
                 rejections=dict(problem.rejections),
-                seconds={"lower": {"wall": problem.lower_wall, "cpu": problem.lower_cpu}},
+                seconds={
+                    "lower": {"wall": problem.lower_wall, "cpu": problem.lower_cpu},
+                    "queue": {"wall": in_queue, "cpu": 0.0},
+                },
                 error=problem.error,
             )
             .returning(JobProblemRow.device_class)

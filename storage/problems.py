@@ -97,6 +97,6 @@ def finish_problem(
     )
     if job_id is None:
         raise LostClaim(claim.kind, claim.ref, claim.token)
-    for stage, seconds in (extra_seconds or {}).items():
-        add_seconds(session, stage, {problem_id: seconds})
+    waiting = {"queue": StageSeconds(wall=claim.waited_seconds)}
+    add_seconds(session, {problem_id: {**(extra_seconds or {}), **waiting}})
     return FinishedProblem(job_id, settle_job(session, job_id))

@@ -1,4 +1,4 @@
-"""Stage seconds of problems.
+"""Stage seconds of problems, and in the same place the seconds of the phases within them.
 
 A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems of the job
 that use it. So the problems of a job sum to what its groups took.
@@ -7,29 +7,43 @@ that use it. So the problems of a job sum to what its groups took.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
 
 from sqlalchemy import ColumnElement, bindparam, select, update
 
-from cukiln.types import StageSeconds
+from cukiln.types import PhaseName, StageSeconds
 from storage.database import Session
 from storage.rows import chunks, core
 from storage.tables import CandidateRow, JobProblemRow
 
+OTHER_PHASE = "nvcc"
+"""What a step counts as that has no name of its own."""
 
-def add_seconds(session: Session, stage: str, spent: Mapping[int, StageSeconds]) -> None:
-    """Add to the seconds that the problems (by id) have spent in a stage."""
+
+def add_seconds(session: Session, spent: Mapping[int, Mapping[str, StageSeconds]]) -> None:
+    """Add to what the problems (by id) have spent, by stage or phase."""
     problems = core(JobProblemRow)
     for ids in chunks(spent):
         rows = session.execute(select(problems.c.id, problems.c.seconds).where(problems.c.id.in_(ids))).all()
         changed = []
         for problem_id, seconds in rows:
-            before = StageSeconds(**seconds.get(stage, {}))
-            more = spent[problem_id]
-            after = {"wall": before.wall + more.wall, "cpu": before.cpu + more.cpu}
-            changed.append({"of_problem": problem_id, "spent": {**seconds, stage: after}})
+            after = dict(seconds)
+            for stage, more in spent[problem_id].items():
+                before = StageSeconds(**seconds.get(stage, {}))
+                after[stage] = {"wall": before.wall + more.wall, "cpu": before.cpu + more.cpu}
+            changed.append({"of_problem": problem_id, "spent": after})
         if changed:
             statement = update(problems).where(problems.c.id == bindparam("of_problem"))
             session.execute(statement.values(seconds=bindparam("spent", type_=problems.c.seconds.type)), changed)
+
+
+def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:
+    """The wall seconds of a group's phases, by name; nobody knows their CPU seconds."""
+    sums: dict[str, float] = {}
+    for phase in phases:
+        name = phase["name"] if phase["name"] in get_args(PhaseName) else OTHER_PHASE
+        sums[name] = sums.get(name, 0.0) + phase["seconds"]
+    return {name: StageSeconds(wall=seconds) for name, seconds in sums.items()}
 
 
 def share_out(
@@ -39,8 +53,8 @@ def share_out(
     stages: Mapping[str, StageSeconds],
     problems: ColumnElement[bool] | None = None,
 ) -> None:
-    """Share a group's seconds per stage among the problems of `job_id` that use its builds (only `problems`, if given:
-    a condition on their rows)."""
+    """Share a group's seconds per stage or phase among the problems of `job_id` that use its builds (only `problems`,
+    if given: a condition on their rows)."""
     if job_id is None or not builds:
         return
     users: dict[str, set[int]] = {}
@@ -55,9 +69,16 @@ def share_out(
             users.setdefault(build, set()).add(problem_id)
     # A group handed over from another job may hold kernels that this job never asked for: those it does use pay.
     parts = _parts(users.values())
-    for stage, seconds in stages.items():
-        spent = {problem: StageSeconds(wall=seconds.wall * part, cpu=seconds.cpu * part) for problem, part in parts}
-        add_seconds(session, stage, spent)
+    add_seconds(
+        session,
+        {
+            problem: {
+                stage: StageSeconds(wall=seconds.wall * part, cpu=seconds.cpu * part)
+                for stage, seconds in stages.items()
+            }
+            for problem, part in parts
+        },
+    )
 
 
 def _parts(users: Iterable[set[int]]) -> list[tuple[int, float]]:

@@ -110,7 +110,8 @@ class CandidateRow(Base):
 
 
 class GroupRow(Base):
-    """One .cu file. `state`: waiting, compiled, failed, cancelled; `kernels`: {build, id, slice, kernel} in order.
+    """One .cu file. `state`: waiting, compiled, failed, cancelled; `kernels`: {build, id, slice, kernel,
+    predicted_seconds} in order.
 
     A group whose builds stood before, made only to get them judged, is `compiled` from the start and has no blobs.
     """
@@ -129,7 +130,8 @@ class GroupRow(Base):
     cubin: Mapped[str | None] = mapped_column(String(64))
     ptx: Mapped[str | None] = mapped_column(String(64))
     sass: Mapped[str | None] = mapped_column(String(64))  # where a disassembler is found
-    phases: Mapped[list[Any]] = mapped_column(default=list)  # [{name, seconds}]
+    # [{name, seconds, start, kernels}]: `start` from the claim of the item, `kernels` by place, where it is not all.
+    phases: Mapped[list[Any]] = mapped_column(default=list)
     codegen_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # {wall, cpu}
     compile_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
     verify_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -215,8 +217,11 @@ class ItemRow(Base):
     worker: Mapped[str | None] = mapped_column(String(128))
     lease_expires_at: Mapped[float | None] = mapped_column(Float, index=True)
     created_at: Mapped[float] = mapped_column(Float)
-    started_at: Mapped[float | None] = mapped_column(Float)
+    available_at: Mapped[float | None] = mapped_column(Float)  # since when it waits again; null: since its creation
+    started_at: Mapped[float | None] = mapped_column(Float)  # of the present attempt, or the last
     finished_at: Mapped[float | None] = mapped_column(Float)
+    # Attempts after which it waited again: see storage.attempts.
+    past: Mapped[list[Any]] = mapped_column(default=list, server_default=text("'[]'"))
     error: Mapped[str | None] = mapped_column(Text)
 
 

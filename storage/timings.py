@@ -1,4 +1,4 @@
-"""Where the time went: seconds per stage, by operator, by job and operator, or by day and operator."""
+"""Where the time went: seconds per stage and phase, by operator, by job and operator, or by day and operator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import ColumnElement, Row, case, func, select
 
-from cukiln.types import Seconds, StageName, StageSeconds, TimingRow, Timings
+from cukiln.types import PhaseName, Seconds, StageName, StageSeconds, TimingRow, Timings
 from storage.database import Session
 from storage.rows import day_of
 from storage.tables import JobProblemRow, JobRow
@@ -29,6 +29,10 @@ def timings(session: Session, by: By) -> Timings:
         func.sum(func.coalesce(JobProblemRow.seconds[stage][part].as_float(), 0.0)).label(f"{stage}_{part}")
         for stage in get_args(StageName)
         for part in ("wall", "cpu")
+    ]
+    sums += [
+        func.sum(func.coalesce(JobProblemRow.seconds[phase]["wall"].as_float(), 0.0)).label(f"phase_{phase}")
+        for phase in get_args(PhaseName)
     ]
     order = [column.desc() for column in key[by][::-1]] + [JobProblemRow.operator]
     rows = session.execute(
@@ -60,4 +64,5 @@ def _row(row: Row[Any], by: By) -> TimingRow:
         problems=values["problems"],
         cached=values["cached"],
         seconds=Seconds(**stages),
+        phases={phase: values[f"phase_{phase}"] for phase in get_args(PhaseName)},
     )

@@ -136,7 +136,8 @@ def record_verified(
         .returning(group.c.job_id)
     ).scalar_one()
     proved = session.scalars(select(BuildRow.id).where(BuildRow.verify_group_id == claim.ref)).all()
-    share_out(session, job_id, proved, {"verify": verify}, asks_predicted())
+    stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
+    share_out(session, job_id, proved, stages, asks_predicted())
     return judge_builds(session, _builds_of(session, [verdict.subject for verdict in verdicts]), plan_version)
 
 

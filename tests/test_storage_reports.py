@@ -437,7 +437,7 @@ def test_a_group_is_reported(database: Database) -> None:
     assert (report.job, report.target, report.toolchain, report.state) == (job.id, TARGET, TOOLCHAIN, "compiled")
     assert report.predicted_seconds == 4
     assert (report.compile.wall, report.verify.wall) == (8, 4)
-    assert [(phase.name, phase.seconds) for phase in report.phases] == [("cicc", 1.5)]
+    assert [(phase.name, phase.seconds) for phase in report.phases] == [("queue", 0.0), ("cicc", 1.5)]
     assert (report.source_sha256, report.log_sha256) == ("a" * 64, "b" * 64)
     assert (report.library_sha256, report.cubin_sha256) == ("c" * 64, "d" * 64)
     fine, broken = report.kernels

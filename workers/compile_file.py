@@ -13,7 +13,8 @@ UnexpectedSymbols                the result holds other kernels or exports than 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from codegen.elf import exported_symbols
 from codegen.ptxas_report import Resources, parse_resources
 from codegen.render_library import EMBED_ASSEMBLY
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
+from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
 # One set of names for all groups: a compiler may write a name into its output.
@@ -72,10 +74,13 @@ class UnexpectedSymbols(Exception):
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a compile, in wall seconds; nvcc's own steps (`cicc`, `ptxas`, …), then `host` and `link`."""
+    """One step of a compile, in wall seconds: a `cukiln.types.PhaseName`. `start` counts from the stopwatch that the
+    compiler was given; `kernels` are ids, of what the step worked on."""
 
     name: str
     seconds: float
+    start: float = 0.0
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,12 +103,14 @@ class FileCompiler:
         processes: Processes,
         limits: Limits,
         cancel: threading.Event | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self._folder = folder
         self._toolchain = toolchain
         self._processes = processes
         self._limits = limits
         self._cancel = cancel
+        self._stopwatch = stopwatch or Stopwatch()
         self.wall_seconds = 0.0
         self.cpu_seconds = 0.0
         self.log = ""
@@ -113,8 +120,7 @@ class FileCompiler:
         """nvcc's device pass. Raises CompileFault, InfrastructureError, CompileCancelled, and UnexpectedSymbols where
         the cubin's kernels are not exactly `symbols`."""
         self._write(SOURCE, text)
-        finished = self._run(self._toolchain.device_command(target, SOURCE, CUBIN, PHASES))
-        self.phases += self._nvcc_phases()
+        finished = self._run(self._toolchain.device_command(target, SOURCE, CUBIN, PHASES), "nvcc")
         if finished.returncode:
             ptx = self._folder / PTX
             raise CompileFailed(finished.text(), text, ptx.read_text(errors="replace") if ptx.is_file() else None)
@@ -136,8 +142,7 @@ class FileCompiler:
             ("host", self._toolchain.host_command(HOST_SOURCE, OBJECT)),
             ("link", self._toolchain.link_command([OBJECT, EMBED], LIBRARY)),
         ):
-            finished = self._run(command)
-            self.phases.append(Phase(name, finished.wall_seconds))
+            finished = self._run(command, name)
             if finished.returncode:
                 raise CompileFailed(finished.text(), text)
         library = self._read(LIBRARY)
@@ -155,8 +160,22 @@ class FileCompiler:
                 raise CompileFailed(finished.text(), text)
         return finished.stdout.decode("ascii")
 
-    def _run(self, command: Sequence[str]) -> Finished:
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What is done inside is a phase, however it ends."""
+        start = self._stopwatch.read().wall
+        try:
+            yield
+        finally:
+            self.phases.append(Phase(name, self._stopwatch.read().wall - start, start))
+
+    def _run(self, command: Sequence[str], phase: str | None = None) -> Finished:
+        start = self._stopwatch.read().wall
         finished = self._processes.run(command, cwd=self._folder, limits=self._limits, cancel=self._cancel)
+        if phase == "nvcc":
+            self.phases += self._nvcc_phases(start, finished.wall_seconds)
+        elif phase is not None:
+            self.phases.append(Phase(phase, finished.wall_seconds, start))
         self.wall_seconds += finished.wall_seconds
         self.cpu_seconds += finished.cpu_seconds
         shown = " ".join([Path(command[0]).name, *command[1:]])
@@ -177,13 +196,22 @@ class FileCompiler:
             raise CompileCrashed(f"{Path(command[0]).name} died of signal {-finished.returncode}\n{self.log}")
         return finished
 
-    def _nvcc_phases(self) -> list[Phase]:
-        """`--time` writes a CSV row per step: source, phase, inputs, output, arch, tool, milliseconds, unit."""
+    def _nvcc_phases(self, start: float, wall_seconds: float) -> list[Phase]:
+        """The call's steps one after the other, as nvcc runs them, then `nvcc`: what it took beside them, all of it
+        where it was ended before it could say.
+
+        `--time` writes a CSV row per step: source, phase, inputs, output, arch, tool, milliseconds, unit."""
         path = self._folder / PHASES
-        if not path.is_file():
-            return []
-        rows = [line.split(",") for line in path.read_text(errors="replace").splitlines()[1:]]
-        return [Phase(row[1].strip(), float(row[-2]) / 1e3) for row in rows if len(row) >= 8]
+        rows = path.read_text(errors="replace").splitlines()[1:] if path.is_file() else []
+        found, at, left = [], start, wall_seconds
+        for row in (line.split(",") for line in rows):
+            name = _phase_name(row[1].strip()) if len(row) >= 8 else None
+            if name is None:
+                continue
+            seconds = min(float(row[-2]) / 1e3, left)
+            found.append(Phase(name, seconds, at))
+            at, left = at + seconds, left - seconds
+        return [*found, Phase("nvcc", left, at)]
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -205,3 +233,8 @@ def _limit_words(finished: Finished, limits: Limits) -> str:
         "memory": f"it used more than {limits.memory_bytes} bytes of memory",
         "output": f"it wrote more than {limits.output_bytes} bytes",
     }[finished.ended_by or "wall"]
+
+
+def _phase_name(step: str) -> str | None:
+    """One name for a step of nvcc, whichever host compiler runs the preprocessor; None for its own rest."""
+    return "preprocess" if "preprocessing" in step else step if step in ("cicc", "ptxas") else None

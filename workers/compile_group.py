@@ -11,7 +11,7 @@ import gzip
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from codegen.cubin import code_digest_of
@@ -25,6 +25,7 @@ from codegen.targets import Target
 from workers.compile_file import CompileFailed, CompileFault, CompileTimedOut, FileCompiler, Phase
 from workers.find_culprits import find_culprits
 from workers.processes import Limits, Processes
+from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
 Status = Literal["ok", "compile_error", "compile_timeout"]
@@ -58,12 +59,14 @@ class Artifact:
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """`outcomes` has every kernel id of the group. Seconds are of all tools, failed attempts included."""
+    """`outcomes` has every kernel id of the group. Seconds are of all tools, failed attempts included, and so are the
+    phases: in their order, none within another."""
 
     outcomes: dict[str, KernelOutcome]
     artifacts: tuple[Artifact, ...]
     wall_seconds: float
     cpu_seconds: float
+    phases: tuple[Phase, ...] = ()
 
 
 def compile_group(
@@ -73,14 +76,17 @@ def compile_group(
     processes: Processes,
     limits: Limits,
     cancel: threading.Event | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> GroupOutcome:
-    """Compile `kernels` under `limits` per tool. Raises InfrastructureError (the machine failed: nothing was learnt
-    about any kernel), CompileCancelled, and NotUnique, Unclassified or UnexpectedSymbols (bugs of the rendering)."""
-    work = _Work(target, toolchain, processes, limits, cancel)
+    """Compile `kernels` under `limits` per tool; phases start by the `stopwatch`, one of its own unless given.
+
+    Raises InfrastructureError (the machine failed: nothing was learnt about any kernel), CompileCancelled, and
+    NotUnique, Unclassified or UnexpectedSymbols (bugs of the rendering)."""
+    work = _Work(target, toolchain, processes, limits, cancel, stopwatch or Stopwatch())
     waiting = deque([tuple(kernels)])
     while waiting:
         waiting.extend(work.attempt(waiting.popleft()))
-    return GroupOutcome(work.outcomes, tuple(work.artifacts), work.wall_seconds, work.cpu_seconds)
+    return GroupOutcome(work.outcomes, tuple(work.artifacts), work.wall_seconds, work.cpu_seconds, tuple(work.phases))
 
 
 class _Work:
@@ -93,12 +99,15 @@ class _Work:
         processes: Processes,
         limits: Limits,
         cancel: threading.Event | None,
+        stopwatch: Stopwatch,
     ) -> None:
         self._target = target
         self._toolchain = toolchain
         self._processes = processes
         self._limits = limits
         self._cancel = cancel
+        self._stopwatch = stopwatch
+        self.phases: list[Phase] = []
         self.outcomes: dict[str, KernelOutcome] = {}
         self.artifacts: list[Artifact] = []
         self.wall_seconds = 0.0
@@ -109,7 +118,8 @@ class _Work:
         if not kernels:
             return []
         with self._processes.private_folder() as folder:
-            compiler = FileCompiler(folder, self._toolchain, self._processes, self._limits, self._cancel)
+            tools = (self._toolchain, self._processes, self._limits, self._cancel, self._stopwatch)
+            compiler = FileCompiler(folder, *tools)
             try:
                 self._compile(kernels, compiler)
             except CompileFault as fault:
@@ -117,13 +127,17 @@ class _Work:
             finally:
                 self.wall_seconds += compiler.wall_seconds
                 self.cpu_seconds += compiler.cpu_seconds
+                ids = tuple(kernel.id for kernel in kernels)
+                self.phases += [replace(phase, kernels=ids) for phase in compiler.phases]
         return []
 
     def _compile(self, kernels: tuple[Kernel, ...], compiler: FileCompiler) -> None:
-        group = render_device(kernels)
-        assert_unique(group.text, group.functions)
+        with compiler.phase("render"):
+            group = render_device(kernels)
+            assert_unique(group.text, group.functions)
         code = compiler.compile_device(group.text, self._target.name, group.symbols)
-        text = render_library(kernels, target=self._target.name)
+        with compiler.phase("render"):
+            text = render_library(kernels, target=self._target.name)
         library = compiler.link_library(text, group_exports(kernels))
         ids = tuple(kernel.id for kernel in kernels)
         # A megabyte for each two dozen kernels: level 6 would take four times as long for three quarters of the bytes.

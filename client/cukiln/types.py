@@ -12,6 +12,9 @@ VerdictName = Literal["ok", "compile_error", "compile_timeout", "runtime_error",
 Verified = Literal["gpu", "cpu", "cpu-unconfirmed"]
 RankedBy = Literal["measured", "predicted"]
 StageName = Literal["lower", "codegen", "compile", "verify", "measure"]
+# Of one compile: the wait for a worker, our text, nvcc's steps and what it took beside them, g++ on the host side, the
+# linker, the blobs' way into the store.
+PhaseName = Literal["queue", "render", "preprocess", "cicc", "ptxas", "nvcc", "host", "link", "upload"]
 
 
 class Answer(BaseModel):
@@ -288,6 +291,14 @@ class Rejections(Answer):
     rejections: list[RejectionReport]
 
 
+class AttributedSeconds(Answer):
+    """A kernel's part of its file's phases, after the seconds that were predicted of each kernel in the file: no
+    compiler says what one kernel took. Never a measurement."""
+
+    attributed: Literal[True] = True
+    phases: dict[str, float]
+
+
 class GroupKernel(Answer):
     kernel: str
     namespace: str
@@ -297,11 +308,18 @@ class GroupKernel(Answer):
     code_digest: str | None
     resources: dict[str, Any] | None
     log: str | None
+    predicted_seconds: float = 0.0  # of compiling it
+    seconds: AttributedSeconds | None = None
 
 
 class Phase(Answer):
-    name: str
+    """A step of a group's compile, in wall seconds. A group that was split into several files has each step several
+    times."""
+
+    name: str  # a PhaseName
     seconds: float
+    start: float | None = None  # from when a worker began; before that for the queue
+    kernels: list[int] | None = None  # places in the group's list; None: all of them
 
 
 class GroupReport(Answer):
@@ -313,6 +331,7 @@ class GroupReport(Answer):
     kernels: list[GroupKernel]
     phases: list[Phase]
     predicted_seconds: float
+    codegen: StageSeconds = StageSeconds()
     compile: StageSeconds
     verify: StageSeconds
     source_sha256: str | None
@@ -478,6 +497,8 @@ class TimingRow(Answer):
     problems: int
     cached: int
     seconds: Seconds
+    # Wall seconds by PhaseName: `queue` of all work for the problems, the others of their compiles.
+    phases: dict[str, float] = Field(default_factory=dict)
 
 
 class Timings(Answer):

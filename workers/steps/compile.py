@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.render_group import render_device
 from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
 from storage.groups import BuildOutcome, Group, load_group, record_compiled, start_group
+from workers.compile_file import Phase
 from workers.compile_group import Artifact, GroupOutcome, compile_group, stored_resources
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
@@ -33,7 +35,7 @@ def compile_kernels(context: StepContext) -> None:
             f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {context.toolchain.digest}"
         )
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
-    stopwatch = Stopwatch()
+    stopwatch, since_claim = Stopwatch(), context.database.clock.now() - context.claim.claimed_at
     outcome = compile_group(
         list(kernels),
         find_target(group.target),
@@ -41,10 +43,11 @@ def compile_kernels(context: StepContext) -> None:
         context.processes,
         process_limits(context.settings.compile_limits),
         context.cancel,
+        stopwatch,
     )
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
-    _record(context, group, kernels, outcome, codegen)
+    _record(context, group, kernels, outcome, codegen, stopwatch, since_claim)
 
 
 def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
@@ -54,11 +57,18 @@ def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
 
 
 def _record(
-    context: StepContext, group: Group, kernels: dict[Kernel, str], outcome: GroupOutcome, codegen: StageSeconds
+    context: StepContext,
+    group: Group,
+    kernels: dict[Kernel, str],
+    outcome: GroupOutcome,
+    codegen: StageSeconds,
+    stopwatch: Stopwatch,
+    since_claim: float,
 ) -> None:
     # A group that compiled whole is one artifact; of one that was split, the artifact with the most kernels is shown.
     shown = max(outcome.artifacts, key=lambda artifact: len(artifact.kernels), default=None)
     source = shown.source if shown else render_device(list(kernels)).text
+    uploading_at = stopwatch.read().wall
     blobs = context.blobs.put_many(
         [
             (source.encode(), "text/x-cuda"),
@@ -68,6 +78,7 @@ def _record(
             *((artifact.library, "application/x-sharedlib") for artifact in outcome.artifacts),
         ]
     )
+    upload = Phase("upload", stopwatch.read().wall - uploading_at, uploading_at, tuple(one.id for one in kernels))
     text, log, *rest = [blob.digest for blob in blobs]
     cubin, ptx = rest[:2] if shown else (None, None)
     libraries = rest[2:]
@@ -81,7 +92,7 @@ def _record(
             library=libraries[outcome.artifacts.index(shown)] if shown else None,
             cubin=cubin,
             ptx=ptx,
-            phases=_phases(outcome),
+            phases=_phases([*outcome.phases, upload], list(kernels), since_claim),
             codegen=codegen,
             compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
             plan_version=context.plan_version,
@@ -100,13 +111,18 @@ def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:
     return "\n".join([*([shown.log] if shown else []), *failed])
 
 
-def _phases(outcome: GroupOutcome) -> list[dict[str, str | float]]:
-    """nvcc's phases, summed over the files that the group became."""
-    seconds: dict[str, float] = {}
-    for artifact in outcome.artifacts:
-        for phase in artifact.phases:
-            seconds[phase.name] = seconds.get(phase.name, 0.0) + phase.seconds
-    return [{"name": name, "seconds": spent} for name, spent in seconds.items()]
+def _phases(phases: Sequence[Phase], kernels: Sequence[Kernel], since_claim: float) -> list[dict[str, Any]]:
+    """As `groups.phases` keeps them: by the claim's time, kernels by their place in the group, none where it is all."""
+    place_of = {kernel.id: place for place, kernel in enumerate(kernels)}
+    return [
+        {
+            "name": phase.name,
+            "seconds": phase.seconds,
+            "start": since_claim + phase.start,
+            **({"kernels": [place_of[id] for id in phase.kernels]} if len(phase.kernels) < len(kernels) else {}),
+        }
+        for phase in phases
+    ]
 
 
 def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel, libraries: Sequence[str]) -> BuildOutcome:

@@ -114,7 +114,9 @@ def _lower(problem: JobProblem, job: JobStatus | None) -> Lowered:
 
 def _new_build(kernel: Kernel, target: str, context: StepContext) -> NewBuild:
     digest = slice_digest(kernel)
-    return NewBuild(build_id(kernel.id, digest, context.toolchain.digest, target), kernel.id, digest, kernel.to_json())
+    build = build_id(kernel.id, digest, context.toolchain.digest, target)
+    seconds = operator(kernel.operator).predicted_compile_seconds(kernel)
+    return NewBuild(build, kernel.id, digest, kernel.to_json(), seconds)
 
 
 def _planned(

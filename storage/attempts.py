@@ -1,0 +1,51 @@
+"""Attempts at an item after which it waited again: its row would forget them, and with them where a job's time went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import RowMapping, select
+
+from storage.database import Session, clock_of
+from storage.rows import core
+from storage.tables import ItemRow
+
+MAX_PAST = 200
+"""Of one item; the oldest are forgotten: a worker that is restarted over and over must not make a row grow for ever."""
+
+
+def waits_again(session: Session, item_id: int, how: str) -> dict[str, Any]:
+    """The values of an item that goes back to waiting. `how` the attempt ended: released, failed, lost, or the state of
+    an item that had ended and has more to do."""
+    items = core(ItemRow).c
+    row = session.execute(select(core(ItemRow)).where(items.id == item_id)).mappings().one_or_none()
+    now = clock_of(session).now()
+    return {
+        "state": "waiting",
+        **dict.fromkeys(("token", "worker", "lease_expires_at", "started_at", "finished_at")),
+        "available_at": now,
+        "past": [*row["past"], *_attempt(row, how, now)][-MAX_PAST:] if row else [],
+    }
+
+
+def _attempt(row: RowMapping, how: str, now: float) -> list[dict[str, Any]]:
+    """Nothing where the item ended before anybody had begun it."""
+    if row["started_at"] is None:
+        return []
+    return [
+        {
+            "job": row["job_id"],
+            "worker": row["worker"],
+            "attempt": row["attempt"],
+            "available_at": waiting_since(row),
+            "started_at": row["started_at"],
+            "ended_at": row["finished_at"] or now,
+            "how": how,
+        }
+    ]
+
+
+def waiting_since(row: RowMapping) -> float:
+    """When the present attempt, or the last, could have begun."""
+    since: float = row["created_at"] if row["available_at"] is None else row["available_at"]
+    return since
