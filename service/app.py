@@ -22,6 +22,7 @@ from service import (
     lookups,
     openapi,
     results,
+    traces,
 )
 from service.auth import Gate
 from service.context import Service
@@ -33,7 +34,21 @@ DESCRIPTION = (
     "Operator schedules in, verified and ranked CUDA kernels out. Errors are application/problem+json with a stable "
     "`type`, the field at fault and what is allowed."
 )
-ROUTERS = (jobs, events, candidates, bundles, results, groups, lookups, kernels, blobs, catalogue, health, docs_page)
+ROUTERS = (
+    jobs,
+    events,
+    candidates,
+    traces,
+    bundles,
+    results,
+    groups,
+    lookups,
+    kernels,
+    blobs,
+    catalogue,
+    health,
+    docs_page,
+)
 
 
 def create_app(settings: Settings, open_service: Callable[[Settings], Service] = Service.open) -> FastAPI:

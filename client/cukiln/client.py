@@ -145,9 +145,18 @@ class Client:
                 return
             asked["cursor"] = page.next_cursor
 
+    def trace(self, job_id: str) -> dict[str, Any]:
+        """Who worked on the job and when, in Chrome's Trace Event Format: as JSON in a file, ui.perfetto.dev and
+        chrome://tracing open it. Of a running job it is what is known now. Raises `NotFound`."""
+        return self._object(f"{_job_path(job_id)}/trace")
+
     def bundle(self, job_id: str) -> dict[str, Any]:
         """What measures the job on a machine without a service (see `cukiln export-bundle`). Raises `NotFound`."""
-        response = self._get(f"{_job_path(job_id)}/bundle")
+        return self._object(f"{_job_path(job_id)}/bundle")
+
+    def _object(self, path: str) -> dict[str, Any]:
+        """An answer without a type of its own."""
+        response = self._get(path)
         found = response.json()
         if not isinstance(found, dict):
             raise _unexpected(response, "it is not a JSON object")

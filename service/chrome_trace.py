@@ -1,0 +1,236 @@
+"""A job's trace in the format that Perfetto and chrome://tracing open: the "JSON object format" of Chrome's Trace Event
+Format (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+
+One process per worker, its items as slices with a compile's phases inside; a process of the job's own, with the job
+from its arrival to its end, what waited for a worker (asynchronous: any number at once) and how many items waited and
+were worked on (a counter). Whole microseconds since the trace's beginning, so that a slice never reaches out of the
+one that it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from storage.new_items import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
+from storage.report_trace import Attempt, JobTrace, TracedItem
+
+Event = dict[str, Any]
+
+JOB_PID = 1
+JOB_TID, QUEUE_TID = 1, 2
+SHOWN_DIGITS = 8  # of a group's id
+# What begins before what it may hold, at the same time.
+_RANK = {"M": 0, "X": 1, "b": 2, "e": 3, "C": 4}
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """An attempt that a worker has begun, in microseconds."""
+
+    item: TracedItem
+    attempt: Attempt
+    begin: int
+    end: int
+
+
+def chrome_trace(trace: JobTrace) -> dict[str, Any]:
+    """The whole document. What has not ended ends now, and has `open` among its arguments."""
+    times = _Times(trace)
+    events = [_job(trace, times), *_waits(trace, times), *_counters(trace, times)]
+    workers = _by_worker(trace, times)
+    for pid, (worker, slices) in enumerate(sorted(workers.items()), JOB_PID + 1):
+        events += _worker(trace, times, pid, worker, slices)
+    events += _named(JOB_PID, f"job {trace.job.id}", {JOB_TID: "job", QUEUE_TID: "queue"})
+    # Of equal times the longer first: a viewer nests what comes later.
+    events.sort(key=lambda event: (event["ph"] != "M", event["ts"], _RANK[event["ph"]], -event.get("dur", 0)))
+    other = {"job": trace.job.id, "state": trace.job.state, "origin": times.origin}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+class _Times:
+    """Seconds since the epoch become microseconds since the first thing that happened."""
+
+    def __init__(self, trace: JobTrace) -> None:
+        attempts = [attempt for item in trace.items for attempt in item.attempts]
+        begun = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
+        self.origin = min([trace.job.created_at, *begun, *(attempt.available_at for attempt in attempts)])
+        self._now = trace.now
+
+    def at(self, seconds: float) -> int:
+        return round((seconds - self.origin) * 1e6)
+
+    def end(self, seconds: float | None, begin: int) -> int:
+        """Of what began then; never before it, whatever the clocks of two machines say."""
+        return max(begin, self.at(self._now if seconds is None else seconds))
+
+    def wait(self, attempt: Attempt) -> tuple[int, int]:
+        begin = self.at(attempt.available_at)
+        return begin, self.end(attempt.ended_at if attempt.started_at is None else attempt.started_at, begin)
+
+
+def _job(trace: JobTrace, times: _Times) -> Event:
+    job = trace.job
+    begin = times.at(job.created_at)
+    args = {"state": job.state, "seconds": trace.seconds.model_dump(mode="json"), **_open(job.finished_at is None)}
+    end = times.end(job.finished_at, begin)
+    return _slice("job", f"job {job.id}", JOB_PID, JOB_TID, (begin, end), args)
+
+
+def _waits(trace: JobTrace, times: _Times) -> Iterator[Event]:
+    numbers = count(1)
+    for item in trace.items:
+        for attempt in item.attempts:
+            begin, end = times.wait(attempt)
+            shared = {
+                "name": f"wait: {_name(item)}",
+                "cat": "queue",
+                "id": f"0x{next(numbers):x}",
+                "pid": JOB_PID,
+                "tid": QUEUE_TID,
+            }
+            still = _open(attempt.started_at is None and attempt.ended_at is None)
+            yield {
+                "ph": "b",
+                "ts": begin,
+                **shared,
+                "args": {**_whose(trace, item, attempt), **still},
+            }
+            yield {"ph": "e", "ts": end, **shared, "args": {}}
+
+
+def _counters(trace: JobTrace, times: _Times) -> Iterator[Event]:
+    """How many items waited and were worked on, whenever that changed."""
+    changes: dict[int, list[int]] = {}
+
+    def span(place: int, begin: int, end: int) -> None:
+        changes.setdefault(begin, [0, 0])[place] += 1
+        changes.setdefault(end, [0, 0])[place] -= 1
+
+    for item in trace.items:
+        for attempt in item.attempts:
+            span(0, *times.wait(attempt))
+            if attempt.started_at is not None:
+                begin = times.at(attempt.started_at)
+                span(1, begin, times.end(attempt.ended_at, begin))
+    waiting = working = 0
+    for at, (more_waiting, more_working) in sorted(changes.items()):
+        waiting, working = waiting + more_waiting, working + more_working
+        args = {"waiting": waiting, "working": working}
+        yield {"ph": "C", "name": "items", "pid": JOB_PID, "tid": JOB_TID, "ts": at, "args": args}
+
+
+def _by_worker(trace: JobTrace, times: _Times) -> dict[str, list[_Slice]]:
+    """What each worker has begun, by time. Of items from before attempts were kept the worker may be unknown."""
+    workers: dict[str, list[_Slice]] = {}
+    for item in trace.items:
+        for attempt in item.attempts:
+            if attempt.started_at is not None:
+                begin = times.at(attempt.started_at)
+                one = _Slice(item, attempt, begin, times.end(attempt.ended_at, begin))
+                workers.setdefault(attempt.worker or "unknown", []).append(one)
+    return {worker: sorted(slices, key=lambda one: (one.begin, one.end)) for worker, slices in workers.items()}
+
+
+def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[_Slice]) -> Iterator[Event]:
+    """A worker does one item at a time; what overlaps all the same (a lease that was lost, and the clock of another
+    machine said when) gets a lane of its own."""
+    lanes: list[int] = []
+    for one in slices:
+        lane = next((lane for lane, end in enumerate(lanes) if end <= one.begin), len(lanes))
+        lanes[lane : lane + 1] = [one.end]
+        tid = lane + 1
+        yield _slice(one.item.kind, _name(one.item), pid, tid, (one.begin, one.end), _arguments(trace, one))
+        yield from _phases(times, one, pid, tid)
+    kinds = {one.item.kind for one in slices}
+    kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds == {PLAN} else "compile"
+    named = {lane + 1: "items" if lane == 0 else f"items {lane + 1}" for lane in range(len(lanes))}
+    yield from _named(pid, f"{kind} worker {worker}", named)
+
+
+def _phases(times: _Times, one: _Slice, pid: int, tid: int) -> Iterator[Event]:
+    """Those of the compile that came to its end: one after the other, within the item."""
+    if one.item.kind != COMPILE or one.item.group is None or one.attempt.how != "done":
+        return
+    assert one.attempt.started_at is not None, "a slice has begun"
+    before = one.begin
+    for phase in one.item.group.phases:
+        if phase["name"] == "queue" or phase.get("start") is None:
+            continue
+        begin = min(max(before, times.at(one.attempt.started_at + phase["start"])), one.end)
+        before = min(max(begin, times.at(one.attempt.started_at + phase["start"] + phase["seconds"])), one.end)
+        places = phase.get("kernels")
+        args = {"seconds": phase["seconds"], **({"kernels": places} if places is not None else {})}
+        yield _slice("phase", phase["name"], pid, tid, (begin, before), args)
+
+
+def _arguments(trace: JobTrace, one: _Slice) -> dict[str, Any]:
+    item, attempt = one.item, one.attempt
+    args = {
+        **_whose(trace, item, attempt),
+        "how": attempt.how,
+        "predicted_seconds": item.predicted_seconds,
+        **_open(attempt.ended_at is None),
+    }
+    if item.group is not None:
+        args["kernels"] = item.group.kernels
+        if item.kind == COMPILE:
+            args["seconds"] = {"codegen": item.group.codegen_seconds, "compile": item.group.compile_seconds}
+            args["phases"] = _sums(item.group.phases)
+        elif item.kind == VERIFY:
+            args["seconds"] = {"verify": item.group.verify_seconds}
+    return args
+
+
+def _whose(trace: JobTrace, item: TracedItem, attempt: Attempt) -> dict[str, Any]:
+    args: dict[str, Any] = {"item": item.id, "kind": item.kind, "ref": item.ref, "target": item.target}
+    args["attempt"] = attempt.number
+    if item.problem is not None:
+        args |= {"problem": item.problem.name, "operator": item.problem.operator}
+    if attempt.job != trace.job.id:
+        args["job"] = attempt.job  # whose work this job waited for
+    return args
+
+
+def _sums(phases: list[dict[str, Any]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for phase in phases:
+        sums[phase["name"]] = sums.get(phase["name"], 0.0) + phase["seconds"]
+    return sums
+
+
+def _name(item: TracedItem) -> str:
+    if item.problem is not None:
+        return f"{item.kind} {item.problem.name}"
+    if item.kind == PLAN:
+        return f"plan {item.ref.rpartition(':')[2]}"
+    return f"{item.kind} {item.ref[:SHOWN_DIGITS]}"
+
+
+def _open(is_open: bool) -> dict[str, bool]:
+    return {"open": True} if is_open else {}
+
+
+def _slice(category: str, name: str, pid: int, tid: int, span: tuple[int, int], args: Mapping[str, Any]) -> Event:
+    begin, end = span
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": pid,
+        "tid": tid,
+        "ts": begin,
+        "dur": end - begin,
+        "args": dict(args),
+    }
+
+
+def _named(pid: int, process: str, threads: Mapping[int, str]) -> Iterator[Event]:
+    """Metadata: what viewers show instead of numbers."""
+    head = {"ph": "M", "ts": 0, "pid": pid}
+    yield {**head, "tid": 0, "name": "process_name", "args": {"name": process}}
+    yield {**head, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}}
+    for tid, thread in threads.items():
+        yield {**head, "tid": tid, "name": "thread_name", "args": {"name": thread}}

@@ -1,0 +1,181 @@
+"""What happened for a job, attempt by attempt: who worked on it, from when to when, and what waited meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, func, or_, select
+
+from cukiln.types import Seconds
+from storage.attempts import waiting_since
+from storage.database import Session, clock_of
+from storage.jobs import JobStatus, job_state
+from storage.judging_work import group_of_ref, measure_ref
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, VERIFY
+from storage.progress import job_progress
+from storage.rows import chunks, core
+from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow
+
+ON_GROUPS = (COMPILE, VERIFY, MEASURE)
+ON_PROBLEMS = (COMPARE, FINISH)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at an item, by the clocks of the machines. It waited from `available_at` on; `started_at` is None where
+    nobody has begun it, `ended_at` where it is not over. `how` it ended, or the state of the item. `job`: for which it
+    was, another than the traced one where that one waited for its work."""
+
+    job: str | None
+    worker: str | None
+    number: int
+    available_at: float
+    started_at: float | None
+    ended_at: float | None
+    how: str
+
+
+@dataclass(frozen=True)
+class TracedGroup:
+    """`phases` are of the last attempt at its compile, as `groups.phases` keeps them."""
+
+    kernels: int
+    phases: list[dict[str, Any]]
+    codegen_seconds: dict[str, Any]
+    compile_seconds: dict[str, Any]
+    verify_seconds: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TracedProblem:
+    name: str
+    operator: str
+
+
+@dataclass(frozen=True)
+class TracedItem:
+    """`group` of a compile, verify or measure item, `problem` of a compare or finish item."""
+
+    id: int
+    kind: str
+    ref: str
+    target: str | None
+    predicted_seconds: float
+    attempts: tuple[Attempt, ...]
+    group: TracedGroup | None
+    problem: TracedProblem | None
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """`now` is the end of all that has not ended."""
+
+    job: JobStatus
+    now: float
+    seconds: Seconds
+    items: tuple[TracedItem, ...]
+
+
+def job_trace(session: Session, job_id: str) -> JobTrace | None:
+    """A handful of queries, however many items. None: no such job."""
+    job, progress = job_state(session, job_id), job_progress(session, job_id)
+    if job is None or progress is None:
+        return None
+    now = clock_of(session).now()
+    window = (job.created_at, now if job.finished_at is None else job.finished_at)
+    found = [*_items(session, ItemRow.job_id == job_id)]
+    for refs in chunks(_group_refs(session, job_id)):
+        others = or_(ItemRow.job_id.is_(None), ItemRow.job_id != job_id)
+        found += _items(session, ItemRow.ref.in_(refs) & ItemRow.kind.in_(ON_GROUPS) & others)
+    rows = [(row, attempts) for row in found if (attempts := _attempts(row, job_id, window))]
+    groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in rows if row["kind"] in ON_GROUPS})
+    problems = _problems(session, {int(row["ref"]) for row, _ in rows if row["kind"] in ON_PROBLEMS})
+    items = [
+        TracedItem(
+            id=row["id"],
+            kind=row["kind"],
+            ref=row["ref"],
+            target=row["target"],
+            predicted_seconds=row["predicted_seconds"],
+            attempts=attempts,
+            group=groups.get(group_of_ref(row["ref"])) if row["kind"] in ON_GROUPS else None,
+            problem=problems.get(int(row["ref"])) if row["kind"] in ON_PROBLEMS else None,
+        )
+        for row, attempts in rows
+    ]
+    return JobTrace(job, now, progress.seconds, tuple(items))
+
+
+def _items(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:
+    return session.execute(select(core(ItemRow)).where(which).order_by(core(ItemRow).c.id)).mappings()
+
+
+def _group_refs(session: Session, job_id: str) -> list[str]:
+    """The `ref` of every item, of any job, that makes, proves or measures what the job has candidates of."""
+    rows = session.execute(
+        select(BuildRow.group_id, BuildRow.verify_group_id, JobProblemRow.device_class)
+        .select_from(CandidateRow)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .join(BuildRow, BuildRow.id == CandidateRow.build)
+        .where(JobProblemRow.job_id == job_id)
+        .distinct()
+    )
+    refs: set[str] = set()
+    for group, proving, device_class in rows:
+        refs.update(one for one in (group, proving) if one is not None)
+        if group is not None:
+            refs.add(measure_ref(group, device_class))
+    return sorted(refs)
+
+
+def _attempts(row: RowMapping, job_id: str, window: tuple[float, float]) -> tuple[Attempt, ...]:
+    """The attempts at the item, the present one last: those for the job, and those for another within `window`."""
+    past = [
+        Attempt(
+            one["job"],
+            one["worker"],
+            one["attempt"],
+            one["available_at"],
+            one["started_at"],
+            one["ended_at"],
+            one["how"],
+        )
+        for one in row["past"]
+    ]
+    last = Attempt(
+        job=row["job_id"],
+        worker=row["worker"],
+        number=row["attempt"],
+        available_at=waiting_since(row),
+        started_at=row["started_at"],
+        ended_at=row["finished_at"],
+        how=row["state"],
+    )
+    return tuple(one for one in (*past, last) if one.job == job_id or _falls_into(one, window))
+
+
+def _falls_into(attempt: Attempt, window: tuple[float, float]) -> bool:
+    begun = attempt.available_at if attempt.started_at is None else attempt.started_at
+    return begun <= window[1] and (attempt.ended_at is None or attempt.ended_at >= window[0])
+
+
+def _groups(session: Session, group_ids: set[str]) -> dict[str, TracedGroup]:
+    table = core(GroupRow).c
+    seconds = (table.codegen_seconds, table.compile_seconds, table.verify_seconds)
+    columns = (table.id, func.json_array_length(table.kernels), table.phases, *seconds)
+    found: dict[str, TracedGroup] = {}
+    for ids in chunks(group_ids):
+        rows = session.execute(select(*columns).where(table.id.in_(ids)))
+        found.update((row[0], TracedGroup(*row[1:])) for row in rows)
+    return found
+
+
+def _problems(session: Session, problem_ids: set[int]) -> dict[int, TracedProblem]:
+    table = core(JobProblemRow).c
+    found: dict[int, TracedProblem] = {}
+    for ids in chunks(problem_ids):
+        rows = session.execute(select(table.id, table.name, table.operator).where(table.id.in_(ids)))
+        found.update((row[0], TracedProblem(*row[1:])) for row in rows)
+    return found
