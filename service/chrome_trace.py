@@ -22,8 +22,7 @@ Event = dict[str, Any]
 JOB_PID = 1
 JOB_TID, QUEUE_TID = 1, 2
 SHOWN_DIGITS = 8  # of a group's id
-# What begins before what it may hold, at the same time.
-_RANK = {"M": 0, "X": 1, "b": 2, "e": 3, "C": 4}
+_RANK = {"M": 0, "X": 1, "b": 2, "e": 3, "C": 4}  # at one time: a wait of no length begins before it ends
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ def chrome_trace(trace: JobTrace) -> dict[str, Any]:
     for pid, (worker, slices) in enumerate(sorted(workers.items()), JOB_PID + 1):
         events += _worker(trace, times, pid, worker, slices)
     events += _named(JOB_PID, f"job {trace.job.id}", {JOB_TID: "job", QUEUE_TID: "queue"})
-    # Of equal times the longer first: a viewer nests what comes later.
-    events.sort(key=lambda event: (event["ph"] != "M", event["ts"], _RANK[event["ph"]], -event.get("dur", 0)))
+    # Stable: of one worker, at one time, what holds comes before what is held, and what ended before what begins.
+    events.sort(key=lambda event: (event["ph"] != "M", event["ts"], _RANK[event["ph"]]))
     other = {"job": trace.job.id, "state": trace.job.state, "origin": times.origin}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
 

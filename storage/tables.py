@@ -84,7 +84,7 @@ class JobProblemRow(Base):
     space_size: Mapped[int] = mapped_column(BigInteger, default=0)
     candidate_count: Mapped[int] = mapped_column(Integer, default=0)
     rejections: Mapped[dict[str, Any]] = mapped_column(default=dict)  # rule -> {count, example, message}
-    seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # stage -> {wall, cpu}
+    seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)  # stage or phase -> {wall, cpu}
     comparison: Mapped[dict[str, Any] | None]  # of the last few candidates on a GPU: cukiln.types.Comparison
     winner: Mapped[str | None] = mapped_column(String(64))  # candidate id
     error: Mapped[str | None] = mapped_column(Text)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from cukiln.client import Client
 from cukiln.job_request import encode
-from cukiln.types import CandidatePage, GroupReport, Job, Rejections, WinnerRecord
+from cukiln.types import CandidatePage, GroupReport, Job, PhaseName, Rejections, WinnerRecord
 from storage.settings import load_settings
+from tests.chrome_traces import checked, slices
 from workers.serve import embedded
 
 FAULTY = Path(__file__).parent / "operators" / "faulty"
@@ -126,6 +127,50 @@ def test_a_job_with_failed_problems_is_partial_and_the_others_are_done(job: Job)
         assert getattr(healthy.seconds, stage).wall > 0, stage
         assert getattr(healthy.seconds, stage).cpu > 0, stage
     assert healthy.seconds.measure.wall == 0
+
+
+def test_the_trace_shows_all_work_with_the_phases_of_each_compile(client: Client, job: Job) -> None:
+    events = checked(client.trace(job.job))
+    kinds = {kind: slices(events, kind) for kind in ("job", "plan", "compile", "verify", "finish")}
+    assert [len(kinds[kind]) for kind in ("job", "finish")] == [1, len(job.problems)]
+    assert all(kinds.values())
+    assert not any(event["args"].get("open") for event in events)
+    assert {event["args"]["problem"] for event in kinds["finish"]} == {problem.name for problem in job.problems}
+    whole = kinds["job"][0]
+    assert all(event["ts"] + event["dur"] <= whole["ts"] + whole["dur"] for kind in kinds for event in kinds[kind])
+    for event in kinds["compile"]:
+        inside = [
+            phase
+            for phase in slices(events, "phase")
+            if (phase["pid"], phase["tid"]) == (event["pid"], event["tid"])
+            and event["ts"] <= phase["ts"] <= event["ts"] + event["dur"]
+        ]
+        assert {"render", "preprocess", "cicc", "ptxas", "nvcc", "host", "link", "upload"} <= {
+            phase["name"] for phase in inside
+        }
+        assert sum(phase["dur"] for phase in inside) <= event["dur"]
+        assert sum(phase["dur"] for phase in inside) >= 0.5 * event["dur"], "most of the time has a name"
+
+
+def test_a_groups_phases_are_within_its_time_and_those_of_a_split_group_name_their_kernels(
+    client: Client, job: Job
+) -> None:
+    groups = {event["args"]["ref"] for event in slices(checked(client.trace(job.job)), "compile")}
+    reports = [GroupReport.model_validate(get(client, f"/v1/groups/{group}")) for group in groups]
+    for found in reports:
+        assert found.phases[0].name == "queue"
+        rest = found.phases[1:]
+        assert {phase.name for phase in rest} <= set(get_args(PhaseName))
+        assert [phase.start for phase in rest] == sorted(phase.start or 0.0 for phase in rest)
+        tools = sum(phase.seconds for phase in rest if phase.name not in ("render", "upload"))
+        assert tools == pytest.approx(found.compile.wall, rel=1e-3), "what a tool was ended in has its time too"
+        assert sum(phase.seconds for phase in rest if phase.name == "render") <= found.codegen.wall
+        for name in ("cicc", "ptxas"):
+            attributed = sum(kernel.seconds.phases.get(name, 0.0) for kernel in found.kernels if kernel.seconds)
+            assert attributed == pytest.approx(sum(phase.seconds for phase in rest if phase.name == name))
+    of_nvcc = [phase for found in reports for phase in found.phases if phase.name == "nvcc"]
+    hung = max(of_nvcc, key=lambda phase: phase.seconds)
+    assert hung.seconds >= 7 and hung.kernels, "nvcc hung on a part of its group until its limit of 8 s"
 
 
 def test_the_winners_record_names_blobs_that_are_what_they_say(client: Client, job: Job) -> None:

@@ -33,9 +33,12 @@ from tests.fixtures_storage import (
     compile_claimed,
     compile_next,
     counted_statements,
+    measure_claimed,
+    measured,
     new_problem,
     plan_next,
     record,
+    to_measure,
     verify_claimed,
     verify_next,
 )

@@ -197,8 +197,8 @@ class FileCompiler:
         return finished
 
     def _nvcc_phases(self, start: float, wall_seconds: float) -> list[Phase]:
-        """The call's steps one after the other, as nvcc runs them, then `nvcc`: what it took beside them, all of it
-        where it was ended before it could say.
+        """The call's steps one after the other, as nvcc runs them, then `nvcc`: what it took beside them, with the
+        step in which it was ended.
 
         `--time` writes a CSV row per step: source, phase, inputs, output, arch, tool, milliseconds, unit."""
         path = self._folder / PHASES
