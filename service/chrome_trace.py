@@ -150,12 +150,12 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
 
 
 def _phases(times: _Times, one: _Slice, pid: int, tid: int) -> Iterator[Event]:
-    """Those of the compile that came to its end: one after the other, within the item."""
-    if one.item.kind != COMPILE or one.item.group is None or one.attempt.how != "done":
+    """Those of the attempt that came to its end: one after the other, within the item."""
+    if one.attempt is not one.item.attempts[-1] or one.attempt.how != "done":
         return
     assert one.attempt.started_at is not None, "a slice has begun"
     before = one.begin
-    for phase in one.item.group.phases:
+    for phase in one.item.phases:
         if phase["name"] == "queue" or phase.get("start") is None:
             continue
         begin = min(max(before, times.at(one.attempt.started_at + phase["start"])), one.end)
@@ -177,9 +177,10 @@ def _arguments(trace: JobTrace, one: _Slice) -> dict[str, Any]:
         args["kernels"] = item.group.kernels
         if item.kind == COMPILE:
             args["seconds"] = {"codegen": item.group.codegen_seconds, "compile": item.group.compile_seconds}
-            args["phases"] = _sums(item.group.phases)
         elif item.kind == VERIFY:
             args["seconds"] = {"verify": item.group.verify_seconds}
+    if item.phases and attempt is item.attempts[-1]:
+        args["phases"] = _sums(item.phases)
     return args
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,8 @@ from storage.items import Claim, complete
 from storage.judge import LIVE
 from storage.new_items import parse_plan_ref
 from storage.rows import core
-from storage.seconds import add_seconds
-from storage.tables import JobProblemRow
+from storage.seconds import add_seconds, by_phase
+from storage.tables import ItemRow, JobProblemRow
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ def finish_problem(
     winner: str | None,
     error: str | None,
     extra_seconds: Mapping[str, StageSeconds] | None = None,
+    phases: Sequence[Mapping[str, Any]] = (),
 ) -> FinishedProblem:
     """End the problem of a finish item: done with a winner (a candidate id), or failed with the reason.
 
     Completes the item and closes the job with its last problem. `extra_seconds`: what finishing itself spent, by
-    stage. Raises `LostClaim`.
+    stage, `phases`: within it, as in `storage.tables.GroupRow`. Raises `LostClaim`.
     """
     if (winner is None) == (error is None):
         raise ValueError("a finished problem has either a winner or an error")
@@ -97,6 +98,7 @@ def finish_problem(
     )
     if job_id is None:
         raise LostClaim(claim.kind, claim.ref, claim.token)
+    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(phases=[dict(one) for one in phases]))
     waiting = {"queue": StageSeconds(wall=claim.waited_seconds)}
-    add_seconds(session, {problem_id: {**(extra_seconds or {}), **waiting}})
+    add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
     return FinishedProblem(job_id, settle_job(session, job_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,6 @@ class Attempt:
 
 @dataclass(frozen=True)
 class TracedGroup:
-    """`phases` are of the last attempt at its compile, as `groups.phases` keeps them."""
-
     kernels: int
     phases: list[dict[str, Any]]
     codegen_seconds: dict[str, Any]
@@ -56,7 +54,8 @@ class TracedProblem:
 
 @dataclass(frozen=True)
 class TracedItem:
-    """`group` of a compile, verify or measure item, `problem` of a compare or finish item."""
+    """`group` of a compile, verify or measure item, `problem` of a compare or finish item. `phases` of the attempt that
+    did it, as `groups.phases` keeps them."""
 
     id: int
     kind: str
@@ -66,6 +65,7 @@ class TracedItem:
     attempts: tuple[Attempt, ...]
     group: TracedGroup | None
     problem: TracedProblem | None
+    phases: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -92,20 +92,29 @@ def job_trace(session: Session, job_id: str) -> JobTrace | None:
     rows = [(row, attempts) for row in found if (attempts := _attempts(row, job_id, window))]
     groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in rows if row["kind"] in ON_GROUPS})
     problems = _problems(session, {int(row["ref"]) for row, _ in rows if row["kind"] in ON_PROBLEMS})
-    items = [
-        TracedItem(
-            id=row["id"],
-            kind=row["kind"],
-            ref=row["ref"],
-            target=row["target"],
-            predicted_seconds=row["predicted_seconds"],
-            attempts=attempts,
-            group=groups.get(group_of_ref(row["ref"])) if row["kind"] in ON_GROUPS else None,
-            problem=problems.get(int(row["ref"])) if row["kind"] in ON_PROBLEMS else None,
-        )
-        for row, attempts in rows
-    ]
+    items = [_traced(row, attempts, groups, problems) for row, attempts in rows]
     return JobTrace(job, now, progress.seconds, tuple(items))
+
+
+def _traced(
+    row: RowMapping,
+    attempts: tuple[Attempt, ...],
+    groups: Mapping[str, TracedGroup],
+    problems: Mapping[int, TracedProblem],
+) -> TracedItem:
+    kind, ref = row["kind"], row["ref"]
+    group = groups.get(group_of_ref(ref)) if kind in ON_GROUPS else None
+    return TracedItem(
+        id=row["id"],
+        kind=kind,
+        ref=ref,
+        target=row["target"],
+        predicted_seconds=row["predicted_seconds"],
+        attempts=attempts,
+        group=group,
+        problem=problems.get(int(ref)) if kind in ON_PROBLEMS else None,
+        phases=group.phases if group is not None and kind == COMPILE else row["phases"] or [],
+    )
 
 
 def _items(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:

@@ -220,6 +220,7 @@ class ItemRow(Base):
     available_at: Mapped[float | None] = mapped_column(Float)  # since when it waits again; null: since its creation
     started_at: Mapped[float | None] = mapped_column(Float)  # of the present attempt, or the last
     finished_at: Mapped[float | None] = mapped_column(Float)
+    phases: Mapped[list[Any] | None]  # as those of groups: of the compiles of a finish item
     # Attempts after which it waited again: see storage.attempts.
     past: Mapped[list[Any]] = mapped_column(default=list, server_default=text("'[]'"))
     error: Mapped[str | None] = mapped_column(Text)

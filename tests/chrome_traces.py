@@ -41,7 +41,7 @@ def _nested(events: list[Event]) -> None:
         if outer:
             assert event["ts"] + event["dur"] <= outer[-1]["ts"] + outer[-1]["dur"], f"{event['name']} reaches out"
         if event["cat"] == "phase":
-            assert outer and outer[-1]["cat"] == "compile", f"{event['name']} is in no compile"
+            assert outer and outer[-1]["cat"] in ("compile", "finish"), f"{event['name']} is in no compile"
         else:
             assert not outer, f"{event['name']} begins within {outer[-1]['name']}"
         outer.append(event)

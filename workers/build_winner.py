@@ -23,6 +23,7 @@ from workers.compile_file import CompileFault, FileCompiler, Phase
 from workers.compile_group import worst_resources
 from workers.disassemble import disassemble
 from workers.processes import Limits, ProcessError, Processes
+from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
 
@@ -62,14 +63,16 @@ def build_winner(
     processes: Processes,
     limits: Limits,
     cancel: threading.Event | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> WinnerBuild:
-    """Raises WinnerNotBuilt, InfrastructureError, CompileCancelled. Equal inputs give equal bytes."""
+    """Raises WinnerNotBuilt, InfrastructureError, CompileCancelled. Equal inputs give equal bytes, but for the times:
+    phases start by the `stopwatch`."""
     kernel = candidate.kernel
     group = render_device([kernel])
     assert_unique(group.text, group.functions)
     text = _library_text(candidate, target)
     with processes.private_folder() as folder:
-        compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel, stopwatch)
         try:
             code = compiler.compile_device(group.text, target.name, group.symbols)
             library = compiler.link_library(text, winner_exports())

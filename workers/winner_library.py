@@ -6,6 +6,7 @@ from codegen.kernel import Candidate
 from codegen.targets import Target
 from storage.libraries import Library, add_library, find_library, forget_library
 from workers.build_winner import build_winner, winner_library_id
+from workers.compile_file import Phase
 from workers.limits import process_limits
 from workers.steps.context import StepContext
 
@@ -20,7 +21,10 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
     if known is not None and not context.blobs.missing(known.blobs):
         return known, 0.0
     limits = process_limits(context.settings.compile_limits)
-    build = build_winner(candidate, target, context.toolchain, context.processes, limits, context.cancel)
+    stopwatch = context.stopwatch
+    build = build_winner(candidate, target, context.toolchain, context.processes, limits, context.cancel, stopwatch)
+    context.phases.extend(build.phases)
+    uploading_at = stopwatch.read().wall
     blobs = context.blobs.put_many(
         [
             (build.library, "application/x-sharedlib"),
@@ -30,6 +34,7 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
             *([(build.sass, "text/x-sass")] if build.sass is not None else []),
         ]
     )
+    context.phases.append(Phase("upload", stopwatch.read().wall - uploading_at, uploading_at))
     library, cubin, source, ptx, *sass = [blob.digest for blob in blobs]
     made = Library(
         id=identity,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.render_group import render_device
@@ -14,6 +13,7 @@ from workers.compile_file import Phase
 from workers.compile_group import Artifact, GroupOutcome, compile_group, stored_resources
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
+from workers.steps.phases import placed
 from workers.steps.progress import tell
 from workers.steps.verify import predicted_seconds
 from workers.stopwatch import Stopwatch
@@ -35,7 +35,7 @@ def compile_kernels(context: StepContext) -> None:
             f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {context.toolchain.digest}"
         )
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
-    stopwatch, since_claim = Stopwatch(), context.database.clock.now() - context.claim.claimed_at
+    stopwatch = Stopwatch()
     outcome = compile_group(
         list(kernels),
         find_target(group.target),
@@ -43,11 +43,11 @@ def compile_kernels(context: StepContext) -> None:
         context.processes,
         process_limits(context.settings.compile_limits),
         context.cancel,
-        stopwatch,
+        context.stopwatch,
     )
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
-    _record(context, group, kernels, outcome, codegen, stopwatch, since_claim)
+    _record(context, group, kernels, outcome, codegen)
 
 
 def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
@@ -62,13 +62,11 @@ def _record(
     kernels: dict[Kernel, str],
     outcome: GroupOutcome,
     codegen: StageSeconds,
-    stopwatch: Stopwatch,
-    since_claim: float,
 ) -> None:
     # A group that compiled whole is one artifact; of one that was split, the artifact with the most kernels is shown.
     shown = max(outcome.artifacts, key=lambda artifact: len(artifact.kernels), default=None)
     source = shown.source if shown else render_device(list(kernels)).text
-    uploading_at = stopwatch.read().wall
+    uploading_at = context.stopwatch.read().wall
     blobs = context.blobs.put_many(
         [
             (source.encode(), "text/x-cuda"),
@@ -78,7 +76,7 @@ def _record(
             *((artifact.library, "application/x-sharedlib") for artifact in outcome.artifacts),
         ]
     )
-    upload = Phase("upload", stopwatch.read().wall - uploading_at, uploading_at, tuple(one.id for one in kernels))
+    upload = Phase("upload", context.stopwatch.read().wall - uploading_at, uploading_at)
     text, log, *rest = [blob.digest for blob in blobs]
     cubin, ptx = rest[:2] if shown else (None, None)
     libraries = rest[2:]
@@ -92,7 +90,7 @@ def _record(
             library=libraries[outcome.artifacts.index(shown)] if shown else None,
             cubin=cubin,
             ptx=ptx,
-            phases=_phases([*outcome.phases, upload], list(kernels), since_claim),
+            phases=placed([*outcome.phases, upload], context.since_claim, list(kernels)),
             codegen=codegen,
             compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
             plan_version=context.plan_version,
@@ -109,20 +107,6 @@ def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:
     """The words of the tools: of the file that is shown, then of every kernel that failed."""
     failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
     return "\n".join([*([shown.log] if shown else []), *failed])
-
-
-def _phases(phases: Sequence[Phase], kernels: Sequence[Kernel], since_claim: float) -> list[dict[str, Any]]:
-    """As `groups.phases` keeps them: by the claim's time, kernels by their place in the group, none where it is all."""
-    place_of = {kernel.id: place for place, kernel in enumerate(kernels)}
-    return [
-        {
-            "name": phase.name,
-            "seconds": phase.seconds,
-            "start": since_claim + phase.start,
-            **({"kernels": [place_of[id] for id in phase.kernels]} if len(phase.kernels) < len(kernels) else {}),
-        }
-        for phase in phases
-    ]
 
 
 def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel, libraries: Sequence[str]) -> BuildOutcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -16,9 +16,11 @@ from storage.devices import drivers_of
 from storage.items import Claim
 from storage.settings import Settings
 from workers import tickets
+from workers.compile_file import Phase
 from workers.gpu.interface import Device
 from workers.gpu.plan_version import gpu_plan_version
 from workers.processes import Processes
+from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain, find_toolchain
 from workers.verify_cpu import plan_version
 
@@ -83,6 +85,8 @@ class StepContext:
     workplace: Workplace
     claim: Claim
     cancel: Cancel
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    phases: list[Phase] = field(default_factory=list)  # by the stopwatch; what the step does not record otherwise
 
     @property
     def settings(self) -> Settings:
@@ -117,6 +121,12 @@ class StepContext:
     def gpu_plan_version(self) -> str:
         """Of the verdicts and measurements of GPUs that count here."""
         return gpu_plan_version()
+
+    @property
+    def since_claim(self) -> float:
+        """Seconds from the claim to the start of the stopwatch."""
+        since = self.database.clock.now() - self.claim.claimed_at
+        return max(0.0, since - self.stopwatch.read().wall)
 
     def drivers(self, session: Session) -> dict[str, str]:
         """Today's driver of each device class with a live GPU: only times that were measured under it count."""

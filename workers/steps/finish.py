@@ -33,6 +33,7 @@ from workers.limits import process_limits
 from workers.rank_measured import Timed, is_whole, runner_up, timed, without
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.known_front import measured_under, still_in_front
+from workers.steps.phases import placed
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 from workers.winner_library import winner_library
@@ -105,6 +106,7 @@ def finish(context: StepContext) -> None:
         _fail(context, problem, _why_not_built(context, problem, len(ranked)))
         return
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(one.cpu_seconds for one in built))
+    phases = placed(context.phases, context.since_claim)
     entries = [_entry(one) for one in built]
     covered = [
         search_entry(
@@ -126,7 +128,9 @@ def finish(context: StepContext) -> None:
     with context.database.write() as session:
         _refuse_found_wrong(session, problem, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, measured)
-        finished = finish_problem(session, context.claim, winner=winner, error=None, extra_seconds={"compile": spent})
+        finished = finish_problem(
+            session, context.claim, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
+        )
     _tell(context, problem, finished)
 
 
