@@ -28,6 +28,7 @@ from workers.compile_group import GroupOutcome, compile_group
 from workers.find_culprits import find_culprits
 from workers.processes import InfrastructureError, Limits, Processes
 from workers.running import EndedBy, Finished
+from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
 
@@ -98,6 +99,31 @@ def test_a_group_becomes_one_cubin_and_one_library(toolchain: Toolchain, process
     assert all(phase.seconds >= 0 for phase in artifact.phases)
     assert "$ nvcc" in artifact.log and "Used" in artifact.log and "$ g++" in artifact.log
     assert outcome.cpu_seconds > 0 and outcome.wall_seconds > 0
+
+
+def test_every_tool_of_every_file_is_a_phase_in_its_order(toolchain: Toolchain, processes: Processes) -> None:
+    good, bad = probe(1), probe(2, "ptxas_line")
+    stopwatch = Stopwatch()
+    outcome = compile_group([good, bad], SM_90A, toolchain, processes, LIMITS, stopwatch=stopwatch)
+    names = [phase.name for phase in outcome.phases]
+    device = ["render", "preprocess", "cicc", "ptxas", "nvcc"]
+    assert names[-8:] == [*device, "render", "host", "link"], "of the file that came to its end"
+    assert names[:3] == device[:3] and names[len(names) - 9] == "nvcc", "and of the one that ptxas refused"
+    assert {phase.kernels for phase in outcome.phases} == {(good.id, bad.id), (good.id,)}
+    ends = [phase.start + phase.seconds for phase in outcome.phases]
+    assert all(phase.start >= end - 1e-6 for phase, end in zip(outcome.phases[1:], ends[:-1], strict=True))
+    assert ends[-1] <= stopwatch.read().wall
+    tools = sum(phase.seconds for phase in outcome.phases if phase.name != "render")
+    assert tools == pytest.approx(outcome.wall_seconds)
+
+
+def test_a_tool_that_was_ended_has_its_time_too(tmp_path: Path, toolchain: Toolchain, processes: Processes) -> None:
+    outcome = compile_kernels(
+        [probe()], fake_nvcc(tmp_path, toolchain, "sleep 60"), processes, replace(LIMITS, wall_seconds=0.5)
+    )
+    (render, nvcc) = outcome.phases
+    assert (render.name, nvcc.name) == ("render", "nvcc")
+    assert nvcc.seconds == pytest.approx(outcome.wall_seconds) and nvcc.seconds >= 0.5
 
 
 @pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120"])

@@ -152,6 +152,12 @@ def test_the_trace_shows_all_work_with_the_phases_of_each_compile(client: Client
         assert sum(phase["dur"] for phase in inside) >= 0.5 * event["dur"], "most of the time has a name"
 
 
+def test_a_winners_own_build_is_told_apart_too(client: Client, job: Job) -> None:
+    finished = {event["args"]["problem"]: event["args"] for event in slices(checked(client.trace(job.job)), "finish")}
+    assert finished["healthy"]["phases"].keys() >= {"cicc", "ptxas", "host", "link", "upload"}
+    assert "phases" not in finished["emptied"]
+
+
 def test_a_groups_phases_are_within_its_time_and_those_of_a_split_group_name_their_kernels(
     client: Client, job: Job
 ) -> None:
