@@ -4,50 +4,86 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS, PRIOR, CompileModel
 from codegen.kernel import Kernel
-from codegen.operators import operator
 
-# nvcc -cubin of an empty group of these headers: measured 0.28 to 0.36 s a call.
-FIXED_SECONDS = 0.3
 MAX_KERNELS = 48
 MAX_SECONDS = 12.0
+MAX_BYTES = 2**30
 
 
-def predicted_seconds(kernels: Iterable[Kernel]) -> float:
-    """CPU seconds of nvcc for one group of these kernels."""
-    return FIXED_SECONDS + sum(operator(kernel.operator).predicted_compile_seconds(kernel) for kernel in kernels)
+@dataclass(frozen=True)
+class _Caps:
+    """Of one group, without what its file costs anyway."""
+
+    kernels: int
+    seconds: float
+    bytes: float
 
 
 def group(
-    kernels: Iterable[Kernel], *, workers: int, max_seconds: float = MAX_SECONDS, max_kernels: int = MAX_KERNELS
+    kernels: Iterable[Kernel],
+    *,
+    workers: int,
+    model: CompileModel = PRIOR,
+    max_seconds: float = MAX_SECONDS,
+    max_kernels: int = MAX_KERNELS,
+    max_bytes: float = MAX_BYTES,
 ) -> list[tuple[Kernel, ...]]:
     """Groups of about equal predicted seconds, longest first; the same kernels give the same groups in any order.
 
-    At least one group per idle worker as far as there are kernels; none over `max_kernels`, none over `max_seconds`
-    unless it is a single kernel. Each kernel is in exactly one group; repeated kernels count once.
+    `workers` are idle. Each of them gets a group as long as one more group saves more wall seconds than the file costs
+    (see `_group_count`). None has over `max_kernels`; none is predicted over `max_seconds` or `max_bytes`, unless it is
+    a single kernel. Each kernel is in exactly one group; repeated kernels count once.
     """
     distinct = {kernel.id: kernel for kernel in kernels}
     if not distinct:
         return []
-    costs = {key: operator(kernel.operator).predicted_compile_seconds(kernel) for key, kernel in distinct.items()}
+    costs = {key: model.kernel_seconds(kernel) for key, kernel in distinct.items()}
+    memory = {key: model.kernel_bytes(kernel) for key, kernel in distinct.items()}
     longest_first = sorted(distinct, key=lambda key: (-costs[key], key))
-    room = max(max_seconds - FIXED_SECONDS, 0.001)
-    count = max(
-        min(workers, len(distinct)), math.ceil(len(distinct) / max_kernels), math.ceil(sum(costs.values()) / room), 1
-    )
-    count = min(count, len(distinct))
+    caps = _Caps(max_kernels, max(max_seconds - FIXED_SECONDS, 0.001), max(max_bytes - FIXED_BYTES, 1.0))
+    count = _group_count(costs, memory, workers, caps)
     while True:
         groups = _spread(longest_first, costs, count, max_kernels)
-        if count >= len(distinct) or all(len(one) == 1 or _sum(one, costs) <= room for one in groups):
+        if count >= len(distinct) or all(
+            len(one) == 1 or (_sum(one, costs) <= caps.seconds and _sum(one, memory) <= caps.bytes) for one in groups
+        ):
             break
         count += 1
     groups.sort(key=lambda one: (-_sum(one, costs), one))
     return [tuple(distinct[key] for key in one) for one in groups]
 
 
-def _spread(keys: list[str], costs: dict[str, float], count: int, max_kernels: int) -> list[list[str]]:
+def _group_count(costs: Mapping[str, float], memory: Mapping[str, float], workers: int, caps: _Caps) -> int:
+    """The fewest groups that the caps allow, and more as long as that pays.
+
+    With `count` equal groups on `workers` workers the last ends after ceil(count / workers) rounds of one group each.
+    More groups pay where that wall time shrinks by more than the seconds that their files cost: so a few small kernels
+    stay together, and the last round leaves no worker idle (Graham, 1969, on longest processing time first).
+    """
+    whole, longest, most = sum(costs.values()), max(costs.values()), len(costs)
+    count = max(
+        math.ceil(most / caps.kernels),
+        math.ceil(whole / caps.seconds),
+        math.ceil(sum(memory.values()) / caps.bytes),
+        1,
+    )
+    count = min(count, most)
+
+    def wall(groups: int) -> float:
+        return max(math.ceil(groups / max(workers, 1)) * (whole / groups + FIXED_SECONDS), longest + FIXED_SECONDS)
+
+    for more in range(count + 1, min(count + workers, most) + 1):
+        if wall(count) - wall(more) > FIXED_SECONDS * (more - count):
+            count = more
+    return count
+
+
+def _spread(keys: list[str], costs: Mapping[str, float], count: int, max_kernels: int) -> list[list[str]]:
     """Longest processing time first: each next kernel goes to the group with the least so far (Graham, 1969)."""
     groups: list[list[str]] = [[] for _ in range(count)]
     least = [(0.0, index) for index in range(count)]
@@ -59,5 +95,5 @@ def _spread(keys: list[str], costs: dict[str, float], count: int, max_kernels: i
     return groups
 
 
-def _sum(keys: list[str], costs: dict[str, float]) -> float:
-    return sum(costs[key] for key in keys)
+def _sum(keys: list[str], amounts: Mapping[str, float]) -> float:
+    return sum(amounts[key] for key in keys)

@@ -8,9 +8,11 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from codegen.compile_model import CompiledFile
 from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
+from storage.compile_models import learn
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, load_group, start_group
 from storage.items import Claim, complete
@@ -74,10 +76,12 @@ def record_compiled(
     drivers: Mapping[str, str],
     verify_predicted_seconds: float = 0.0,
     seconds_per_measurement: float = MEASURE_SECONDS,
+    files: Sequence[CompiledFile] = (),
 ) -> RecordedGroup:
     """Complete a compile item: its builds' states, the group's blobs and times (`phases` as in
     `storage.tables.GroupRow`, without the queue), and the items that get judged what
     stands and nobody has judged: one on the CPU, one per device class on GPUs. `drivers`: by device class, today's.
+    `files`: what those that compiled took, for the sizing of the next groups.
 
     One outcome for each build of the group, with a library where it compiled, or `ValueError`. Raises `LostClaim`.
     """
@@ -99,6 +103,8 @@ def record_compiled(
         .where(core(GroupRow).c.id == group.id)
         .values(state="compiled", finished_at=now, phases=spans, **blobs, **times)
     )
+    if group.toolchain is not None:
+        learn(session, group.toolchain, files)
     builds = [outcome.build for outcome in outcomes]
     share_out(session, group.job_id, builds, {"codegen": codegen, "compile": compile, **by_phase(spans)})
     judged = {*judge_builds(session, builds, plan_version), *judge_measured(session, builds, gpu_plan_version, drivers)}

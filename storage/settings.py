@@ -62,6 +62,12 @@ class Settings(BaseSettings):
     compile_wall_seconds: float = Field(300.0, alias="CUKILN_COMPILE_WALL_SECONDS", gt=0, allow_inf_nan=False)
     compile_cpu_seconds: float = Field(600.0, alias="CUKILN_COMPILE_CPU_SECONDS", gt=0, allow_inf_nan=False)
     compile_memory_bytes: int = Field(8 * GIB, alias="CUKILN_COMPILE_MEMORY_BYTES", ge=GIB // 4)
+    group_memory_bytes: int = Field(
+        GIB,
+        alias="CUKILN_GROUP_MEMORY_BYTES",
+        ge=GIB // 8,
+        description="what one group's compiler may need, as predicted",
+    )
     compile_output_bytes: int = Field(64 * 2**20, alias="CUKILN_COMPILE_OUTPUT_BYTES", ge=4096)
     verify_wall_seconds: float = Field(120.0, alias="CUKILN_VERIFY_WALL_SECONDS", gt=0, allow_inf_nan=False)
     verify_cpu_seconds: float = Field(120.0, alias="CUKILN_VERIFY_CPU_SECONDS", gt=0, allow_inf_nan=False)

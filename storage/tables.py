@@ -5,6 +5,7 @@ jobs ─┬─ job_problems ─── candidates ──► builds (a kernel unde
       └─ items (work waiting, claimed or ended)        verdicts (what a build was proved to be)
 winners (by problem, architecture, device class)       measurements (of a code digest, on a device class)
 blobs (bytes known to be durable)                      toolchains, devices (what works here)
+                                                       compile_models (what compiling took)
 ```
 Times are seconds since the epoch (UTC), durations are seconds.
 """
@@ -157,6 +158,18 @@ class BuildRow(Base):
     resources: Mapped[dict[str, Any] | None]
     log: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float)
+
+
+class CompileModelRow(Base):
+    """What compiles of a family of kernels took, over what its operator had estimated: see `codegen.compile_model`."""
+
+    __tablename__ = "compile_models"
+    toolchain: Mapped[str] = mapped_column(String(64), primary_key=True)
+    family: Mapped[str] = mapped_column(String(128), primary_key=True)
+    records: Mapped[list[Any]]  # [weight, seconds factor, memory factor] of the latest files, the newest last
+    seconds_factor: Mapped[float] = mapped_column(Float)  # fitted to them
+    memory_factor: Mapped[float] = mapped_column(Float)
+    updated_at: Mapped[float] = mapped_column(Float)
 
 
 class VerdictRow(Base):

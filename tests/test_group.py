@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.group import FIXED_SECONDS, group, predicted_seconds
+from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS, PRIOR, CompileModel, Factors, family
+from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.fixtures_codegen import kernels
+from tests.fixtures_compile import probe
+
+predicted_seconds = PRIOR.seconds
 
 
 @lru_cache
@@ -21,7 +25,7 @@ def some() -> tuple[Kernel, ...]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.integers(0, 59), max_size=60), st.integers(0, 9), st.integers(1, 20), st.floats(0.31, 10.0)
+    st.lists(st.integers(0, 59), max_size=60), st.integers(0, 9), st.integers(1, 20), st.floats(0.41, 10.0)
 )  # fmt: skip
 def test_any_kernels_are_grouped_once_within_the_caps(
     chosen: list[int], workers: int, max_kernels: int, max_seconds: float
@@ -34,11 +38,20 @@ def test_any_kernels_are_grouped_once_within_the_caps(
     assert set(members) == distinct
     assert all(0 < len(one) <= max_kernels for one in groups)
     assert all(len(one) == 1 or predicted_seconds(one) <= max_seconds + 1e-9 for one in groups)
-    assert len(groups) >= min(workers, len(distinct))
+    assert _another_group_does_not_pay(groups, workers)
     seconds = [predicted_seconds(one) for one in groups]
     assert seconds == pytest.approx(sorted(seconds, reverse=True))
     shuffled = wanted[::-1]
     assert group(shuffled, workers=workers, max_seconds=max_seconds, max_kernels=max_kernels) == groups
+
+
+def _another_group_does_not_pay(groups: list[tuple[Kernel, ...]], workers: int) -> bool:
+    """With fewer groups than idle workers, one more saves less than its file costs."""
+    count, kernels = len(groups), sum(map(len, groups))
+    if count >= min(workers, kernels):
+        return True
+    whole = sum(PRIOR.kernel_seconds(kernel) for one in groups for kernel in one)
+    return whole / count - whole / (count + 1) <= FIXED_SECONDS + 1e-9
 
 
 def test_no_kernels_make_no_groups() -> None:
@@ -69,3 +82,49 @@ def test_a_group_that_would_be_too_long_is_divided_further() -> None:
     one = predicted_seconds(alike[:1]) - FIXED_SECONDS
     groups = group(alike, workers=1, max_seconds=FIXED_SECONDS + 1.6 * one)
     assert [len(members) for members in groups] == [1, 1, 1]
+
+
+def test_a_few_small_kernels_stay_together_and_many_go_to_every_idle_worker() -> None:
+    small = sorted(some(), key=PRIOR.kernel_seconds)
+    assert sum(map(PRIOR.kernel_seconds, small[:3])) < 2 * FIXED_SECONDS
+    assert len(group(small[:3], workers=4)) == 1
+    assert len(group(small, workers=4)) == 4
+
+
+def test_where_the_caps_ask_for_more_groups_than_workers_the_last_round_is_full() -> None:
+    # Three groups of three seconds on two workers would end after six seconds, four after less than five.
+    whole = predicted_seconds(some()) - FIXED_SECONDS
+    groups = group(some(), workers=2, max_seconds=FIXED_SECONDS + 0.36 * whole)
+    assert len(groups) == 4
+
+
+def test_a_slower_machine_gets_more_groups_and_one_model_orders_them() -> None:
+    (name,) = {family(kernel) for kernel in some()}
+    slow = CompileModel({name: Factors(seconds=4.0)})
+    quick, slower = (group(some(), workers=1, model=model, max_seconds=9.0) for model in (PRIOR, slow))
+    assert len(slower) >= 2 * len(quick)
+    seconds = [slow.seconds(one) for one in slower]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] <= 9.0
+
+
+@pytest.mark.parametrize("memory", [1.0, 4.0])
+def test_a_group_keeps_to_the_memory_of_one_compiler(memory: float) -> None:
+    (name,) = {family(kernel) for kernel in some()}
+    model = CompileModel({name: Factors(memory=memory)})
+    budget = FIXED_BYTES + 20 * 2**20
+    groups = group(some(), workers=1, model=model, max_bytes=budget)
+    assert all(model.bytes(one) <= budget for one in groups)
+    assert len(groups) > 1
+    assert sum(map(len, groups)) == len({kernel.id for kernel in some()})
+
+
+def test_a_kernel_over_every_cap_is_compiled_alone() -> None:
+    groups = group(some()[:3], workers=1, max_bytes=1)
+    assert [len(one) for one in groups] == [1, 1, 1]
+
+
+def test_kernels_of_several_operators_share_a_group() -> None:
+    mixed = [*some()[:2], probe()]
+    (one,) = group(mixed, workers=1)
+    assert {kernel.operator for kernel in one} == {"matmul", "probe"}

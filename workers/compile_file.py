@@ -94,7 +94,8 @@ class DeviceCode:
 
 
 class FileCompiler:
-    """One file's way in one private folder. Adds up wall and CPU seconds, the log and the phases of all its tools."""
+    """One file's way in one private folder. Adds up wall and CPU seconds, the log and the phases of all its tools;
+    `peak_memory_bytes` is of the one that held the most."""
 
     def __init__(
         self,
@@ -113,6 +114,7 @@ class FileCompiler:
         self._stopwatch = stopwatch or Stopwatch()
         self.wall_seconds = 0.0
         self.cpu_seconds = 0.0
+        self.peak_memory_bytes = 0
         self.log = ""
         self.phases: list[Phase] = []
 
@@ -178,6 +180,7 @@ class FileCompiler:
             self.phases.append(Phase(phase, finished.wall_seconds, start))
         self.wall_seconds += finished.wall_seconds
         self.cpu_seconds += finished.cpu_seconds
+        self.peak_memory_bytes = max(self.peak_memory_bytes, finished.peak_memory_bytes)
         shown = " ".join([Path(command[0]).name, *command[1:]])
         self.log += f"$ {shown}\n{finished.text()}"
         if finished.ended_by == "cancelled":

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from codegen.compile_model import PRIOR
 from codegen.compiler_log import telling_line
-from codegen.group import group, predicted_seconds
+from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.targets import Target
 from workers.compile_file import CompileCancelled
@@ -20,7 +21,7 @@ from workers.toolchain import Toolchain
 # As the service's settings have them by default.
 COMPILE_LIMITS = Limits(wall_seconds=300, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=64 << 20)
 # Of each compiler, before the kernels of the next problems come: so long nothing can be measured. A group's own start
-# (codegen.group.FIXED_SECONDS) is little beside it.
+# (codegen.compile_model.FIXED_SECONDS) is little beside it.
 WAVE_SECONDS = 4.0
 _ASK_SECONDS = 0.2
 
@@ -119,7 +120,7 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
             if build in left:
                 kernel, target = left.pop(build)
                 wave.setdefault(target, []).append(kernel)
-        if sum(map(predicted_seconds, wave.values())) >= WAVE_SECONDS * workers:
+        if sum(map(PRIOR.seconds, wave.values())) >= WAVE_SECONDS * workers:
             yield _grouped(wave, workers)
             wave = {}
     if wave:

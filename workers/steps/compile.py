@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from codegen.compile_model import CompiledFile
 from codegen.kernel import Kernel
 from codegen.render_group import render_device
 from codegen.targets import target as find_target
@@ -97,6 +98,7 @@ def _record(
             gpu_plan_version=context.gpu_plan_version,
             drivers=context.drivers(session),
             verify_predicted_seconds=predicted_seconds(len(kernels)),
+            files=_files(kernels, outcome),
         )
     for kind, target in recorded.waiting:
         context.enqueue(kind, target)
@@ -107,6 +109,14 @@ def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:
     """The words of the tools: of the file that is shown, then of every kernel that failed."""
     failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
     return "\n".join([*([shown.log] if shown else []), *failed])
+
+
+def _files(kernels: Iterable[Kernel], outcome: GroupOutcome) -> list[CompiledFile]:
+    by_id = {kernel.id: kernel for kernel in kernels}
+    return [
+        CompiledFile.of([by_id[name] for name in one.kernels], one.cpu_seconds, one.peak_memory_bytes)
+        for one in outcome.artifacts
+    ]
 
 
 def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel, libraries: Sequence[str]) -> BuildOutcome:

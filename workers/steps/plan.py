@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from codegen.group import FIXED_SECONDS, MAX_SECONDS, group, predicted_seconds
+from redis.exceptions import RedisError
+
+from codegen.compile_model import FIXED_SECONDS, PRIOR
+from codegen.group import MAX_SECONDS, group
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered, lower
@@ -13,6 +16,8 @@ from codegen.render_group import slice_digest
 from codegen.search import Search
 from codegen.targets import target as find_target
 from storage.builds import known_builds
+from storage.compile_models import idle_workers, load_model
+from storage.database import Session
 from storage.device_classes import is_predicted
 from storage.errors import PlanOutdated
 from storage.jobs import JobStatus, job_state
@@ -26,6 +31,7 @@ from storage.plans import (
     record_plan,
 )
 from storage.problems import JobProblem
+from workers import tickets
 from workers.steps.context import StepContext
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
@@ -84,8 +90,8 @@ def _record(
         context.check()
         with context.database.read() as session:
             known = known_builds(session, list(builds), with_library=to_measure)
-        unknown = {place: kernel for place, kernel in kernels.items() if place[0] not in known}
-        groups = _groups(context, unknown, max_seconds)
+            unknown = {place: kernel for place, kernel in kernels.items() if place[0] not in known}
+            groups = _groups(context, session, unknown, max_seconds)
         try:
             with context.database.write() as session:
                 recorded = record_plan(
@@ -149,18 +155,36 @@ def _longest_group(job: JobStatus | None) -> float:
     return min(MAX_SECONDS, max(2 * FIXED_SECONDS, job.budget_seconds / BUDGET_SHARE))
 
 
-def _groups(context: StepContext, kernels: Mapping[tuple[str, str], Kernel], max_seconds: float) -> list[NewGroup]:
-    """Groups of one target each, those that take longest first."""
+def _groups(
+    context: StepContext, session: Session, kernels: Mapping[tuple[str, str], Kernel], max_seconds: float
+) -> list[NewGroup]:
+    """Groups of one target each, those that take longest first, sized by what compiling took before."""
     found: list[NewGroup] = []
+    model = load_model(session, context.toolchain.digest) if kernels else PRIOR
     for target in sorted({target for _, target in kernels}):
         build_of = {kernel: build for (build, of), kernel in kernels.items() if of == target}
-        for members in group(list(build_of), workers=context.settings.workers, max_seconds=max_seconds):
+        for members in group(
+            list(build_of),
+            workers=idle_workers(session, context.claim, target, _workers(context, target)),
+            model=model,
+            max_seconds=max_seconds,
+            max_bytes=context.settings.group_memory_bytes,
+        ):
             found.append(
                 NewGroup(
                     builds=tuple(build_of[kernel] for kernel in members),
                     target=target,
                     toolchain=context.toolchain.digest,
-                    predicted_seconds=predicted_seconds(members),
+                    predicted_seconds=model.seconds(members),
                 )
             )
     return found
+
+
+def _workers(context: StepContext, target: str) -> int:
+    """Live compile workers of the target, on whichever machine; where none is known, as many as the settings say."""
+    try:
+        live = len(tickets.live_workers(context.redis, tickets.queue_name(tickets.COMPILE, target)))
+    except RedisError:
+        live = 0
+    return live or context.settings.workers
