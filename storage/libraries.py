@@ -8,8 +8,9 @@ from typing import Any
 from sqlalchemy import delete, select
 
 from storage.database import Session, clock_of
+from storage.items import Claim
 from storage.rows import core, insert_new
-from storage.tables import LibraryRow
+from storage.tables import ItemRow, LibraryBuilderRow, LibraryRow
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,22 @@ def forget_library(session: Session, library_id: str) -> None:
 def add_library(session: Session, library: Library) -> None:
     """Remember a library; the first one of an id stays."""
     insert_new(session, LibraryRow, [{**asdict(library), "created_at": clock_of(session).now()}])
+
+
+def start_library(session: Session, library_id: str, claim: Claim) -> bool:
+    """Whether the attempt may build this library now: no other attempt that still lives is at it."""
+    row, item = core(LibraryBuilderRow), core(ItemRow)
+    lives = (item.c.id == row.c.item_id) & (item.c.token == row.c.token) & (item.c.state == "claimed")
+    held = select(row.c.token).join(item, lives).where(row.c.library == library_id)
+    found = session.scalars(held.where(item.c.lease_expires_at >= clock_of(session).now())).one_or_none()
+    if found is not None:
+        return str(found) == claim.token
+    session.execute(delete(row).where(row.c.library == library_id))
+    insert_new(session, LibraryBuilderRow, [{"library": library_id, "item_id": claim.item_id, "token": claim.token}])
+    return True
+
+
+def end_library(session: Session, library_id: str, claim: Claim) -> None:
+    """The attempt is done with it, whether there is a library now or not."""
+    row = core(LibraryBuilderRow)
+    session.execute(delete(row).where(row.c.library == library_id, row.c.token == claim.token))

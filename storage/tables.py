@@ -256,6 +256,15 @@ class LibraryRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
 
 
+class LibraryBuilderRow(Base):
+    """Which attempt builds a winner's library now. Of a row whose attempt has ended nothing is left but the row."""
+
+    __tablename__ = "library_builders"
+    library: Mapped[str] = mapped_column(String(64), primary_key=True)  # its id, as in `libraries`
+    item_id: Mapped[int] = mapped_column(Integer)
+    token: Mapped[str] = mapped_column(String(32))
+
+
 class MeasurementRow(Base):
     """Times of a candidate's code on a device class under one driver, and the test plan that it had passed before."""
 

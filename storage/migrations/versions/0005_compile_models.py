@@ -1,4 +1,4 @@
-"""Groups are sized by what compiling took before: a row per toolchain and family of kernels."""
+"""Groups are sized by what compiling took before, and a winner's library is built by one attempt at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ def upgrade() -> None:
         sa.Column("updated_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("toolchain", "family", name=op.f("pk_compile_models")),
     )
+    op.create_table(
+        "library_builders",
+        sa.Column("library", sa.String(length=64), nullable=False),
+        sa.Column("item_id", sa.Integer(), nullable=False),
+        sa.Column("token", sa.String(length=32), nullable=False),
+        sa.PrimaryKeyConstraint("library", name=op.f("pk_library_builders")),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("library_builders")
     op.drop_table("compile_models")

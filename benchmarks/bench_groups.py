@@ -1,0 +1,190 @@
+"""How well groups are sized, and what a bad kernel costs its group.
+
+Run with `make bench-groups` or `python -m benchmarks.bench_groups`.
+
+*Sizing*: groups of kernels of four kinds are compiled, one after the other; the error of their predicted CPU seconds
+and memory, by the operator's estimates alone and by what the groups before had taken. And the wall seconds of a set of
+kernels in 1 to 4 groups on two workers, beside the number that `codegen.group` chooses.
+
+*Isolation*: one group whole, then the same group with one bad kernel in its middle: one that the front end refuses, one
+that ptxas refuses, one that ends the compiler without a word, as late as it can: when all of its file is compiled.
+
+The last line is one JSON object, which is also kept under `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.keep_result import keep_result
+from codegen.compile_model import PRIOR, CompiledFile, CompileModel, Record, fit
+from codegen.group import group
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.rules import Rejected
+from codegen.search import Search
+from codegen.targets import target
+from workers.compile_group import compile_group
+from workers.processes import Finished, Limits, Processes
+from workers.toolchain import Toolchain, find_toolchain
+
+TARGET = target("sm_90a")
+SHAPE = {"operator": "matmul", "m": 1024, "n": 1024, "k": 1024}
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "float16": {"dtype": "float16"},
+    "float16_gelu": {"dtype": "float16", "epilogue": [{"op": "bias", "axis": "n"}, {"op": "gelu"}]},
+    "int8": {"dtype": "int8", "acc_dtype": "int32", "out_dtype": "int32"},
+}
+SIZES = (4, 12, 24)
+LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=1 << 30)
+BAD = {
+    "front_end": 'static_assert(false, "bad");',
+    "ptxas": '__global__ void bad() { asm("no_such_instruction;"); }',
+    "crash": "",
+}
+
+
+class OneBad(Processes):
+    """The process seam, where one kernel's text is spoilt before nvcc sees it, or nvcc dies of it at its end."""
+
+    def __init__(self, kernel: Kernel, kind: str) -> None:
+        super().__init__()
+        self._opening, self._kind = f"namespace {kernel.namespace} {{", kind
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Finished:
+        source = cwd / "group.cu"
+        guilty = Path(argv[0]).name == "nvcc" and self._opening in source.read_text()
+        if guilty:
+            source.write_text(source.read_text().replace(self._opening, f"{self._opening} {BAD[self._kind]}", 1))
+        finished = super().run(argv, cwd=cwd, limits=limits, env=env, cancel=cancel)
+        if guilty and self._kind == "crash":
+            return replace(finished, returncode=-signal.SIGSEGV, stdout=b"", stderr=b"")
+        return finished
+
+
+def kernels_of(kind: str, count: int, seed: int = 1) -> list[Kernel]:
+    """Kernels of level 2, drawn."""
+    op = operator("matmul")
+    problem = op.parse({**SHAPE, **KINDS[kind]})
+    found: dict[Kernel, None] = {}
+    for schedule in op.space(problem, TARGET, Search(level=2, limit=40 * count, seed=seed)):
+        if not isinstance(op.rules(problem, schedule, TARGET), Rejected):
+            found[op.candidate(problem, schedule).kernel] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def predictions(toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
+    """Errors of the predictions for every group, made before it was compiled."""
+    errors: dict[str, list[float]] = {"seconds_estimated": [], "seconds_learnt": [], "bytes_learnt": []}
+    records: dict[str, list[Record]] = {}
+    model, rows = PRIOR, []
+    for seed, size in enumerate(SIZES):
+        for kind in KINDS:
+            kernels = kernels_of(kind, size, seed)
+            outcome = compile_group(kernels, TARGET, toolchain, processes, LIMITS)
+            (artifact,) = outcome.artifacts
+            file = CompiledFile.of(kernels, artifact.cpu_seconds, artifact.peak_memory_bytes)
+            errors["seconds_estimated"].append(abs(PRIOR.seconds(kernels) / file.cpu_seconds - 1))
+            errors["seconds_learnt"].append(abs(model.seconds(kernels) / file.cpu_seconds - 1))
+            errors["bytes_learnt"].append(abs(model.bytes(kernels) / file.peak_bytes - 1))
+            rows.append(
+                {
+                    "kernels": f"{size} {kind}",
+                    "cpu_s": round(file.cpu_seconds, 2),
+                    "estimated_s": round(PRIOR.seconds(kernels), 2),
+                    "learnt_s": round(model.seconds(kernels), 2),
+                    "peak_mib": file.peak_bytes >> 20,
+                    "learnt_mib": int(model.bytes(kernels)) >> 20,
+                }
+            )
+            print(rows[-1], flush=True)
+            for name, record in model.records(file).items():
+                records.setdefault(name, []).append(record)
+            model = CompileModel({name: fit(found) for name, found in records.items()})
+    return {"median_error": {name: round(statistics.median(found), 3) for name, found in errors.items()}, "files": rows}
+
+
+def group_counts(toolchain: Toolchain, processes: Processes, workers: int) -> list[dict[str, Any]]:
+    """Wall seconds of the same kernels in more and more groups, and how many the rule makes."""
+    found = []
+    for count in (2, 6, 24):
+        kernels, wall = kernels_of("float32", count), {}
+        for groups in range(1, min(2 * workers, count) + 1):
+            parts = [tuple(kernels[first::groups]) for first in range(groups)]
+            started = time.perf_counter()
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(lambda part: compile_group(part, TARGET, toolchain, processes, LIMITS), parts))
+            wall[groups] = round(time.perf_counter() - started, 2)
+        chosen = len(group(kernels, workers=workers))
+        found.append({"kernels": count, "workers": workers, "wall_s_by_groups": wall, "chosen": chosen})
+        print(found[-1], flush=True)
+    return found
+
+
+def isolation(toolchain: Toolchain, processes: Processes, size: int) -> dict[str, Any]:
+    """Wall and CPU seconds of a group with one bad kernel, over the group's own."""
+    kernels = kernels_of("float16", size)
+    whole = compile_group(kernels, TARGET, toolchain, processes, LIMITS)
+    result: dict[str, Any] = {"kernels": size, "wall_s": round(whole.wall_seconds, 2)}
+    bad = kernels[2 * size // 3]
+    for kind in BAD:
+        spoilt = OneBad(bad, kind)
+        outcome = compile_group(kernels, TARGET, toolchain, spoilt, LIMITS)
+        spoilt.close()
+        states = {kernel.id: outcome.outcomes[kernel.id].status for kernel in kernels}
+        if states != {kernel.id: "compile_error" if kernel == bad else "ok" for kernel in kernels}:
+            raise SystemExit(f"{kind}: the wrong kernels were refused: {states}")
+        result[kind] = {
+            "wall_s": round(outcome.wall_seconds, 2),
+            "wall_ratio": round(outcome.wall_seconds / whole.wall_seconds, 2),
+            "cpu_ratio": round(outcome.cpu_seconds / whole.cpu_seconds, 2),
+        }
+        print(kind, result[kind], flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The sizing of groups, and what a bad kernel costs its group.")
+    parser.add_argument("--kernels", type=int, default=32, help="of the group with a bad kernel")
+    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
+    arguments = parser.parse_args()
+    cores, processes = len(os.sched_getaffinity(0)), Processes()
+    try:
+        toolchain = find_toolchain(processes)
+        result = {
+            "benchmark": "groups",
+            "isolation": isolation(toolchain, processes, arguments.kernels),
+            "predictions": predictions(toolchain, processes),
+            "group_counts": group_counts(toolchain, processes, cores),
+            "target": TARGET.name,
+            "cores": cores,
+            "toolchain": dict(toolchain.versions),
+        }
+    finally:
+        processes.close()
+    keep_result(result, keep=not arguments.no_file)
+
+
+if __name__ == "__main__":
+    main()

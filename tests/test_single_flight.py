@@ -1,0 +1,158 @@
+"""A kernel is compiled once, however many jobs on however many machines ask for it at the same moment."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from cukiln.types import Job
+from storage.tables import BuildRow, GroupRow, LibraryRow
+from tests.fixtures_queue import QueueWorld, make_world, valkey, wait_for  # noqa: F401
+from workers.embedded_valkey import EmbeddedValkey
+from workers.serve import child_environment
+from workers.start_checks import free_port
+from workers.toolchain import find_toolchain
+
+FAULTY = Path(__file__).parent / "operators" / "faulty"
+RIGHT, DOES_NOT_COMPILE = 0, 26
+# The log has a line for each file that nvcc compiles: the kernels in it.
+NVCC = """#!/bin/sh
+case " $* " in *" -cubin "*) echo "$(grep -o '^namespace kernel_[0-9a-f]*' group.cu | tr '\\n' ' ')" >> {log};; esac
+exec {nvcc} "$@"
+"""
+SEARCH = {"level": 1, "limit": 4, "seed": 0}
+MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "dtype": "float32", "search": SEARCH}
+BROKEN = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
+FAULTS = {"search": {"schedules": [{"fault": RIGHT}, {"fault": DOES_NOT_COMPILE}]}}
+# The same job, jobs of the same kernels for other extents, and jobs that share some.
+JOBS: list[list[dict[str, Any]]] = [
+    [MATMUL],
+    [MATMUL],
+    [{**MATMUL, "m": 80}],
+    [{**MATMUL, "search": {**SEARCH, "limit": 6}}],
+    [MATMUL, {**MATMUL, "m": 120}],
+    [{**BROKEN, **FAULTS}],
+    [{**BROKEN, **FAULTS}, MATMUL],
+    [{**BROKEN, "rows": 16, **FAULTS}],
+]
+
+
+@dataclass
+class Cluster:
+    """Two services and their workers, over one database and one queue."""
+
+    world: QueueWorld
+    urls: list[str]
+    log: Path
+
+    def submit(self, number: int, problems: list[dict[str, Any]]) -> str:
+        named = [{**problem, "name": f"p{index}"} for index, problem in enumerate(problems)]
+        answer = httpx.post(f"{self.urls[number % 2]}/v1/jobs", json={"target": "sm_80", "problems": named}, timeout=30)
+        assert answer.status_code in (200, 202), answer.text
+        return str(answer.json()["job"])
+
+    def job(self, job: str) -> Job:
+        return Job.model_validate(httpx.get(f"{self.urls[0]}/v1/jobs/{job}", timeout=30).json())
+
+    def run(self, jobs: list[list[dict[str, Any]]]) -> list[Job]:
+        """All submitted at the same moment, on either service; their ends."""
+        start, ids = threading.Barrier(len(jobs)), [""] * len(jobs)
+
+        def send(number: int) -> None:
+            start.wait()
+            ids[number] = self.submit(number, jobs[number])
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(len(jobs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait_for(lambda: all(self.job(one).finished_at for one in ids), 240, "jobs end")
+        return [self.job(one) for one in ids]
+
+    def compiled(self) -> list[tuple[str, ...]]:
+        """The kernels of every file that nvcc was given."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [tuple(word for word in line.split() if word != "namespace") for line in lines]
+
+
+@contextmanager
+def started(world: QueueWorld, log: Path) -> Iterator[Cluster]:
+    urls = []
+    for number in range(2):
+        port = free_port("127.0.0.1")
+        settings = world.settings.model_copy(update={"port": port})
+        _start(world, f"api-{number}", [sys.executable, "-m", "service"], child_environment(settings))
+        urls.append(f"http://127.0.0.1:{port}")
+    for number, kind in enumerate(["plan", "plan", "compile", "compile", "compile", "compile", "reconcile"]):
+        _start(world, f"{kind}-{number}", [sys.executable, "-m", "workers.main", kind], world.environment())
+    wait_for(lambda: all(_answers(url) for url in urls), 60, "services answer")
+    yield Cluster(world, urls, log)
+
+
+def _start(world: QueueWorld, name: str, argv: list[str], environment: dict[str, str]) -> None:
+    with (world.folder / f"{name}.log").open("wb") as log:
+        world.workers.append(subprocess.Popen(argv, env=environment, stdout=log, stderr=log, start_new_session=True))
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Cluster]:  # noqa: F811
+    log, wrapper = tmp_path / "nvcc.txt", tmp_path / "nvcc"
+    wrapper.write_text(NVCC.format(log=log, nvcc=find_toolchain().nvcc))
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    with ExitStack() as stack:
+        world = stack.enter_context(
+            make_world(tmp_path, valkey.url, workers=4, nvcc=str(wrapper), operator_path=str(FAULTY), gpus="none")
+        )
+        yield stack.enter_context(started(world, log))
+
+
+@pytest.mark.skipif(shutil.which("grep") is None, reason="no grep")
+def test_a_kernel_is_compiled_once_whoever_asks_for_it(cluster: Cluster) -> None:
+    jobs = cluster.run(JOBS)
+    assert [job.state for job in jobs] == ["done"] * len(JOBS), cluster.world.logs()[-3000:]
+    with cluster.world.database.read() as session:
+        groups = session.scalars(select(GroupRow.kernels).where(GroupRow.source.is_not(None))).all()
+        libraries = session.scalars(select(LibraryRow.kernel)).all()
+        states = Counter(session.scalars(select(BuildRow.state)))
+    # One compile for each kernel in a group, one more for the group of the broken one, and one for each winner's own
+    # library.
+    planned = Counter(kernel["id"] for kernels in groups for kernel in kernels)
+    assert set(planned.values()) == {1}
+    assert states == {"ok": len(planned) - 1, "compile_error": 1}
+    files = cluster.compiled()
+    times = Counter(kernel for file in files for kernel in file)
+    expected = Counter(f"kernel_{kernel[:16]}" for kernel in [*planned, *libraries])
+    assert times - expected == Counter() or _is_innocent_of_the_broken(times - expected, files), (times, expected)
+    before = len(files)
+
+    # What is known is answered without nvcc: winners from their records, and failures by build.
+    again = cluster.run([*JOBS, [{**BROKEN, "rows": 24, **FAULTS}]])
+    assert [job.state for job in again] == ["done"] * len(again)
+    assert again[-1].problems[0].verdicts == {"ok": 1, "compile_error": 1}
+    assert len(cluster.compiled()) == before
+
+
+def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]]) -> bool:
+    """Compiled again because nvcc had refused the file for the one kernel that does not compile."""
+    return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
