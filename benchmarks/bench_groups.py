@@ -46,7 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "float16_gelu": {"dtype": "float16", "epilogue": [{"op": "bias", "axis": "n"}, {"op": "gelu"}]},
     "int8": {"dtype": "int8", "acc_dtype": "int32", "out_dtype": "int32"},
 }
-SIZES = (4, 12, 24)
+SIZES = (4, 12, 12, 12)
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=1 << 30)
 BAD = {
     "front_end": 'static_assert(false, "bad");',
@@ -128,7 +128,7 @@ def predictions(toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
 def group_counts(toolchain: Toolchain, processes: Processes, workers: int) -> list[dict[str, Any]]:
     """Wall seconds of the same kernels in more and more groups, and how many the rule makes."""
     found = []
-    for count in (2, 6, 24):
+    for count in (2, 6, 16):
         kernels, wall = kernels_of("float32", count), {}
         for groups in range(1, min(2 * workers, count) + 1):
             parts = [tuple(kernels[first::groups]) for first in range(groups)]

@@ -226,7 +226,9 @@ def test_a_kernel_alone_keeps_the_whole_log(toolchain: Toolchain, processes: Pro
         (ended(1, "nvcc fatal : nobody is named"), "compile_error"),
     ],
 )
-def test_where_nobody_is_named_the_group_is_halved(toolchain: Toolchain, finished: Finished, status: str) -> None:
+def test_where_nobody_is_named_the_group_is_cut_into_parts(
+    toolchain: Toolchain, finished: Finished, status: str
+) -> None:
     bad = probe(3)
     kernels = [probe(1), probe(2), bad, probe(4), probe(5)]
     outcome = compile_kernels(kernels, toolchain, Faulty(nvcc_fails_with(bad, finished)))

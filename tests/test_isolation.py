@@ -119,14 +119,14 @@ def test_named_culprits_cost_at_most_one_more_compile_for_each_kind_of_tool(tool
     assert counting.nvccs == (1 if k in (0, 8) else 2)
 
 
-def test_halves_are_compiled_side_by_side(toolchain: Toolchain) -> None:
+def test_parts_are_compiled_side_by_side(toolchain: Toolchain) -> None:
     kernels = [probe(number) for number in range(4)]
     both = threading.Barrier(2)
 
     def fault(text: str) -> Finished | None:
         inside = sum(kernel.namespace in text for kernel in kernels)
-        if inside == 2:
-            both.wait(30)  # each half waits for the other: one after the other, neither would come
+        if inside == 1:
+            both.wait(30)  # each part waits for the other: one after the other, neither would come
         return ended(-signal.SIGSEGV) if inside == 4 else None
 
     outcome = compiled(kernels, toolchain, scripted := Scripted(fault))
@@ -134,7 +134,7 @@ def test_halves_are_compiled_side_by_side(toolchain: Toolchain) -> None:
     assert scripted.most == 2
 
 
-def test_an_end_of_one_half_ends_the_other(toolchain: Toolchain) -> None:
+def test_a_cancel_in_one_part_ends_the_others(toolchain: Toolchain) -> None:
     kernels = [probe(number) for number in range(4)]
     cancel, hanging = threading.Event(), threading.Event()
 
@@ -154,6 +154,22 @@ def test_an_end_of_one_half_ends_the_other(toolchain: Toolchain) -> None:
     assert time.monotonic() - started < 30
 
 
+@pytest.mark.parametrize("kind", [CRASH, HANG])
+def test_one_that_ends_the_compiler_ends_it_three_times(toolchain: Toolchain, kind: str) -> None:
+    """In the whole group, in its part, and alone: each may take a whole time limit."""
+    kernels = [probe(number) for number in range(9)]
+    times: list[int] = []
+
+    def fault(text: str) -> Finished | None:
+        answer = unnamed_faults({kernels[4].namespace: kind})(text)
+        times.extend([sum(kernel.namespace in text for kernel in kernels)] if answer else [])
+        return answer
+
+    outcome = compiled(kernels, toolchain, Scripted(fault))
+    assert times == [9, 3, 1]
+    assert [one.id for one in kernels if outcome.outcomes[one.id].status != "ok"] == [kernels[4].id]
+
+
 MACHINE = ended(-signal.SIGKILL, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
 
 
@@ -165,7 +181,7 @@ def test_what_the_machine_ended_once_is_tried_again_at_once(toolchain: Toolchain
     assert scripted.nvccs == 2
 
 
-def test_what_the_machine_ended_beside_another_half_is_tried_again_alone(toolchain: Toolchain) -> None:
+def test_what_the_machine_ended_beside_another_part_is_tried_again_alone(toolchain: Toolchain) -> None:
     kernels = [probe(number) for number in range(4)]
     lost: list[int] = []
 

@@ -8,10 +8,12 @@ from cukiln.types import WinnerRecord
 from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import Conflict
-from storage.libraries import Library, add_library, find_library, forget_library
+from storage.items import complete, release
+from storage.libraries import Library, add_library, end_library, find_library, forget_library, start_library
+from storage.new_items import NewItem, add_items
 from storage.winners import get_winners, publish_winner, winner_revisions
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
-from tests.fixtures_storage import counted_statements, winner_record
+from tests.fixtures_storage import claim_one, counted_statements, winner_record
 
 KEY = "k" * 64
 
@@ -68,6 +70,39 @@ def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -
         found = get_winners(session, [KEY, *(f"{n:064x}" for n in range(9_999))])
     assert list(found) == [KEY]
     assert len([statement for statement in seen if "winners" in statement]) == 1
+
+
+def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: FakeClock) -> None:
+    for name in ("a", "b"):
+        with database.write() as session:
+            add_items(session, [NewItem("finish", name)])
+    one, other = claim_one(database, "finish"), claim_one(database, "finish")
+    with database.write() as session:
+        assert start_library(session, "i" * 64, one)
+        assert start_library(session, "i" * 64, one)  # again
+        assert not start_library(session, "i" * 64, other)
+        assert start_library(session, "j" * 64, other)
+        end_library(session, "i" * 64, other)  # not its own
+        assert not start_library(session, "i" * 64, other)
+        end_library(session, "i" * 64, one)
+        assert start_library(session, "i" * 64, other)
+
+
+@pytest.mark.parametrize("end", ["expired", "completed", "released"])
+def test_an_attempt_that_has_ended_builds_no_library_any_more(database: Database, clock: FakeClock, end: str) -> None:
+    with database.write() as session:
+        add_items(session, [NewItem("finish", "a"), NewItem("finish", "b")])
+    one = claim_one(database, "finish", lease=5.0)
+    other = claim_one(database, "finish", lease=60.0)
+    with database.write() as session:
+        assert start_library(session, "i" * 64, one)
+        if end == "expired":
+            clock.advance(6)
+        elif end == "completed":
+            complete(session, one)
+        else:
+            release(session, one)
+        assert start_library(session, "i" * 64, other)
 
 
 def test_the_first_library_of_an_id_stays(database: Database) -> None:

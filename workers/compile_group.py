@@ -1,18 +1,20 @@
 """Compile a group of kernels; where it fails, split it so that every innocent kernel still gets its library.
 
 A front-end error names a line and ptxas names the kernel or a line of its PTX: such kernels are set aside with their
-own words of the log and the others compiled again. Only where nobody is named (a crash, a timeout) the group is
-halved, and the halves are compiled side by side.
+own words of the log and the others compiled again. Only where nobody is named (a crash, a timeout) the group is cut
+into parts, which are compiled side by side.
 """
 
 from __future__ import annotations
 
 import gzip
+import math
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 from codegen.cubin import code_digest_of
@@ -30,9 +32,10 @@ from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
 SIDE_BY_SIDE = 2
-"""Halves at once. A worker is one process for each core, so there is a core for the second half only where another
+"""Parts at once. A worker is one process for each core, so there is a core for the second part only where another
 worker is idle; where none is, both take as long as one after the other would, and only groups that crash the compiler
 or hang in it come here."""
+SMALL_PART = 7  # kernels: √MAX_KERNELS of `codegen.group`
 
 Status = Literal["ok", "compile_error", "compile_timeout"]
 
@@ -267,8 +270,16 @@ def _split(
             outcomes = {kernel_id: KernelOutcome(status, log) for kernel_id, log in culprits.items()}
             innocent = tuple(kernel for kernel in kernels if kernel.id not in culprits)
             return outcomes, (innocent,) if innocent else ()
-    middle = len(kernels) // 2
-    return {}, (kernels[:middle], kernels[middle:])
+    return {}, _parts(kernels)
+
+
+def _parts(kernels: tuple[Kernel, ...]) -> tuple[tuple[Kernel, ...], ...]:
+    """About √n parts of about √n kernels, and a part kernel by kernel: the whole, its part and the kernel alone are
+    three files that crash or hang in a row, where halving would make six of 32 kernels; and each costs the time of a
+    crash or a whole time limit."""
+    count = len(kernels) if len(kernels) <= SMALL_PART else math.isqrt(len(kernels) - 1) + 1
+    edges = [number * len(kernels) // count for number in range(count + 1)]
+    return tuple(kernels[first:last] for first, last in pairwise(edges))
 
 
 def stored_resources(kernel: Kernel, reported: Resources) -> dict[str, int]:
