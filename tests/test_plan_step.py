@@ -7,22 +7,28 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from codegen.compile_model import PRIOR, CompiledFile
 from codegen.identity import winner_key
+from codegen.kernel import Kernel
 from codegen.operators import operator
 from cukiln.types import StageSeconds
-from storage import items, jobs
+from storage import items, jobs, new_items
 from storage.blobs import BlobStore
 from storage.builds import known_builds
+from storage.compile_models import idle_workers, learn, load_model
 from storage.database import Session
 from storage.errors import PlanOutdated
 from storage.groups import BuildOutcome, load_group, record_compiled
+from storage.tables import ItemRow
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
 from workers import tickets
 from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
 
 step = import_module("workers.steps.plan")  # the package has its function under the same name
+COMPILING = (ItemRow.kind == "compile") & (ItemRow.state == "waiting")
 MATMUL = {"operator": "matmul", "m": 64, "n": 64, "k": 64}
 
 
@@ -138,3 +144,44 @@ def compiled(planner: Planner) -> None:
             gpu_plan_version="1",
             drivers={},
         )
+
+
+def test_groups_are_sized_by_what_compiling_took_here(planner: Planner) -> None:
+    toolchain = planner.workplace.toolchain.digest
+    slow = CompiledFile({"matmul/simt/float32": 4.0}, 16.4, 100 * 2**20)
+    with planner.database.write() as session:
+        learn(session, toolchain, [slow] * 5)
+    planner.plan()
+    with planner.database.read() as session:
+        groups = [load_group(session, ref) for ref in session.scalars(select(ItemRow.ref).where(COMPILING))]
+        model = load_model(session, toolchain)
+    assert model.factors["matmul/simt/float32"].seconds == pytest.approx(4.0)
+    assert groups
+    for group in groups:
+        assert group is not None
+        kernels = [Kernel.from_json(kernel.kernel_json) for kernel in group.kernels]
+        assert group.predicted_seconds == pytest.approx(model.seconds(kernels))
+        assert group.predicted_seconds > PRIOR.seconds(kernels)
+
+
+@pytest.mark.parametrize(
+    ("busy", "waiting", "priority", "idle"),
+    [(0, 0, 0, 4), (1, 0, 0, 3), (1, 1, 0, 2), (3, 4, 0, 1), (0, 2, -1, 4), (1, 2, -1, 3), (0, 2, 1, 2)],
+)
+def test_idle_workers_are_those_without_work_that_goes_first(
+    planner: Planner, busy: int, waiting: int, priority: int, idle: int
+) -> None:
+    """`priority`: of what waits, over the job's own."""
+    with planner.database.write() as session:
+        new_items.add_items(session, [new_items.NewItem("plan", "me")])
+        new_items.add_items(session, [new_items.NewItem("compile", f"b{n}", "sm_80") for n in range(busy)])
+        new_items.add_items(session, [new_items.NewItem("compile", "other", "sm_90a")])
+    me = planner.claim("plan")
+    with planner.database.write() as session:
+        for _ in range(busy):
+            assert items.claim(session, ["compile"], ["sm_80"], "w", 60.0) is not None
+        new_items.add_items(
+            session, [new_items.NewItem("compile", f"w{n}", "sm_80", priority=priority) for n in range(waiting)]
+        )
+    with planner.database.read() as session:
+        assert idle_workers(session, me, "sm_80", 4) == idle

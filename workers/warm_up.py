@@ -11,13 +11,16 @@ import logging
 import uuid
 from typing import Any
 
+from codegen.compile_model import CompiledFile
 from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import known_builds
 from storage.candidates import candidates_of_problem
+from storage.compile_models import idle_workers, load_model
 from storage.database import Database, Session
 from storage.errors import StorageError
 from storage.groups import BuildOutcome, load_group, record_compiled, start_group
+from storage.libraries import end_library, start_library
 from storage.measurements import (
     Measured,
     best_measured,
@@ -68,6 +71,8 @@ def _go_the_way(session: Session, name: str) -> None:
     planned = problems_to_plan(session, claim)
     jobs.job_state(session, job)
     known_builds(session, [build])
+    load_model(session, name * 2)
+    idle_workers(session, claim, target, 1)
     candidate = NewCandidate(name * 2, {}, name * 2, build)
     record_plan(
         session,
@@ -93,6 +98,7 @@ def _go_the_way(session: Session, name: str) -> None:
         phases=[],
         codegen=StageSeconds(),
         compile=StageSeconds(),
+        files=[CompiledFile({name: 1.0}, 1.0, 1)] * 2,  # the first of a family, and one more
         **_VERSIONS,
     )
     claim = _claim(session, "verify", target, job)
@@ -101,6 +107,8 @@ def _go_the_way(session: Session, name: str) -> None:
     record_verified(session, claim, [verdict], plan_version=_VERSION, verify=StageSeconds())
     _measure(session, name, job)
     claim = _claim(session, "finish", target, job)
+    start_library(session, name * 2, claim)
+    end_library(session, name * 2, claim)
     load_problem(session, int(claim.ref))
     candidates_of_problem(session, int(claim.ref))
     best_proofs(session, [(name * 2, name * 2)])
