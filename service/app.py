@@ -21,7 +21,10 @@ from service import (
     kernels,
     lookups,
     openapi,
+    pages,
     results,
+    static_files,
+    timeline,
     traces,
 )
 from service.auth import Gate
@@ -35,19 +38,8 @@ DESCRIPTION = (
     "`type`, the field at fault and what is allowed."
 )
 ROUTERS = (
-    jobs,
-    events,
-    candidates,
-    traces,
-    bundles,
-    results,
-    groups,
-    lookups,
-    kernels,
-    blobs,
-    catalogue,
-    health,
-    docs_page,
+    *(jobs, events, timeline, traces, candidates, bundles, results, groups, lookups, kernels, blobs, catalogue),
+    *(health, docs_page, pages, static_files),
 )
 
 

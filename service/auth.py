@@ -47,8 +47,7 @@ class Gate:
         path = scope["path"]
         if path != "/v1" and not path.startswith("/v1/"):
             return None
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._key):
+        if bearer_is(headers.get(b"authorization", b""), self._key):
             return None
         detail = "Send the service's API key (its CUKILN_API_KEY) as 'Authorization: Bearer <key>'."
         return refuse(
@@ -58,6 +57,12 @@ class Gate:
             allowed="Bearer <key>",
             headers={"WWW-Authenticate": 'Bearer realm="cukiln"'},
         )
+
+
+def bearer_is(header: bytes, key: bytes) -> bool:
+    """Whether an Authorization header holds the key."""
+    scheme, _, token = header.partition(b" ")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), key)
 
 
 def _judge_host(header: str) -> Refused | None:

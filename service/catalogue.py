@@ -12,11 +12,12 @@ from codegen.operator import Operator
 from codegen.operators import operators
 from codegen.search import Search, allowed_json
 from codegen.targets import targets
-from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, Targets, Timings
+from cukiln.types import DeviceReport, OperatorReport, Operators, PhaseTimings, TargetReport, Targets, Timings
 from service.answers import json_response
 from service.context import ServiceDep
 from service.openapi import problems
 from storage.devices import LiveDevice
+from storage.phases import phase_timings
 from storage.timings import timings
 from storage.toolchains import LiveToolchain
 
@@ -57,6 +58,13 @@ def get_timings(
     """Wall and CPU seconds of each stage, summed by operator, job or day (UTC)."""
     with service.database.read() as session:
         return json_response(timings(session, by))
+
+
+@router.get("/timings/phases", response_model=PhaseTimings, responses=problems("database-unavailable"))
+def get_phases(service: ServiceDep) -> Response:
+    """Seconds of each of nvcc's phases, over the groups that were compiled last, and what grouping them saved."""
+    with service.database.read() as session:
+        return json_response(phase_timings(session))
 
 
 @lru_cache

@@ -32,7 +32,7 @@ Cursor = Annotated[str | None, Query(max_length=512)]
 
 def known_job(job: str, service: ServiceDep) -> str:
     """The id of a job that exists. Raises Refused (404)."""
-    if _ID.fullmatch(job):
+    if is_job_id(job):
         with service.database.read() as session:
             if job_state(session, job) is not None:
                 return job
@@ -40,6 +40,11 @@ def known_job(job: str, service: ServiceDep) -> str:
 
 
 KnownJob = Annotated[str, Depends(known_job)]
+
+
+def is_job_id(job: str) -> bool:
+    """Whether a job could have this id."""
+    return _ID.fullmatch(job) is not None
 
 
 def job_not_found(job: str) -> Refused:

@@ -267,7 +267,7 @@ BAD_CALLS: list[tuple[str, str, str]] = [
     ("PUT", "/v1/jobs", "method-not-allowed"),
     ("POST", f"/v1/jobs/{'0' * 32}", "method-not-allowed"),
     ("DELETE", f"/v1/blobs/sha256/{'0' * 64}", "method-not-allowed"),
-    ("GET", "/", "not-found"),
+    ("GET", "/nothing", "not-found"),
     ("GET", "/metrics", "not-found"),
     ("GET", "/v1", "not-found"),
     ("GET", "/v1/jobs/", "not-found"),

@@ -342,14 +342,18 @@ def test_changed_pins_are_installed(checkout: Path) -> None:
     assert "pip" in run("make", "--dry-run", "run", cwd=checkout).stdout
 
 
-CI_TOOLS = ("g++", "unshare", "curl", "aarch64-linux-gnu-g++", "qemu-aarch64-static")
+CI_TOOLS = ("g++", "unshare", "curl", "aarch64-linux-gnu-g++", "qemu-aarch64-static", "chromium")
 
 
 @pytest.mark.parametrize(
     ("absent", "package"),
     [
         (None, None),
-        *zip(CI_TOOLS, ("g++", "util-linux", "curl", "g++-aarch64-linux-gnu", "qemu-user-static"), strict=True),
+        *zip(
+            CI_TOOLS,
+            ("g++", "util-linux", "curl", "g++-aarch64-linux-gnu", "qemu-user-static", "chromium"),
+            strict=True,
+        ),
     ],
 )
 def test_ci_installs_what_is_missing_and_nothing_else(absent: str | None, package: str | None, tmp_path: Path) -> None:

@@ -506,6 +506,67 @@ class Timings(Answer):
     timings: list[TimingRow]
 
 
+class PhaseTotal(Answer):
+    """One phase of the compilers, as nvcc names it, summed over files."""
+
+    name: str
+    files: int  # in which it ran
+    seconds: float
+
+
+class FileCosts(Answer):
+    """What files took to compile, by how many kernels are in each."""
+
+    files: int
+    kernels: int
+    seconds: float  # wall
+
+
+class PhaseTimings(Answer):
+    """Phases of the groups that were compiled last, and what grouping saved. `files_of_one`: of groups that hold one
+    kernel alone. `alone_estimate`: seconds if each kernel had a file of its own, from the recorded phases: those that
+    do not depend on the kernels are paid once per kernel. An estimate, never a measurement."""
+
+    phases: list[PhaseTotal]
+    grouped: FileCosts
+    files_of_one: FileCosts
+    alone_estimate: float | None = None
+
+
+class TimelineStep(Answer):
+    """One piece of work, of its last attempt. Times are Unix seconds; it waited from `created_at` to `started_at`."""
+
+    kind: Literal["plan", "compile", "verify", "measure", "compare", "finish"]
+    target: str | None  # an architecture, or the device class it is measured on
+    state: str
+    attempt: int
+    worker: str | None
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+
+
+class TimelineLane(Answer):
+    """All steps of one subject: problems to plan, a group, or a problem to finish."""
+
+    name: str
+    group: str | None = None
+    kernels: int | None = None
+    phases: list[Phase] = Field(default_factory=list)  # of the group's compilers
+    steps: list[TimelineStep]
+
+
+class Timeline(Answer):
+    """A job's work on a time axis, the first begun first. What another job had begun already is not in it."""
+
+    job: str
+    at: float  # when this was read: running steps have come so far
+    created_at: float
+    finished_at: float | None = None
+    lanes: list[TimelineLane]
+    lanes_left_out: int = 0
+
+
 class Health(Answer):
     """Of /healthz and /readyz: what was looked at and found to be there."""
 

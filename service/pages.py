@@ -1,0 +1,137 @@
+"""/ and /jobs/{id}: where the time goes, as tables that need no script; charts are drawn over them from the same JSON.
+
+With an API key, a page without the key in its Authorization header holds no data: a form asks for the key, and a script
+asks for the page again with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Query, Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from cukiln.types import JobSummary, Progress, StageName, TimelineLane
+from service import page_words
+from service.auth import bearer_is
+from service.context import Service, ServiceDep
+from service.jobs import is_job_id
+from service.static_files import static_url
+from storage.database import Session
+from storage.jobs import list_jobs
+from storage.phases import phase_timings
+from storage.progress import job_progress
+from storage.report_job import job_report
+from storage.timeline import timeline
+from storage.timings import timings
+
+JOBS_SHOWN = 25
+PROBLEMS_SHOWN = 200
+LIVE = ("queued", "running")
+POLL_LIVE_MS, POLL_IDLE_MS = 1000, 10_000
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Vary": "Authorization",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/", response_class=HTMLResponse)
+def get_overview(
+    request: Request, service: ServiceDep, cursor: Annotated[str | None, Query(max_length=512)] = None
+) -> HTMLResponse:
+    """Jobs, stage seconds by operator and by day, the compilers' phases."""
+    if not _may_see(request, service):
+        return _page("key.html", status=401)
+    with service.database.read() as session:
+        page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
+        live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
+        by_operator, by_day, phases = timings(session, "operator"), timings(session, "day"), phase_timings(session)
+    return _page(
+        "overview.html",
+        jobs=page.jobs,
+        next_cursor=page.next_cursor,
+        first_page=cursor is None,
+        progress=live,
+        by_operator=by_operator.timings,
+        by_day=by_day.timings,
+        phases=phases,
+        poll_ms=POLL_LIVE_MS if live else POLL_IDLE_MS,
+    )
+
+
+@router.get("/jobs/{job}", response_class=HTMLResponse)
+def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLResponse:
+    """One job: its progress, its problems, its work on a time axis."""
+    if not _may_see(request, service):
+        return _page("key.html", status=401)
+    report = lanes = None
+    if is_job_id(job):
+        with service.database.read() as session:
+            report = job_report(session, job, service.settings.toolchain_live_seconds)
+            lanes = timeline(session, job)
+    if report is None or lanes is None:
+        return _page("no_job.html", status=404, job=job[:64])
+    return _page(
+        "job.html",
+        job=report,
+        shown=report.problems[:PROBLEMS_SHOWN],
+        timeline=lanes,
+        phases=_phase_sums(lanes.lanes),
+        poll_ms=POLL_LIVE_MS if report.state in LIVE else 0,
+    )
+
+
+def _may_see(request: Request, service: Service) -> bool:
+    """Whether the data may be shown. Without a key the gate has let loopback names in alone."""
+    key = service.settings.api_key
+    header = request.headers.get("authorization", "").encode("latin-1")
+    return key is None or bearer_is(header, key.get_secret_value().encode())
+
+
+def _progress(session: Session, service: Service, job: JobSummary) -> Progress | None:
+    found = job_progress(session, job.job, service.settings.toolchain_live_seconds)
+    return found.progress if found else None
+
+
+def _phase_sums(lanes: list[TimelineLane]) -> list[tuple[str, float]]:
+    """Seconds of each phase over the job's groups, the longest first."""
+    sums: dict[str, float] = {}
+    for phase in (phase for lane in lanes for phase in lane.phases):
+        sums[phase.name] = sums.get(phase.name, 0.0) + phase.seconds
+    return sorted(sums.items(), key=lambda one: -one[1])
+
+
+def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    text = _environment().get_template(template).render(**values)
+    return HTMLResponse(text, status_code=status, headers=_headers(status))
+
+
+def _headers(status: int) -> Mapping[str, str]:
+    return {**_HEADERS, "WWW-Authenticate": 'Bearer realm="cukiln"'} if status == 401 else _HEADERS
+
+
+@lru_cache
+def _environment() -> Environment:
+    folder = Path(__file__).parent / "templates"
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("seconds", "duration", "moment", "count", "share", "microseconds"):
+        environment.filters[name] = getattr(page_words, name)
+    environment.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
+    return environment
