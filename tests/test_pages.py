@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import cukiln
-from cukiln.types import StageName, Timings
+from cukiln.types import StageName
 from service.static_files import FOLDER, static_files, static_url
 from storage.settings import load_settings
 from tests.fixtures_api import MATMUL, Api, api, publish, serving, shared_api
@@ -28,6 +25,7 @@ from tests.fixtures_browser import (
     plotted,
     screenshot,
 )
+from tests.fixtures_queue import wait_for
 from workers.serve import embedded
 
 __all__ = ["api", "browser", "open_page", "shared_api"]
@@ -101,7 +99,6 @@ def test_without_javascript_the_tables_hold_what_the_api_says(service: str, job:
         assert page.locator(f"{table} tbody tr").count() == 1
         assert numbers(page, f"{table} td[data-count=problems]") == [row["problems"]] == [4]
         assert numbers(page, f"{table} td[data-count=cached]") == [row["cached"]] == [2]
-        assert numbers(page, f"{table} td[data-stage] > :not(small):scope, {table} td[data-stage] >") or True
         both = [one for stage in STAGES for one in (row["seconds"][stage]["wall"], row["seconds"][stage]["cpu"])]
         assert numbers(page, f"{table} td[data-stage]") == both
     assert page.locator(f"#jobs tr[data-job='{job}'] .state").inner_text() == "done"
@@ -123,7 +120,6 @@ def test_without_javascript_a_job_is_read_from_its_tables(service: str, job: str
     steps = [step for lane in timeline["lanes"] for step in lane["steps"]]
     assert numbers(page, "#timeline [data-count=took]") == [one["finished_at"] - one["started_at"] for one in steps]
     assert numbers(page, "#timeline [data-count=waited]") == [one["started_at"] - one["created_at"] for one in steps]
-    assert "200 more" not in page.locator("#main").inner_text()
 
 
 # ---- charts
@@ -189,9 +185,9 @@ def test_a_running_job_is_followed_without_a_reload(service: str, job: str, open
             one.evaluate("window.stays = true")
         began = page.locator("#status .state").inner_text()
         assert client.wait(new, timeout=240).state == "done"
-    page.wait_for_function("document.querySelector('#status .state').textContent === 'done'")
-    overview.wait_for_function(f"document.querySelector('tr[data-job=\"{new.job}\"] .state').textContent === 'done'")
-    page.wait_for_function("Chart.getChart('chart-timeline').data.datasets.some(one => one.label === 'finish')")
+    page.locator("#status .state.done").wait_for()
+    overview.locator(f"tr[data-job='{new.job}'] .state.done").wait_for()
+    wait_for(lambda: "finish" in plotted(page, "chart-timeline")["datasets"])
     assert began in ("queued", "running")
     assert page.evaluate("window.stays") and overview.evaluate("window.stays")
     assert numbers(page, "#stages tr[data-part=wall]") == spent(answer(f"{service}/v1/jobs/{new.job}")["seconds"])
@@ -281,7 +277,7 @@ def test_an_empty_service_has_a_page_and_a_queued_job_has_one(api: Api) -> None:
     job = api.submit().json()["job"]
     assert f"/jobs/{job}" in api.client.get("/").text
     assert "queued" in api.client.get(f"/jobs/{job}").text
-    assert api.client.get("/", params={"cursor": "rubbish"}).status_code == 422
+    assert api.client.get("/", params={"cursor": "rubbish"}).status_code == 400
 
 
 def test_older_jobs_are_on_further_pages(api: Api) -> None:
