@@ -80,7 +80,9 @@ window.cukiln = (() => {
       bars("computed", "compile", total((one) => one.problems - one.cached)),
       bars("from the cache", "codegen", total((one) => one.cached)),
     ];
-    draw("chart-cache", { labels, datasets }, options("problems"));
+    const settings = options("problems");
+    settings.scales.y.ticks.precision = 0;
+    draw("chart-cache", { labels, datasets }, settings);
   }
 
   function phases(found) {
