@@ -33,6 +33,8 @@ JOBS_SHOWN = 25
 PROBLEMS_SHOWN = 200
 LIVE = ("queued", "running")
 POLL_LIVE_MS, POLL_IDLE_MS = 1000, 10_000
+MANY_PROBLEMS = 1000
+"""The report of a larger job takes the service a good part of a second: it is not asked for in every one."""
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -82,13 +84,15 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
             lanes = timeline(session, job)
     if report is None or lanes is None:
         return _page("no_job.html", status=404, job=job[:64])
+    poll_ms = POLL_LIVE_MS if len(report.problems) <= MANY_PROBLEMS else POLL_IDLE_MS
     return _page(
         "job.html",
         job=report,
         shown=report.problems[:PROBLEMS_SHOWN],
         timeline=lanes,
         phases=_phase_sums(lanes.lanes),
-        poll_ms=POLL_LIVE_MS if report.state in LIVE else 0,
+        poll_ms=poll_ms if report.state in LIVE else 0,
+        linked=service.settings.api_key is None,  # a link sends no key
     )
 
 

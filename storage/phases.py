@@ -37,7 +37,7 @@ def phase_timings(session: Session) -> PhaseTimings:
 
 def _alone(row: Row[Any]) -> float:
     """Seconds of the group's kernels in files of their own: what does not grow with kernels is paid for each."""
-    fixed = sum(phase["seconds"] for phase in row.phases if phase["name"] not in GROW_WITH_KERNELS)
+    fixed: float = sum(phase["seconds"] for phase in row.phases if phase["name"] not in GROW_WITH_KERNELS)
     wall: float = row.compile_seconds.get("wall", 0.0)
     return wall + (len(row.kernels) - 1) * fixed
 

@@ -149,7 +149,9 @@ def test_a_group_that_is_not_compiled_has_no_files(api: Api, what: str) -> None:
     assert (nowhere.status_code, nowhere.json()["type"]) == (404, TYPE_PREFIX + "group-not-found")
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/docs", "/openapi.json", "/v1/jobs", "/v1/operators", "/v1/timings"])
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz", "/docs", "/openapi.json", "/v1/jobs", "/v1/operators", "/v1/timings"]
+)
 def test_head_answers_as_get_does_without_the_body(shared_api: Api, path: str) -> None:
     get, head = shared_api.client.get(path), shared_api.client.head(path)
     assert (head.status_code, head.content) == (200, b"")
