@@ -18,7 +18,7 @@ def duration(value: float | None) -> str:
     if value is None:
         return "–"
     if value < 60:
-        return f"{seconds(value)} s"
+        return f"{value:.0f} s" if value == round(value) else f"{seconds(value)} s"
     minutes, rest = divmod(round(value), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s"

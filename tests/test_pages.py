@@ -12,6 +12,7 @@ import pytest
 
 import cukiln
 from cukiln.types import StageName
+from service import page_words
 from service.static_files import FOLDER, static_files, static_url
 from storage.settings import load_settings
 from tests.fixtures_api import MATMUL, Api, api, publish, serving, shared_api
@@ -199,6 +200,8 @@ def test_a_running_job_is_followed_without_a_reload(service: str, job: str, open
         for one in (page, overview):
             one.evaluate("window.stays = true")
         began = page.locator("#status .state").inner_text()
+        screenshot(page, "page-job-running")
+        screenshot(overview, "page-overview-running")
         assert client.wait(new, timeout=240).state == "done"
     page.locator("#status .state.done").wait_for()
     overview.locator(f"tr[data-job='{new.job}'] .state.done").wait_for()
@@ -314,6 +317,33 @@ def test_older_jobs_are_on_further_pages(api: Api) -> None:
     assert [*shown[0], *shown[1]] == jobs[::-1]
 
 
+@pytest.mark.parametrize(
+    ("write", "value", "words"),
+    [
+        (page_words.seconds, 0.0123, "0.012"),
+        (page_words.seconds, 4.312, "4.31"),
+        (page_words.seconds, 58.21, "58.2"),
+        (page_words.seconds, 1204.4, "1,204"),
+        (page_words.seconds, 0.0, "0.00"),
+        (page_words.seconds, None, "–"),
+        (page_words.duration, 0.8, "0.80 s"),
+        (page_words.duration, 5.0, "5 s"),
+        (page_words.duration, 80.2, "1 min 20 s"),
+        (page_words.duration, 7500.0, "2 h 5 min"),
+        (page_words.moment, 0.0, "1970-01-01 00:00:00"),
+        (page_words.microseconds, 6.957, "6.96 µs"),
+        (page_words.microseconds, 12345.6, "12,346 µs"),
+    ],
+)
+def test_numbers_are_written_with_about_three_digits(write: Any, value: float | None, words: str) -> None:
+    assert write(value) == words
+
+
+@pytest.mark.parametrize(("part", "whole", "words"), [(1, 4, "25 %"), (0, 4, "0 %"), (0, 0, "–")])
+def test_a_share_of_nothing_is_a_dash(part: int, whole: int, words: str) -> None:
+    assert page_words.share(part, whole) == words
+
+
 # ---- with an API key
 
 
@@ -337,6 +367,7 @@ def test_the_key_is_asked_for_once_and_kept_in_the_tab(guarded: Api, open_page: 
         page.fill("#key", wrong)
         page.click("button")
         page.wait_for_selector("#key-error:not([hidden])")
+        screenshot(page, "page-key")
     page.fill("#key", KEY)
     page.click("button")
     drawn(page).click(f"tr[data-job='{job}'] a")
