@@ -21,6 +21,7 @@ Event = dict[str, Any]
 
 JOB_PID = 1
 JOB_TID, QUEUE_TID = 1, 2
+BESIDE_TIDS = 1000  # for each lane of items: those of the files that are compiled beside the file within it
 SHOWN_DIGITS = 8  # of a group's id
 _RANK = {"M": 0, "X": 1, "b": 2, "e": 3, "C": 4}  # at one time: a wait of no length begins before it ends
 
@@ -137,32 +138,43 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
     """A worker does one item at a time; what overlaps all the same (a lease that was lost, and the clock of another
     machine said when) gets a lane of its own."""
     lanes: list[int] = []
+    named: dict[int, str] = {}
     for one in slices:
         lane = next((lane for lane, end in enumerate(lanes) if end <= one.begin), len(lanes))
         lanes[lane : lane + 1] = [one.end]
         tid = lane + 1
+        named[tid] = "items" if lane == 0 else f"items {tid}"
         yield _slice(one.item.kind, _name(one.item), pid, tid, (one.begin, one.end), _arguments(trace, one))
-        yield from _phases(times, one, pid, tid)
+        for beside, name, span, args in _phases(times, one):
+            of = BESIDE_TIDS * tid + beside if beside else tid
+            named.setdefault(of, f"beside {named[tid]}")
+            yield _slice("phase", name, pid, of, span, args)
     kinds = {one.item.kind for one in slices}
     kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds == {PLAN} else "compile"
-    named = {lane + 1: "items" if lane == 0 else f"items {lane + 1}" for lane in range(len(lanes))}
     yield from _named(pid, f"{kind} worker {worker}", named)
 
 
-def _phases(times: _Times, one: _Slice, pid: int, tid: int) -> Iterator[Event]:
-    """Those of the attempt that came to its end: one after the other, within the item."""
+def _phases(times: _Times, one: _Slice) -> Iterator[tuple[int, str, tuple[int, int], dict[str, Any]]]:
+    """Lane, name, span and arguments of those of the attempt that came to its end, within the item. A file's are one
+    after the other, in the item's lane, 0; of two files that are compiled side by side one is in another lane."""
     if one.attempt is not one.item.attempts[-1] or one.attempt.how != "done":
         return
     assert one.attempt.started_at is not None, "a slice has begun"
-    before = one.begin
+    lanes: list[tuple[list[int] | None, int]] = []  # of which file the last phase in it was, and when that ended
     for phase in one.item.phases:
         if phase["name"] == "queue" or phase.get("start") is None:
             continue
-        begin = min(max(before, times.at(one.attempt.started_at + phase["start"])), one.end)
-        before = min(max(begin, times.at(one.attempt.started_at + phase["start"] + phase["seconds"])), one.end)
-        places = phase.get("kernels")
-        args = {"seconds": phase["seconds"], **({"kernels": places} if places is not None else {})}
-        yield _slice("phase", phase["name"], pid, tid, (begin, before), args)
+        file = phase.get("kernels")
+        begin = min(max(one.begin, times.at(one.attempt.started_at + phase["start"])), one.end)
+        lane = next((lane for lane, (last, _) in enumerate(lanes) if last == file), None)
+        if lane is None:
+            lane = next((lane for lane, (_, end) in enumerate(lanes) if end <= begin), len(lanes))
+        if lane < len(lanes):
+            begin = max(begin, lanes[lane][1])
+        end = min(max(begin, times.at(one.attempt.started_at + phase["start"] + phase["seconds"])), one.end)
+        lanes[lane : lane + 1] = [(file, end)]
+        args = {"seconds": phase["seconds"], **({"kernels": file} if file is not None else {})}
+        yield lane, phase["name"], (begin, end), args
 
 
 def _arguments(trace: JobTrace, one: _Slice) -> dict[str, Any]:

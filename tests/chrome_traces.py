@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
+
+from service.chrome_trace import BESIDE_TIDS
 
 Event = dict[str, Any]
 
@@ -41,7 +44,8 @@ def _nested(events: list[Event]) -> None:
         if outer:
             assert event["ts"] + event["dur"] <= outer[-1]["ts"] + outer[-1]["dur"], f"{event['name']} reaches out"
         if event["cat"] == "phase":
-            assert outer and outer[-1]["cat"] in ("compile", "finish"), f"{event['name']} is in no compile"
+            beside = event["tid"] >= BESIDE_TIDS
+            assert beside or (outer and outer[-1]["cat"] in ("compile", "finish")), f"{event['name']} is in no compile"
         else:
             assert not outer, f"{event['name']} begins within {outer[-1]['name']}"
         outer.append(event)
@@ -59,6 +63,15 @@ def _paired(events: list[Event]) -> None:
 
 def slices(events: list[Event], category: str) -> list[Event]:
     return [event for event in events if event["ph"] == "X" and event["cat"] == category]
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How much time the spans have together; what two of them share counts once."""
+    whole, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        whole += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return whole
 
 
 def waits(events: list[Event]) -> list[tuple[str, int]]:

@@ -119,6 +119,18 @@ def test_named_culprits_cost_at_most_one_more_compile_for_each_kind_of_tool(tool
     assert counting.nvccs == (1 if k in (0, 8) else 2)
 
 
+def test_seconds_that_two_files_spend_at_once_count_once(toolchain: Toolchain) -> None:
+    kernels = [probe(number) for number in range(3)]
+    outcome = compiled(kernels, toolchain, Scripted(unnamed_faults({kernels[0].namespace: CRASH})))
+    assert [phase.start for phase in outcome.phases] == sorted(phase.start for phase in outcome.phases)
+    for kernel in kernels[1:]:
+        mine = [phase for phase in outcome.phases if phase.kernels == (kernel.id,)]
+        ends = [phase.start + phase.seconds for phase in mine]
+        assert all(phase.start >= end - 1e-6 for phase, end in zip(mine[1:], ends[:-1], strict=True))
+    tools = [phase.seconds for phase in outcome.phases if phase.name != "render"]
+    assert max(tools) < outcome.wall_seconds < sum(tools)
+
+
 def test_parts_are_compiled_side_by_side(toolchain: Toolchain) -> None:
     kernels = [probe(number) for number in range(4)]
     both = threading.Barrier(2)

@@ -162,6 +162,8 @@ def test_groups_are_sized_by_what_compiling_took_here(planner: Planner) -> None:
         kernels = [Kernel.from_json(kernel.kernel_json) for kernel in group.kernels]
         assert group.predicted_seconds == pytest.approx(model.seconds(kernels))
         assert group.predicted_seconds > PRIOR.seconds(kernels)
+        parts = [kernel.predicted_seconds for kernel in group.kernels]
+        assert parts == pytest.approx([model.kernel_seconds(kernel) for kernel in kernels]), "what a file's times go by"
 
 
 @pytest.mark.parametrize(

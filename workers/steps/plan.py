@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 
 from redis.exceptions import RedisError
 
-from codegen.compile_model import FIXED_SECONDS, PRIOR
+from codegen.compile_model import FIXED_SECONDS, PRIOR, CompileModel
 from codegen.group import MAX_SECONDS, group
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
@@ -91,14 +92,19 @@ def _record(
         with context.database.read() as session:
             known = known_builds(session, list(builds), with_library=to_measure)
             unknown = {place: kernel for place, kernel in kernels.items() if place[0] not in known}
-            groups = _groups(context, session, unknown, max_seconds)
+            model = load_model(session, context.toolchain.digest) if unknown else PRIOR
+            groups = _groups(context, session, unknown, model, max_seconds)
+        told = {
+            build: replace(builds[build], predicted_seconds=model.kernel_seconds(kernel))
+            for (build, _), kernel in unknown.items()
+        }
         try:
             with context.database.write() as session:
                 recorded = record_plan(
                     session,
                     context.claim,
                     planned,
-                    builds,
+                    {**builds, **told},
                     groups,
                     plan_version=context.plan_version,
                     gpu_plan_version=context.gpu_plan_version,
@@ -121,8 +127,7 @@ def _lower(problem: JobProblem, job: JobStatus | None) -> Lowered:
 def _new_build(kernel: Kernel, target: str, context: StepContext) -> NewBuild:
     digest = slice_digest(kernel)
     build = build_id(kernel.id, digest, context.toolchain.digest, target)
-    seconds = operator(kernel.operator).predicted_compile_seconds(kernel)
-    return NewBuild(build, kernel.id, digest, kernel.to_json(), seconds)
+    return NewBuild(build, kernel.id, digest, kernel.to_json(), PRIOR.kernel_seconds(kernel))
 
 
 def _planned(
@@ -156,11 +161,14 @@ def _longest_group(job: JobStatus | None) -> float:
 
 
 def _groups(
-    context: StepContext, session: Session, kernels: Mapping[tuple[str, str], Kernel], max_seconds: float
+    context: StepContext,
+    session: Session,
+    kernels: Mapping[tuple[str, str], Kernel],
+    model: CompileModel,
+    max_seconds: float,
 ) -> list[NewGroup]:
     """Groups of one target each, those that take longest first, sized by what compiling took before."""
     found: list[NewGroup] = []
-    model = load_model(session, context.toolchain.digest) if kernels else PRIOR
     for target in sorted({target for _, target in kernels}):
         build_of = {kernel: build for (build, of), kernel in kernels.items() if of == target}
         for members in group(
