@@ -12,12 +12,12 @@ from codegen.operator import Operator
 from codegen.operators import operators
 from codegen.search import Search, allowed_json
 from codegen.targets import targets
-from cukiln.types import DeviceReport, OperatorReport, Operators, PhaseTimings, TargetReport, Targets, Timings
+from cukiln.types import DeviceReport, Grouping, OperatorReport, Operators, TargetReport, Targets, Timings
 from service.answers import json_response
 from service.context import ServiceDep
 from service.openapi import problems
 from storage.devices import LiveDevice
-from storage.phases import phase_timings
+from storage.grouping import grouping
 from storage.timings import timings
 from storage.toolchains import LiveToolchain
 
@@ -55,16 +55,16 @@ def get_targets(service: ServiceDep) -> Response:
 def get_timings(
     service: ServiceDep, by: Annotated[Literal["operator", "job", "day"], Query()] = "operator"
 ) -> Response:
-    """Wall and CPU seconds of each stage, summed by operator, job or day (UTC)."""
+    """Wall and CPU seconds of each stage, wall seconds of each phase, summed by operator, job or day (UTC)."""
     with service.database.read() as session:
         return json_response(timings(session, by))
 
 
-@router.get("/timings/phases", response_model=PhaseTimings, responses=problems("database-unavailable"))
-def get_phases(service: ServiceDep) -> Response:
-    """Seconds of each of nvcc's phases, over the groups that were compiled last, and what grouping them saved."""
+@router.get("/timings/grouping", response_model=Grouping, responses=problems("database-unavailable"))
+def get_grouping(service: ServiceDep) -> Response:
+    """What compiling many kernels in one file saved, over the groups that were compiled last: an estimate."""
     with service.database.read() as session:
-        return json_response(phase_timings(session))
+        return json_response(grouping(session))
 
 
 @lru_cache

@@ -6,7 +6,7 @@ asks for the page again with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -15,15 +15,15 @@ from fastapi import APIRouter, Query, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
-from cukiln.types import JobSummary, Progress, StageName, TimelineLane
+from cukiln.types import JobSummary, Progress, StageName, TimingRow
 from service import page_words
 from service.auth import bearer_is
 from service.context import Service, ServiceDep
 from service.jobs import is_job_id
 from service.static_files import static_url
 from storage.database import Session
+from storage.grouping import grouping
 from storage.jobs import list_jobs
-from storage.phases import phase_timings
 from storage.progress import job_progress
 from storage.report_job import job_report
 from storage.timeline import timeline
@@ -58,7 +58,7 @@ def get_overview(
     with service.database.read() as session:
         page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
         live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
-        by_operator, by_day, phases = timings(session, "operator"), timings(session, "day"), phase_timings(session)
+        by_operator, by_day, saved = timings(session, "operator"), timings(session, "day"), grouping(session)
     return _page(
         "overview.html",
         jobs=page.jobs,
@@ -67,7 +67,8 @@ def get_overview(
         progress=live,
         by_operator=by_operator.timings,
         by_day=by_day.timings,
-        phases=phases,
+        grouping=saved,
+        **_phases(by_operator.timings),
         poll_ms=POLL_LIVE_MS if live else POLL_IDLE_MS,
     )
 
@@ -82,6 +83,7 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
         with service.database.read() as session:
             report = job_report(session, job, service.settings.toolchain_live_seconds)
             lanes = timeline(session, job)
+            spent = timings(session, "job", job)
     if report is None or lanes is None:
         return _page("no_job.html", status=404, job=job[:64])
     poll_ms = POLL_LIVE_MS if len(report.problems) <= MANY_PROBLEMS else POLL_IDLE_MS
@@ -90,7 +92,7 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
         job=report,
         shown=report.problems[:PROBLEMS_SHOWN],
         timeline=lanes,
-        phases=_phase_sums(lanes.lanes),
+        **_phases(spent.timings),
         poll_ms=poll_ms if report.state in LIVE else 0,
         linked=service.settings.api_key is None,  # a link sends no key
     )
@@ -108,12 +110,15 @@ def _progress(session: Session, service: Service, job: JobSummary) -> Progress |
     return found.progress if found else None
 
 
-def _phase_sums(lanes: list[TimelineLane]) -> list[tuple[str, float]]:
-    """Seconds of each phase over the job's groups, the longest first."""
+def _phases(rows: Sequence[TimingRow]) -> dict[str, Any]:
+    """Seconds of each phase of compiling, the longest first, and those that all work waited for a worker."""
     sums: dict[str, float] = {}
-    for phase in (phase for lane in lanes for phase in lane.phases):
-        sums[phase.name] = sums.get(phase.name, 0.0) + phase.seconds
-    return sorted(sums.items(), key=lambda one: -one[1])
+    for row in rows:
+        for name, seconds in row.phases.items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    waited = sums.pop("queue", 0.0)
+    phases = sorted(((name, seconds) for name, seconds in sums.items() if seconds), key=lambda one: (-one[1], one[0]))
+    return {"phases": phases, "waited": waited}
 
 
 def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +85,25 @@ def job_trace(session: Session, job_id: str) -> JobTrace | None:
         return None
     now = clock_of(session).now()
     window = (job.created_at, now if job.finished_at is None else job.finished_at)
-    found = [*_items(session, ItemRow.job_id == job_id)]
+    found = [*item_rows(session, ItemRow.job_id == job_id)]
     for refs in chunks(_group_refs(session, job_id)):
         others = or_(ItemRow.job_id.is_(None), ItemRow.job_id != job_id)
-        found += _items(session, ItemRow.ref.in_(refs) & ItemRow.kind.in_(ON_GROUPS) & others)
-    rows = [(row, attempts) for row in found if (attempts := _attempts(row, job_id, window))]
-    groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in rows if row["kind"] in ON_GROUPS})
-    problems = _problems(session, {int(row["ref"]) for row, _ in rows if row["kind"] in ON_PROBLEMS})
-    items = [_traced(row, attempts, groups, problems) for row, attempts in rows]
+        found += item_rows(session, ItemRow.ref.in_(refs) & ItemRow.kind.in_(ON_GROUPS) & others)
+    items = traced_items(session, found, lambda one: one.job == job_id or _falls_into(one, window))
     return JobTrace(job, now, progress.seconds, tuple(items))
+
+
+def item_rows(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:
+    """In the order in which they were made."""
+    return session.execute(select(core(ItemRow)).where(which).order_by(core(ItemRow).c.id)).mappings()
+
+
+def traced_items(session: Session, rows: Iterable[RowMapping], wanted: Callable[[Attempt], bool]) -> list[TracedItem]:
+    """The items that have a wanted attempt, with what they work on."""
+    kept = [(row, attempts) for row in rows if (attempts := tuple(filter(wanted, _attempts(row))))]
+    groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in kept if row["kind"] in ON_GROUPS})
+    problems = _problems(session, {int(row["ref"]) for row, _ in kept if row["kind"] in ON_PROBLEMS})
+    return [_traced(row, attempts, groups, problems) for row, attempts in kept]
 
 
 def _traced(
@@ -117,10 +127,6 @@ def _traced(
     )
 
 
-def _items(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:
-    return session.execute(select(core(ItemRow)).where(which).order_by(core(ItemRow).c.id)).mappings()
-
-
 def _group_refs(session: Session, job_id: str) -> list[str]:
     """The `ref` of every item, of any job, that makes, proves or measures what the job has candidates of."""
     rows = session.execute(
@@ -139,8 +145,8 @@ def _group_refs(session: Session, job_id: str) -> list[str]:
     return sorted(refs)
 
 
-def _attempts(row: RowMapping, job_id: str, window: tuple[float, float]) -> tuple[Attempt, ...]:
-    """The attempts at the item, the present one last: those for the job, and those for another within `window`."""
+def _attempts(row: RowMapping) -> list[Attempt]:
+    """The attempts at the item, the present one last."""
     past = [
         Attempt(
             one["job"],
@@ -162,7 +168,7 @@ def _attempts(row: RowMapping, job_id: str, window: tuple[float, float]) -> tupl
         ended_at=row["finished_at"],
         how=row["state"],
     )
-    return tuple(one for one in (*past, last) if one.job == job_id or _falls_into(one, window))
+    return [*past, last]
 
 
 def _falls_into(attempt: Attempt, window: tuple[float, float]) -> bool:

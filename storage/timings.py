@@ -18,8 +18,8 @@ MAX_ROWS = 1000
 """Jobs and days, latest first: a dashboard shows no more."""
 
 
-def timings(session: Session, by: By) -> Timings:
-    """Sums over all problems ever asked for; days are those of the job's arrival, in UTC."""
+def timings(session: Session, by: By, job: str | None = None) -> Timings:
+    """Sums over all problems ever asked for, or those of one job; days are those of the job's arrival, in UTC."""
     key: dict[By, list[ColumnElement[Any]]] = {
         "operator": [],
         "job": [JobProblemRow.job_id.label("job"), JobRow.created_at.label("at")],
@@ -35,7 +35,7 @@ def timings(session: Session, by: By) -> Timings:
         for phase in get_args(PhaseName)
     ]
     order = [column.desc() for column in key[by][::-1]] + [JobProblemRow.operator]
-    rows = session.execute(
+    query = (
         select(
             JobProblemRow.operator,
             *key[by],
@@ -48,6 +48,7 @@ def timings(session: Session, by: By) -> Timings:
         .order_by(*order)
         .limit(MAX_ROWS)
     )
+    rows = session.execute(query if job is None else query.where(JobProblemRow.job_id == job))
     return Timings(by=by, timings=[_row(row, by) for row in rows])
 
 

@@ -103,8 +103,10 @@ def test_without_javascript_the_tables_hold_what_the_api_says(service: str, job:
         both = [one for stage in STAGES for one in (row["seconds"][stage]["wall"], row["seconds"][stage]["cpu"])]
         assert numbers(page, f"{table} td[data-stage]") == both
     assert page.locator(f"#jobs tr[data-job='{job}'] .state").inner_text() == "done"
-    phases = answer(f"{service}/v1/timings/phases")["phases"]
-    assert numbers(page, "#phases td[data-count=seconds]") == [phase["seconds"] for phase in phases]
+    phases = by_operator[0]["phases"]
+    waited = phases.pop("queue")
+    assert numbers(page, "#phases td[data-count=seconds]") == sorted(filter(None, phases.values()), reverse=True)
+    assert numbers(page, "#phases [data-count=waited]") == [waited]
     assert page.locator("canvas:visible, select:visible").count() == 0, "what needs a script is not shown without one"
 
 
@@ -120,13 +122,17 @@ def test_without_javascript_a_job_is_read_from_its_tables(service: str, job: str
         assert f"verified: {problem['winner']['verified']}" in page.locator(row).inner_text()
     steps = [step for lane in timeline["lanes"] for step in lane["steps"]]
     assert numbers(page, "#timeline [data-count=took]") == [one["finished_at"] - one["started_at"] for one in steps]
-    assert numbers(page, "#timeline [data-count=waited]") == [one["started_at"] - one["created_at"] for one in steps]
+    assert numbers(page, "#timeline [data-count=waited]") == [one["started_at"] - one["queued_at"] for one in steps]
+    (timing,) = [row for row in answer(f"{service}/v1/timings?by=job")["timings"] if row["job"] == job]
+    assert numbers(page, "#phases [data-count=waited]") == [timing["phases"].pop("queue")]
+    spent_in = sorted(filter(None, timing["phases"].values()), reverse=True)
+    assert numbers(page, "#phases td[data-count=seconds]") == spent_in
 
 
 @needs_chromium
 def test_what_files_of_one_kernel_would_take_is_called_an_estimate(service: str, job: str, open_page: Open) -> None:
     page = open_page(service, java_script_enabled=False)
-    found = answer(f"{service}/v1/timings/phases")
+    found = answer(f"{service}/v1/timings/grouping")
     rows = page.locator("#grouping tbody tr").all_inner_texts()
     assert ["measured" in row for row in rows] == [True, False]
     assert "estimate" in rows[1]
@@ -134,7 +140,7 @@ def test_what_files_of_one_kernel_would_take_is_called_an_estimate(service: str,
     kernels = grouped["kernels"]
     assert numbers(page, "#grouping tr:nth-child(1)")[1:] == [kernels, grouped["seconds"], grouped["seconds"] / kernels]
     assert numbers(page, "#grouping tr:nth-child(2)") == [kernels, kernels, alone, alone / kernels]
-    assert "(kernels − 1) × seconds of the phases other than" in page.locator("#grouping").inner_text()
+    assert "(kernels − 1) × seconds of the phases preprocess, nvcc and link" in page.locator("#grouping").inner_text()
 
 
 # ---- charts
@@ -156,17 +162,17 @@ def test_the_charts_plot_what_the_api_says(service: str, job: str, open_page: Op
 
 
 @needs_chromium
-def test_nvccs_phases_are_drawn_when_they_are_asked_for(service: str, job: str, open_page: Open) -> None:
+def test_the_phases_are_drawn_when_they_are_asked_for(service: str, job: str, open_page: Open) -> None:
     page = drawn(open_page(service))
     assert page.evaluate("Chart.getChart('chart-phases') === undefined")
     page.click("#phases-details summary")
     page.wait_for_selector("#main[data-drawn='2']")
-    phases = answer(f"{service}/v1/timings/phases")["phases"]
-    assert {"cicc", "ptxas", "host", "link"} <= {phase["name"] for phase in phases}
-    assert plotted(page, "chart-phases") == {
-        "labels": [phase["name"] for phase in phases],
-        "datasets": {"seconds": [phase["seconds"] for phase in phases]},
-    }
+    (by_operator,) = answer(f"{service}/v1/timings")["timings"]
+    found = plotted(page, "chart-phases")
+    assert {"render", "cicc", "ptxas", "host", "link", "upload"} <= set(found["labels"])
+    assert "queue" not in found["labels"], "it overlaps other work"
+    assert found["datasets"]["seconds"] == [by_operator["phases"][name] for name in found["labels"]]
+    assert found["datasets"]["seconds"] == sorted(found["datasets"]["seconds"], reverse=True)
 
 
 @needs_chromium
@@ -179,7 +185,7 @@ def test_the_time_axis_has_a_bar_for_each_wait_and_each_step(service: str, job: 
     for lane in timeline["lanes"]:
         for step in lane["steps"]:
             queued, began, ended = (
-                step[at] - timeline["created_at"] for at in ("created_at", "started_at", "finished_at")
+                step[at] - timeline["created_at"] for at in ("queued_at", "started_at", "finished_at")
             )
             wanted["wait"].append({"y": lane["name"], "x": [queued, began]})
             wanted.setdefault(step["kind"], []).append({"y": lane["name"], "x": [began, ended]})

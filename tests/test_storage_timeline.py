@@ -1,17 +1,18 @@
-"""A job's work on a time axis, and the compilers' phases with what grouping saved."""
+"""A job's work on a time axis, and what grouping kernels saved."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from sqlalchemy import insert
 
-from cukiln.types import FileCosts, Timeline
+from cukiln.types import FileCosts, Grouping, Timeline
 from storage import items
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.phases import phase_timings
+from storage.grouping import grouping
 from storage.rows import core
 from storage.tables import GroupRow
 from storage.timeline import timeline
@@ -34,7 +35,7 @@ def times(found: Timeline) -> dict[str, list[tuple[str, float, float | None, flo
 
     return {
         lane.name.partition(" ")[0]: [
-            (step.kind, step.created_at - found.created_at, since(step.started_at), since(step.finished_at))
+            (step.kind, step.queued_at - found.created_at, since(step.started_at), since(step.finished_at))
             for step in lane.steps
         ]
         for lane in found.lanes
@@ -56,24 +57,34 @@ def test_each_step_of_a_job_has_its_wait_and_its_time(database: Database, clock:
     clock.advance(8)
     found = read(database, job)
     assert times(found) == {
-        "plan": [("plan", 0.0, 1.0, 1.0)],
+        "plan": [("plan", 0.0, 1.0, 1.0), ("plan", 1.0, 1.0, 1.0)],  # released, then done
         "group": [("compile", 1.0, 3.0, 7.0), ("verify", 7.0, 7.0, 7.0)],
         "problem": [("finish", 7.0, None, None)],
     }
     group = found.lanes[1]
     assert (group.kernels, group.name) == (2, f"group {str(group.group)[:8]}")
-    assert [(phase.name, phase.seconds) for phase in group.phases] == [("cicc", 1.5)]
     assert found.at - found.created_at == 15.0
 
 
-def test_a_step_that_waits_for_another_attempt_has_not_begun(database: Database, clock: FakeClock) -> None:
+def test_each_attempt_is_a_step_with_the_wait_before_it(database: Database, clock: FakeClock) -> None:
     job = add_job(database).id
     claim = claim_one(database, "plan")
     clock.advance(3)
     with database.write() as session:
         assert items.fail(session, claim, "no memory", retry=True) == "waiting"
-    (lane,) = read(database, job).lanes
-    assert [(step.state, step.attempt, step.started_at) for step in lane.steps] == [("waiting", 1, None)]
+    clock.advance(2)
+    found = read(database, job)
+    assert times(found) == {"plan": [("plan", 0.0, 0.0, 3.0), ("plan", 3.0, None, None)]}
+    assert [(step.state, step.attempt) for step in found.lanes[0].steps] == [("failed", 1), ("waiting", 1)]
+
+
+def test_what_was_done_for_another_job_is_not_on_the_axis(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a")
+    second = add_job(database).id
+    plan_next(database, "a")  # it finds that a is being made
+    compile_next(database)
+    assert list(times(read(database, second))) == ["plan"]
 
 
 def test_lanes_beyond_the_limit_are_counted(database: Database) -> None:
@@ -85,36 +96,55 @@ def test_lanes_beyond_the_limit_are_counted(database: Database) -> None:
         assert timeline(session, "0" * 32) is None
 
 
-def test_phases_are_summed_over_groups_that_were_compiled_here(database: Database) -> None:
-    add_job(database)
-    plan_next(database, "a", "b", "c", groups=[["a", "b"], ["c"]])
+# ---- what grouping saved
+
+WHOLE = {
+    "queue": 3.0, "render": 0.5, "preprocess": 1.0, "cicc": 5.0, "ptxas": 2.0, "nvcc": 0.25, "host": 1.0, "link": 0.25,
+    "upload": 0.5,
+}  # fmt: skip
+
+
+def add_group(
+    database: Database, clock: FakeClock, kernels: int, phases: Iterable[tuple[str, float]], **row: Any
+) -> None:
+    values = {
+        "id": clock.new_id(),
+        "target": "sm_80",
+        "state": "compiled",
+        "library": "b" * 64,
+        "kernels": [{"build": str(n)} for n in range(kernels)],
+        "phases": [{"name": name, "seconds": seconds, "start": 0.0} for name, seconds in phases],
+        "compile_seconds": {"wall": 10.0, "cpu": 9.0},
+        "created_at": clock.now(),
+    }
+    with database.write() as session:
+        session.execute(insert(core(GroupRow)).values(**values, **row))
+
+
+def saved(database: Database) -> Grouping:
     with database.read() as session:
-        assert phase_timings(session).phases == []
-    compile_next(database)
-    compile_next(database)
-    with database.read() as session:
-        found = phase_timings(session)
-    assert [(phase.name, phase.files, phase.seconds) for phase in found.phases] == [("cicc", 2, 3.0)]
-    assert found.grouped == FileCosts(files=1, kernels=2, seconds=8.0)
-    assert found.files_of_one == FileCosts(files=1, kernels=1, seconds=8.0)
+        return grouping(session)
+
+
+def test_groups_of_several_kernels_stand_beside_those_of_one(database: Database, clock: FakeClock) -> None:
+    none = FileCosts(files=0, kernels=0, seconds=0.0)
+    assert saved(database) == Grouping(grouped=none, files_of_one=none, alone_estimate=None)
+    for kernels in (1, 2, 5):
+        add_group(database, clock, kernels, WHOLE.items())
+    found = saved(database)
+    assert found.grouped == FileCosts(files=2, kernels=7, seconds=20.0)
+    assert found.files_of_one == FileCosts(files=1, kernels=1, seconds=10.0)
 
 
 @pytest.mark.parametrize(("kernels", "alone"), [(1, None), (2, 10.0 + 1 * 1.5), (5, 10.0 + 4 * 1.5)])
 def test_the_estimate_pays_for_each_kernel_what_a_file_pays_once(
     kernels: int, alone: float | None, database: Database, clock: FakeClock
 ) -> None:
-    phases = {"g++ (preprocessing 1)": 1.25, "cicc": 5.0, "ptxas": 2.0, "host": 1.0, "link": 0.25}
-    row = {
-        "id": "a" * 32,
-        "target": "sm_80",
-        "state": "compiled",
-        "source": "b" * 64,
-        "kernels": [{"build": str(n)} for n in range(kernels)],
-        "phases": [{"name": name, "seconds": seconds} for name, seconds in phases.items()],
-        "compile_seconds": {"wall": 10.0, "cpu": 9.0},
-        "created_at": clock.now(),
-    }
-    with database.write() as session:
-        session.execute(insert(core(GroupRow)).values(**row))
-    with database.read() as session:
-        assert phase_timings(session).alone_estimate == alone
+    add_group(database, clock, kernels, WHOLE.items())
+    assert saved(database).alone_estimate == alone
+
+
+def test_groups_that_became_no_file_or_several_do_not_count(database: Database, clock: FakeClock) -> None:
+    add_group(database, clock, 4, [("nvcc", 2.0), *WHOLE.items(), *WHOLE.items()])
+    add_group(database, clock, 4, [])
+    assert saved(database).grouped.files == 0

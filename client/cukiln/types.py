@@ -506,14 +506,6 @@ class Timings(Answer):
     timings: list[TimingRow]
 
 
-class PhaseTotal(Answer):
-    """One phase of the compilers, as nvcc names it, summed over files."""
-
-    name: str
-    files: int  # in which it ran
-    seconds: float
-
-
 class FileCosts(Answer):
     """What files took to compile, by how many kernels are in each."""
 
@@ -522,26 +514,26 @@ class FileCosts(Answer):
     seconds: float  # wall
 
 
-class PhaseTimings(Answer):
-    """Phases of the groups that were compiled last, and what grouping saved. `files_of_one`: of groups that hold one
-    kernel alone. `alone_estimate`: seconds if each kernel had a file of its own, from the recorded phases: those that
-    do not depend on the kernels are paid once per kernel. An estimate, never a measurement."""
+class Grouping(Answer):
+    """What grouping saved, over the groups that were compiled last and became one file each. `files_of_one`: of groups
+    that hold one kernel alone. `alone_estimate`: seconds if each kernel of `grouped` had a file of its own, from the
+    recorded phases: those that do not depend on the kernels are paid once per kernel. An estimate, never a
+    measurement."""
 
-    phases: list[PhaseTotal]
     grouped: FileCosts
     files_of_one: FileCosts
     alone_estimate: float | None = None
 
 
 class TimelineStep(Answer):
-    """One piece of work, of its last attempt. Times are Unix seconds; it waited from `created_at` to `started_at`."""
+    """One attempt at a piece of work. Times are Unix seconds; it waited from `queued_at` to `started_at`."""
 
     kind: Literal["plan", "compile", "verify", "measure", "compare", "finish"]
     target: str | None  # an architecture, or the device class it is measured on
-    state: str
+    state: str  # of the work, or how an attempt ended after which it waited again: released, failed, lost
     attempt: int
     worker: str | None
-    created_at: float
+    queued_at: float
     started_at: float | None = None
     finished_at: float | None = None
 
@@ -552,7 +544,6 @@ class TimelineLane(Answer):
     name: str
     group: str | None = None
     kernels: int | None = None
-    phases: list[Phase] = Field(default_factory=list)  # of the group's compilers
     steps: list[TimelineStep]
 
 

@@ -85,11 +85,18 @@ window.cukiln = (() => {
     draw("chart-cache", { labels, datasets }, settings);
   }
 
-  function phases(found) {
-    const labels = found.phases.map((phase) => phase.name);
+  /** Those of compiling, the longest first; the wait for a worker overlaps other work and has no bar. */
+  function phases(timings) {
+    const sums = {};
+    for (const row of timings) {
+      for (const [name, seconds] of Object.entries(row.phases)) sums[name] = (sums[name] ?? 0) + seconds;
+    }
+    const found = Object.entries(sums).filter(([name, seconds]) => name !== "queue" && seconds > 0);
+    found.sort(([one, first], [other, second]) => second - first || (one < other ? -1 : 1));
+    const labels = found.map(([name]) => name);
     const settings = options("seconds", { stacked: false, horizontal: true });
     settings.plugins.legend.display = false;
-    draw("chart-phases", { labels, datasets: [bars("seconds", "compile", found.phases.map((phase) => phase.seconds))] }, settings);
+    draw("chart-phases", { labels, datasets: [bars("seconds", "compile", found.map(([, seconds]) => seconds))] }, settings);
   }
 
   function stages(job) {
@@ -106,7 +113,7 @@ window.cukiln = (() => {
     for (const lane of found.lanes) {
       for (const step of lane.steps) {
         const end = step.finished_at ?? found.at;
-        pieces.wait.push({ y: lane.name, x: [since(step.created_at), since(step.started_at ?? end)] });
+        pieces.wait.push({ y: lane.name, x: [since(step.queued_at), since(step.started_at ?? end)] });
         if (step.started_at !== null) pieces[step.kind].push({ y: lane.name, x: [since(step.started_at), since(end)] });
       }
     }

@@ -24,7 +24,7 @@
     const [byOperator, byDay] = await Promise.all([json("/v1/timings?by=operator"), json("/v1/timings?by=day")]);
     cukiln.operators(byOperator.timings, part);
     cukiln.days(byDay.timings, part);
-    if (document.getElementById("phases-details").open) cukiln.phases(await json("/v1/timings/phases"));
+    if (document.getElementById("phases-details").open) cukiln.phases(byOperator.timings);
     document.querySelector(".controls").hidden = false;
   }
 
