@@ -96,7 +96,7 @@ class CompileModel:
         whole = sum(file.estimates.values())
         seconds = sum(self._of(name).seconds * spent for name, spent in file.estimates.items())
         memory = sum(self._of(name).memory * spent for name, spent in file.estimates.items()) * BYTES_PER_SECOND
-        if not (whole > 0 and math.isfinite(file.cpu_seconds)):
+        if not (min(whole, seconds, memory) > 0 and math.isfinite(file.cpu_seconds)):
             return {}
         longer = max(0.0, file.cpu_seconds - FIXED_SECONDS) / seconds
         larger = max(0, file.peak_bytes - FIXED_BYTES) / memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from codegen.compile_model import (
@@ -63,6 +63,7 @@ def test_whatever_was_recorded_a_prediction_stays_near_the_estimate(found: list[
         max_size=20,
     )
 )
+@example([({"a": 1.0}, 0.0, 0), ({"a": 1.0}, 0.0, 0), ({"a": 5e-324}, 0.0, 0)])  # a quarter of it is 0
 def test_whatever_files_took_the_model_stays_within_its_bounds(
     found: list[tuple[dict[str, float], float, int]],
 ) -> None:
