@@ -33,7 +33,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-verify bench-tune bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-screening bench-verify bench-tune bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,9 @@ bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one 
 
 bench-groups: host $(RUN_STAMP) ## how well groups are sized, and what a bad kernel costs its group; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_groups
+
+bench-screening: host $(RUN_STAMP) ## what nvcc's fast-compile levels save; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_screening
 
 bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_verify_cpu

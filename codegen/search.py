@@ -2,7 +2,8 @@
 
 A space is the product of value lists (or an explicit list). A `limit` samples it: the schedules come in an order that
 only the seed decides, so a smaller limit is always a prefix of a larger one. `keep` comes after it: of the accepted
-schedules (of the sample, where there is one) those that are predicted fastest before anything is compiled.
+schedules (of the sample, where there is one) those that are predicted fastest before anything is compiled. `screening`
+comes last: all that are left are compiled fast and judged, and only the best of them are compiled in full.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from codegen.problem import refuse
 from codegen.schedule import Schedule, Value
 
 MAX_LIMIT = 100_000
+MAX_SCREENING = 1_000
 MAX_SCHEDULES = 10_000
 MAX_VALUES = 64
 MAX_TUNABLES = 64
@@ -39,7 +41,9 @@ class Search(BaseModel):
     and of those only the `keep` that are predicted fastest.
 
     Tunables that `tunables` does not name take their level-1 values. Without any of the three the level is 1. The
-    prediction is no measurement: without `keep` everything that breaks no rule is compiled.
+    prediction is no measurement: without `keep` everything that breaks no rule is compiled. With `screening` it is
+    compiled fast, with less optimisation, and judged; only so many of the best are then compiled in full, judged again,
+    and may win.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +65,9 @@ class Search(BaseModel):
     ) = None
     limit: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
     keep: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
+    screening: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_SCREENING)] | None, BeforeValidator(_whole)] = (
+        None
+    )
     seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER), BeforeValidator(_whole)] = 0
 
     @model_validator(mode="before")
@@ -76,8 +83,8 @@ class Search(BaseModel):
         return data if kinds else {**data, "level": 1}
 
     def canonical(self) -> dict[str, Any]:
-        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled, no `keep` where
-        there cannot be more schedules."""
+        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled, no `keep` and no
+        `screening` where there cannot be more schedules."""
         found: dict[str, Any] = {}
         most = [] if self.limit is None else [self.limit]
         if self.tunables is not None:
@@ -92,6 +99,9 @@ class Search(BaseModel):
             found |= {"limit": self.limit, "seed": self.seed}
         if self.keep is not None and not any(self.keep >= count for count in most):
             found["keep"] = self.keep
+            most.append(self.keep)
+        if self.screening is not None and not any(self.screening >= count for count in most):
+            found["screening"] = self.screening
         return found
 
 
@@ -112,11 +122,12 @@ def covers(done: Search, asked: Search) -> bool:
 
     Errs on the side of no: a value list is not compared with a level, because levels depend on problem and target.
     """
-    kept, wanted = done.canonical().get("keep"), asked.canonical().get("keep")
-    done, asked = (one.model_copy(update={"keep": None}) for one in (done, asked))
-    if kept is not None:
-        # Which are the best depends on all that were looked at: the best of a part need not be among them.
-        return wanted is not None and wanted <= kept and done.canonical() == asked.canonical()
+    for choice in ("screening", "keep"):
+        chosen, wanted = done.canonical().get(choice), asked.canonical().get(choice)
+        done, asked = (one.model_copy(update={choice: None}) for one in (done, asked))
+        if chosen is not None:
+            # Which are the best depends on all that were looked at: the best of a part need not be among them.
+            return wanted is not None and wanted <= chosen and done.canonical() == asked.canonical()
     if done.limit is not None:
         same = (
             done.model_copy(update={"limit": None}).canonical() == asked.model_copy(update={"limit": None}).canonical()

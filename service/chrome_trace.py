@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from storage.new_items import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
+from storage.new_items import COMPARE, COMPILE, MEASURE, PLAN, REFINE, VERIFY
 from storage.report_trace import Attempt, JobTrace, TracedItem
 
 Event = dict[str, Any]
@@ -150,7 +150,7 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
             named.setdefault(of, f"beside {named[tid]}")
             yield _slice("phase", name, pid, of, span, args)
     kinds = {one.item.kind for one in slices}
-    kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds == {PLAN} else "compile"
+    kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds <= {PLAN, REFINE} else "compile"
     yield from _named(pid, f"{kind} worker {worker}", named)
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import RowMapping, select
 
 from cukiln.types import CandidateFacts
 from storage.database import Session
+from storage.judge import only_screened
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 from storage.verdicts import best_proofs
@@ -30,12 +31,13 @@ def candidates_of_prefix(session: Session, prefix: str, job: str | None = None) 
 
 
 def candidate_facts(session: Session, candidate: str, job: str | None = None) -> CandidateFacts | None:
-    """Of a candidate that was met in several jobs or on several devices: what was measured before what was only
-    judged, and that before what was neither; the newest of each. None where no job has it."""
+    """Of a candidate that was met in several jobs or on several devices: what was compiled in full before what was only
+    screened; then what was measured before what was only judged, and that before what was neither; the newest of each.
+    None where no job has it."""
     rows = _rows(session, candidate, job)
     if not rows:
         return None
-    row = max(rows, key=lambda one: (one["measured_us"] is not None, one["verdict"] is not None, one["problem_id"]))
+    row = max(rows, key=_worth)
     subject = (row["slice"], row["code_digest"])
     proof = best_proofs(session, [subject]).get(subject)
     front = [entry for record in get_winners(session, [row["key"]]).values() for entry in record.front]
@@ -53,6 +55,7 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
         problem=row["problem"],
         target=row["target"],
         device_class=row["device_class"],
+        screening=row["screened"],
         schedule=row["schedule"],
         kernel=row["kernel"],
         slice=row["slice"],
@@ -69,6 +72,10 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     )
 
 
+def _worth(row: RowMapping) -> tuple[bool, bool, bool, int]:
+    return not row["screened"], row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]
+
+
 def _rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapping]:
     asked, row, build, made_by = (core(table).c for table in (JobProblemRow, CandidateRow, BuildRow, ToolchainRow))
     columns = (asked.job_id, asked.name, asked.operator, asked.problem, asked.target, asked.device_class, asked.key)
@@ -78,6 +85,7 @@ def _rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapp
             asked.id.label("problem_id"),
             *columns,
             *figures,
+            only_screened().label("screened"),
             row.measurement,
             build.slice,
             build.code_digest,

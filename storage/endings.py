@@ -17,11 +17,11 @@ from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
 from storage.judge import LIVE, Judged, finish_judged
 from storage.judging_work import group_of_ref
-from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, parse_plan_ref
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, REFINE, UNENDED, VERIFY, parse_plan_ref
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow, JobRow
 
-SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
+SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, REFINE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
 
 
@@ -94,7 +94,7 @@ def give_up(session: Session, kind: str, ref: str, target: str | None, error: st
         job_id, first, last = parse_plan_ref(ref)
         in_chunk = (JobProblemRow.job_id == job_id) & JobProblemRow.position.between(first, last)
         _fail_problems(session, job_id, in_chunk & ~JobProblemRow.planned, error)
-    elif kind == FINISH:
+    elif kind in (REFINE, FINISH):
         job = session.scalar(select(JobProblemRow.job_id).where(JobProblemRow.id == int(ref)))
         if job is not None:
             _fail_problems(session, job, JobProblemRow.id == int(ref), error)

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Row, String, bindparam, cast, select, update
+from sqlalchemy import ColumnElement, Row, String, and_, bindparam, cast, select, update
 
 from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted, is_predicted
-from storage.new_items import COMPARE, FINISH, UNENDED, NewItem, add_items
+from storage.new_items import COMPARE, FINISH, REFINE, UNENDED, NewItem, add_items
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow, VerdictRow
 
@@ -23,13 +23,14 @@ COMPILE_FAILURES = ("compile_error", "compile_timeout")
 class Judged:
     """A problem that goes on, and the item that was added for it: write a ticket to (kind, target).
 
-    `compare`: all its candidates are judged, and the best are to be run against each other on a GPU. `finish`: all is
-    done but the choice. `measure`: there is more to measure than there was when the item was claimed.
+    `refine`: all its candidates are screened, and the best are to be compiled in full. `compare`: all are judged, and
+    the best are to be run against each other on a GPU. `finish`: all is done but the choice. `measure`: there is more
+    to measure than there was when the item was claimed.
     """
 
     problem: int
-    kind: Literal["measure", "compare", "finish"]
-    target: str
+    kind: Literal["measure", "refine", "compare", "finish"]
+    target: str | None
 
 
 def judge_builds(session: Session, build_ids: Iterable[str], plan_version: str) -> list[Judged]:
@@ -48,12 +49,14 @@ def judge_builds(session: Session, build_ids: Iterable[str], plan_version: str) 
 def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
     """Add the next item of each live, planned problem without an unjudged candidate; returns what was added.
 
-    Candidates that are right on a GPU are compared once, if there is time left; then the problem is finished.
+    While there is time left, those that were screened are refined, and candidates that are right on a GPU are compared
+    once; then the problem is finished.
     """
     judged: list[Judged] = []
     items: list[NewItem] = []
     candidate = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == JobProblemRow.id)
-    compare = select(ItemRow.state).where(ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String))
+    of_problem = select(ItemRow.state).where(ItemRow.ref == cast(JobProblemRow.id, String))
+    refine, compare = (of_problem.where(ItemRow.kind == kind).scalar_subquery() for kind in (REFINE, COMPARE))
     now = clock_of(session).now()
     for ids in chunks(set(problem_ids)):
         rows = session.execute(
@@ -64,8 +67,10 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
                 JobProblemRow.job_id,
                 JobRow.priority,
                 JobRow.deadline,
-                candidate.where(CandidateRow.verdict == "ok").exists().label("right"),
-                compare.scalar_subquery().label("compare"),
+                JobProblemRow.screening,
+                candidate.where(CandidateRow.verdict == "ok", ~only_screened()).exists().label("right"),
+                refine.label("refine"),
+                compare.label("compare"),
             )
             .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(JobProblemRow.id.in_(ids), JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
@@ -73,7 +78,7 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
             .order_by(JobProblemRow.id)
         )
         for row in rows:
-            if row.compare in UNENDED:
+            if row.refine in UNENDED or row.compare in UNENDED:
                 continue  # its end leads here again
             one = _next(row, now)
             judged.append(one)
@@ -82,8 +87,15 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
     return judged
 
 
+def only_screened() -> ColumnElement[bool]:
+    """Of a candidate's row: whether nothing but its screening build was made, which is never published."""
+    return and_(CandidateRow.screening_build.is_not(None), CandidateRow.screening_build == CandidateRow.build)
+
+
 def _next(row: Row[Any], now: float) -> Judged:
     in_time = row.deadline is None or row.deadline > now
+    if row.screening and row.refine is None and in_time:
+        return Judged(row.id, REFINE, None)
     if row.right and row.compare is None and in_time and not is_predicted(row.device_class):
         return Judged(row.id, COMPARE, row.device_class)
     return Judged(row.id, FINISH, row.target)

@@ -1,8 +1,4 @@
-"""Record what a planner found out, in one transaction: candidates, builds, groups, and the work that follows.
-
-Planners run side by side and see each other's builds only here. So each build is given to exactly one group when the
-plan is recorded, whatever the planner believed: a group keeps the builds that nobody else has taken meanwhile.
-"""
+"""Record what a planner found out, in one transaction: candidates, builds, groups, and the work that follows."""
 
 from __future__ import annotations
 
@@ -10,21 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import update
 
-from storage.builds import Build, NewBuild, known_builds
+from storage.builds import NewBuild
 from storage.database import Session, clock_of
-from storage.device_classes import is_predicted
-from storage.errors import PlanOutdated
-from storage.group_rows import add_group
 from storage.items import Claim, complete
-from storage.judge import LIVE, Judged, finish_judged, judge_builds
-from storage.judge_gpu import judge_measured
-from storage.judging_work import MEASURE_SECONDS, add_measuring, builds_to_prove, demand
-from storage.new_items import COMPILE, UNENDED, VERIFY
+from storage.judge import LIVE
+from storage.judging_work import MEASURE_SECONDS
 from storage.problems import problems_to_plan
-from storage.rows import chunks, insert_new
-from storage.tables import CandidateRow, ItemRow, JobProblemRow, JobRow
+from storage.rows import insert_new
+from storage.tables import CandidateRow, JobProblemRow
+from storage.wanted_builds import NewGroup, RecordedPlan, see_to_builds
 
 __all__ = [
     "NewBuild",
@@ -46,18 +38,9 @@ class NewCandidate:
 
 
 @dataclass(frozen=True)
-class NewGroup:
-    """Build ids in render order, as the planner would group those it did not know."""
-
-    builds: tuple[str, ...]
-    target: str
-    toolchain: str
-    predicted_seconds: float
-
-
-@dataclass(frozen=True)
 class PlannedProblem:
-    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished."""
+    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished.
+    `screening`: the builds are those of screening, after which the best candidates get others (`storage.screening`)."""
 
     id: int
     candidates: Sequence[NewCandidate]
@@ -66,18 +49,7 @@ class PlannedProblem:
     lower_wall: float
     lower_cpu: float
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class RecordedPlan:
-    """`groups`: ids of the groups added; `judged`: problems that go on at once.
-
-    `waiting`: (kind, target) of the items added that get judged what was compiled before.
-    """
-
-    groups: list[str]
-    judged: list[Judged]
-    waiting: list[tuple[str, str | None]]
+    screening: bool = False
 
 
 def record_plan(
@@ -92,46 +64,26 @@ def record_plan(
     drivers: Mapping[str, str],
     seconds_per_measurement: float = MEASURE_SECONDS,
 ) -> RecordedPlan:
-    """Complete the plan item with everything that follows from it. Raises `LostClaim`.
-
-    `builds` holds all builds that the candidates name, `groups` those to compile; `drivers` is today's by device class.
-    What is known of builds is given to candidates at once: verdicts of the CPU to those of `predicted:` problems, times
-    on a device class under its driver to the others. What stands unjudged, and nobody is at work on, is proved (in a
-    group of its own) and measured. Work of other jobs that this one now waits for takes its priority if it is higher.
-    Raises `PlanOutdated` when a build that was left out of `groups` as known is not made by anyone any more, or has no
-    library and is to be measured.
-    """
+    """Complete the plan item with everything that follows from it. Raises `LostClaim`, and `PlanOutdated` as
+    `see_to_builds` does, which says what becomes of the builds and what the other parameters are."""
     complete(session, claim)
-    job = _Job.load(session, str(claim.job_id))
     live = _update_problems(session, problems, claim.waited_seconds / max(1, len(problems)))
     candidates = [
         (problem, candidate) for problem in problems if problem.id in live for candidate in problem.candidates
     ]
     _insert_candidates(session, candidates)
-    needed = {candidate.build for _, candidate in candidates}
-    measured = {candidate.build for problem, candidate in candidates if not is_predicted(live[problem.id])}
-    added = _add_groups(session, job, [_only(group, needed) for group in groups], builds, measured)
-    if lost := needed - set(known_builds(session, needed, with_library=measured)):
-        raise PlanOutdated(tuple(sorted(lost)))
-    judged = {*judge_builds(session, needed, plan_version)}
-    judged.update(judge_measured(session, needed, gpu_plan_version, drivers))
-    judged.update(finish_judged(session, live))
-    left = demand(session, needed)
-    verifications = _add_verifications(session, job, builds_to_prove(left), builds)
-    waiting = add_measuring(session, left, seconds_per_measurement)
-    _raise_priorities(session, job, needed)
-    waiting += [(VERIFY, target) for _, target in verifications]
-    return RecordedPlan([*added, *(group_id for group_id, _ in verifications)], sorted(judged), waiting)
-
-
-@dataclass(frozen=True)
-class _Job:
-    id: str
-    priority: int
-
-    @staticmethod
-    def load(session: Session, job_id: str) -> _Job:
-        return _Job(job_id, session.scalars(select(JobRow.priority).where(JobRow.id == job_id)).one())
+    return see_to_builds(
+        session,
+        str(claim.job_id),
+        live,
+        ((problem.id, candidate.build) for problem, candidate in candidates),
+        builds,
+        groups,
+        plan_version=plan_version,
+        gpu_plan_version=gpu_plan_version,
+        drivers=drivers,
+        seconds_per_measurement=seconds_per_measurement,
+    )
 
 
 def _update_problems(session: Session, problems: Sequence[PlannedProblem], in_queue: float) -> dict[int, str]:
@@ -155,6 +107,7 @@ def _update_problems(session: Session, problems: Sequence[PlannedProblem], in_qu
                     "queue": {"wall": in_queue, "cpu": 0.0},
                 },
                 error=problem.error,
+                screening=problem.screening,
             )
             .returning(JobProblemRow.device_class)
         ).one_or_none()
@@ -171,78 +124,8 @@ def _insert_candidates(session: Session, candidates: Iterable[tuple[PlannedProbl
             "schedule": candidate.schedule,
             "kernel": candidate.kernel,
             "build": candidate.build,
+            "screening_build": candidate.build if problem.screening else None,
         }
         for problem, candidate in candidates
     ]
     insert_new(session, CandidateRow, rows)
-
-
-def _add_groups(
-    session: Session, job: _Job, groups: Sequence[NewGroup], builds: Mapping[str, NewBuild], measured: set[str]
-) -> list[str]:
-    added = []
-    grouped = [build for group in groups for build in group.builds]
-    taken = set(known_builds(session, grouped, with_library=measured))
-    for group in groups:
-        mine = [build for build in dict.fromkeys(group.builds) if build not in taken]
-        taken.update(mine)
-        if mine:
-            share = group.predicted_seconds * len(mine) / len(group.builds)
-            kernels = [builds[build] for build in mine]
-            added.append(
-                add_group(session, COMPILE, job.id, job.priority, group.target, group.toolchain, kernels, share)
-            )
-    return added
-
-
-def _add_verifications(
-    session: Session, job: _Job, to_prove: set[str], builds: Mapping[str, NewBuild]
-) -> list[tuple[str, str]]:
-    """Groups that only get proved what was compiled before: for another test plan, cut short by a cancel, or measured
-    until now. Returns their ids and targets.
-    """
-    unjudged = known_builds(session, to_prove).values()
-    at_work = _groups_at_work(session, {build.verify_group_id for build in unjudged})
-    by_toolchain: dict[tuple[str, str], list[Build]] = {}
-    for build in unjudged:
-        if build.verify_group_id not in at_work:
-            by_toolchain.setdefault((build.target, build.toolchain), []).append(build)
-    added = []
-    for (target, toolchain), found in by_toolchain.items():
-        members = [builds[build.id] for build in found]
-        added.append((add_group(session, VERIFY, job.id, job.priority, target, toolchain, members, 0.0), target))
-    return added
-
-
-def _groups_at_work(session: Session, group_ids: set[str | None]) -> set[str]:
-    """Those with a compile or verify item that waits or is claimed."""
-    found: set[str] = set()
-    for ids in chunks(group for group in group_ids if group is not None):
-        found.update(
-            session.scalars(
-                select(ItemRow.ref).where(
-                    ItemRow.kind.in_((COMPILE, VERIFY)), ItemRow.ref.in_(ids), ItemRow.state.in_(UNENDED)
-                )
-            )
-        )
-    return found
-
-
-def _raise_priorities(session: Session, job: _Job, needed: set[str]) -> None:
-    """Compiling and proving of a less urgent job that this one waits for becomes as urgent as this one."""
-    known = known_builds(session, needed).values()
-    groups = {group for build in known for group in (build.group_id, build.verify_group_id) if group is not None}
-    for ids in chunks(groups):
-        session.execute(
-            update(ItemRow)
-            .where(ItemRow.kind.in_((COMPILE, VERIFY)), ItemRow.ref.in_(ids), ItemRow.priority < job.priority)
-            .values(priority=job.priority)
-            .execution_options(synchronize_session=False)
-        )
-
-
-def _only(group: NewGroup, needed: set[str]) -> NewGroup:
-    """The group without builds that only problems ended meanwhile would have needed."""
-    kept = tuple(build for build in group.builds if build in needed)
-    share = len(kept) / len(group.builds) if group.builds else 0.0
-    return NewGroup(kept, group.target, group.toolchain, group.predicted_seconds * share)

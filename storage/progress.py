@@ -9,7 +9,7 @@ from sqlalchemy import String, and_, case, cast, distinct, func, or_, select, tr
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
 from storage.database import Session, clock_of
-from storage.device_classes import asks_predicted
+from storage.device_classes import asks_predicted, is_predicted
 from storage.jobs import JobStatus, job_state
 from storage.judge import LIVE
 from storage.judging_work import MEASURE_SECONDS
@@ -79,6 +79,7 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
     # A later job may compile what this one has left: that is not its work.
     in_time = true() if job.finished_at is None else GroupRow.finished_at <= job.finished_at
     built = case((or_(judged, and_(BuildRow.state != "pending", in_time)), CandidateRow.build))
+    refined = and_(CandidateRow.screening_build.is_not(None), CandidateRow.screening_build != CandidateRow.build)
     candidates = session.execute(
         select(
             func.count(),
@@ -89,6 +90,8 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
             _count_if(and_(to_measure, CandidateRow.measured_us.is_not(None))),
             _count_if(to_measure),
             _count_if(and_(to_measure, BuildRow.state == "pending")),
+            _count_if(refined),
+            _count_if(and_(refined, ~asks_predicted())),
         )
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
@@ -96,18 +99,29 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
         .join(GroupRow, GroupRow.id == BuildRow.group_id, isouter=True)
         .where(JobProblemRow.job_id == job.id)
     ).one()
+    # Those that are compiled in full after they were screened go the way for a second time.
+    screened, measured_before = candidates[8], candidates[9]
+    compiled = _screening_builds(session, job.id) if screened else 0
     waits = waiting_for(session, job.id, live_seconds) if job.state in LIVE and live_seconds is not None else None
     return Progress(
         lower=StageProgress(done=problems[1], total=problems[0]),
-        compile=StageProgress(done=candidates[4], total=candidates[3]),
-        verify=StageProgress(done=candidates[1], total=candidates[0]),
-        measure=StageProgress(done=candidates[5], total=candidates[6]),
+        compile=StageProgress(done=candidates[4] + compiled, total=candidates[3] + compiled),
+        verify=StageProgress(done=candidates[1] + screened, total=candidates[0] + screened),
+        measure=StageProgress(done=candidates[5] + measured_before, total=candidates[6] + measured_before),
         finish=StageProgress(done=problems[2], total=problems[0]),
-        candidates_done=candidates[1],
+        candidates_done=candidates[1] + screened,
         candidates_failed=candidates[2],
         eta_seconds=_eta(session, job, candidates[7]) if job.state in LIVE else None,
         waiting_for=waits,
     )
+
+
+def _screening_builds(session: Session, job_id: str) -> int:
+    """Builds that the job's candidates were screened by, and that are nobody's any more."""
+    mine = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id)
+    of_others = select(CandidateRow.build).where(CandidateRow.job_problem_id.in_(mine))
+    query = select(func.count(distinct(CandidateRow.screening_build))).where(CandidateRow.job_problem_id.in_(mine))
+    return session.scalar(query.where(CandidateRow.screening_build.not_in(of_others))) or 0
 
 
 def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
@@ -116,7 +130,8 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
 
     Predicted seconds are scaled by what recent groups and measurements took, and verification on the CPU takes the
     proportion of a compile that it took there; on a new machine all are taken as predicted. Each problem that has not
-    ended takes what comparing and finishing one took lately. `to_compile`: candidates on a GPU for which there will be
+    ended takes what comparing and finishing one took lately, and of one that is screened so many kernels are compiled
+    once more as it asks for. `to_compile`: candidates on a GPU for which there will be
     a measure item only when they are compiled. None until the whole job is planned.
     """
     scale, with_verify = _observed(session)
@@ -125,9 +140,10 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
     now = clock_of(session).now()
     # Counted by problem: most of these items will be added only when the last candidate is judged.
     to_compare, to_finish = _unended_problems(session, job)
+    in_full, to_measure_again = _after_screening(session, job)
     left = {
-        False: each[FINISH] * to_finish,
-        True: each[COMPARE] * to_compare + measuring * MEASURE_SECONDS * to_compile,
+        False: each[FINISH] * to_finish + scale * in_full,
+        True: each[COMPARE] * to_compare + measuring * MEASURE_SECONDS * (to_compile + to_measure_again),
     }
     workers: dict[bool, set[str | None]] = {False: set(), True: set()}
     for item in _items_before_the_end(session, job):
@@ -211,6 +227,28 @@ def _unended_problems(session: Session, job: JobStatus) -> tuple[int, int]:
         .where(JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE), _served_before(job))
     ).one()
     return row[0], row[1]
+
+
+def _after_screening(session: Session, job: JobStatus) -> tuple[float, int]:
+    """Of problems that are screened, of the job and of those that are served before it: the predicted seconds of
+    compiling the best in full, each kernel taken like one of its job's groups, and how many are then measured again."""
+    problems = session.execute(
+        select(JobProblemRow.job_id, JobProblemRow.search, JobProblemRow.candidate_count, JobProblemRow.device_class)
+        .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(JobProblemRow.screening, JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE), _served_before(job))
+    ).all()
+    if not problems:
+        return 0.0, 0
+    kernels = func.json_array_length(GroupRow.kernels)
+    grouped = session.execute(
+        select(GroupRow.job_id, func.sum(GroupRow.predicted_seconds), func.sum(kernels))
+        .where(GroupRow.job_id.in_({row.job_id for row in problems}), GroupRow.predicted_seconds > 0)
+        .group_by(GroupRow.job_id)
+    )
+    each = {job_id: seconds / count for job_id, seconds, count in grouped}
+    chosen = [(row, min(row.search["screening"], row.candidate_count)) for row in problems]
+    seconds = sum(each.get(row.job_id, 0.0) * count for row, count in chosen)
+    return seconds, sum(count for row, count in chosen if not is_predicted(row.device_class))
 
 
 def _items_before_the_end(session: Session, job: JobStatus) -> Any:

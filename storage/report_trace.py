@@ -13,13 +13,13 @@ from storage.attempts import waiting_since
 from storage.database import Session, clock_of
 from storage.jobs import JobStatus, job_state
 from storage.judging_work import group_of_ref, measure_ref
-from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, VERIFY
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, REFINE, VERIFY
 from storage.progress import job_progress
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow
 
 ON_GROUPS = (COMPILE, VERIFY, MEASURE)
-ON_PROBLEMS = (COMPARE, FINISH)
+ON_PROBLEMS = (REFINE, COMPARE, FINISH)
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class TracedProblem:
 
 @dataclass(frozen=True)
 class TracedItem:
-    """`group` of a compile, verify or measure item, `problem` of a compare or finish item. `phases` of the attempt that
-    did it, as `groups.phases` keeps them."""
+    """`group` of a compile, verify or measure item, `problem` of a refine, compare or finish item. `phases` of the
+    attempt that did it, as `groups.phases` keeps them."""
 
     id: int
     kind: str
@@ -133,7 +133,7 @@ def _group_refs(session: Session, job_id: str) -> list[str]:
         select(BuildRow.group_id, BuildRow.verify_group_id, JobProblemRow.device_class)
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-        .join(BuildRow, BuildRow.id == CandidateRow.build)
+        .join(BuildRow, BuildRow.id.in_([CandidateRow.build, CandidateRow.screening_build]))
         .where(JobProblemRow.job_id == job_id)
         .distinct()
     )

@@ -28,6 +28,11 @@ def register_toolchain(session: Session, digest: str, description: dict[str, Any
     session.execute(update(ToolchainRow).where(ToolchainRow.digest == digest).values(**values))
 
 
+def describe_toolchain(session: Session, digest: str, description: dict[str, Any]) -> None:
+    """Say what a toolchain is, once, without a sign of life: requests are not offered one that only screens."""
+    insert_new(session, ToolchainRow, [{"digest": digest, "description": description, "targets": [], "seen_at": 0.0}])
+
+
 def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolchain]:
     """Toolchains heard of within the last seconds, the latest first."""
     since = clock_of(session).now() - within_seconds

@@ -28,6 +28,7 @@ from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
 
 step = import_module("workers.steps.plan")  # the package has its function under the same name
+recording = import_module("workers.steps.wanted_builds")
 COMPILING = (ItemRow.kind == "compile") & (ItemRow.state == "waiting")
 MATMUL = {"operator": "matmul", "m": 64, "n": 64, "k": 64}
 
@@ -85,7 +86,7 @@ def outdated_for(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(len(asked))
         return dict.fromkeys(ids) if len(asked) <= times else known_builds(session, ids, **options)
 
-    monkeypatch.setattr(step, "known_builds", known)
+    monkeypatch.setattr(recording, "known_builds", known)
     return asked
 
 
@@ -106,7 +107,7 @@ def test_a_plan_that_is_always_outdated_is_given_back_with_the_reason(
     asked = outdated_for(10**6, monkeypatch)
     with pytest.raises(PlanOutdated, match="plan again"):
         planner.plan()
-    assert len(asked) == step.RECORD_ATTEMPTS
+    assert len(asked) == recording.RECORD_ATTEMPTS
     assert planner.waiting() == {}  # nothing was written
 
 

@@ -22,7 +22,8 @@ from workers.processes import InfrastructureError, Limits, ProcessError, Process
 TOOLCHAIN_VERSION = 1  # of the digest's schema
 # --time's file and ptxas' report do not change the code; they are here because the build's log is part of what is kept.
 DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-v")
-# Half of nvcc's time for tensor-core kernels; "min" saves next to nothing and "max" no more than "mid".
+# Half of nvcc's time for tensor-core kernels: arrays stay in local memory. "min", which keeps them in registers, saves
+# a fifth, and "max" no more than "mid" (benchmarks/bench_screening.py).
 SCREENING_FLAGS = ("--Ofast-compile=mid",)
 # Launch code is a few divisions per call: -O2 would only cost half as much again of g++'s time.
 HOST_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-Wall", "-Werror")

@@ -111,14 +111,16 @@ def _candidate(facts: CandidateFacts) -> Candidate:
                 f"this checkout's generator makes another {what}: {here}, recorded {recorded}. {other}"
             )
     flags = (facts.toolchain or {}).get("flags")
-    if flags is not None and flags != (ours := _named_toolchain().describe()["flags"]):
+    if flags is not None and flags != (ours := _named_toolchain(facts).describe()["flags"]):
         raise CannotReproduce(f"it was compiled with other flags ({flags}) than this checkout's ({ours}). {other}")
     return candidate
 
 
-def _named_toolchain() -> Toolchain:
-    """Whose commands name the compilers by variables of the shell."""
-    return Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
+def _named_toolchain(facts: CandidateFacts) -> Toolchain:
+    """Whose commands name the compilers by variables of the shell; with the flags that the candidate was compiled
+    with."""
+    own = Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
+    return own.for_screening() if facts.screening else own
 
 
 def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
@@ -131,7 +133,7 @@ def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
         "launch.cpp": library,
         EMBED: EMBED_ASSEMBLY,
         "kernel_cpu.cpp": render_cpu([kernel]),
-        "build.sh": _build_sh(facts.target),
+        "build.sh": _build_sh(facts),
         "run.py": RUN_PY,
         "facts.json": facts.model_dump_json(indent=1) + "\n",
         "recipe.json": json.dumps(_recipe(own, candidate, facts, seed), indent=1) + "\n",
@@ -259,11 +261,11 @@ def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {f"{folder}/{name}": data for name, data in files.items()}
 
 
-def _build_sh(target: str) -> str:
+def _build_sh(facts: CandidateFacts) -> str:
     """The commands of the service, run in the folder `build`."""
-    toolchain = _named_toolchain()
+    toolchain = _named_toolchain(facts)
     commands = {
-        "DEVICE": [toolchain.device_command(target, "../kernel.cu", CUBIN, PHASES)],
+        "DEVICE": [toolchain.device_command(facts.target, "../kernel.cu", CUBIN, PHASES)],
         "LIBRARY": [
             toolchain.host_command("../launch.cpp", OBJECT),
             toolchain.link_command([OBJECT, f"../{EMBED}"], LIBRARY),

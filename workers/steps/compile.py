@@ -18,6 +18,7 @@ from workers.steps.phases import placed
 from workers.steps.progress import tell
 from workers.steps.verify import predicted_seconds
 from workers.stopwatch import Stopwatch
+from workers.toolchain import Toolchain
 
 
 class WrongToolchain(Exception):
@@ -31,16 +32,13 @@ def compile_kernels(context: StepContext) -> None:
         if group is None:
             raise GiveUp(f"group {context.claim.ref} does not exist")
         start_group(session, context.claim)
-    if group.toolchain != context.toolchain.digest:
-        raise WrongToolchain(
-            f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {context.toolchain.digest}"
-        )
+    toolchain = _toolchain(context, group)
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
     stopwatch = Stopwatch()
     outcome = compile_group(
         list(kernels),
         find_target(group.target),
-        context.toolchain,
+        toolchain,
         context.processes,
         process_limits(context.settings.compile_limits),
         context.cancel,
@@ -49,6 +47,15 @@ def compile_kernels(context: StepContext) -> None:
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
     _record(context, group, kernels, outcome, codegen)
+
+
+def _toolchain(context: StepContext, group: Group) -> Toolchain:
+    """This worker's, as the group wants it: its own, or the same for screening. Raises WrongToolchain."""
+    own = context.toolchain
+    for toolchain in (own, own.for_screening()):
+        if group.toolchain == toolchain.digest:
+            return toolchain
+    raise WrongToolchain(f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {own.digest}")
 
 
 def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:

@@ -10,17 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.generator import generator
-from codegen.kernel import Candidate
-from codegen.operators import operator
-from codegen.predict import Prediction, predict
-from codegen.ptxas_report import Resources
-from codegen.schedule import Schedule
 from codegen.targets import target as find_target
 from codegen.verified import verified_label
-from cukiln.types import Comparison, FrontEntry, Launch, Measurement, RunnerUp, StageSeconds, VendorResult, WinnerRecord
-from storage.candidates import Predicted, StoredCandidate, candidates_of_problem, set_predictions
+from cukiln.types import FrontEntry, Launch, RunnerUp, StageSeconds, VendorResult, WinnerRecord
+from storage.candidates import StoredCandidate, candidates_of_problem
 from storage.database import Session
-from storage.device_classes import is_predicted
 from storage.imports import refuse_candidate
 from storage.jobs import JobStatus, job_state
 from storage.libraries import Library
@@ -28,13 +22,14 @@ from storage.problems import FinishedProblem, JobProblem, finish_problem, load_p
 from storage.searches import merge_searches, search_entry
 from storage.winners import get_winners, publish_winner
 from workers.build_winner import WinnerNotBuilt, plan_launch
-from workers.choose_winner import Point, merge_front, pareto, ranked_by, thinned
+from workers.choose_winner import merge_front, pareto, ranked_by, thinned
 from workers.limits import process_limits
-from workers.rank_measured import Timed, is_whole, runner_up, timed, without
+from workers.rank_measured import Timed, is_whole, runner_up
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.known_front import measured_under, still_in_front
 from workers.steps.phases import placed
 from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
 from workers.stopwatch import Stopwatch
 from workers.winner_library import winner_library
 
@@ -45,17 +40,6 @@ MOST_BUILDS = 16  # that a finish tries, failures included, once there is a winn
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """A candidate that was proved right, with its estimate and what it is chosen by. `timed`: on a GPU."""
-
-    stored: StoredCandidate
-    candidate: Candidate
-    prediction: Prediction
-    point: Point
-    timed: Timed | None = None
-
-
-@dataclass(frozen=True)
 class Built:
     """A candidate with its own library and how it is called. `cpu_seconds`: what building it cost now."""
 
@@ -63,21 +47,6 @@ class Built:
     library: Library
     launch: Launch
     cpu_seconds: float
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a problem on a GPU has beside its candidates: all that were timed, and the comparison of the best."""
-
-    times: dict[str, Timed]
-    comparison: Comparison | None
-
-    @property
-    def vendor(self) -> VendorResult | None:
-        return self.comparison.vendor if self.comparison else None
-
-    def counts_as(self) -> dict[str, float]:
-        return {candidate: one.counts_as for candidate, one in self.times.items()}
 
 
 class FoundWrong(Exception):
@@ -92,13 +61,11 @@ def finish(context: StepContext) -> None:
         job = job_state(session, problem.job_id) if problem else None
     if problem is None or job is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
-    right = [one for one in stored if _verdict(one) == "ok"]
-    measured = None if is_predicted(problem.device_class) else _measured(problem, right)
-    if measured is not None:
-        right = [one for one in right if one.candidate in measured.times]
-    ranked = _rank(context, problem, right, measured)
+    ranked, measured = rank(problem, stored)
+    with context.database.write() as session:
+        write_predictions(session, ranked)
     if not ranked:
-        _fail(context, problem, problem.error or _why_none(stored))
+        _fail(context, problem, problem.error or _why_none(problem, stored))
         return
     stopwatch = Stopwatch()
     built, whole = _build_front(context, problem, ranked)
@@ -110,7 +77,7 @@ def finish(context: StepContext) -> None:
     entries = [_entry(one) for one in built]
     covered = [
         search_entry(
-            problem.search,
+            _searched(problem, stored),
             generator(problem.operator),
             job.workspace_limit_bytes,
             deterministic=job.deterministic,
@@ -134,66 +101,20 @@ def finish(context: StepContext) -> None:
     _tell(context, problem, finished)
 
 
-def _verdict(one: StoredCandidate) -> str | None:
-    """Code that the CPU proved right and a GPU found wrong for somebody else is wrong: the twins missed something. And
-    nobody is right without a proof."""
-    if one.verdict != "ok":
-        return one.verdict
-    return one.proof.verdict if one.proof is not None else "skipped"
+def _searched(problem: JobProblem, stored: Sequence[StoredCandidate]) -> dict[str, Any]:
+    """The search that was done: without `screening` where there were too few kernels for it."""
+    if any(one.screened for one in stored):
+        return problem.search
+    return {name: value for name, value in problem.search.items() if name != "screening"}
 
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
     """Raises FoundWrong where an entry was found wrong while it was built: another attempt chooses among the rest."""
     again = candidates_of_problem(session, problem.id, [entry.candidate for entry in entries])
-    right = {one.candidate for one in again if _verdict(one) == "ok"}
+    right = {one.candidate for one in again if verdict_of(one) == "ok"}
     for entry in entries:
         if entry.candidate not in right:
             raise FoundWrong(f"candidate {entry.candidate} was found wrong while its library was built")
-
-
-def _measured(problem: JobProblem, right: Sequence[StoredCandidate]) -> Measured:
-    """The times of a problem on a GPU; of the comparison what still counts as right."""
-    alone = {
-        one.candidate: (
-            one.measured_us,
-            Measurement.model_validate(one.measurement) if one.measurement is not None else None,
-        )
-        for one in right
-        if one.measured_us is not None
-    }
-    comparison = None
-    if problem.comparison is not None:
-        comparison = Comparison.model_validate(problem.comparison)
-        comparison = without(comparison, {one.candidate for one in comparison.contenders} - alone.keys())
-        comparison = comparison if comparison.contenders else None
-    return Measured(timed(alone, comparison), comparison)
-
-
-def _rank(
-    context: StepContext, problem: JobProblem, right: Sequence[StoredCandidate], measured: Measured | None
-) -> list[Ranked]:
-    """Fastest first: as measured, or as predicted where there is no GPU. Predictions are written to the candidates'
-    rows in either case."""
-    kind = operator(problem.operator)
-    parsed, target = kind.parse(problem.problem), find_target(problem.target)
-    found = []
-    for stored in right:
-        candidate = kind.candidate(parsed, Schedule.of(stored.schedule))
-        prediction = predict(candidate, Resources.from_dict(stored.resources or {}), target)
-        time = measured.times[candidate.id] if measured is not None else None
-        point = Point(
-            candidate.id,
-            time.counts_as if time is not None else prediction.us,
-            kind.cost(parsed, candidate.schedule).workspace_bytes,
-            kind.deterministic(candidate.kernel),
-        )
-        found.append(Ranked(stored, candidate, prediction, point, time))
-    with context.database.write() as session:
-        set_predictions(
-            session,
-            [Predicted(problem.id, one.candidate.id, one.prediction.us, one.prediction.as_dict()) for one in found],
-        )
-    return sorted(found, key=lambda one: (one.point.us, one.candidate.id))
 
 
 def _compared_whole(ranked: Sequence[Ranked], measured: Measured | None) -> bool:
@@ -360,16 +281,29 @@ def _why_not_built(context: StepContext, problem: JobProblem, count: int) -> str
     return f"none of the {count} right candidates can be built alone as it was judged" + (f": {words}" if words else "")
 
 
-def _why_none(stored: Sequence[StoredCandidate]) -> str:
+def _why_none(problem: JobProblem, stored: Sequence[StoredCandidate]) -> str:
     """How the candidates fell, and the words of one of each kind."""
-    counts = Counter(_verdict(one) for one in stored)
-    words = [(_verdict(one), one.message or (one.proof.message if one.proof else None)) for one in stored]
+    if problem.screening:
+        return (
+            f"its screening was not over ({_counts(stored)}), so that nothing was compiled in full, and what was only "
+            "screened is never published: give it a larger budget, or leave out `search.screening`"
+        )
+    in_full = [one for one in stored if not one.screened]
+    if in_full and len(in_full) < len(stored):
+        others = f"the other {len(stored) - len(in_full)} were only screened, which is never published"
+        return f"none of the {len(in_full)} candidates compiled in full was proved right: {_counts(in_full)}; {others}"
+    return f"none of {len(stored)} candidates was proved right: {_counts(stored)}"
+
+
+def _counts(stored: Sequence[StoredCandidate]) -> str:
+    """By verdict, each with an example."""
+    counts = Counter(verdict_of(one) for one in stored)
+    words = [(verdict_of(one), one.message or (one.proof.message if one.proof else None)) for one in stored]
     examples = {verdict: message for verdict, message in words if message}
-    parts = [
+    return ", ".join(
         f"{count} {verdict}" + (f" (for example: {examples[verdict]})" if verdict in examples else "")
         for verdict, count in counts.most_common()
-    ]
-    return f"none of {len(stored)} candidates was proved right: {', '.join(parts)}"
+    )
 
 
 def _fail(context: StepContext, problem: JobProblem, error: str) -> None:
