@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, inspect, text
+from sqlalchemy import create_engine, inspect, select, text
 
+from cukiln.types import StageSeconds
 from storage.database import MIGRATIONS, Database
 from storage.errors import (
     BadCursor,
@@ -30,11 +31,25 @@ from storage.errors import (
     SchemaMissing,
 )
 from storage.jobs import cancel_job
-from storage.tables import Base, BlobRow
+from storage.plans import NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.screening import record_refined
+from storage.searches import search_entry
+from storage.tables import Base, BlobRow, WinnerRow
 from storage.toolchains import live_toolchains, register_toolchain
+from storage.winners import get_winners, publish_winner
 from tests.fixtures_measuring import CPU_CLASS, add, plan_known
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
-from tests.fixtures_storage import GPU_CLASS, compile_next
+from tests.fixtures_storage import (
+    GPU_CLASS,
+    PLAN,
+    TARGET,
+    TOOLCHAIN,
+    claim_one,
+    compile_next,
+    new_build,
+    verify_next,
+    winner_record,
+)
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -130,6 +145,47 @@ def test_a_release_that_does_not_measure_gets_no_job_that_would_wait_for_ever(da
     assert kinds == {"verify"}
     database.migrate()
     database.check()
+
+
+@pytest.mark.parametrize("refined", [False, True])
+def test_a_release_that_does_not_screen_publishes_nothing_that_was_only_screened(
+    database: Database, refined: bool
+) -> None:
+    screened, plain = add(database, CPU_CLASS), add(database, CPU_CLASS)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        (problem,) = problems_to_plan(session, claim)
+        candidates = [NewCandidate(f"c-{name}", {}, "k", f"fast-{name}") for name in "ab"]
+        planned = PlannedProblem(problem.id, candidates, 2, {}, 0.0, 0.0, screening=True)
+        builds = {one.build: new_build(one.build, f"slice-{one.build[-1]}") for one in candidates}
+        record_plan(session, claim, [planned], builds, [NewGroup(tuple(builds), TARGET, "fast", 1.0)], **PLAN)
+    compile_next(database)
+    verify_next(database)
+    if refined:
+        claim = claim_one(database, "refine")
+        with database.write() as session:
+            new = {"a": new_build("a", "slice-a")}
+            group = NewGroup(("a",), TARGET, TOOLCHAIN, 1.0)
+            record_refined(session, claim, {"c-a": "a"}, new, [group], spent=StageSeconds(), **PLAN)
+        compile_next(database)
+    plan_known(database, "b")
+    searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
+    record = winner_record("k" * 64, "c-a", searches=searches)
+    with database.write() as session:
+        publish_winner(session, record, expected_revision=0, attempt="t")
+    downgrade(database, "0005")
+    with database.read() as session:
+        states = session.execute(text("SELECT id, state, error FROM jobs ORDER BY created_at, id")).all()
+        waiting = set(session.scalars(text("SELECT kind FROM items WHERE state = 'waiting'")))
+    found = {row.id: (row.state, "without screening" in str(row.error)) for row in states}
+    assert found == {screened.id: ("failed", True), plain.id: ("running", False)}
+    assert waiting <= {"compile", "verify"}
+    database.migrate()
+    database.check()
+    with database.read() as session:
+        (kept,) = get_winners(session, ["k" * 64]).values()
+        row = session.scalars(select(WinnerRow)).one()
+    assert [one["search"] for one in kept.searches] == [one["search"] for one in row.searches] == [{"level": 1}]
 
 
 def _migrate(url: str, barrier: object) -> None:

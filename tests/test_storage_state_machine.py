@@ -24,14 +24,14 @@ from sqlalchemy import event, select
 
 from cukiln.types import StageSeconds
 from storage import items, jobs
-from storage.builds import known_builds
+from storage.builds import NewBuild, known_builds
 from storage.clock import FakeClock
 from storage.database import Database, Session
 from storage.device_classes import is_predicted
 from storage.errors import LostClaim, PlanOutdated
 from storage.groups import BuildOutcome, load_group, record_compiled
 from storage.items import Claim, Renewal
-from storage.judge import LIVE
+from storage.judge import LIVE, only_screened
 from storage.measurements import (
     ToMeasure,
     WrongContender,
@@ -44,6 +44,7 @@ from storage.measurements import (
 from storage.new_items import parse_plan_ref
 from storage.plans import NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
 from storage.problems import finish_problem
+from storage.screening import record_refined
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow
 from storage.verdicts import NewVerdict, builds_to_verify, record_verified
 from tests.fixtures_storage import (
@@ -62,12 +63,15 @@ from tests.fixtures_storage import (
 CPU_CLASS = f"predicted:{TARGET}"
 CLASSES = (CPU_CLASS, GPU_CLASS, OTHER_CLASS)
 BUILDS = ("a", "b", "c")
-KINDS = ("finish", "compare", "verify", "measure", "compile", "plan")
+FAST = "fast-"  # begins the name of a build that screens
+KINDS = ("finish", "compare", "refine", "verify", "measure", "compile", "plan")
+NEXT = ("refine", "compare", "finish")  # of a problem whose candidates are all judged
 LEASE = 60.0
 BAD = ("incorrect", "runtime_error", "run_timeout", "skipped")
 UNENDED = ("waiting", "claimed")
 spent = StageSeconds(wall=1.0, cpu=1.0)
 some_bad = st.lists(st.sampled_from(BUILDS), max_size=1)
+some_best = st.sampled_from([None, 1, 1, 2])  # to compile in full, of those that are screened
 some_builds = st.lists(st.sampled_from(BUILDS), min_size=1, max_size=3, unique=True)
 
 
@@ -96,6 +100,7 @@ class Jobs(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.seen: dict[tuple[int, str], str] = {}  # verdicts by candidate row
         self.asked: dict[int, list[str]] = {}  # builds by problem
+        self.best: dict[int, int] = {}  # how many are compiled in full, by problem that is screened
 
     def teardown(self) -> None:
         try:
@@ -107,17 +112,20 @@ class Jobs(RuleBasedStateMachine):
     # ---- what happens
 
     @rule(
-        problems=st.lists(st.tuples(st.sampled_from(CLASSES), some_builds), min_size=1, max_size=3),
+        problems=st.lists(st.tuples(st.sampled_from(CLASSES), some_builds, some_best), min_size=1, max_size=3),
         priority=st.sampled_from(["low", "normal", "high"]),
         budget=st.sampled_from([None, None, 100.0]),
         name=st.sampled_from("xy"),
     )
     def submit(self, problems: Any, priority: Any, budget: float | None, name: str) -> None:
-        new = [new_problem(name, device_class=device_class) for device_class, _ in problems]
+        new = [new_problem(name, device_class=device_class) for device_class, _, _ in problems]
         with self.database.write() as session:
             job = jobs.create_job(session, jobs.NewJob(new, priority=priority, budget_seconds=budget))
             query = select(JobProblemRow.id).where(JobProblemRow.job_id == job.id).order_by(JobProblemRow.position)
-            self.asked.update(zip(session.scalars(query), (builds for _, builds in problems), strict=True))
+            for problem_id, (_, builds, best) in zip(session.scalars(query), problems, strict=True):
+                self.asked[problem_id] = builds
+                if best is not None and len(builds) > best:
+                    self.best[problem_id] = best
 
     @rule(data=st.data())
     def claim(self, data: st.DataObject) -> None:
@@ -167,7 +175,7 @@ class Jobs(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.reconcile()
 
-    @rule(build=st.sampled_from(BUILDS))
+    @rule(build=st.sampled_from([*BUILDS, *(FAST + build for build in BUILDS)]))
     def lose_library(self, build: str) -> None:
         with self.database.write() as session:
             library = session.scalar(select(BuildRow.library).where(BuildRow.id == build))
@@ -185,6 +193,11 @@ class Jobs(RuleBasedStateMachine):
     def read(self, session: Session, claim: Claim) -> Sequence[Any]:
         if claim.kind == "verify":
             return builds_to_verify(session, claim.ref, PLAN["plan_version"])
+        if claim.kind == "refine":
+            # Whom it would choose, and what it would name for them, as it reads it now.
+            mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(claim.ref))
+            right = session.scalars(mine.where(CandidateRow.verdict == "ok").order_by(CandidateRow.candidate)).all()
+            return right[: self.best[int(claim.ref)]]
         if claim.kind == "measure":
             return candidates_to_measure(session, claim.ref, str(claim.target), PLAN["gpu_plan_version"])
         return ()
@@ -194,22 +207,25 @@ class Jobs(RuleBasedStateMachine):
         if claim.kind == "plan":
             self.plan(claim)
             return
+        if claim.kind == "refine":
+            self.refine(claim, held.seen)
+            return
         with self.database.write() as session:
             if claim.kind == "compile":
                 self.compile(session, claim, bad)
             elif claim.kind == "verify":
                 found = [
-                    NewVerdict(kernel.slice, "incorrect" if kernel.build in bad else "ok", None, {}, 1.0, 1.0)
+                    NewVerdict(kernel.slice, "incorrect" if kernel.build[-1] in bad else "ok", None, {}, 1.0, 1.0)
                     for kernel in held.seen
                 ]
                 record_verified(session, claim, found, plan_version=PLAN["plan_version"], verify=spent)
             elif claim.kind == "measure":
                 waiting: Sequence[ToMeasure] = held.seen[:1] if part else held.seen
-                results = [measured(one, verdict if one.build in bad else "ok") for one in waiting]
+                results = [measured(one, verdict if one.build[-1] in bad else "ok") for one in waiting]
                 record_measured(session, claim, results, driver=DRIVER, plan_version=PLAN["gpu_plan_version"])
             elif claim.kind == "compare":
                 mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(claim.ref))
-                right = session.scalars(mine.where(CandidateRow.verdict == "ok")).all()
+                right = session.scalars(mine.where(CandidateRow.verdict == "ok", ~only_screened())).all()
                 wrong = [WrongContender(one, verdict, "drifted", {}) for one in right if one[-1] in bad]
                 record_compared(session, claim, {} if right else None, wrong=wrong, measure=spent)
             else:
@@ -219,42 +235,65 @@ class Jobs(RuleBasedStateMachine):
         try:
             with self.database.write() as session:
                 problems = problems_to_plan(session, claim)
-                builds = {build for problem in problems for build in self.asked[problem.id]}
-                to_measure = {
-                    build
-                    for problem in problems
-                    if not is_predicted(problem.device_class)
-                    for build in self.asked[problem.id]
-                }
-                known = known_builds(session, builds, with_library=to_measure)
-                unknown = sorted(builds - set(known))
-                groups = [
-                    NewGroup(tuple(unknown[i : i + 2]), TARGET, TOOLCHAIN, 1.0) for i in range(0, len(unknown), 2)
-                ]
+                wanted = {problem.id: self.wanted(problem.id) for problem in problems}
+                on_gpu = [problem.id for problem in problems if not is_predicted(problem.device_class)]
+                to_measure = {build for one in on_gpu for build in wanted[one]}
+                builds = {build for some in wanted.values() for build in some}
                 planned = [
                     PlannedProblem(
                         problem.id,
                         [
-                            NewCandidate(f"{problem.name}-{build}", {}, f"{build:0>64}", build)
-                            for build in self.asked[problem.id]
+                            NewCandidate(f"{problem.name}-{build[-1]}", {}, f"{build[-1]:0>64}", build)
+                            for build in wanted[problem.id]
                         ],
                         9,
                         {},
                         0.0,
                         0.0,
+                        screening=problem.id in self.best,
                     )
                     for problem in problems
                 ]
-                record_plan(session, claim, planned, {build: new_build(build) for build in builds}, groups, **PLAN)
+                groups = self.groups(session, builds, to_measure)
+                record_plan(session, claim, planned, self.new(builds), groups, **PLAN)
         except PlanOutdated as error:
             raise AssertionError("nothing came between reading and recording") from error
+
+    def refine(self, claim: Claim, chosen: Sequence[str]) -> None:
+        """As it was chosen when the item was taken, though the world may have moved on."""
+        with self.database.write() as session:
+            problem = session.get_one(JobProblemRow, int(claim.ref))
+            builds = {candidate: candidate[-1] for candidate in chosen}
+            to_measure = set() if is_predicted(problem.device_class) else set(builds.values())
+            groups = self.groups(session, set(builds.values()), to_measure)
+            record_refined(session, claim, builds, self.new(set(builds.values())), groups, spent=spent, **PLAN)
+        self.seen = {place: verdict for place, verdict in self.seen.items() if place[0] != problem.id}
+
+    def wanted(self, problem_id: int) -> list[str]:
+        prefix = FAST if problem_id in self.best else ""
+        return [prefix + build for build in self.asked[problem_id]]
+
+    def new(self, builds: set[str]) -> dict[str, NewBuild]:
+        """A build that screens has the slice of the full one."""
+        return {build: new_build(build, f"slice-{build[-1]}") for build in builds}
+
+    def groups(self, session: Session, builds: set[str], to_measure: set[str]) -> list[NewGroup]:
+        """Of two builds at most, of one toolchain each."""
+        unknown = sorted(builds - set(known_builds(session, builds, with_library=to_measure)))
+        made = []
+        for toolchain, mine in (
+            (TOOLCHAIN, [build for build in unknown if not build.startswith(FAST)]),
+            (FAST, [build for build in unknown if build.startswith(FAST)]),
+        ):
+            made += [NewGroup(tuple(mine[i : i + 2]), TARGET, toolchain, 1.0) for i in range(0, len(mine), 2)]
+        return made
 
     def compile(self, session: Session, claim: Claim, bad: Sequence[str]) -> None:
         group = load_group(session, claim.ref)
         assert group is not None
         outcomes = [
             BuildOutcome(kernel.build, "compile_error", log="error: no")
-            if kernel.build in bad
+            if kernel.build[-1] in bad
             else BuildOutcome(kernel.build, "ok", f"code-{kernel.build}", {}, None, f"{group.id}-{kernel.build}")
             for kernel in group.kernels
         ]
@@ -314,10 +353,12 @@ class Jobs(RuleBasedStateMachine):
         if not open_candidates:
             ends = session.execute(
                 select(ItemRow.kind, ItemRow.ref).where(
-                    ItemRow.ref == str(problem.id), ItemRow.state.in_(UNENDED), ItemRow.kind.in_(("compare", "finish"))
+                    ItemRow.ref == str(problem.id), ItemRow.state.in_(UNENDED), ItemRow.kind.in_(NEXT)
                 )
             ).all()
-            assert len(ends) == 1, "exactly one of comparing and finishing is next"
+            assert len(ends) == 1, "exactly one of refining, comparing and finishing is next"
+            in_time = session.scalars(select(JobRow.deadline).where(JobRow.id == problem.job_id)).one() is None
+            assert (ends[0].kind == "refine") == problem.screening or not in_time
             return [(ends[0].kind, ends[0].ref)]
         places = []
         for name, build in open_candidates:
