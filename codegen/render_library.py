@@ -70,7 +70,8 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
     first = 0
     blocks = []
     for kernel in kernels:
-        blocks.append(_kernel_block(kernel, first, launch if launch is not None else _test_launch(kernel)))
+        values = _test_launch(kernel) if launch is None else launch
+        blocks.append(_kernel_block(kernel, first, values, for_tensors=launch is not None))
         first += len(functions_of(kernel))
     if launch is None:
         return "\n".join([*parts, *blocks, _COMMON_EXPORTS, *(_launch_exports(k, "_" + k.id[:16]) for k in kernels)])
@@ -85,7 +86,7 @@ def render_plan(candidate: Candidate) -> str:
     """A program that prints the candidate's launches, from the launch code that the library runs: a line per launch
     with function, grid, block, shared bytes; then one line with the workspace's bytes."""
     kernel, op = candidate.kernel, operator(candidate.kernel.operator)
-    block = _kernel_block(kernel, 0, op.launch_values(candidate.schedule))
+    block = _kernel_block(kernel, 0, op.launch_values(candidate.schedule), for_tensors=False)
     main = (
         _PLAN_MAIN.replace("BINDING", f"{kernel.namespace}::Binding")
         .replace("EXTENTS", _array(op.extents(candidate.problem)))
@@ -103,10 +104,13 @@ def _launch_code(kernels: Sequence[Kernel]) -> list[str]:
     return [*map(header_text, HOST_HEADERS), *map(operator_text, operator_names(kernels))]
 
 
-def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int]) -> str:
+def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool) -> str:
+    """The kernel's Config and Binding. `for_tensors`: with the check of a call that is given tensors, which only
+    tvm-ffi's entries make."""
     op: Operator = operator(kernel.operator)
     problem = op.test_problems(kernel)[0]
     space = f"::{op.namespace}"
+    check = _CHECK.replace("SPACE", space) if for_tensors else ""
     return f"""\
 namespace {kernel.namespace} {{
 {render_config(kernel)}
@@ -124,20 +128,25 @@ struct Binding {{
     return {space}::workspace_bytes<Config>(extents, given ? given : launch);
   }}
   static int plan(const Arguments& arguments, cukiln::Launch* out) {{ return {space}::plan<Config>(arguments, out); }}
-  static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {{
-    return {space}::check<Config>(tensors, count, extents, complaint);
-  }}
-}};
+{check}}};
 }}  // namespace {kernel.namespace}
+"""
+
+
+_CHECK = """\
+  static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {
+    return SPACE::check<Config>(tensors, count, extents, complaint);
+  }
 """
 
 
 def _launch_exports(kernel: Kernel, suffix: str) -> str:
     binding = f"{kernel.namespace}::Binding"
+    entry = f"cukiln::binding::entry_of<{binding}>"
     return f"""\
 CUKILN_EXPORT int cukiln_launch{suffix}(void* const* pointers, const int64_t* extents, const int32_t* launch,
                                         const double* scalars, void* workspace, void* stream) {{
-  return cukiln::binding::launch_here<{binding}>(pointers, extents, launch, scalars, workspace, stream);
+  return cukiln::binding::launch_here({entry}, pointers, extents, launch, scalars, workspace, stream);
 }}
 CUKILN_EXPORT int64_t cukiln_workspace_bytes{suffix}(const int64_t* extents, const int32_t* launch) {{
   return {binding}::workspace_bytes(extents, launch);

@@ -11,6 +11,7 @@ namespace binding {
 constexpr int max_devices = 64;
 constexpr int max_launches = 16;
 constexpr int widest_access = 16;  // bytes that a thread moves at once
+constexpr int most_argument_bytes = 4096;  // of a kernel's parameters (CUDA C++ Programming Guide, "__global__")
 
 struct Loaded {
   const Driver* driver;
@@ -145,35 +146,58 @@ inline int submit(const Loaded& loaded, int first_function, void* arguments, con
   return code ? driver_failed(driver, "the launch failed", code) : static_cast<int>(fine);
 }
 
-// Launches one call on a device. `B` is a kernel's Binding; null `launch` means the values the library was built with.
+// What launching has to know of a kernel. Pointers to functions, not a template's parameter: of a group's dozens of kernels
+// g++ then compiles only what differs.
+struct KernelEntry {
+  int operands, extents, scalars, first_function;
+  const int32_t* launch;  // the values that the library was built with
+  int64_t (*workspace_bytes)(const int64_t* extents, const int32_t* launch);
+  // Writes the arguments that all launches of a call take, and the launches; returns how many they are.
+  int (*plan)(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace,
+              void* arguments, Launch* out);
+};
+
 template <class B>
-int launch_on(int device, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
-              void* workspace, void* stream) {
+int plan_call(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace,
+              void* arguments, Launch* out) {
+  static_assert(sizeof(typename B::Arguments) <= most_argument_bytes, "a kernel's parameters are 4096 bytes at most");
+  const typename B::Arguments bound = B::bind(pointers, extents, launch, scalars, workspace);
+  __builtin_memcpy(arguments, &bound, sizeof(bound));
+  return B::plan(bound, out);
+}
+
+// Of a kernel's Binding.
+template <class B>
+constexpr KernelEntry entry_of = {B::operands, B::extents,          B::scalars,  B::first_function,
+                                  B::launch,   B::workspace_bytes, plan_call<B>};
+
+// Launches one call on a device. Null `launch` means the values the library was built with.
+inline int launch_on(const KernelEntry& kernel, int device, void* const* pointers, const int64_t* extents, const int32_t* launch,
+                     const double* scalars, void* workspace, void* stream) {
   const Loaded* loaded = loaded_for_launch(device, stream);
   if (loaded == nullptr) return failed;
-  const int32_t* values = launch ? launch : B::launch;
-  const int64_t needed = B::workspace_bytes(extents, values);
+  const int32_t* values = launch ? launch : kernel.launch;
+  const int64_t needed = kernel.workspace_bytes(extents, values);
   if (needed > 0 && workspace == nullptr)
     return fail("ValueError: the workspace is null; this call needs %lld bytes", static_cast<long long>(needed));
   if (needed > 0 && reinterpret_cast<uintptr_t>(workspace) % widest_access != 0)
     return fail("ValueError: the workspace begins at %p; a multiple of %d bytes is allowed", workspace, widest_access);
-  typename B::Arguments arguments = B::bind(pointers, extents, values, scalars, workspace);
+  alignas(16) unsigned char arguments[most_argument_bytes];
   Launch launches[max_launches];
-  const int count = B::plan(arguments, launches);
+  const int count = kernel.plan(pointers, extents, values, scalars, workspace, arguments, launches);
   if (count < 1) return fail("ValueError: an extent is below 1 or beyond what the kernel can index");
-  return submit(*loaded, B::first_function, &arguments, launches, count, stream);
+  return submit(*loaded, kernel.first_function, arguments, launches, count, stream);
 }
 
-// The plain C entry: as launch_on, on the device of the thread's current context.
-template <class B>
-int launch_here(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace,
-                void* stream) {
-  if (pointers == nullptr || extents == nullptr || (B::scalars > 0 && scalars == nullptr))
+// The plain C entry: as launch_on, on the device of the thread's current context. Not inlined into each kernel's entry.
+__attribute__((noinline)) inline int launch_here(const KernelEntry& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch,
+                       const double* scalars, void* workspace, void* stream) {
+  if (pointers == nullptr || extents == nullptr || (kernel.scalars > 0 && scalars == nullptr))
     return fail("ValueError: pointers, extents or scalars is null; %d pointers, %d extents and %d scalars are needed",
-                B::operands, B::extents, B::scalars);
+                kernel.operands, kernel.extents, kernel.scalars);
   int device = 0;
   if (const int status = current_device(&device)) return status;
-  return launch_on<B>(device, pointers, extents, launch, scalars, workspace, stream);
+  return launch_on(kernel, device, pointers, extents, launch, scalars, workspace, stream);
 }
 
 }  // namespace binding

@@ -149,7 +149,7 @@ int run_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
   if (!call.read_scalars(values)) return raise_last_error();
   if (needed > 0 && !read_workspace(values[expected - 1], needed, device, &workspace)) return raise_last_error();
   void* stream = TVMFFIEnvGetStream(kDLCUDA, device);
-  if (launch_on<B>(device, call.pointers, call.extents, nullptr, call.scalars, workspace, stream)) return raise_last_error();
+  if (launch_on(entry_of<B>, device, call.pointers, call.extents, nullptr, call.scalars, workspace, stream)) return raise_last_error();
   return give(result, kTVMFFINone, 0);
 }
 

@@ -34,35 +34,54 @@ constexpr int64_t largest_extent = INT32_MAX - 1024;
 // As int; 0, which no launch accepts, where it is none or does not fit.
 inline int as_extent(int64_t value) { return value < 1 || value > largest_extent ? 0 : static_cast<int>(value); }
 
+// What launches depend on, as values: g++ compiles the functions that take it once for all kernels of a library, where
+// templates over Config would take a quarter of nvcc's time for small kernels.
+struct Plan {
+  int split, tile_m, tile_n, tile_k, threads, width;  // width: elements of one store
+  int static_k;                                       // 0 where any k will do
+  int accumulator_bytes;
+  uint32_t shared_bytes;
+  int epilogue_tensors, epilogue_scalars;
+};
+
+template <class C>
+constexpr int only_k() {
+  if constexpr (C::tensor_cores) return C::static_k;
+  return 0;
+}
+
+template <class C>
+constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(),
+                          static_cast<int>(sizeof(typename C::Accumulator)), shared_bytes<C>(),
+                          C::Epilogue::tensors, C::Epilogue::scalars};
+
 // Slices that a call divides k into: as many as asked, but none empty. A kernel may be called with a smaller k than the
 // one that it was tuned for.
-template <class C>
-int slices(int64_t k, int64_t asked) {
-  if constexpr (C::split == split_none || C::split == split_stream) return 1;
-  const int64_t steps = k < 1 ? 1 : ceil_div(k, C::tile_k);
+inline int slices(const Plan& kernel, int64_t k, int64_t asked) {
+  if (kernel.split == split_none || kernel.split == split_stream) return 1;
+  const int64_t steps = k < 1 ? 1 : ceil_div(k, kernel.tile_k);
   return static_cast<int>(asked < 1 ? 1 : asked < steps ? asked : steps);
 }
 
 // Thread blocks of a call that are not split; 0 where an extent is 0 or the grid would be too large.
-template <class C>
-uint32_t blocks(int64_t batch, int64_t m, int64_t n) {
-  const int64_t per_matrix = ceil_div(m, C::tile_m) * ceil_div(n, C::tile_n);
+inline uint32_t blocks(const Plan& kernel, int64_t batch, int64_t m, int64_t n) {
+  const int64_t per_matrix = ceil_div(m, kernel.tile_m) * ceil_div(n, kernel.tile_n);
   return batch < 1 || per_matrix < 1 || per_matrix > largest_extent / batch ? 0 : static_cast<uint32_t>(batch * per_matrix);
 }
 
 // Blocks of stream-K: as many as asked, but each with at least one step.
-template <class C>
-int stream_blocks(const int64_t* extents, int64_t asked) {
-  if constexpr (C::split != split_stream) return 0;
-  const int64_t tiles = blocks<C>(extents[0], extents[1], extents[2]), steps = extents[3] < 1 ? 1 : ceil_div(extents[3], C::tile_k);
+inline int stream_blocks(const Plan& kernel, const int64_t* extents, int64_t asked) {
+  if (kernel.split != split_stream) return 0;
+  const int64_t tiles = blocks(kernel, extents[0], extents[1], extents[2]);
+  const int64_t steps = extents[3] < 1 ? 1 : ceil_div(extents[3], kernel.tile_k);
   const int64_t most = tiles < 1 ? 1 : tiles * steps;
   return static_cast<int>(asked < 1 ? 1 : asked < most ? asked : most);
 }
 
 // Pointers: a, b, out, then the epilogue's tensors. Extents: batch, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c.
 // Launch: raster, slices of k, blocks of stream-K. Scalars: those of the epilogue.
-template <class C>
-Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch,
+                      const double* scalars, void* workspace) {
   Arguments arguments = {};
   arguments.a = pointers[0];
   arguments.b = pointers[1];
@@ -79,21 +98,30 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
   arguments.stride_b = extents[8];
   arguments.stride_c = extents[9];
   arguments.raster = launch[0];
-  arguments.slices = slices<C>(arguments.k, launch[1]);
-  arguments.stream_blocks = stream_blocks<C>(extents, launch[2]);
-  for (int i = 0; i < C::Epilogue::tensors; ++i) arguments.epilogue.tensors[i] = pointers[3 + i];
-  for (int i = 0; i < C::Epilogue::scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[i]);
+  arguments.slices = slices(kernel, arguments.k, launch[1]);
+  arguments.stream_blocks = stream_blocks(kernel, extents, launch[2]);
+  for (int i = 0; i < kernel.epilogue_tensors; ++i) arguments.epilogue.tensors[i] = pointers[3 + i];
+  for (int i = 0; i < kernel.epilogue_scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[i]);
   return arguments;
 }
 
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
+}
+
 // Partial sums of every slice; of one where slices add to the same; two tiles for each block of stream-K.
+inline int64_t workspace_bytes(const Plan& kernel, const int64_t* extents, const int32_t* launch) {
+  if (kernel.split == split_none) return 0;
+  if (kernel.split == split_stream)
+    return int64_t(2) * stream_blocks(kernel, extents, launch[2]) * kernel.tile_m * kernel.tile_n * kernel.accumulator_bytes;
+  const int64_t copies = kernel.split == split_atomic ? 1 : slices(kernel, extents[3], launch[1]);
+  return copies * extents[0] * extents[1] * workspace_pitch(extents[2]) * kernel.accumulator_bytes;
+}
+
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
-  if constexpr (C::split == split_none) return 0;
-  if constexpr (C::split == split_stream)
-    return int64_t(2) * stream_blocks<C>(extents, launch[2]) * C::tile_m * C::tile_n * static_cast<int64_t>(sizeof(typename C::Accumulator));
-  const int64_t copies = C::split == split_atomic ? 1 : slices<C>(extents[3], launch[1]);
-  return copies * extents[0] * extents[1] * workspace_pitch(extents[2]) * static_cast<int64_t>(sizeof(typename C::Accumulator));
+  return workspace_bytes(plan_of<C>, extents, launch);
 }
 
 // A launch of one thread for each of `count` items; none where the grid would be too large.
@@ -105,31 +133,32 @@ inline int plan_items(int function, int64_t count, Launch* out) {
 }
 
 // Whether the kernel was made for this k, or for any.
-template <class C>
-constexpr bool takes_k(int64_t k) {
-  if constexpr (C::tensor_cores) return C::static_k == 0 || C::static_k == k;
-  return true;
-}
+inline bool takes_k(const Plan& kernel, int64_t k) { return kernel.static_k == 0 || kernel.static_k == k; }
 
 // Writes the launches of one call and returns how many they are; 0 where the extents are beyond what they can index.
-template <class C>
-int plan(const Arguments& arguments, Launch* out) {
-  const uint32_t grid = blocks<C>(arguments.batch, arguments.m, arguments.n);
-  if (grid == 0 || arguments.k == 0 || !takes_k<C>(arguments.k) || arguments.slices > 65535) return 0;
-  Launch main = {0, {grid, static_cast<uint32_t>(arguments.slices), 1}, {C::threads, 1, 1}, shared_bytes<C>()};
+inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+  const uint32_t grid = blocks(kernel, arguments.batch, arguments.m, arguments.n);
+  if (grid == 0 || arguments.k == 0 || !takes_k(kernel, arguments.k) || arguments.slices > 65535) return 0;
+  const uint32_t threads = static_cast<uint32_t>(kernel.threads);
+  Launch main = {0, {grid, static_cast<uint32_t>(arguments.slices), 1}, {threads, 1, 1}, kernel.shared_bytes};
   int count = 0;
   const int64_t rows = int64_t(arguments.batch) * arguments.m;
-  if constexpr (C::split == split_atomic) {
+  if (kernel.split == split_atomic) {
     if (!plan_items(main.function++, rows * workspace_pitch(arguments.n) / 4, &out[count++])) return 0;
   }
-  if constexpr (C::split == split_stream) main.grid[0] = static_cast<uint32_t>(arguments.stream_blocks);
+  if (kernel.split == split_stream) main.grid[0] = static_cast<uint32_t>(arguments.stream_blocks);
   out[count++] = main;
-  if constexpr (C::split == split_stream) {
-    if (!plan_items(main.function + 1, int64_t(grid) * (C::tile_m * C::tile_n / C::align_c), &out[count++])) return 0;
-  } else if constexpr (C::split != split_none) {
-    if (!plan_items(main.function + 1, rows * (arguments.n / C::align_c), &out[count++])) return 0;
+  if (kernel.split == split_stream) {
+    if (!plan_items(main.function + 1, int64_t(grid) * (kernel.tile_m * kernel.tile_n / kernel.width), &out[count++])) return 0;
+  } else if (kernel.split != split_none) {
+    if (!plan_items(main.function + 1, rows * (arguments.n / kernel.width), &out[count++])) return 0;
   }
   return count;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return plan(plan_of<C>, arguments, out);
 }
 
 template <class C>
@@ -178,13 +207,11 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   if (out.batch > 1 && out.stride < out.pitch * (out.rows - 1) + out.columns)
     CUKILN_REFUSE(complaint, "ValueError: matrices of out overlap (batch stride %lld)", static_cast<long long>(out.stride));
   const bool fits = out.rows <= largest_extent && out.columns <= largest_extent && k <= largest_extent;
-  if (!fits || blocks<C>(out.batch, out.rows, out.columns) == 0)
+  if (!fits || blocks(plan_of<C>, out.batch, out.rows, out.columns) == 0)
     CUKILN_REFUSE(complaint, "ValueError: an extent or the number of blocks is over %lld", static_cast<long long>(largest_extent));
-  if (!takes_k<C>(k)) {
-    if constexpr (C::tensor_cores)
-      CUKILN_REFUSE(complaint, "ValueError: k is %lld; this kernel was made for k = %d alone: look up the kernel of this shape",
-                    static_cast<long long>(k), C::static_k);
-  }
+  if (!takes_k(plan_of<C>, k))
+    CUKILN_REFUSE(complaint, "ValueError: k is %lld; this kernel was made for k = %d alone: look up the kernel of this shape",
+                  static_cast<long long>(k), plan_of<C>.static_k);
   for (int i = 0; i < 2; ++i)
     if (!check_apart(names[i], tensors[i], matrices[i], sizes[i], tensors[2], out, sizes[2], complaint)) return false;
   if (!check_epilogue<C>(tensors + 3, tensors[2], out, complaint)) return false;
