@@ -1,9 +1,10 @@
 """Search spaces: which schedules to try, enumerable by index without being materialised.
 
 A space is the product of value lists (or an explicit list). A `limit` samples it: the schedules come in an order that
-only the seed decides, so a smaller limit is always a prefix of a larger one. `keep` comes after it: of the accepted
-schedules (of the sample, where there is one) those that are predicted fastest before anything is compiled. `screening`
-comes last: all that are left are compiled fast and judged, and only the best of them are compiled in full.
+only the seed decides, so a smaller limit is always a prefix of a larger one; kernel by kernel, so that a model's
+problems try the same ones. `keep` comes after it: of the accepted schedules (of the sample, where there is one) those
+that are predicted fastest before anything is compiled. `screening` comes last: all that are left are compiled fast and
+judged, and only the best of them are compiled in full.
 """
 
 from __future__ import annotations
@@ -190,9 +191,13 @@ class Linked:
         return {name: tuple(dict.fromkeys(one[i] for one in self.choices)) for i, name in enumerate(self.names)}
 
 
+_Pairs = tuple[tuple[str, Value], ...]
+
+
 @dataclass(frozen=True)
 class SearchSpace:
-    """Schedules by index. `first` (the level-0 default) leads a sample, so the smallest sample is a sane one."""
+    """Schedules by index. `first` (the level-0 default) leads a sample, so the smallest sample is a sane one.
+    `launch_time`: the tunables that do not make another kernel."""
 
     values: tuple[tuple[str, tuple[Value, ...]], ...] = ()
     linked: tuple[Linked, ...] = ()
@@ -200,6 +205,7 @@ class SearchSpace:
     limit: int | None = None
     seed: int = 0
     first: Schedule | None = None
+    launch_time: frozenset[str] = frozenset()
     _radix: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -258,10 +264,50 @@ class SearchSpace:
         if self.limit is None:
             yield from map(self.by_index, range(self.size))
             return
-        first = None if self.first is None else self.index_of(self.first)
+        first = self.first if self.first is not None and self.index_of(self.first) is not None else None
         if first is not None:
-            yield self.by_index(first)
-        yield from (self.by_index(index) for index in permuted(self.size, self.seed) if index != first)
+            yield first
+        sample = self._sample() if self.schedules is None else map(self.by_index, permuted(self.size, self.seed))
+        yield from (schedule for schedule in sample if schedule != first)
+
+    def _sample(self) -> Iterator[Schedule]:
+        """Every schedule once: each kernel with one of its launch-time choices, then each with another, and so on.
+
+        The order of the kernels depends on the seed and on what the kernels can be, not on how many launch-time choices
+        there are: the layers of a model, whose spaces often differ in the latter alone, try the same kernels, and each
+        of those is compiled once.
+        """
+        axes = self._axes()
+        kernels = math.prod(map(len, axes))
+        for turn in range(math.prod(max(len(choices) for _, choices in axis) for axis in axes)):
+            for number in permuted(kernels, self.seed):
+                taken = []
+                left = number
+                for axis in axes:
+                    left, digit = divmod(left, len(axis))
+                    taken.append(axis[digit])
+                count = math.prod(len(choices) for _, choices in taken)
+                if turn >= count:
+                    continue
+                left = (_mix(self.seed, number) + turn) % count
+                chosen: list[tuple[str, Value]] = []
+                for made, choices in taken:
+                    left, digit = divmod(left, len(choices))
+                    chosen += [*made, *choices[digit]]
+                yield Schedule(tuple(sorted(chosen)))
+
+    def _axes(self) -> list[list[tuple[_Pairs, list[_Pairs]]]]:
+        """Of each axis what it can make of a kernel, and the launch-time choices of that."""
+        single = [((name,), tuple((value,) for value in values)) for name, values in self.values]
+        axes = []
+        for names, choices in [*single, *((one.names, one.choices) for one in self.linked)]:
+            options: dict[_Pairs, list[_Pairs]] = {}
+            for choice in choices:
+                pairs = tuple(zip(names, choice, strict=True))
+                made = tuple(pair for pair in pairs if pair[0] not in self.launch_time)
+                options.setdefault(made, []).append(tuple(pair for pair in pairs if pair[0] in self.launch_time))
+            axes.append(list(options.items()))
+        return axes
 
 
 def permuted(size: int, seed: int) -> Iterator[int]:
@@ -321,7 +367,8 @@ def build_space(
         schedules = (default,)
     else:
         values = tuple(levels[search.level or 1].items())
-    return SearchSpace(values, together, schedules, search.limit, search.seed, default)
+    at_launch = frozenset(tunable.name for tunable in tunables if tunable.launch_time)
+    return SearchSpace(values, together, schedules, search.limit, search.seed, default, at_launch)
 
 
 def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, Allowed]) -> tuple[Schedule, ...]:

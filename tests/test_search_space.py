@@ -126,6 +126,26 @@ def test_a_smaller_limit_is_a_prefix_of_accepted_schedules(limit: int) -> None:
     assert large.candidates != lower(problem, sheet, Search(level=2, limit=64, seed=12)).candidates
 
 
+@given(LISTS, st.integers(0, 2**53 - 1), st.sampled_from([frozenset(), frozenset("ab"), frozenset({"count", "f"})]))
+def test_a_sample_has_every_schedule_once_and_each_kernel_before_any_again(
+    lists: dict[str, tuple[int, ...]], seed: int, launch_time: frozenset[str]
+) -> None:
+    found = SearchSpace(tuple(lists.items()), (PAIRS,), None, limit=1, seed=seed, launch_time=launch_time)
+    schedules = list(found)
+    assert len(schedules) == len(set(schedules)) == found.size
+    kernels = [schedule.only(frozenset(schedule.as_dict()) - launch_time) for schedule in schedules]
+    distinct = len(set(kernels))
+    assert len(set(kernels[:distinct])) == distinct
+
+
+def test_problems_whose_launches_alone_differ_sample_the_same_kernels() -> None:
+    def sample(counts: tuple[int, ...]) -> list[Schedule]:
+        found = SearchSpace((("a", tuple(range(50))), ("count", counts)), limit=9, launch_time=frozenset({"count"}))
+        return [schedule.only(frozenset("a")) for schedule in islice(found, 20)]
+
+    assert sample((1, 2)) == sample((1, 2, 4, 8, 16))
+
+
 def test_a_sample_begins_with_the_default() -> None:
     found = lower(matmul(m=1024, n=1024, k=1024), target("sm_90a"), Search(level=2, limit=1, seed=5))
     assert found.candidates[0].schedule == default_candidate(matmul(m=1024, n=1024, k=1024)).schedule
