@@ -1,164 +1,307 @@
-"""Seconds to compile many kernels: one `.cu` per kernel and nvcc straight to a `.so`, against cukiln's way.
+"""Seconds to compile many kernels: one `.cu` per kernel, hidet's rule, and ours, beside the least that is possible.
 
-Run with `make bench-compile` or `python -m benchmarks.bench_compile`. Both sides compile the same rendered device text
-with the same optimisation flags for the same architecture, as many processes at once as there are cores, on the first
-kernels by index of level 2 of the public fp32 shape square/float32_1024. cukiln's way is what a worker does: groups of
-`codegen.group`, rendering and both uniqueness assertions included, to cubin and `.so` with launch code and stub, which
-the baseline does not have. Rounds alternate between the two, so that a busy machine hits both. The last line is one
-JSON object, which is also kept under `benchmarks/results/`.
+Run with `make bench-compile` or `python -m benchmarks.bench_compile`. `compile_ways` says what the ways are. For every
+operator that is present, the kernels are the first by index of level 2 of its named public shapes (`CASES`), equally
+many of each; the ways take turns, round by round, so that a busy machine hits all. All ways but screening must come to
+the same machine code, kernel by kernel. The last line is one JSON object, which is also kept under
+`benchmarks/results/`.
+
+- `ratio_wall`, `ratio_cpu`, `ratio_hidet`, `ratio_screening`: one file per kernel over ours, in wall and in CPU seconds
+  (hidet's definition: summed over all processes); hidet's rule over ours; one file per kernel over the screening build.
+  Of the medians over the rounds.
+- `ratio_per_candidate`: one file per *candidate* over ours, for the problems of one model (`Case.model`) at level 2,
+  at most 64 candidates each; one round. Candidates that differ only in launch-time values and extents share a kernel.
+- `floor_s`: what cicc and ptxas take for one more kernel, times the kernels, over the cores. The former is the slope
+  over three sizes of group, each compiled on all cores at once, as ours is; `floor.r2` says how straight the line is.
+  `over_floor`: ours over it.
+- `phases`: wall seconds of ours, summed over its files.
+- `memory`: the largest compilers of ours, as many as there are processes: no more can be alive at once.
+- `cutlass`, where its headers are found: one CUTLASS kernel and one of ours, a file each, nvcc straight to a `.so`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from benchmarks.compile_ways import LIMITS, Compiled, Ways
+from benchmarks.cutlass import cutlass_headers, cutlass_seconds
 from benchmarks.keep_result import keep_result
-from codegen.group import group
+from benchmarks.shapes import public_shape, shape_sets
+from codegen.group import MAX_BYTES
 from codegen.kernel import Candidate, Kernel
-from codegen.operators import operator
-from codegen.render_group import render_device
+from codegen.lower import lower
+from codegen.operators import operator, operators
 from codegen.rules import Rejected
 from codegen.search import Search
 from codegen.targets import Target, target
-from workers.compile_group import compile_group
-from workers.processes import Limits, Processes
-from workers.toolchain import DEVICE_FLAGS, Toolchain, find_toolchain
+from workers.processes import Processes
+from workers.toolchain import find_toolchain
 
 TARGET = "sm_90a"
-PROBLEMS = {"matmul": {"operator": "matmul", "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float32"}}
-KERNELS = 96
-LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=1 << 30)
+LEVEL = 2
+CANDIDATES_PER_PROBLEM = 64
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Wall seconds of the whole set; CPU seconds summed over the tools' process trees."""
+class Case:
+    """Kernels of an operator: the first `kernels` of the named shapes together. `model`: the set of `shapes.json` whose
+    problems are compiled candidate by candidate; none where another case of the operator has them."""
 
-    wall: float
-    cpu: float
-
-
-class Bench:
-    """Both ways to compile one set of kernels."""
-
-    def __init__(self, toolchain: Toolchain, sheet: Target, processes: Processes, cores: int) -> None:
-        self._toolchain = toolchain
-        self._target = sheet
-        self._processes = processes
-        self.cores = cores
-
-    def baseline(self, kernels: Sequence[Kernel]) -> Spent:
-        """One file per kernel, nvcc all the way."""
-        return self._timed(self._nvcc_to_library, kernels)
-
-    def ours(self, kernels: Sequence[Kernel]) -> Spent:
-        """Groups, device pass only, launch code by g++."""
-        started = time.perf_counter()
-        groups = group(kernels, workers=self.cores)
-        grouping = time.perf_counter() - started
-        spent = self._timed(self._compile_group, groups)
-        return Spent(spent.wall + grouping, spent.cpu)
-
-    def _timed(self, compile_one: Callable[[Any], float], work: Sequence[Any]) -> Spent:
-        started = time.perf_counter()
-        with ThreadPoolExecutor(self.cores) as pool:
-            cpu = sum(pool.map(compile_one, work))
-        return Spent(time.perf_counter() - started, cpu)
-
-    def _nvcc_to_library(self, kernel: Kernel) -> float:
-        name = self._target.name
-        flags = [flag for flag in DEVICE_FLAGS if flag != "-cubin"]
-        architecture = ["-gencode", f"arch={name.replace('sm_', 'compute_')},code={name}"]
-        command = [str(self._toolchain.nvcc), "-ccbin", str(self._toolchain.host_compiler), *architecture, *flags]
-        command += ["-shared", "-Xcompiler", "-fPIC", "-o", "kernel.so", "kernel.cu"]
-        with self._processes.private_folder() as folder:
-            (folder / "kernel.cu").write_text(render_device([kernel]).text, encoding="utf-8")
-            finished = self._processes.run(command, cwd=folder, limits=LIMITS)
-            if not finished.ok or not (folder / "kernel.so").is_file():
-                raise SystemExit(f"the baseline failed: {finished.text()[-2000:]}")
-        return finished.cpu_seconds
-
-    def _compile_group(self, kernels: tuple[Kernel, ...]) -> float:
-        outcome = compile_group(kernels, self._target, self._toolchain, self._processes, LIMITS)
-        failed = [found.log for found in outcome.outcomes.values() if found.status != "ok"]
-        if failed:
-            raise SystemExit(f"{len(failed)} kernels failed: {failed[0][-2000:]}")
-        return outcome.cpu_seconds
+    operator: str
+    shapes: tuple[str, ...]
+    kernels: int
+    model: str | None = None
 
 
-def first_kernels(name: str, sheet: Target, count: int) -> tuple[list[Kernel], int]:
-    """The first `count` kernels by index of level 2, and how many candidates stand before the next one."""
-    op = operator(name)
-    problem = op.parse(PROBLEMS[name])
+# An operator that is not there yet is left out; adding one takes an entry of named shapes. Of matmul, both of its ways
+# to compute count half: on the CUDA cores and on tensor cores. The latter are shown alone too: each takes nvcc three
+# times as long, so the fixed cost of a file, which is what grouping saves, is the smaller part of theirs.
+CASES = {
+    "matmul": Case("matmul", ("square/float32_1024", "square/float16_1024"), 96, "bert_base_b8_s128"),
+    "matmul/float16": Case("matmul", ("square/float16_1024",), 96),
+    "conv2d": Case("conv2d", ("resnet18_cifar10/first", "resnet18/b8/s1_3x3"), 64, "resnet18_b8"),
+    "reduce": Case("reduce", ("mnist/b100_conv1", "rowsum", "rowmax"), 48),
+    "attention": Case("attention", ("bert_base/attn", "llama3_8b/prefill2048"), 24, "bert_base_b8_s128"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A least-squares fit. `r2`: the share of the variance that it explains."""
+
+    slope: float
+    intercept: float
+    r2: float
+
+
+def fit_line(points: Sequence[tuple[float, float]]) -> Line:
+    """Through (x, y) with at least two different x."""
+    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
+    mean = statistics.fmean(y for _, y in points)
+    whole = sum((y - mean) ** 2 for _, y in points)
+    rest = sum((y - slope * x - intercept) ** 2 for x, y in points)
+    return Line(slope, intercept, 1.0 if whole == 0 else 1 - rest / whole)
+
+
+def floor_seconds(line: Line, kernels: int, cores: int) -> float:
+    """Wall seconds that the kernels take where every core spends all of its time on the kernels themselves."""
+    return line.slope * kernels / cores
+
+
+def first_kernels(case: Case, sheet: Target) -> tuple[list[Kernel], int]:
+    """The case's kernels, those of its shapes in turn, and how many candidates stand before the next one."""
+    op, found, candidates = operator(case.operator), [], 0
+    for number, name in enumerate(case.shapes):
+        share = (case.kernels + number) // len(case.shapes)
+        kernels, seen = _first(op.parse(public_shape(name)), sheet, share)
+        found.append(kernels)
+        candidates += seen
+    longest = max(map(len, found))
+    in_turn = chain.from_iterable(
+        [kernels[place] for kernels in found if place < len(kernels)] for place in range(longest)
+    )
+    return list(dict.fromkeys(in_turn)), candidates
+
+
+def _first(problem: Any, sheet: Target, count: int) -> tuple[list[Kernel], int]:
+    op = operator(problem.operator)
     found: dict[Kernel, None] = {}
-    candidates: list[Candidate] = []
-    for schedule in op.space(problem, sheet, Search(level=2)):
+    candidates = 0
+    for schedule in op.space(problem, sheet, Search(level=LEVEL)):
         if isinstance(op.rules(problem, schedule, sheet), Rejected):
             continue
-        candidate = op.candidate(problem, schedule)
-        if candidate.kernel not in found and len(found) == count:
+        kernel = op.candidate(problem, schedule).kernel
+        if kernel not in found and len(found) == count:
             break
-        found[candidate.kernel] = None
-        candidates.append(candidate)
-    return list(found), len(candidates)
+        found[kernel] = None
+        candidates += 1
+    return list(found), candidates
 
 
-def compare(bench: Bench, name: str, sheet: Target, count: int, rounds: int) -> dict[str, Any]:
-    """The figures of one operator: medians over the rounds, and every round's own."""
-    kernels, candidates = first_kernels(name, sheet, count)
-    baseline, ours = [], []
+def model_candidates(case: Case, sheet: Target, limit: int) -> list[Candidate]:
+    """Of all problems of the case's model that are of its operator."""
+    if case.model is None:
+        return []
+    problems = [problem for problem in shape_sets()[case.model] if problem["operator"] == case.operator]
+    found: list[Candidate] = []
+    for problem in problems:
+        fields = {name: value for name, value in problem.items() if name != "name"}
+        found += lower(operator(case.operator).parse(fields), sheet, Search(level=LEVEL, limit=limit)).candidates
+    return found
+
+
+def require_equal_code(ways: Mapping[str, Compiled]) -> None:
+    """Ends the benchmark where two ways came to different machine code for a kernel."""
+    (first, expected), *others = ways.items()
+    for name, found in others:
+        if found.digests != expected.digests:
+            differing = sorted(
+                kernel for kernel in expected.digests if found.digests.get(kernel) != expected.digests[kernel]
+            )
+            raise SystemExit(
+                f"the code of {len(differing)} kernels differs between {first} and {name}: {differing[:3]}"
+            )
+
+
+def medians(rounds: Sequence[Mapping[str, Compiled]], name: str) -> tuple[float, float]:
+    """Wall and CPU seconds of a way."""
+    wall = statistics.median(one[name].wall for one in rounds)
+    return wall, statistics.median(one[name].cpu for one in rounds)
+
+
+def take_turns(
+    ways: Ways, kernels: Sequence[Kernel], rounds: int, say: Callable[[str], None]
+) -> list[dict[str, Compiled]]:
+    """Every way, then the group sizes of the floor, round by round: every fourth kernel, every second, all."""
+    found = []
     for number in range(rounds):
-        baseline.append(bench.baseline(kernels))
-        ours.append(bench.ours(kernels))
-        print(f"{name}, round {number + 1}: {baseline[-1].wall:.1f} s against {ours[-1].wall:.1f} s", flush=True)
-    wall = [statistics.median(spent.wall for spent in side) for side in (baseline, ours)]
-    cpu = [statistics.median(spent.cpu for spent in side) for side in (baseline, ours)]
+        one = {
+            "baseline": ways.alone(kernels),
+            "hidet_rule": ways.hidet(kernels),
+            "ours": ways.ours(kernels),
+        }
+        require_equal_code(one)
+        one["screening"] = ways.screening(kernels)
+        for step in (4, 2, 1):
+            one[f"floor/{len(kernels[::step])}"] = ways.at_once(kernels[::step])
+        found.append(one)
+        seconds = ", ".join(f"{name} {way.wall:.1f} s" for name, way in one.items())
+        say(f"round {number + 1}: {seconds}")
+    return found
+
+
+def floor_line(rounds: Sequence[Mapping[str, Compiled]], cores: int) -> tuple[Line, dict[int, float]]:
+    """The line through the medians, and cicc's and ptxas' seconds of one group by its size."""
+    sizes = [int(name.removeprefix("floor/")) for name in rounds[0] if name.startswith("floor/")]
+    device = {
+        size: statistics.median(
+            (one[f"floor/{size}"].phases["cicc"] + one[f"floor/{size}"].phases["ptxas"]) / cores for one in rounds
+        )
+        for size in sizes
+    }
+    return fit_line(list(device.items())), device
+
+
+def figures(rounds: Sequence[Mapping[str, Compiled]], kernels: int, candidates: int, cores: int) -> dict[str, Any]:
+    """Of one case, without what takes a set of its own."""
+    wall, cpu = {}, {}
+    for name in ("baseline", "hidet_rule", "ours", "screening"):
+        wall[name], cpu[name] = medians(rounds, name)
+    line, device = floor_line(rounds, cores)
+    floor = floor_seconds(line, kernels, cores)
+    middle = sorted(rounds, key=lambda one: one["ours"].wall)[len(rounds) // 2]["ours"]
+    largest = sorted(chain.from_iterable(one["ours"].files for one in rounds), reverse=True)
     return {
-        "kernels": len(kernels),
+        "kernels": kernels,
         "candidates": candidates,
-        "groups": len(group(kernels, workers=bench.cores)),
-        "baseline_s": round(wall[0], 2),
-        "ours_s": round(wall[1], 2),
-        "ratio_wall": round(wall[0] / wall[1], 2),
-        "baseline_cpu_s": round(cpu[0], 2),
-        "ours_cpu_s": round(cpu[1], 2),
-        "ratio_cpu": round(cpu[0] / cpu[1], 2),
-        "rounds": [
-            {"baseline_s": round(one.wall, 2), "ours_s": round(two.wall, 2)}
-            for one, two in zip(baseline, ours, strict=True)
-        ],
+        **{f"{name}_s": round(seconds, 2) for name, seconds in wall.items()},
+        "ratio_wall": round(wall["baseline"] / wall["ours"], 2),
+        "ratio_cpu": round(cpu["baseline"] / cpu["ours"], 2),
+        "ratio_hidet": round(wall["hidet_rule"] / wall["ours"], 2),
+        "ratio_screening": round(wall["baseline"] / wall["screening"], 2),
+        "floor_s": round(floor, 2),
+        "over_floor": round(wall["ours"] / floor, 2),
+        "phases": {name: round(seconds, 2) for name, seconds in sorted(middle.phases.items())},
+        "cpu_s": {name: round(seconds, 2) for name, seconds in cpu.items()},
+        "groups": len(middle.files),
+        "floor": {
+            "seconds_per_kernel": round(line.slope, 4),
+            "r2": round(line.r2, 4),
+            "seconds_by_size": {str(size): round(seconds, 2) for size, seconds in device.items()},
+        },
+        "memory": {"peak_bytes": sum(largest[:cores]), "budget_bytes": MAX_BYTES},
+        "rounds": [{name: round(way.wall, 2) for name, way in one.items()} for one in rounds],
     }
 
 
+def per_candidate(ways: Ways, candidates: Sequence[Candidate], load: Callable[[Path], int]) -> dict[str, Any]:
+    """One file per candidate against ours, once; every library of both is loaded afterwards."""
+    kernels = [candidate.kernel for candidate in candidates]
+    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
+    try:
+        (folder / "ours").mkdir()
+        (folder / "alone").mkdir()
+        ours = ways.ours(kernels, folder / "ours")
+        alone = ways.alone(kernels, folder / "alone")
+        require_equal_code({"one file per candidate": alone, "ours": ours})
+        return {
+            "candidates": len(kernels),
+            "kernels": len(set(kernels)),
+            "baseline_s": round(alone.wall, 2),
+            "ours_s": round(ours.wall, 2),
+            "ratio_cpu": round(alone.cpu / ours.cpu, 2),
+            "ratio": round(alone.wall / ours.wall, 2),
+            "libraries_loaded": {name: load(folder / name) for name in ("alone", "ours")},
+        }
+    finally:
+        shutil.rmtree(folder)
+
+
+def load_all(folder: Path, processes: Processes) -> int:
+    """How many libraries of the folder a process could load; ends the benchmark where one cannot be."""
+    libraries = sorted(map(str, folder.glob("*/*.so")))
+    script = "import ctypes, sys\nfor name in sys.argv[1:]: ctypes.CDLL(name)"
+    for first in range(0, len(libraries), 64):
+        part = libraries[first : first + 64]
+        finished = processes.run([sys.executable, "-c", script, *part], cwd=folder, limits=LIMITS)
+        if not finished.ok:
+            raise SystemExit(f"a library cannot be loaded: {finished.text()[-500:]}")
+    return len(libraries)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Grouped device-only compilation against one nvcc per kernel.")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each side compiles the set")
-    parser.add_argument("--kernels", type=int, default=KERNELS, help="kernels per operator")
+    parser = argparse.ArgumentParser(description="Seconds to compile many kernels, in four ways.")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each way compiles the set")
+    parser.add_argument("--kernels", type=int, help="per case; default: as the cases say")
+    parser.add_argument("--only", default="", help="cases whose name begins so; default: all")
+    parser.add_argument("--limit", type=int, default=CANDIDATES_PER_PROBLEM, help="candidates of each problem; 0: none")
+    parser.add_argument(
+        "--cutlass", type=Path, help="the folder that holds cutlass/cutlass.h; default: where it is found"
+    )
     parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     arguments = parser.parse_args()
-    sheet, cores = target(TARGET), len(os.sched_getaffinity(0))
-    processes = Processes()
+    whole = arguments.kernels is None and not arguments.only and arguments.limit == CANDIDATES_PER_PROBLEM
+    sheet, cores, processes = target(TARGET), len(os.sched_getaffinity(0)), Processes()
+    found: dict[str, Any] = {}
     try:
         toolchain = find_toolchain(processes)
-        bench = Bench(toolchain, sheet, processes, cores)
-        operators = {name: compare(bench, name, sheet, arguments.kernels, arguments.rounds) for name in PROBLEMS}
+        ways = Ways(toolchain, sheet, processes, cores)
+        for name, case in CASES.items():
+            if case.operator not in operators() or not name.startswith(arguments.only):
+                continue
+            wanted = Case(case.operator, case.shapes, arguments.kernels or case.kernels, case.model)
+            kernels, candidates = first_kernels(wanted, sheet)
+            rounds = take_turns(
+                ways, kernels, arguments.rounds, lambda told, name=name: print(f"{name}, {told}", flush=True)
+            )
+            found[name] = figures(rounds, len(kernels), candidates, cores)
+            if several := model_candidates(wanted, sheet, arguments.limit) if arguments.limit else []:
+                alone = per_candidate(ways, several, lambda folder: load_all(folder, processes))
+                found[name] |= {"ratio_per_candidate": alone["ratio"], "per_candidate": alone}
+            print(f"{name}: {found[name]}", flush=True)
+        headers = cutlass_headers(arguments.cutlass)
+        cutlass = cutlass_seconds(headers, ways, processes, sheet) if headers is not None else None
     finally:
         processes.close()
     result = {
         "benchmark": "compile",
-        "operators": operators,
+        "operators": found,
+        **({"cutlass": cutlass} if cutlass else {}),
         "target": sheet.name,
         "processes": cores,
         "toolchain": dict(toolchain.versions),
     }
-    keep_result(result, keep=not arguments.no_file)
+    keep_result(result, keep=whole and not arguments.no_file)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,155 @@
+"""The ways to compile a set of kernels that `bench_compile` compares, all from the same rendered text and headers.
+
+Each way runs as many compiler processes as there are cores and ends in loadable libraries:
+
+- *alone*: one `.cu` per kernel, nvcc straight to a `.so`;
+- *hidet's rule*: the same with groups (`hidet_groups`), whole `.so` each;
+- *ours*: what a compile worker does. Groups of `codegen.group`, rendering and both uniqueness assertions included, to a
+  cubin, and to a `.so` with launch code, which the others do not have.
+
+nvcc keeps its intermediate files in all of them: ours needs the PTX, the others' cubins are compared with ours.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from codegen.cubin import code_digest_of, read_cubin
+from codegen.group import group
+from codegen.kernel import Kernel
+from codegen.render_group import render_device, symbols
+from codegen.targets import Target
+from workers.compile_group import compile_group
+from workers.processes import Finished, Limits, Processes
+from workers.toolchain import DEVICE_FLAGS, Toolchain
+
+LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=1 << 30)
+HIDET_GROUP = 32  # kernels
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one way took for a set: wall seconds of the whole, CPU seconds summed over the tools' process trees, the
+    code digest of each kernel by id; of ours also wall seconds by phase, summed over the files. `files`: peak bytes of
+    each file's largest tool."""
+
+    wall: float
+    cpu: float
+    digests: Mapping[str, str]
+    phases: Mapping[str, float] = field(default_factory=dict)
+    files: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    cpu: float
+    digests: Mapping[str, str]
+    peak_bytes: int
+    phases: Sequence[tuple[str, float]] = ()
+
+
+def hidet_groups(count: int, workers: int) -> list[list[int]]:
+    """Which of `count` kernels go together by the rule of hidet (hidet-org/hidet, pull request 426): as many groups for
+    each worker as make none larger than 32 kernels, and one per kernel while there are no more kernels than workers.
+    Kernels are dealt out in turn, so that neighbours, which take about equally long, are in different groups."""
+    groups = count if count <= workers else math.ceil(count / (HIDET_GROUP * workers)) * workers
+    return [list(range(first, count, groups)) for first in range(groups)]
+
+
+class Ways:
+    """All ways on one machine, for one target. Every kernel of a set must compile: what fails ends the benchmark."""
+
+    def __init__(self, toolchain: Toolchain, sheet: Target, processes: Processes, cores: int) -> None:
+        self._toolchain = toolchain
+        self._target = sheet
+        self._processes = processes
+        self.cores = cores
+
+    def alone(self, kernels: Sequence[Kernel], keep: Path | None = None) -> Compiled:
+        """A file for each of `kernels`, also where one comes twice; libraries go to the folder `keep`."""
+        return self._timed(lambda part: self._whole_library(part, keep), [(kernel,) for kernel in kernels])
+
+    def hidet(self, kernels: Sequence[Kernel]) -> Compiled:
+        parts = hidet_groups(len(kernels), self.cores)
+        return self._timed(self._whole_library, [tuple(kernels[index] for index in part) for part in parts])
+
+    def ours(self, kernels: Sequence[Kernel], keep: Path | None = None) -> Compiled:
+        """Repeated kernels count once, as in the service."""
+        return self._grouped(kernels, self._toolchain, keep)
+
+    def screening(self, kernels: Sequence[Kernel]) -> Compiled:
+        """Ours, by nvcc's fast-compile level: its code differs."""
+        return self._grouped(kernels, self._toolchain.for_screening(), None)
+
+    def at_once(self, kernels: Sequence[Kernel]) -> Compiled:
+        """The same group on every core at the same time: what its device passes take while the machine is full."""
+        one = tuple(kernels)
+        return self._timed(lambda part: self._group(part, self._toolchain, None), [one] * self.cores)
+
+    def _grouped(self, kernels: Sequence[Kernel], toolchain: Toolchain, keep: Path | None) -> Compiled:
+        started = time.perf_counter()
+        groups = group(kernels, workers=self.cores)
+        grouping = time.perf_counter() - started
+        return self._timed(lambda part: self._group(part, toolchain, keep), groups, grouping)
+
+    def _timed(
+        self, compile_one: Callable[[tuple[Kernel, ...]], _File], work: Sequence[Any], before: float = 0.0
+    ) -> Compiled:
+        """`before`: wall seconds that were spent on this already."""
+        started = time.perf_counter()
+        with ThreadPoolExecutor(self.cores) as pool:
+            files = list(pool.map(compile_one, work))
+        wall = before + time.perf_counter() - started
+        phases: dict[str, float] = {}
+        for name, seconds in (phase for file in files for phase in file.phases):
+            phases[name] = phases.get(name, 0.0) + seconds
+        digests = {name: digest for file in files for name, digest in file.digests.items()}
+        return Compiled(wall, sum(file.cpu for file in files), digests, phases, [file.peak_bytes for file in files])
+
+    def library(self, text: str, folder: Path, include: Path | None = None) -> Finished:
+        """One `.cu` of this text to `kernels.so` in `folder`, by nvcc alone, under the flags of ours."""
+        name = self._target.name
+        flags = [flag for flag in DEVICE_FLAGS if flag != "-cubin"]
+        architecture = ["-gencode", f"arch={name.replace('sm_', 'compute_')},code={name}"]
+        command = [str(self._toolchain.nvcc), "-ccbin", str(self._toolchain.host_compiler), *architecture, *flags]
+        command += ["--keep", "--keep-dir", ".", "-shared", "-Xcompiler", "-fPIC", "-o", "kernels.so", "kernels.cu"]
+        (folder / "kernels.cu").write_text(text, encoding="utf-8")
+        more = [f"-I{include}"] if include is not None else []
+        finished = self._processes.run([*command, *more], cwd=folder, limits=LIMITS)
+        if not finished.ok or not (folder / "kernels.so").is_file():
+            raise SystemExit(f"nvcc failed: {finished.text()[-2000:]}")
+        return finished
+
+    def _whole_library(self, kernels: tuple[Kernel, ...], keep: Path | None = None) -> _File:
+        with self._processes.private_folder() as folder:
+            finished = self.library(render_device(kernels).text, folder)
+            if keep is not None:
+                shutil.move(folder / "kernels.so", _free_name(keep))
+            found = read_cubin((folder / "kernels.cubin").read_bytes()).kernels
+        digests = {kernel.id: code_digest_of([found[symbol] for symbol in symbols(kernel)]) for kernel in kernels}
+        return _File(finished.cpu_seconds, digests, finished.peak_memory_bytes)
+
+    def _group(self, kernels: tuple[Kernel, ...], toolchain: Toolchain, keep: Path | None) -> _File:
+        outcome = compile_group(kernels, self._target, toolchain, self._processes, LIMITS)
+        digests: dict[str, str] = {}
+        for name, found in outcome.outcomes.items():
+            if found.code_digest is None:
+                raise SystemExit(f"a kernel failed: {found.log[-2000:]}")
+            digests[name] = found.code_digest
+        if keep is not None:
+            for artifact in outcome.artifacts:
+                _free_name(keep).write_bytes(artifact.library)
+        peak = max(artifact.peak_memory_bytes for artifact in outcome.artifacts)
+        return _File(outcome.cpu_seconds, digests, peak, [(phase.name, phase.seconds) for phase in outcome.phases])
+
+
+def _free_name(folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=folder)) / "kernels.so"
