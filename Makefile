@@ -33,7 +33,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-screening bench-verify bench-tune bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-screening bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,7 +71,7 @@ serve: host $(RUN_STAMP) ## the service on its embedded defaults, until Ctrl-C
 bench-overhead: host $(RUN_STAMP) ## what the service adds to the compilers' own time; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_overhead
 
-bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one .so per kernel; the last line is JSON
+bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one .so per kernel, and against the floor; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_compile
 
 bench-groups: host $(RUN_STAMP) ## how well groups are sized, and what a bad kernel costs its group; the last line is JSON
@@ -85,6 +85,9 @@ bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; t
 
 bench-tune: host $(RUN_STAMP) ## wall time to tune all public matmul shapes; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_tune
+
+bench-model: host $(RUN_STAMP) ## BERT-base and Llama-3-8B tuned with kernels in groups and with a file for each; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_model
 
 bench-kernels: host $(RUN_STAMP) ## our kernels for the public shapes against the vendor's on this GPU; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_kernels

@@ -44,11 +44,11 @@ def tune(settings: Settings, problems: Sequence[dict[str, Any]], level: int) -> 
     with embedded(settings) as running, Client(running.url) as client:
         request = {"target": TARGET, "search": {"level": level}, "problems": list(problems)}
         start = time.perf_counter()
-        job = client.wait(client.submit(request), progress=_lines(start))
+        job = client.wait(client.submit(request), progress=progress_lines(start))
         return job, time.perf_counter() - start
 
 
-def _lines(start: float) -> Callable[[Progress], None]:
+def progress_lines(start: float) -> Callable[[Progress], None]:
     """Says how far the job is, now and then."""
     said = start - SECONDS_BETWEEN_LINES
 

@@ -68,6 +68,9 @@ class Settings(BaseSettings):
         ge=GIB // 8,
         description="what one group's compiler may need, as predicted",
     )
+    group_kernels: int = Field(
+        48, alias="CUKILN_GROUP_KERNELS", ge=1, le=256, description="kernels of one group; 1: a file for each"
+    )
     compile_output_bytes: int = Field(64 * 2**20, alias="CUKILN_COMPILE_OUTPUT_BYTES", ge=4096)
     verify_wall_seconds: float = Field(120.0, alias="CUKILN_VERIFY_WALL_SECONDS", gt=0, allow_inf_nan=False)
     verify_cpu_seconds: float = Field(120.0, alias="CUKILN_VERIFY_CPU_SECONDS", gt=0, allow_inf_nan=False)

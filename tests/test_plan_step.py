@@ -167,6 +167,14 @@ def test_groups_are_sized_by_what_compiling_took_here(planner: Planner) -> None:
         assert parts == pytest.approx([model.kernel_seconds(kernel) for kernel in kernels]), "what a file's times go by"
 
 
+@pytest.mark.parametrize(("most", "groups"), [(48, 1), (2, 2), (1, 3)])
+def test_a_group_has_no_more_kernels_than_the_settings_say(planner: Planner, most: int, groups: int) -> None:
+    settings = planner.world.settings.model_copy(update={"group_kernels": most})
+    planner.workplace.settings = settings
+    planner.plan()
+    assert planner.waiting()["compile", "sm_80"] == groups
+
+
 @pytest.mark.parametrize(
     ("busy", "waiting", "priority", "idle"),
     [(0, 0, 0, 4), (1, 0, 0, 3), (1, 1, 0, 2), (3, 4, 0, 1), (0, 2, -1, 4), (1, 2, -1, 3), (0, 2, 1, 2)],

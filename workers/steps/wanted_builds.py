@@ -108,6 +108,7 @@ def _groups(
             workers=idle_workers(session, context.claim, target, _workers(context, target)),
             model=models[toolchain],
             max_seconds=max_seconds,
+            max_kernels=context.settings.group_kernels,
             max_bytes=context.settings.group_memory_bytes,
         ):
             found.append(
