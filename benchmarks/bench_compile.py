@@ -11,9 +11,10 @@ the same machine code, kernel by kernel. The last line is one JSON object, which
   Of the medians over the rounds.
 - `ratio_per_candidate`: one file per *candidate* over ours, for the problems of one model (`Case.model`) at level 2,
   at most 64 candidates each; one round. Candidates that differ only in launch-time values and extents share a kernel.
-- `floor_s`: what cicc and ptxas take for one more kernel, times the kernels, over the cores. The former is the slope
-  over three sizes of group, each compiled on all cores at once, as ours is; `floor.r2` says how straight the line is.
-  `over_floor`: ours over it.
+- `floor_s`: CPU seconds that nvcc's device pass (in effect cicc and ptxas) takes for one more kernel, times the
+  kernels, over the cores. The former is the slope over three sizes of group; `floor.r2` says how straight the line is.
+- `over_floor`: ours over it. On a machine that other work shares, ours waits for a core and the floor does not:
+  `over_floor_cpu` compares CPU seconds with CPU seconds.
 - `phases`: wall seconds of ours, summed over its files.
 - `memory`: the largest compilers of ours, as many as there are processes: no more can be alive at once.
 - `cutlass`, where its headers are found: one CUTLASS kernel and one of ours, a file each, nvcc straight to a `.so`.
@@ -68,7 +69,7 @@ class Case:
 # times as long, so the fixed cost of a file, which is what grouping saves, is the smaller part of theirs.
 CASES = {
     "matmul": Case("matmul", ("square/float32_1024", "square/float16_1024"), 96, "bert_base_b8_s128"),
-    "matmul/float16": Case("matmul", ("square/float16_1024",), 96),
+    "matmul/float16": Case("matmul", ("square/float16_1024",), 48),
     "conv2d": Case("conv2d", ("resnet18_cifar10/first", "resnet18/b8/s1_3x3"), 64, "resnet18_b8"),
     "reduce": Case("reduce", ("mnist/b100_conv1", "rowsum", "rowmax"), 48),
     "attention": Case("attention", ("bert_base/attn", "llama3_8b/prefill2048"), 24, "bert_base_b8_s128"),
@@ -162,7 +163,7 @@ def medians(rounds: Sequence[Mapping[str, Compiled]], name: str) -> tuple[float,
 def take_turns(
     ways: Ways, kernels: Sequence[Kernel], rounds: int, say: Callable[[str], None]
 ) -> list[dict[str, Compiled]]:
-    """Every way, then the group sizes of the floor, round by round: every fourth kernel, every second, all."""
+    """Every way, round by round."""
     found = []
     for number in range(rounds):
         one = {
@@ -172,35 +173,27 @@ def take_turns(
         }
         require_equal_code(one)
         one["screening"] = ways.screening(kernels)
-        for step in (4, 2, 1):
-            one[f"floor/{len(kernels[::step])}"] = ways.at_once(kernels[::step])
         found.append(one)
-        seconds = ", ".join(f"{name} {way.wall:.1f} s" for name, way in one.items())
-        say(f"round {number + 1}: {seconds}")
+        say(f"round {number + 1}: {', '.join(f'{name} {way.wall:.1f} s' for name, way in one.items())}")
     return found
 
 
-def floor_line(rounds: Sequence[Mapping[str, Compiled]], cores: int) -> tuple[Line, dict[int, float]]:
-    """The line through the medians, and cicc's and ptxas' seconds of one group by its size."""
-    sizes = [int(name.removeprefix("floor/")) for name in rounds[0] if name.startswith("floor/")]
-    device = {
-        size: statistics.median(
-            (one[f"floor/{size}"].phases["cicc"] + one[f"floor/{size}"].phases["ptxas"]) / cores for one in rounds
-        )
-        for size in sizes
-    }
-    return fit_line(list(device.items())), device
+def device_seconds(ways: Ways, kernels: Sequence[Kernel]) -> dict[int, float]:
+    """Of one group of every fourth kernel, of every second, and of all, by the number of kernels."""
+    return {len(kernels[::step]): ways.device_seconds(kernels[::step]) for step in (4, 2, 1)}
 
 
-def figures(rounds: Sequence[Mapping[str, Compiled]], kernels: int, candidates: int, cores: int) -> dict[str, Any]:
-    """Of one case, without what takes a set of its own."""
+def figures(
+    rounds: Sequence[Mapping[str, Compiled]], device: Mapping[int, float], kernels: int, candidates: int, cores: int
+) -> dict[str, Any]:
+    """Of one case, without what takes a set of its own. `device`: seconds of a group's device pass by its kernels."""
     wall, cpu = {}, {}
     for name in ("baseline", "hidet_rule", "ours", "screening"):
         wall[name], cpu[name] = medians(rounds, name)
-    line, device = floor_line(rounds, cores)
+    line = fit_line(list(device.items()))
     floor = floor_seconds(line, kernels, cores)
     middle = sorted(rounds, key=lambda one: one["ours"].wall)[len(rounds) // 2]["ours"]
-    largest = sorted(chain.from_iterable(one["ours"].files for one in rounds), reverse=True)
+    memory = max(sum(sorted(one["ours"].files)[-cores:]) for one in rounds)
     return {
         "kernels": kernels,
         "candidates": candidates,
@@ -211,15 +204,16 @@ def figures(rounds: Sequence[Mapping[str, Compiled]], kernels: int, candidates: 
         "ratio_screening": round(wall["baseline"] / wall["screening"], 2),
         "floor_s": round(floor, 2),
         "over_floor": round(wall["ours"] / floor, 2),
+        "over_floor_cpu": round(cpu["ours"] / cores / floor, 2),
         "phases": {name: round(seconds, 2) for name, seconds in sorted(middle.phases.items())},
         "cpu_s": {name: round(seconds, 2) for name, seconds in cpu.items()},
         "groups": len(middle.files),
         "floor": {
-            "seconds_per_kernel": round(line.slope, 4),
+            "cpu_s_per_kernel": round(line.slope, 4),
             "r2": round(line.r2, 4),
-            "seconds_by_size": {str(size): round(seconds, 2) for size, seconds in device.items()},
+            "cpu_s_by_size": {str(size): round(seconds, 2) for size, seconds in device.items()},
         },
-        "memory": {"peak_bytes": sum(largest[:cores]), "budget_bytes": MAX_BYTES},
+        "memory": {"peak_bytes": memory, "budget_bytes": MAX_BYTES},
         "rounds": [{name: round(way.wall, 2) for name, way in one.items()} for one in rounds],
     }
 
@@ -284,7 +278,7 @@ def main() -> None:
             rounds = take_turns(
                 ways, kernels, arguments.rounds, lambda told, name=name: print(f"{name}, {told}", flush=True)
             )
-            found[name] = figures(rounds, len(kernels), candidates, cores)
+            found[name] = figures(rounds, device_seconds(ways, kernels), len(kernels), candidates, cores)
             if several := model_candidates(wanted, sheet, arguments.limit) if arguments.limit else []:
                 alone = per_candidate(ways, several, lambda folder: load_all(folder, processes))
                 found[name] |= {"ratio_per_candidate": alone["ratio"], "per_candidate": alone}

@@ -27,6 +27,7 @@ from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.render_group import render_device, symbols
 from codegen.targets import Target
+from workers.compile_file import FileCompiler
 from workers.compile_group import compile_group
 from workers.processes import Finished, Limits, Processes
 from workers.toolchain import DEVICE_FLAGS, Toolchain
@@ -89,10 +90,18 @@ class Ways:
         """Ours, by nvcc's fast-compile level: its code differs."""
         return self._grouped(kernels, self._toolchain.for_screening(), None)
 
-    def at_once(self, kernels: Sequence[Kernel]) -> Compiled:
-        """The same group on every core at the same time: what its device passes take while the machine is full."""
-        one = tuple(kernels)
-        return self._timed(lambda part: self._group(part, self._toolchain, None), [one] * self.cores)
+    def device_seconds(self, kernels: Sequence[Kernel]) -> float:
+        """CPU seconds of nvcc's device pass over one group: of preprocessor, cicc and ptxas. Mean over as many runs at
+        the same time as there are cores, because cores that share a memory, or a core's two halves, are slower
+        together, and ours never leaves one idle."""
+        return self._timed(self._device_pass, [tuple(kernels)] * self.cores).cpu / self.cores
+
+    def _device_pass(self, kernels: tuple[Kernel, ...]) -> _File:
+        rendered = render_device(kernels)
+        with self._processes.private_folder() as folder:
+            compiler = FileCompiler(folder, self._toolchain, self._processes, LIMITS)
+            compiler.compile_device(rendered.text, self._target.name, rendered.symbols)
+        return _File(compiler.cpu_seconds, {}, compiler.peak_memory_bytes)
 
     def _grouped(self, kernels: Sequence[Kernel], toolchain: Toolchain, keep: Path | None) -> Compiled:
         started = time.perf_counter()
