@@ -122,6 +122,11 @@ def family(kernel: Kernel) -> str:
     return f"{kernel.operator}/{operator(kernel.operator).compile_family(kernel)}".rstrip("/")
 
 
+def added_seconds(predicted: float) -> float:
+    """What a group of so many predicted seconds adds to a file that is compiled anyway."""
+    return max(0.0, predicted - FIXED_SECONDS)
+
+
 def estimate(kernel: Kernel) -> float:
     """The operator's own: CPU seconds of nvcc for one more kernel of a group."""
     return max(_SMALLEST_ESTIMATE, operator(kernel.operator).predicted_compile_seconds(kernel))

@@ -13,6 +13,15 @@ from codegen.kernel import Kernel
 MAX_KERNELS = 48
 MAX_SECONDS = 12.0
 MAX_BYTES = 2**30
+BUDGET_SHARE = 12  # a group is compiled, then verified in about twice that time, beside others: some end in a budget
+
+
+def longest_group(budget_seconds: float | None) -> float:
+    """Predicted seconds that a group of a job may take. A job with a budget gets groups so small that the first are
+    judged long before its end, though each costs the fixed seconds of a file again."""
+    if budget_seconds is None:
+        return MAX_SECONDS
+    return min(MAX_SECONDS, max(2 * FIXED_SECONDS, budget_seconds / BUDGET_SHARE))
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def settle_job(session: Session, job_id: str) -> str | None:
     if ended is None:
         return None
     # What was found out elsewhere, or was lost, may have judged its candidates before its own work came to them.
-    _end_items(session, job_id, SEARCH)
+    end_items(session, job_id, SEARCH)
     return state
 
 
@@ -57,7 +57,7 @@ def cancel_work(session: Session, job_id: str) -> None:
         .values(state="cancelled", finished_at=now)
     )
     _skip_unjudged(session, job_id, "the job was cancelled")
-    _end_items(session, job_id, (*SEARCH, FINISH))
+    end_items(session, job_id, (*SEARCH, FINISH))
 
 
 def expire_budgets(session: Session) -> list[str]:
@@ -155,11 +155,11 @@ def _end_budget(session: Session, job_id: str, words: str) -> None:
         .where(live, ~JobProblemRow.planned)
         .values(planned=True, error=f"{words} its search space was lowered")
     )
-    _end_items(session, job_id, SEARCH)
+    end_items(session, job_id, SEARCH)
     finish_judged(session, session.scalars(select(JobProblemRow.id).where(live)))
 
 
-def _end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:
+def end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:
     """Cancel the job's items of these kinds, but hand over those that another live job waits for."""
     now = clock_of(session).now()
     unended = (ItemRow.job_id == job_id) & ItemRow.state.in_(UNENDED) & ItemRow.kind.in_(kinds)

@@ -36,6 +36,7 @@ class Group:
     target: str
     toolchain: str | None
     state: str
+    joined_to: str | None
     kernels: tuple[GroupKernel, ...]
     predicted_seconds: float
     source: str | None
@@ -120,11 +121,21 @@ def load_group(session: Session, group_id: str) -> Group | None:
     row = session.execute(select(core(GroupRow)).where(GroupRow.id == group_id)).mappings().one_or_none()
     if row is None:
         return None
-    kernels = tuple(
+    return Group(**{**row, "kernels": read_kernels(row["kernels"])})
+
+
+def read_kernels(entries: Sequence[dict[str, Any]]) -> tuple[GroupKernel, ...]:
+    return tuple(
         GroupKernel(entry["build"], entry["id"], entry["slice"], entry["kernel"], entry.get("predicted_seconds", 0.0))
-        for entry in row["kernels"]
+        for entry in entries
     )
-    return Group(**{**row, "kernels": kernels})
+
+
+def jobs_that_share(session: Session, group_id: str) -> set[str]:
+    """The jobs of the group and of those that joined it."""
+    group = core(GroupRow).c
+    mine = (group.id == group_id) | (group.joined_to == group_id)
+    return {job for job in session.scalars(select(group.job_id).where(mine)) if job is not None}
 
 
 def start_group(session: Session, claim: Claim) -> None:

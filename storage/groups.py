@@ -14,8 +14,9 @@ from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
 from storage.compile_models import learn
 from storage.database import Session, clock_of
-from storage.group_rows import Group, GroupKernel, load_group, start_group
+from storage.group_rows import Group, GroupKernel, jobs_that_share, load_group, start_group
 from storage.items import Claim, complete
+from storage.join_groups import owners
 from storage.judge import Judged, judge_builds
 from storage.judge_gpu import judge_measured
 from storage.judging_work import MEASURE_SECONDS, add_measuring, builds_to_prove, demand
@@ -51,10 +52,12 @@ class BuildOutcome:
 
 @dataclass(frozen=True)
 class RecordedGroup:
-    """`waiting`: (kind, target) of the verify and measure items that were added; `judged`: problems that go on."""
+    """`waiting`: (kind, target) of the verify and measure items that were added; `judged`: problems that go on; `jobs`:
+    whose kernels were in the file."""
 
     waiting: list[tuple[str, str | None]]
     judged: list[Judged]
+    jobs: set[str]
 
 
 def record_compiled(
@@ -106,14 +109,19 @@ def record_compiled(
     if group.toolchain is not None:
         learn(session, group.toolchain, files)
     builds = [outcome.build for outcome in outcomes]
-    share_out(session, group.job_id, builds, {"codegen": codegen, "compile": compile, **by_phase(spans)})
+    jobs = jobs_that_share(session, group.id)
+    share_out(session, jobs, builds, {"codegen": codegen, "compile": compile, **by_phase(phases)})
+    for one in owners(session, claim, group):
+        share_out(
+            session, [one.job_id] if one.job_id else [], one.builds, {"queue": StageSeconds(wall=one.waited_seconds)}
+        )
     judged = {*judge_builds(session, builds, plan_version), *judge_measured(session, builds, gpu_plan_version, drivers)}
     left = demand(session, builds)
     waiting = [
         *_add_verification(session, claim, group, builds_to_prove(left), verify_predicted_seconds),
         *add_measuring(session, left, seconds_per_measurement),
     ]
-    return RecordedGroup(waiting, sorted(judged))
+    return RecordedGroup(waiting, sorted(judged), jobs)
 
 
 def _update_builds(session: Session, group: Group, outcomes: Sequence[BuildOutcome]) -> None:
@@ -147,19 +155,22 @@ def _add_verification(
 
 
 def group_report(session: Session, group_id: str) -> GroupReport | None:
-    """The group as the service answers it; None if there is no such group."""
+    """The group as the service answers it; None if there is no such group. One that joined another has the files of
+    that one, and no times."""
     group = load_group(session, group_id)
     if group is None:
         return None
+    file = (load_group(session, group.joined_to) if group.joined_to else None) or group
     builds = known_builds(session, [kernel.build for kernel in group.kernels])
     return GroupReport(
         group=group.id,
         job=group.job_id,
         target=group.target,
         state=group.state,
+        joined_to=group.joined_to,
         toolchain=group.toolchain,
         kernels=[
-            _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
+            _report_kernel(kernel, builds.get(kernel.build), file.state, attributed)
             for kernel, attributed in zip(group.kernels, attribute(group), strict=True)
         ],
         phases=[Phase(**phase) for phase in group.phases],
@@ -167,12 +178,12 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
         codegen=StageSeconds(**group.codegen_seconds),
         compile=StageSeconds(**group.compile_seconds),
         verify=StageSeconds(**group.verify_seconds),
-        source_sha256=group.source,
-        log_sha256=group.log,
-        library_sha256=group.library,
-        cubin_sha256=group.cubin,
-        ptx_sha256=group.ptx,
-        sass_sha256=group.sass,
+        source_sha256=file.source,
+        log_sha256=file.log,
+        library_sha256=file.library,
+        cubin_sha256=file.cubin,
+        ptx_sha256=file.ptx,
+        sass_sha256=file.sass,
     )
 
 

@@ -17,7 +17,8 @@ from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
-from storage.new_items import FINISH, NewItem, add_items
+from storage.new_items import COMPILE, FINISH, NewItem, add_items
+from storage.part_groups import part_groups
 from storage.rows import core
 from storage.tables import ItemRow, JobRow
 
@@ -31,6 +32,7 @@ __all__ = [
     "complete",
     "expire_leases",
     "fail",
+    "hold",
     "release",
     "renew",
     "waiting_counts",
@@ -148,6 +150,13 @@ def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
     return Renewal.HELD
 
 
+def hold(session: Session, claim: Claim) -> None:
+    """Raise `LostClaim` unless the claim holds: what this transaction writes is then its own."""
+    mine = (ItemRow.id == claim.item_id) & (ItemRow.token == claim.token) & (ItemRow.state == "claimed")
+    if session.scalar(select(ItemRow.id).where(mine)) is None:
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+
+
 def complete(session: Session, claim: Claim) -> None:
     """End the item as done. Raises `LostClaim`, which rolls the caller's transaction back."""
     now = clock_of(session).now()
@@ -160,18 +169,22 @@ def release(session: Session, claim: Claim) -> None:
 
 
 def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
-    """End the attempt. Returns "waiting" where another one may follow, else "failed": what waited for it is settled."""
+    """End the attempt. Returns "waiting" where another one may follow, else "failed": what waited for it is settled.
+    Groups that had joined that of a compile item wait for themselves again."""
     now = clock_of(session).now()
     if retry and claim.attempt < max_attempts:
         _fenced(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
+        _part(session, claim.kind, claim.ref)
         return "waiting"
     _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
+    _part(session, claim.kind, claim.ref)
     give_up(session, claim.kind, claim.ref, claim.target, error)
     return "failed"
 
 
 def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Expired]:
-    """Take the items of dead workers back; those that have used up their attempts are settled as failed."""
+    """Take the items of dead workers back; those that have used up their attempts are settled as failed. Groups that
+    had joined that of a compile item wait for themselves again."""
     now = clock_of(session).now()
     late = session.execute(
         select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.job_id, ItemRow.attempt, ItemRow.worker)
@@ -187,6 +200,7 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
         failed = {"state": state, "token": None, "lease_expires_at": None, "finished_at": now}
         ended = waits_again(session, row.id, "lost") if again else failed
         session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended, error=error))
+        _part(session, row.kind, row.ref)
         if not again:
             give_up(session, row.kind, row.ref, row.target, error)
         expired.append(Expired(row.id, row.kind, row.ref, row.target, row.job_id, state))
@@ -223,6 +237,11 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
         if found is not None and (best is None or found.priority > best[0]):
             best = (found.priority, found.id)
     return best[1] if best else None
+
+
+def _part(session: Session, kind: str, ref: str) -> None:
+    if kind == COMPILE:
+        part_groups(session, ref)
 
 
 def _start_job(session: Session, job_id: str | None, now: float) -> None:

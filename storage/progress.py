@@ -252,7 +252,9 @@ def _after_screening(session: Session, job: JobStatus) -> tuple[float, int]:
 
 
 def _items_before_the_end(session: Session, job: JobStatus) -> Any:
-    """Unended items of the job and of those that are served before it."""
+    """Unended items of the job and of those that are served before it, and the files that its groups have joined."""
+    joined = select(GroupRow.joined_to).where(GroupRow.job_id == job.id, GroupRow.joined_to.is_not(None))
+    with_others = ItemRow.kind.in_((COMPILE, VERIFY)) & ItemRow.ref.in_(joined)
     return session.execute(
         select(
             ItemRow.kind,
@@ -263,7 +265,7 @@ def _items_before_the_end(session: Session, job: JobStatus) -> Any:
             ItemRow.predicted_seconds,
         )
         .join(JobRow, JobRow.id == ItemRow.job_id)
-        .where(ItemRow.state.in_(UNENDED), _served_before(job))
+        .where(ItemRow.state.in_(UNENDED), or_(_served_before(job), with_others))
     )
 
 

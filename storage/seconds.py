@@ -1,12 +1,13 @@
 """Stage seconds of problems, and in the same place the seconds of the phases within them.
 
-A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems of the job
-that use it. So the problems of a job sum to what its groups took.
+A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems that use it,
+of the job whose group it is, or of the jobs that share its file. So the problems of a job sum to what its groups took,
+and those of jobs that share files to what the files took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from sqlalchemy import ColumnElement, bindparam, select, update
@@ -48,21 +49,19 @@ def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:
 
 def share_out(
     session: Session,
-    job_id: str | None,
+    job_ids: Collection[str],
     builds: Sequence[str],
     stages: Mapping[str, StageSeconds],
     problems: ColumnElement[bool] | None = None,
 ) -> None:
-    """Share a group's seconds per stage or phase among the problems of `job_id` that use its builds (only `problems`,
+    """Share a group's seconds per stage or phase among the problems of these jobs that use its builds (only `problems`,
     if given: a condition on their rows)."""
-    if job_id is None or not builds:
-        return
     users: dict[str, set[int]] = {}
     for ids in chunks(builds):
         used = (
             select(CandidateRow.build, CandidateRow.job_problem_id)
             .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-            .where(CandidateRow.build.in_(ids), JobProblemRow.job_id == job_id)
+            .where(CandidateRow.build.in_(ids), JobProblemRow.job_id.in_(job_ids))
         )
         rows = session.execute(used if problems is None else used.where(problems))
         for build, problem_id in rows:

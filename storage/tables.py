@@ -115,10 +115,11 @@ class CandidateRow(Base):
 
 
 class GroupRow(Base):
-    """One .cu file. `state`: waiting, compiled, failed, cancelled; `kernels`: {build, id, slice, kernel,
+    """One .cu file. `state`: waiting, compiled, failed, cancelled, joined; `kernels`: {build, id, slice, kernel,
     predicted_seconds} in order.
 
-    A group whose builds stood before, made only to get them judged, is `compiled` from the start and has no blobs.
+    A group whose builds stood before, made only to get them judged, is `compiled` from the start and has no blobs. One
+    that is `joined` has given its builds to the group `joined_to`, and keeps its kernels' names (storage.join_groups).
     """
 
     __tablename__ = "groups"
@@ -127,6 +128,7 @@ class GroupRow(Base):
     target: Mapped[str] = mapped_column(String(16))
     toolchain: Mapped[str | None] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))
+    joined_to: Mapped[str | None] = mapped_column(String(32), index=True)
     kernels: Mapped[list[Any]]
     predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     source: Mapped[str | None] = mapped_column(String(64))  # blob digests
@@ -210,7 +212,8 @@ class WinnerRow(Base):
 class ItemRow(Base):
     """Work.
 
-    `kind`: plan, compile, verify, measure, refine, compare, finish; `state`: waiting, claimed, done, failed, cancelled.
+    `kind`: plan, compile, verify, measure, refine, compare, finish; `state`: waiting, claimed, done, failed, cancelled,
+    joined (a compile item whose group is).
     """
 
     __tablename__ = "items"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import RowMapping
+from sqlalchemy import RowMapping, select
 
 from cukiln.types import Timeline, TimelineLane, TimelineStep
 from storage.database import Session, clock_of
 from storage.jobs import job_state
-from storage.judging_work import group_of_ref
+from storage.judging_work import group_of_ref, measure_ref
 from storage.new_items import PLAN, parse_plan_ref
 from storage.report_trace import ON_GROUPS, Attempt, TracedItem, item_rows, traced_items
-from storage.tables import ItemRow
+from storage.tables import GroupRow, ItemRow, JobProblemRow
 
 MAX_LANES = 200
 """More is no picture; the first to begin are kept."""
@@ -23,13 +23,17 @@ def timeline(session: Session, job_id: str, max_lanes: int = MAX_LANES) -> Timel
     job = job_state(session, job_id)
     if job is None:
         return None
+    joined, refs = _joined(session, job_id)
+    with_others = ItemRow.kind.in_(ON_GROUPS) & ItemRow.ref.in_(refs)
     rows: dict[Subject, list[RowMapping]] = {}
-    for row in item_rows(session, ItemRow.job_id == job_id):
-        rows.setdefault(_subject(row["kind"], row["ref"]), []).append(row)
+    for row in item_rows(session, (ItemRow.job_id == job_id) | with_others):
+        kind, ref = row["kind"], row["ref"]
+        rows.setdefault(_subject(kind, joined.get(ref, ref)), []).append(row)
     kept = [row for some in list(rows.values())[:max_lanes] for row in some]
     lanes: dict[Subject, list[TracedItem]] = {}
-    for item in traced_items(session, kept, lambda attempt: attempt.job == job_id):
-        lanes.setdefault(_subject(item.kind, item.ref), []).append(item)
+    jobs = {job_id, *(row["job_id"] for row in kept)}  # another's only where a file is shared with it
+    for item in traced_items(session, kept, lambda attempt: attempt.job in jobs):
+        lanes.setdefault(_subject(item.kind, joined.get(item.ref, item.ref)), []).append(item)
     return Timeline(
         job=job.id,
         at=clock_of(session).now(),
@@ -38,6 +42,18 @@ def timeline(session: Session, job_id: str, max_lanes: int = MAX_LANES) -> Timel
         lanes=[_lane(subject, items) for subject, items in lanes.items()],
         lanes_left_out=max(0, len(rows) - max_lanes),
     )
+
+
+def _joined(session: Session, job_id: str) -> tuple[dict[str, str], set[str]]:
+    """The job's groups that joined another, with that one; and the `ref` of all work on those others."""
+    pairs = session.execute(
+        select(GroupRow.id, GroupRow.joined_to, JobProblemRow.device_class)
+        .join(JobProblemRow, JobProblemRow.job_id == GroupRow.job_id)
+        .where(GroupRow.job_id == job_id, GroupRow.joined_to.is_not(None))
+        .distinct()
+    ).all()
+    files = {group: str(file) for group, file, _ in pairs}
+    return files, {*files.values(), *(measure_ref(str(file), device_class) for _, file, device_class in pairs)}
 
 
 def _subject(kind: str, ref: str) -> Subject:

@@ -12,7 +12,7 @@ from cukiln.types import StageSeconds
 from storage.builds import known_builds
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
-from storage.group_rows import GroupKernel, load_group
+from storage.group_rows import GroupKernel, jobs_that_share, load_group
 from storage.items import Claim, complete
 from storage.judge import Judged, judge_builds
 from storage.rows import chunks, core, insert_new
@@ -129,15 +129,10 @@ def record_verified(
     if left := builds_to_verify(session, claim.ref, plan_version):
         raise ValueError(f"group {claim.ref}: no verdict for {', '.join(kernel.kernel for kernel in left)}")
     group = core(GroupRow)
-    job_id = session.execute(
-        update(group)
-        .where(group.c.id == claim.ref)
-        .values(verify_seconds=verify.model_dump())
-        .returning(group.c.job_id)
-    ).scalar_one()
+    session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
     proved = session.scalars(select(BuildRow.id).where(BuildRow.verify_group_id == claim.ref)).all()
     stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
-    share_out(session, job_id, proved, stages, asks_predicted())
+    share_out(session, jobs_that_share(session, claim.ref), proved, stages, asks_predicted())
     return judge_builds(session, _builds_of(session, [verdict.subject for verdict in verdicts]), plan_version)
 
 

@@ -31,6 +31,7 @@ from storage.device_classes import is_predicted
 from storage.errors import LostClaim, PlanOutdated
 from storage.groups import BuildOutcome, load_group, record_compiled
 from storage.items import Claim, Renewal
+from storage.join_groups import groups_to_join, join_groups
 from storage.judge import LIVE, only_screened
 from storage.measurements import (
     ToMeasure,
@@ -127,12 +128,12 @@ class Jobs(RuleBasedStateMachine):
                 if best is not None and len(builds) > best:
                     self.best[problem_id] = best
 
-    @rule(data=st.data())
-    def claim(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), along=st.sampled_from([0, 1, 9]))
+    def claim(self, data: st.DataObject, along: int) -> None:
         with self.database.write() as session:
             waiting = {kind for kind, _ in items.waiting_counts(session)}
             if waiting:
-                self.take(session, data.draw(st.sampled_from(sorted(waiting))))
+                self.take(session, data.draw(st.sampled_from(sorted(waiting))), along)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), bad=some_bad, verdict=st.sampled_from(BAD), part=st.booleans())
@@ -145,11 +146,21 @@ class Jobs(RuleBasedStateMachine):
             with self.database.read() as session:
                 assert items.renew(session, held.claim, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
 
-    @rule(kinds=st.permutations(KINDS), bad=some_bad, verdict=st.sampled_from(BAD))
-    def work_at_once(self, kinds: Sequence[str], bad: list[str], verdict: str) -> None:
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), along=st.sampled_from([1, 9]))
+    def take_more_along(self, data: st.DataObject, along: int) -> None:
+        """What waits by the time that a worker comes to look is not what waited when it claimed; nor may it hold its
+        claim any more."""
+        held = data.draw(st.sampled_from(self.held))
+        if held.claim.kind == "compile":
+            with suppress(LostClaim), self.database.write() as session:
+                self.take_along(session, held.claim, along)
+
+    @rule(kinds=st.permutations(KINDS), bad=some_bad, verdict=st.sampled_from(BAD), along=st.sampled_from([0, 1, 9]))
+    def work_at_once(self, kinds: Sequence[str], bad: list[str], verdict: str, along: int) -> None:
         """Nothing comes in between: so that much gets far in few steps."""
         with self.database.write() as session:
-            taken = any(self.take(session, kind) for kind in kinds)
+            taken = any(self.take(session, kind, along) for kind in kinds)
         if taken:
             self.write(self.held.pop(), bad, verdict, part=False)
 
@@ -184,11 +195,21 @@ class Jobs(RuleBasedStateMachine):
 
     # ---- how workers do it
 
-    def take(self, session: Session, kind: str) -> bool:
+    def take(self, session: Session, kind: str, along: int) -> bool:
         claim = items.claim(session, [kind], None, f"w{len(self.held)}", LEASE)
         if claim is not None:
+            if kind == "compile":
+                self.take_along(session, claim, along)
             self.held.append(Held(claim, self.read(session, claim)))
         return claim is not None
+
+    def take_along(self, session: Session, claim: Claim, most: int) -> None:
+        waiting = groups_to_join(session, claim)
+        if chosen := [one.id for one in waiting[:most]]:
+            group = join_groups(session, claim, chosen)
+            builds = [kernel.build for kernel in group.kernels]
+            assert len(builds) == len(set(builds))
+            assert set(builds) >= {kernel.build for one in waiting[:most] for kernel in one.kernels}
 
     def read(self, session: Session, claim: Claim) -> Sequence[Any]:
         if claim.kind == "verify":
@@ -365,6 +386,9 @@ class Jobs(RuleBasedStateMachine):
             assert build is not None, f"nobody makes build {name}"
             if build.state == "pending":
                 places.append(("compile", str(build.group_id)))
+                group = load_group(session, str(build.group_id))
+                assert group is not None
+                assert group.state == "waiting" and name in [kernel.build for kernel in group.kernels]
             elif is_predicted(problem.device_class):
                 places.append(("verify", str(build.verify_group_id)))
                 assert name in [

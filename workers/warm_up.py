@@ -20,6 +20,7 @@ from storage.compile_models import idle_workers, load_model
 from storage.database import Database, Session
 from storage.errors import StorageError
 from storage.groups import BuildOutcome, load_group, record_compiled, start_group
+from storage.join_groups import groups_to_join
 from storage.libraries import end_library, start_library
 from storage.measurements import (
     Measured,
@@ -86,6 +87,7 @@ def _go_the_way(session: Session, name: str) -> None:
     claim = _claim(session, "compile", target, job)
     items.renew(session, claim, 1.0)
     start_group(session, claim)
+    groups_to_join(session, claim)
     load_group(session, claim.ref)
     record_compiled(
         session,

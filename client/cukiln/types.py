@@ -328,10 +328,14 @@ class Phase(Answer):
 
 
 class GroupReport(Answer):
+    """One .cu file. A group that is too small for one of its own may be compiled with others: its state is then
+    `joined`, and `joined_to` the group that has its kernels, times and phases too."""
+
     group: str
     job: str | None
     target: str
     state: str
+    joined_to: str | None = None
     toolchain: str | None
     kernels: list[GroupKernel]
     phases: list[Phase]
@@ -535,7 +539,9 @@ class TimelineStep(Answer):
 
     kind: Literal["plan", "compile", "verify", "measure", "refine", "compare", "finish"]
     target: str | None  # an architecture, or the device class it is measured on
-    state: str  # of the work, or how an attempt ended after which it waited again: released, failed, lost
+    # Of the work, or how an attempt ended after which it waited again: released, failed, lost. Work that has `joined`
+    # is done with that of another group.
+    state: str
     attempt: int
     worker: str | None
     queued_at: float
@@ -553,7 +559,8 @@ class TimelineLane(Answer):
 
 
 class Timeline(Answer):
-    """A job's work on a time axis, the first begun first. What another job had begun already is not in it."""
+    """A job's work on a time axis, the first begun first. What another job had begun already is not in it, but for
+    files that took groups of this one along."""
 
     job: str
     at: float  # when this was read: running steps have come so far

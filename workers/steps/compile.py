@@ -15,7 +15,8 @@ from workers.compile_group import Artifact, GroupOutcome, compile_group, stored_
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.phases import placed
-from workers.steps.progress import tell
+from workers.steps.progress import publish_progress, tell
+from workers.steps.take_along import take_along
 from workers.steps.verify import predicted_seconds
 from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
@@ -33,6 +34,7 @@ def compile_kernels(context: StepContext) -> None:
             raise GiveUp(f"group {context.claim.ref} does not exist")
         start_group(session, context.claim)
     toolchain = _toolchain(context, group)
+    group = take_along(context, group)
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
     stopwatch = Stopwatch()
     outcome = compile_group(
@@ -110,6 +112,8 @@ def _record(
     for kind, target in recorded.waiting:
         context.enqueue(kind, target)
     tell(context, recorded.judged)
+    for job in recorded.jobs - {context.claim.job_id}:
+        publish_progress(context, job)
 
 
 def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from redis import Redis
+from redis.exceptions import RedisError
 
 from storage.blobs import BlobStore
 from storage.database import Database, Session
@@ -138,6 +139,15 @@ class StepContext:
         if self.workplace.device is None:
             raise GiveUp(f"{self.claim.kind} {self.claim.ref} needs a worker with a GPU")
         return self.workplace.device
+
+    def compile_workers(self, target: str) -> int:
+        """Live compile workers of the target, on whichever machine; where none is known, as many as the settings
+        say."""
+        try:
+            live = len(tickets.live_workers(self.redis, tickets.queue_name(tickets.COMPILE, target)))
+        except RedisError:
+            live = 0
+        return live or self.settings.workers
 
     def fresh_seed(self) -> int:
         """Drawn anew for every proof. 12 digits of hex: exact also in JSON readers that know doubles only."""

@@ -18,9 +18,9 @@ def tell(context: StepContext, judged: Sequence[Judged]) -> None:
     publish_progress(context)
 
 
-def publish_progress(context: StepContext) -> None:
-    """One `progress` event with the counts of the item's job as they are now."""
-    job = context.claim.job_id
+def publish_progress(context: StepContext, job: str | None = None) -> None:
+    """One `progress` event with the counts of the item's job, or of `job`, as they are now."""
+    job = job or context.claim.job_id
     if job is None:
         return
     with context.database.read() as session:
@@ -33,6 +33,7 @@ def publish_progress(context: StepContext) -> None:
                 "progress": found.progress.model_dump(mode="json"),
                 "seconds": found.seconds.model_dump(mode="json"),
             },
+            job_id=job,
         )
 
 

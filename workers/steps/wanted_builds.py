@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from redis.exceptions import RedisError
-
-from codegen.compile_model import FIXED_SECONDS, PRIOR, CompileModel
-from codegen.group import MAX_SECONDS, group
+from codegen.compile_model import PRIOR, CompileModel
+from codegen.group import group, longest_group
 from codegen.identity import build_id
 from codegen.kernel import Kernel
 from codegen.render_group import slice_digest
@@ -18,11 +16,9 @@ from storage.database import Session
 from storage.errors import PlanOutdated
 from storage.jobs import JobStatus
 from storage.wanted_builds import NewGroup, RecordedPlan
-from workers import tickets
 from workers.steps.context import StepContext
 
 RECORD_ATTEMPTS = 10  # each is outdated only by another job that was cancelled in the milliseconds before it
-BUDGET_SHARE = 12  # a group is compiled, then verified in about twice that time, beside others: some end in a budget
 
 Record = Callable[[Session, Mapping[str, NewBuild], Sequence[NewGroup]], RecordedPlan]
 """Writes a step's results, with the builds and groups to compile; raises `PlanOutdated` as `see_to_builds` does."""
@@ -57,7 +53,7 @@ def record_wanted(
             known = known_builds(session, list(wanted), with_library=to_measure)
             unknown = {build: one for build, one in wanted.items() if build not in known}
             models = {name: load_model(session, name) for name in {one.toolchain for one in unknown.values()}}
-            groups = _groups(context, session, unknown, models, _longest_group(job))
+            groups = _groups(context, session, unknown, models, longest_group(job.budget_seconds if job else None))
         builds = {build: one.new for build, one in wanted.items()}
         for build, one in unknown.items():
             seconds = models[one.toolchain].kernel_seconds(one.kernel)
@@ -83,14 +79,6 @@ def _write_tickets(context: StepContext, groups: Sequence[NewGroup], recorded: R
         context.enqueue(judged.kind, judged.target)
 
 
-def _longest_group(job: JobStatus | None) -> float:
-    """Predicted seconds that a group may take. A job with a budget gets groups so small that the first are judged long
-    before its end, though each costs the fixed seconds of a file again."""
-    if job is None or job.budget_seconds is None:
-        return MAX_SECONDS
-    return min(MAX_SECONDS, max(2 * FIXED_SECONDS, job.budget_seconds / BUDGET_SHARE))
-
-
 def _groups(
     context: StepContext,
     session: Session,
@@ -105,7 +93,7 @@ def _groups(
         build_of = {one.kernel: build for build, one in mine.items()}
         for members in group(
             list(build_of),
-            workers=idle_workers(session, context.claim, target, _workers(context, target)),
+            workers=idle_workers(session, context.claim, target, context.compile_workers(target)),
             model=models[toolchain],
             max_seconds=max_seconds,
             max_kernels=context.settings.group_kernels,
@@ -120,12 +108,3 @@ def _groups(
                 )
             )
     return found
-
-
-def _workers(context: StepContext, target: str) -> int:
-    """Live compile workers of the target, on whichever machine; where none is known, as many as the settings say."""
-    try:
-        live = len(tickets.live_workers(context.redis, tickets.queue_name(tickets.COMPILE, target)))
-    except RedisError:
-        live = 0
-    return live or context.settings.workers

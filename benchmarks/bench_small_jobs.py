@@ -1,0 +1,145 @@
+"""What many small jobs cost that arrive at once: compiler starts, CPU seconds, wall seconds.
+
+Run with `make bench-small-jobs` or `python -m benchmarks.bench_small_jobs`. A framework that meets one shape after the
+other sends a job for each: here 24 jobs of one problem with two or three candidates, no kernel in two of them, all sent
+at once to a service with two workers. Then as many jobs of other kernels, each sent when the one before has ended: what
+the same work costs where no two jobs can share a file.
+
+`nvcc` and `g++` count the starts, of which one each is a winner's own library, built alone for every job; `groups` are
+the planned ones, `files` those that were compiled. `cpu_seconds` are of all that the service started, from the first
+request to the last answer. The last line is one JSON object, which is also kept under `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+from sqlalchemy import text
+
+from benchmarks.bench_overhead import PROBLEM, TARGET, ToolLog, fresh_schedules, service
+from benchmarks.keep_result import keep_result
+from cukiln.client import Client
+from storage.database import Database
+from storage.settings import Settings
+
+JOBS, WORKERS = 24, 2
+SIZES = (2, 3)  # candidates of a job, in turns
+PARTS = {
+    "groups": "SELECT count(*) FROM groups",
+    "files": "SELECT count(*) FROM groups WHERE source IS NOT NULL",
+    "proofs": "SELECT count(*) FROM items WHERE kind = 'verify'",
+}
+
+
+def requests(schedules: Sequence[dict[str, Any]], first: int) -> list[dict[str, Any]]:
+    """Of JOBS jobs, each for another shape and with kernels of its own."""
+    left, found = list(schedules), []
+    for number in range(JOBS):
+        mine = [left.pop() for _ in range(SIZES[number % len(SIZES)])]
+        problem = {**PROBLEM, "m": 64 * (first + number + 1)}
+        found.append({"target": TARGET, "search": {"schedules": mine}, "problems": [problem]})
+    return found
+
+
+def at_once(client: Client, jobs: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds from the first request to the end of each."""
+    began = time.perf_counter()
+
+    def run(job: dict[str, Any]) -> float:
+        done = client.wait(client.submit(job))
+        refuse_failed(done.state)
+        return time.perf_counter() - began
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(run, jobs))
+
+
+def one_by_one(client: Client, jobs: Sequence[dict[str, Any]]) -> list[float]:
+    """Seconds from its own request to the end of each."""
+    found = []
+    for job in jobs:
+        found += at_once(client, [job])
+    return found
+
+
+def refuse_failed(state: str) -> None:
+    if state != "done":
+        raise SystemExit(f"a job ended {state}")
+
+
+def counted(settings: Settings) -> dict[str, int]:
+    database = Database(settings.database_url)
+    with database.read() as session:
+        found = {name: int(session.execute(text(query)).scalar_one()) for name, query in PARTS.items()}
+    database.dispose()
+    return found
+
+
+def cpu_seconds() -> float:
+    """Of every process that this one started, and all that they have waited for."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            spent = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += spent.user + spent.system + spent.children_user + spent.children_system
+    return total
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    log, found = ToolLog(folder), {}
+    schedules = fresh_schedules(2 * JOBS * max(SIZES))
+    half = len(schedules) // 2
+    with service(folder / "data", log, workers=WORKERS) as (client, settings):
+        at_once(client, [{"target": TARGET, "search": {"level": 0}, "problems": [{**PROBLEM, "k": 32}]}])  # warm
+        ways = {"at_once": (at_once, 0, schedules[:half]), "one_by_one": (one_by_one, JOBS, schedules[half:])}
+        for name, (run, first, mine) in ways.items():
+            jobs, before, spent = requests(mine, first), counted(settings), cpu_seconds()
+            since, began = time.time(), time.perf_counter()
+            ends = run(client, jobs)
+            found[name] = {
+                "wall_seconds": round(time.perf_counter() - began, 2),
+                "cpu_seconds": round(cpu_seconds() - spent, 2),
+                "job_seconds_median": round(statistics.median(ends), 2),
+                "job_seconds_first": round(min(ends), 2),
+                "nvcc": len(log.spans(since, "nvcc")),
+                "g++": len(log.spans(since, "g++")),
+                **{part: count - before[part] for part, count in counted(settings).items()},
+            }
+            print(name, found[name], flush=True)
+    return {
+        "benchmark": "small-jobs",
+        "target": TARGET,
+        "jobs": JOBS,
+        "workers": WORKERS,
+        "candidates": sum(SIZES[number % len(SIZES)] for number in range(JOBS)),
+        "load_before": round(os.getloadavg()[0], 1),
+        **found,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
+    try:
+        result = measure(folder)
+    finally:
+        shutil.rmtree(folder)
+    keep_result(result, keep=not arguments.no_file)
+
+
+if __name__ == "__main__":
+    main()
