@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 from sqlalchemy import select
 
 from cukiln.types import Job
-from storage.tables import BuildRow, GroupRow, LibraryRow
+from storage import items
+from storage.tables import BuildRow, GroupRow, ItemRow, LibraryRow
 from tests.fixtures_queue import QueueWorld, make_world, valkey, wait_for  # noqa: F401
 from workers.embedded_valkey import EmbeddedValkey
 from workers.serve import child_environment
@@ -27,6 +28,7 @@ from workers.start_checks import free_port
 from workers.toolchain import find_toolchain
 
 FAULTY = Path(__file__).parent / "operators" / "faulty"
+WORKERS = ("plan", "plan", "compile", "compile", "compile", "compile", "reconcile")
 RIGHT, DOES_NOT_COMPILE = 0, 26
 # The log has a line for each file that nvcc compiles: the kernels in it.
 NVCC = """#!/bin/sh
@@ -90,17 +92,21 @@ class Cluster:
 
 
 @contextmanager
-def started(world: QueueWorld, log: Path) -> Iterator[Cluster]:
+def started(world: QueueWorld, log: Path, kinds: Sequence[str] = WORKERS) -> Iterator[Cluster]:
     urls = []
     for number in range(2):
         port = free_port("127.0.0.1")
         settings = world.settings.model_copy(update={"port": port})
         _start(world, f"api-{number}", [sys.executable, "-m", "service"], child_environment(settings))
         urls.append(f"http://127.0.0.1:{port}")
-    for number, kind in enumerate(["plan", "plan", "compile", "compile", "compile", "compile", "reconcile"]):
-        _start(world, f"{kind}-{number}", [sys.executable, "-m", "workers.main", kind], world.environment())
+    for number, kind in enumerate(kinds):
+        _start_worker(world, kind, number)
     wait_for(lambda: all(_answers(url) for url in urls), 60, "services answer")
     yield Cluster(world, urls, log)
+
+
+def _start_worker(world: QueueWorld, kind: str, number: int) -> None:
+    _start(world, f"{kind}-{number}", [sys.executable, "-m", "workers.main", kind], world.environment())
 
 
 def _start(world: QueueWorld, name: str, argv: list[str], environment: dict[str, str]) -> None:
@@ -116,15 +122,20 @@ def _answers(url: str) -> bool:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Cluster]:  # noqa: F811
+def cluster(counted_world: tuple[QueueWorld, Path]) -> Iterator[Cluster]:
+    with started(*counted_world) as running:
+        yield running
+
+
+@pytest.fixture
+def counted_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[tuple[QueueWorld, Path]]:  # noqa: F811
+    """Its nvcc writes down what it is given."""
     log, wrapper = tmp_path / "nvcc.txt", tmp_path / "nvcc"
     wrapper.write_text(NVCC.format(log=log, nvcc=find_toolchain().nvcc))
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    with ExitStack() as stack:
-        world = stack.enter_context(
-            make_world(tmp_path, valkey.url, workers=4, nvcc=str(wrapper), operator_path=str(FAULTY), gpus="none")
-        )
-        yield stack.enter_context(started(world, log))
+    overrides = {"workers": 4, "nvcc": str(wrapper), "operator_path": str(FAULTY), "gpus": "none"}
+    with make_world(tmp_path, valkey.url, **overrides) as world:
+        yield world, log
 
 
 @pytest.mark.skipif(shutil.which("grep") is None, reason="no grep")
@@ -156,3 +167,37 @@ def test_a_kernel_is_compiled_once_whoever_asks_for_it(cluster: Cluster) -> None
 def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]]) -> bool:
     """Compiled again because nvcc had refused the file for the one kernel that does not compile."""
     return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
+
+
+@pytest.mark.skipif(shutil.which("grep") is None, reason="no grep")
+def test_small_jobs_that_wait_are_compiled_in_one_file(counted_world: tuple[QueueWorld, Path]) -> None:
+    world, log = counted_world
+    with started(world, log, ("plan", "reconcile")) as cluster:
+        # No kernel in two of them, of two operators, and one that does not compile.
+        jobs = [[{**MATMUL, "search": {"level": 1, "limit": 2, "seed": seed}}] for seed in range(4)]
+        ids = [cluster.submit(number, job) for number, job in enumerate([*jobs, [{**BROKEN, **FAULTS}]])]
+        wait_for(lambda: _waiting_groups(world) >= 3 and not _unplanned(world), 60, "all is planned")
+        groups = _waiting_groups(world)
+        _start_worker(world, "compile", 9)
+        wait_for(lambda: all(cluster.job(one).finished_at for one in ids), 240, "jobs end")
+        ended = [cluster.job(one) for one in ids]
+        assert [job.state for job in ended] == ["done"] * len(ids), world.logs()[-3000:]
+        assert ended[-1].problems[0].verdicts == {"ok": 1, "compile_error": 1}
+        assert all(set(job.problems[0].verdicts) == {"ok"} for job in ended[:-1])
+        with world.database.read() as session:
+            joined = session.scalars(select(GroupRow.joined_to).where(GroupRow.state == "joined")).all()
+            libraries = len(session.scalars(select(LibraryRow.kernel)).all())
+        assert len(joined) == groups - 1 and len(set(joined)) == 1
+        # The file, the same without the kernel that does not compile, and the winners' own.
+        assert len(cluster.compiled()) == 2 + libraries
+
+
+def _waiting_groups(world: QueueWorld) -> int:
+    with world.database.read() as session:
+        return items.waiting_counts(session).get(("compile", "sm_80"), 0)
+
+
+def _unplanned(world: QueueWorld) -> int:
+    with world.database.read() as session:
+        query = select(ItemRow.id).where(ItemRow.kind == "plan", ItemRow.state.in_(("waiting", "claimed")))
+        return len(session.scalars(query).all())

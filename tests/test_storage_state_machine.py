@@ -146,6 +146,24 @@ class Jobs(RuleBasedStateMachine):
             with self.database.read() as session:
                 assert items.renew(session, held.claim, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
 
+    @rule(
+        classes=st.lists(st.sampled_from(CLASSES), min_size=2, max_size=3),
+        shared=st.booleans(),
+        budget=st.sampled_from([None, 100.0]),
+    )
+    def share_a_file(self, classes: list[str], shared: bool, budget: float | None) -> None:
+        """Jobs with a new build each, and some with the first one's, wait for one claim."""
+        first = len(self.asked)
+        for place, device_class in enumerate(classes):
+            builds = dict.fromkeys([f"n{first + place}", *([f"n{first}"] if shared else [])])
+            self.submit([(device_class, list(builds))], "normal", None if place else budget, f"z{first + place}")
+        with self.database.write() as session:
+            taken = [self.take(session, "plan", 0) for _ in classes]
+        for _ in filter(None, taken):
+            self.write(self.held.pop(), (), "ok", part=False)
+        with self.database.write() as session:
+            self.take(session, "compile", 9)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data(), along=st.sampled_from([1, 9]))
     def take_more_along(self, data: st.DataObject, along: int) -> None:
