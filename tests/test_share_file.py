@@ -32,7 +32,7 @@ def pairs(count: int) -> list[Small]:
 
 
 def taken(groups: list[Small], workers: int = 1, max_bytes: float = MAX_BYTES) -> list[int]:
-    return sharing(groups[0], groups[1:], workers=workers, model=PRIOR, max_bytes=max_bytes)
+    return sharing(groups[0], groups[1:], workers=workers, model=PRIOR, max_kernels=MAX_KERNELS, max_bytes=max_bytes)
 
 
 def added(small: Small) -> float:

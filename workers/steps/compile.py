@@ -34,7 +34,7 @@ def compile_kernels(context: StepContext) -> None:
             raise GiveUp(f"group {context.claim.ref} does not exist")
         start_group(session, context.claim)
     toolchain = _toolchain(context, group)
-    group = take_along(context, group)
+    group = take_along(context, group, toolchain.digest)
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
     stopwatch = Stopwatch()
     outcome = compile_group(

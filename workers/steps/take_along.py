@@ -18,13 +18,13 @@ from workers.steps.context import StepContext
 log = logging.getLogger("cukiln.take_along")
 
 
-def take_along(context: StepContext, group: Group) -> Group:
-    """The claimed group with those that joined it. Raises LostClaim."""
+def take_along(context: StepContext, group: Group, toolchain: str) -> Group:
+    """The claimed group, of this toolchain, with those that joined it. Raises LostClaim."""
     with context.database.read() as session:
         waiting = groups_to_join(session, context.claim)
         if not waiting:
             return group
-        model = load_model(session, group.toolchain)
+        model = load_model(session, toolchain)
         job = job_state(session, context.claim.job_id) if context.claim.job_id is not None else None
     read = [(one.id, kernels) for one in waiting if (kernels := _readable(one))]
     chosen = sharing(
