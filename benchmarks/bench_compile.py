@@ -30,7 +30,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -100,18 +99,16 @@ def floor_seconds(line: Line, kernels: int, cores: int) -> float:
 
 
 def first_kernels(case: Case, sheet: Target) -> tuple[list[Kernel], int]:
-    """The case's kernels, those of its shapes in turn, and how many candidates stand before the next one."""
-    op, found, candidates = operator(case.operator), [], 0
+    """The case's kernels, shape by shape, and how many candidates stand before the next one."""
+    op = operator(case.operator)
+    found: list[Kernel] = []
+    candidates = 0
     for number, name in enumerate(case.shapes):
         share = (case.kernels + number) // len(case.shapes)
         kernels, seen = _first(op.parse(public_shape(name)), sheet, share)
-        found.append(kernels)
+        found += kernels
         candidates += seen
-    longest = max(map(len, found))
-    in_turn = chain.from_iterable(
-        [kernels[place] for kernels in found if place < len(kernels)] for place in range(longest)
-    )
-    return list(dict.fromkeys(in_turn)), candidates
+    return list(dict.fromkeys(found)), candidates
 
 
 def _first(problem: Any, sheet: Target, count: int) -> tuple[list[Kernel], int]:

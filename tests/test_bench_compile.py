@@ -79,17 +79,23 @@ def test_a_case_names_public_shapes_of_its_operator(name: str) -> None:
     assert case.model is None or case.operator in {problem["operator"] for problem in shape_sets()[case.model]}
 
 
-def test_the_kernels_are_the_first_of_level_2_of_each_shape_in_turn() -> None:
-    kernels, candidates = first_kernels(Case("matmul", CASES["matmul"].shapes, 9), H100)
-    assert len(set(kernels)) == 9
+def test_the_kernels_are_the_first_of_level_2_of_each_shape() -> None:
+    case = CASES["matmul"]
+    kernels, candidates = first_kernels(Case("matmul", case.shapes, 9), H100)
     assert candidates >= 9
-    kinds = [kernel.signature_dict["dtype"] for kernel in kernels]
-    assert kinds == ["float16" if place % 2 else "float32" for place in range(8)] + ["float16"]
-    alone, _ = first_kernels(Case("matmul", CASES["matmul"].shapes[1:], 5), H100)
-    assert [kernel for kernel, kind in zip(kernels, kinds, strict=True) if kind == "float16"] == alone
+    assert len(set(kernels)) == 9
+    assert [kernel.signature_dict["dtype"] for kernel in kernels] == ["float32"] * 4 + ["float16"] * 5
+    assert kernels[4:] == first_kernels(Case("matmul", case.shapes[1:], 5), H100)[0]
     problem = operator("matmul").parse(public_shape("square/float16_1024"))
     space = operator("matmul").space(problem, H100, Search(level=2))
-    assert alone[0] == operator("matmul").candidate(problem, space.by_index(0)).kernel
+    assert kernels[4] == operator("matmul").candidate(problem, space.by_index(0)).kernel
+
+
+def test_the_groups_of_the_floor_hold_kernels_of_every_shape_alike() -> None:
+    kernels, _ = first_kernels(CASES["matmul"], H100)
+    for step in (1, 2, 4):
+        kinds = [kernel.signature_dict["dtype"] for kernel in kernels[::step]]
+        assert kinds.count("float16") == kinds.count("float32") == 48 // step
 
 
 def test_the_candidates_of_a_model_are_those_of_its_problems() -> None:

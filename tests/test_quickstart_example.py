@@ -95,9 +95,10 @@ def test_the_problems_on_tensor_cores_are_few_enough_for_a_first_look() -> None:
     assert {len(found) for name, found in candidates().items() if name not in BERT_BASE} == {8}
 
 
-def test_problems_that_differ_in_extents_share_their_kernels() -> None:
+def test_problems_that_differ_in_extents_share_their_kernels_but_for_their_defaults() -> None:
     kernels = {name: {candidate.kernel.id for candidate in found} for name, found in candidates().items()}
-    assert kernels["qkv"] == kernels["proj"] == kernels["ffn2"]
+    for name in ("proj", "ffn2"):
+        assert len(kernels[name] - kernels["qkv"]) <= 1
     assert not kernels["qkv"] & kernels["ffn1"]
 
 
