@@ -33,7 +33,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 
 PYTEST_ARGS ?=
 
-.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-screening bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-small-jobs bench-screening bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,9 @@ bench-groups: host $(RUN_STAMP) ## how well groups are sized, and what a bad ker
 
 bench-screening: host $(RUN_STAMP) ## what nvcc's fast-compile levels save; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_screening
+
+bench-small-jobs: host $(RUN_STAMP) ## what many small jobs cost that arrive at once; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_small_jobs
 
 bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_verify_cpu

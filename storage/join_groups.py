@@ -47,23 +47,25 @@ class Owner:
 def groups_to_join(session: Session, claim: Claim) -> list[WaitingGroup]:
     """Those that may share the claimed group's file, in the order in which they would be claimed: small, never tried,
     of its target and toolchain, and at least as urgent. None where it is not small itself, or was tried before."""
-    mine, group, item = aliased(GroupRow), GroupRow, ItemRow
-    if claim.attempt > 1:
+    mine = session.execute(
+        select(GroupRow.toolchain, GroupRow.predicted_seconds, ItemRow.priority)
+        .join(ItemRow, ItemRow.id == claim.item_id)
+        .where(GroupRow.id == claim.ref)
+    ).one()
+    if claim.attempt > 1 or mine.predicted_seconds > SMALL_SECONDS:
         return []
-    urgency = select(ItemRow.priority).where(ItemRow.id == claim.item_id).scalar_subquery()
-    file_of_others = aliased(GroupRow)
+    joined = aliased(GroupRow)
     rows = session.execute(
-        select(group.id, group.kernels, JobRow.budget_seconds)
-        .join(item, item.ref == group.id)
-        .join(mine, (mine.id == claim.ref) & (mine.target == group.target) & (mine.toolchain == group.toolchain))
-        .join(JobRow, JobRow.id == item.job_id, isouter=True)
-        .where(item.state == "waiting", item.kind == COMPILE, item.attempt == 0, item.id != claim.item_id)
-        .where(mine.predicted_seconds <= SMALL_SECONDS, item.predicted_seconds <= SMALL_SECONDS)
-        .where(item.target == claim.target, item.priority >= urgency)
+        select(GroupRow.id, GroupRow.kernels, JobRow.budget_seconds)
+        .join(ItemRow, ItemRow.ref == GroupRow.id)
+        .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
+        .where(ItemRow.state == "waiting", ItemRow.kind == COMPILE, ItemRow.attempt == 0)
+        .where(ItemRow.priority >= mine.priority, ItemRow.predicted_seconds <= SMALL_SECONDS)
+        .where(ItemRow.target == claim.target, GroupRow.toolchain == mine.toolchain)
         .where(or_(JobRow.deadline.is_(None), JobRow.deadline > clock_of(session).now()))
-        # Handed back with what it had taken along: it is claimed with that.
-        .where(~select(file_of_others.id).where(file_of_others.joined_to == group.id).exists())
-        .order_by(item.priority.desc(), item.predicted_seconds.desc(), item.id)
+        # One that was handed back with what it had taken along is claimed with that.
+        .where(~select(joined.id).where(joined.joined_to == GroupRow.id).exists())
+        .order_by(ItemRow.priority.desc(), ItemRow.predicted_seconds.desc(), ItemRow.id)
         .limit(MAX_KERNELS)
     ).all()
     return [WaitingGroup(row.id, read_kernels(row.kernels), row.budget_seconds) for row in rows]

@@ -6,11 +6,11 @@ which this one was the first.
 
 from __future__ import annotations
 
-from sqlalchemy import select, update
+from sqlalchemy import or_, select, update
 
 from codegen.compile_model import added_seconds
 from storage.attempts import waits_again
-from storage.database import Session
+from storage.database import Session, clock_of
 from storage.endings import end_items
 from storage.judge import LIVE
 from storage.new_items import COMPILE
@@ -19,8 +19,8 @@ from storage.tables import BuildRow, GroupRow, ItemRow, JobRow
 
 
 def part_groups(session: Session, group_id: str) -> None:
-    """Give the groups that joined this one their builds back. What belongs to a job that has ended meanwhile goes to
-    another that waits for it, or ends."""
+    """Give the groups that joined this one their builds back. What belongs to a job that has ended meanwhile, or
+    spent its budget, goes to another that waits for it, or ends."""
     group, item = core(GroupRow), core(ItemRow)
     joined = session.execute(
         select(group.c.id, group.c.kernels, group.c.predicted_seconds, item.c.id.label("item_id"), item.c.job_id)
@@ -44,9 +44,11 @@ def part_groups(session: Session, group_id: str) -> None:
     urgency = select(item.c.priority).where(item.c.ref == group_id, item.c.kind == COMPILE).scalar_subquery()
     theirs = item.c.id.in_([one.item_id for one in joined])
     session.execute(update(item).where(theirs, item.c.priority < urgency).values(priority=urgency))
-    for job_id in sorted({one.job_id for one in joined}):
-        if session.scalar(select(JobRow.state).where(JobRow.id == job_id)) not in LIVE:
-            end_items(session, job_id, (COMPILE,))
+    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > clock_of(session).now())
+    jobs = {one.job_id for one in joined}
+    going_on = select(JobRow.id).where(JobRow.id.in_(jobs), JobRow.state.in_(LIVE), in_time)
+    for job_id in sorted(jobs - set(session.scalars(going_on))):
+        end_items(session, job_id, (COMPILE,))
 
 
 def _hand_builds(session: Session, giver: str, taker: str, builds: set[str]) -> None:

@@ -390,6 +390,19 @@ def test_parted_groups_of_a_job_that_has_ended_go_to_who_waits_for_them_or_end(d
     assert compile_item(database, last).state == "cancelled"
 
 
+def test_a_parted_group_of_a_job_that_is_out_of_time_ends(database: Database, clock: FakeClock) -> None:
+    planned(database, "a")
+    late = planned(database, "b", budget_seconds=10.0)
+    other = group_of(database, late)
+    share(database)
+    clock.advance(11)
+    with database.write() as session:
+        assert jobs.expire_budgets(session) == [late.id]  # it goes on: it is to be finished
+        items.expire_leases(session)
+    assert compile_item(database, other).state == "cancelled"
+    assert makers(database, "b") == [None]
+
+
 def test_a_more_urgent_job_hurries_the_file_and_what_was_parted_from_it(database: Database) -> None:
     first, second = planned(database, "a"), planned(database, "b")
     claim = share(database)
