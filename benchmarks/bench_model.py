@@ -77,7 +77,8 @@ def counted(settings: Settings) -> dict[str, int]:
     database = Database(settings.database_url)
     with database.read() as session:
         kernels, files = (
-            int(session.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()) for table in ("builds", "groups")
+            int(session.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())
+            for rows in ("builds", "groups WHERE joined_to IS NULL AND source IS NOT NULL")
         )
     database.dispose()
     return {"kernels": kernels, "files": files}

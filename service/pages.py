@@ -34,7 +34,8 @@ PROBLEMS_SHOWN = 200
 LIVE = ("queued", "running")
 POLL_LIVE_MS, POLL_IDLE_MS = 1000, 10_000
 MANY_PROBLEMS = 1000
-"""The report of a larger job takes the service a good part of a second: it is not asked for in every one."""
+"""The report of a larger job, and the sums over ten times as many problems, take the service a good part of a second:
+they are not asked for in every one."""
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -59,6 +60,7 @@ def get_overview(
         page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
         live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
         by_operator, by_day, saved = timings(session, "operator"), timings(session, "day"), grouping(session)
+    asked = sum(row.problems for row in by_operator.timings)
     return _page(
         "overview.html",
         jobs=page.jobs,
@@ -69,7 +71,7 @@ def get_overview(
         by_day=by_day.timings,
         grouping=saved,
         **_phases(by_operator.timings),
-        poll_ms=POLL_LIVE_MS if live else POLL_IDLE_MS,
+        poll_ms=POLL_LIVE_MS if live and asked <= 10 * MANY_PROBLEMS else POLL_IDLE_MS,
     )
 
 

@@ -30,11 +30,8 @@ def learn(session: Session, toolchain: str, files: Sequence[CompiledFile]) -> No
         model = CompileModel({family: fit(records) for family, records in known.items()})
         for family, record in model.records(file).items():
             records = [*known.get(family, []), record][-KEPT_RECORDS:]
-            factors = fit(records)
             values = {
                 "records": [[one.weight, one.seconds, one.memory] for one in records],
-                "seconds_factor": factors.seconds,
-                "memory_factor": factors.memory,
                 "updated_at": now,
             }
             row, key = core(CompileModelRow), {"toolchain": toolchain, "family": family}

@@ -50,14 +50,20 @@ def add_library(session: Session, library: Library) -> None:
     insert_new(session, LibraryRow, [{**asdict(library), "created_at": clock_of(session).now()}])
 
 
-def start_library(session: Session, library_id: str, claim: Claim) -> bool:
-    """Whether the attempt may build this library now: no other attempt that still lives is at it."""
+def library_builder(session: Session, library_id: str) -> str | None:
+    """The token of the live attempt that builds this library."""
     row, item = core(LibraryBuilderRow), core(ItemRow)
     lives = (item.c.id == row.c.item_id) & (item.c.token == row.c.token) & (item.c.state == "claimed")
     held = select(row.c.token).join(item, lives).where(row.c.library == library_id)
-    found = session.scalars(held.where(item.c.lease_expires_at >= clock_of(session).now())).one_or_none()
-    if found is not None:
-        return str(found) == claim.token
+    return session.scalars(held.where(item.c.lease_expires_at >= clock_of(session).now())).one_or_none()
+
+
+def start_library(session: Session, library_id: str, claim: Claim) -> bool:
+    """Whether the attempt may build this library now: no other attempt that still lives is at it."""
+    builder = library_builder(session, library_id)
+    if builder is not None:
+        return builder == claim.token
+    row = core(LibraryBuilderRow)
     session.execute(delete(row).where(row.c.library == library_id))
     insert_new(session, LibraryBuilderRow, [{"library": library_id, "item_id": claim.item_id, "token": claim.token}])
     return True

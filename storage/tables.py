@@ -173,8 +173,6 @@ class CompileModelRow(Base):
     toolchain: Mapped[str] = mapped_column(String(64), primary_key=True)
     family: Mapped[str] = mapped_column(String(128), primary_key=True)
     records: Mapped[list[Any]]  # [weight, seconds factor, memory factor] of the latest files, the newest last
-    seconds_factor: Mapped[float] = mapped_column(Float)  # fitted to them
-    memory_factor: Mapped[float] = mapped_column(Float)
     updated_at: Mapped[float] = mapped_column(Float)
 
 

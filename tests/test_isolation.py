@@ -214,4 +214,15 @@ def test_what_the_machine_ended_beside_another_part_is_tried_again_alone(toolcha
 def test_what_the_machine_ended_twice_is_nobodys_verdict(toolchain: Toolchain) -> None:
     with pytest.raises(InfrastructureError):
         compiled([probe(1), probe(2)], toolchain, scripted := Scripted(lambda text: MACHINE))
-    assert scripted.nvccs == 2
+    assert scripted.nvccs == 5  # together twice, each alone, and one of them again
+
+
+def test_a_group_that_needs_more_memory_than_there_is_is_compiled_in_parts(toolchain: Toolchain) -> None:
+    kernels = [probe(number) for number in range(4)]
+
+    def fault(text: str) -> Finished | None:
+        return MACHINE if sum(kernel.namespace in text for kernel in kernels) > 1 else None
+
+    outcome = compiled(kernels, toolchain, Scripted(fault))
+    assert {found.status for found in outcome.outcomes.values()} == {"ok"}
+    assert len(outcome.artifacts) == 4

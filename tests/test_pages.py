@@ -374,7 +374,12 @@ def test_the_key_is_asked_for_once_and_kept_in_the_tab(guarded: Api, open_page: 
         page.click("button")
         page.wait_for_selector("#key-error:not([hidden])")
         screenshot(page, "page-key")
+    page.route("**/*", lambda route: route.fulfill(status=503, body="the service is away"))
     page.fill("#key", KEY)
+    page.click("button")
+    page.wait_for_selector("#key-error:not([hidden])")
+    assert page.evaluate("sessionStorage.length") == 0, "a key is kept once it has been taken"
+    page.unroute("**/*")
     page.click("button")
     drawn(page).click(f"tr[data-job='{job}'] a")
     page.wait_for_url(f"**/jobs/{job}")

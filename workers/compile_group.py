@@ -93,7 +93,7 @@ def compile_group(
 ) -> GroupOutcome:
     """Compile `kernels` under `limits` per tool; phases start by the `stopwatch`, one of its own unless given.
 
-    Raises InfrastructureError (the machine failed: nothing was learnt about any kernel; each file was tried twice),
+    Raises InfrastructureError (the machine failed a file of one kernel twice: nothing was learnt about any kernel),
     CompileCancelled, and NotUnique, Unclassified or UnexpectedSymbols (bugs of the rendering)."""
     work = _Work(target, toolchain, processes, limits, _Stop(cancel), stopwatch or Stopwatch())
     attempts = [work.attempt_again(tuple(kernels))]
@@ -126,7 +126,7 @@ class _Attempt:
 def _side_by_side(work: _Work, groups: Sequence[tuple[Kernel, ...]]) -> list[_Attempt]:
     """Attempts of these groups and of what becomes of them, at most SIDE_BY_SIDE at once; the first error ends the
     others. A group that the machine failed is tried once more, when nothing of ours runs beside it."""
-    waiting, failed = deque(groups), deque[tuple[Kernel, ...]]()
+    waiting, failed = deque(groups), list[tuple[Kernel, ...]]()
     ended: list[_Attempt] = []
     running: dict[Future[_Attempt], tuple[Kernel, ...]] = {}
     with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="compile") as pool:
@@ -147,10 +147,11 @@ def _side_by_side(work: _Work, groups: Sequence[tuple[Kernel, ...]]) -> list[_At
         except BaseException:
             work.stop.set()
             raise
-    while failed:
-        attempt = work.attempt(failed.popleft())
-        ended.append(attempt)
-        failed.extend(attempt.left)
+    alone = [(group, work.attempt_in_parts) for group in failed]
+    while alone:
+        group, attempt_alone = alone.pop()
+        ended.append(attempt_alone(group))
+        alone += [(part, work.attempt_again) for part in ended[-1].left]
     return ended
 
 
@@ -203,7 +204,16 @@ class _Work:
         try:
             return self.attempt(kernels)
         except InfrastructureError:
+            return self.attempt_in_parts(kernels)
+
+    def attempt_in_parts(self, kernels: tuple[Kernel, ...]) -> _Attempt:
+        """`attempt`; where the machine fails that too, the parts are left to be tried: each needs less memory."""
+        try:
             return self.attempt(kernels)
+        except InfrastructureError:
+            if len(kernels) == 1:
+                raise
+            return _Attempt({}, None, _parts(kernels), 0.0)
 
     def attempt(self, kernels: tuple[Kernel, ...]) -> _Attempt:
         """Compile one file."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from codegen.kernel import Candidate
 from codegen.targets import Target
-from storage.libraries import Library, add_library, end_library, find_library, forget_library, start_library
+from storage.libraries import (
+    Library,
+    add_library,
+    end_library,
+    find_library,
+    forget_library,
+    library_builder,
+    start_library,
+)
 from workers.build_winner import build_winner, winner_library_id
 from workers.compile_file import Phase
 from workers.limits import process_limits
@@ -24,12 +32,14 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
         while True:
             with context.database.read() as session:
                 known = find_library(session, identity)
+                builder = library_builder(session, identity)
             if known is not None and not context.blobs.missing(known.blobs):
                 return known, 0.0
             if mine:  # and what another attempt had built before that was looked for again
                 return _build(context, candidate, target, identity, known is not None)
-            with context.database.write() as session:
-                mine = start_library(session, identity, context.claim)
+            if builder is None:
+                with context.database.write() as session:
+                    mine = start_library(session, identity, context.claim)
             if not mine:
                 context.cancel.wait(_LOOK_SECONDS)
                 context.check()

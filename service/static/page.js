@@ -90,9 +90,11 @@
     const answer = await get(location.href, key).catch(() => null); // a key that no header can hold
     if (!answer || answer.status === 401) return false;
     const fresh = parsed(await answer.text());
+    const page = fresh.getElementById("main");
+    if (!page) return false; // no page of ours: the service is away, or something between us answers for it
     sessionStorage.setItem(KEY, key);
     document.title = fresh.title;
-    main().replaceWith(document.adoptNode(fresh.getElementById("main")));
+    main().replaceWith(document.adoptNode(page));
     begin();
     return true;
   }

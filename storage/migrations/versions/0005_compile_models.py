@@ -15,8 +15,6 @@ def upgrade() -> None:
         sa.Column("toolchain", sa.String(length=64), nullable=False),
         sa.Column("family", sa.String(length=128), nullable=False),
         sa.Column("records", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("seconds_factor", sa.Float(), nullable=False),
-        sa.Column("memory_factor", sa.Float(), nullable=False),
         sa.Column("updated_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("toolchain", "family", name=op.f("pk_compile_models")),
     )
