@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import RowMapping, or_, select, update
-from sqlalchemy.orm import aliased
+from sqlalchemy import ColumnElement, RowMapping, or_, select, update
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from codegen.compile_model import added_seconds
 from codegen.group import MAX_KERNELS
@@ -54,7 +54,6 @@ def groups_to_join(session: Session, claim: Claim) -> list[WaitingGroup]:
     ).one()
     if claim.attempt > 1 or mine.predicted_seconds > SMALL_SECONDS:
         return []
-    joined = aliased(GroupRow)
     rows = session.execute(
         select(GroupRow.id, GroupRow.kernels, JobRow.budget_seconds)
         .join(ItemRow, ItemRow.ref == GroupRow.id)
@@ -63,8 +62,7 @@ def groups_to_join(session: Session, claim: Claim) -> list[WaitingGroup]:
         .where(ItemRow.priority >= mine.priority, ItemRow.predicted_seconds <= SMALL_SECONDS)
         .where(ItemRow.target == claim.target, GroupRow.toolchain == mine.toolchain)
         .where(or_(JobRow.deadline.is_(None), JobRow.deadline > clock_of(session).now()))
-        # One that was handed back with what it had taken along is claimed with that.
-        .where(~select(joined.id).where(joined.joined_to == GroupRow.id).exists())
+        .where(_carries_none(ItemRow.ref))
         .order_by(ItemRow.priority.desc(), ItemRow.predicted_seconds.desc(), ItemRow.id)
         .limit(MAX_KERNELS)
     ).all()
@@ -82,6 +80,7 @@ def join_groups(session: Session, claim: Claim, group_ids: Collection[str]) -> G
         select(item)
         .where(item.c.kind == COMPILE, item.c.ref.in_(group_ids))
         .where(item.c.state == "waiting", item.c.attempt == 0)
+        .where(_carries_none(item.c.ref))
         .order_by(item.c.id)
     ).mappings()
     for row in waiting.all():
@@ -122,6 +121,12 @@ def owners(session: Session, claim: Claim, group: Group) -> list[Owner]:
     others = {build for one in joined for build in one.builds}
     own = tuple(kernel.build for kernel in group.kernels if kernel.build not in others)
     return [Owner(group.job_id, own, claim.waited_seconds), *joined]
+
+
+def _carries_none(group_id: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """A group that was handed back with what it had taken along is claimed with that, and joins no other."""
+    joined = aliased(GroupRow)
+    return ~select(joined.id).where(joined.joined_to == group_id).exists()
 
 
 def _begun_with(claim: Claim, row: RowMapping) -> dict[str, object]:

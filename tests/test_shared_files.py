@@ -254,6 +254,21 @@ def test_what_was_claimed_meanwhile_does_not_join(database: Database) -> None:
     assert makers(database, "b") == [other]
 
 
+def test_what_was_handed_back_meanwhile_with_others_does_not_join(database: Database) -> None:
+    groups = [group_of(database, planned(database, build)) for build in "abc"]
+    claim = claim_one(database, "compile")
+    with database.read() as session:
+        chosen = [one.id for one in groups_to_join(session, claim)]
+    assert (claim.ref, chosen) == (groups[0], groups[1:])
+    other = share(database)
+    assert makers(database, "b", "c") == [other.ref] * 2
+    with database.write() as session:
+        items.release(session, other)
+        join_groups(session, claim, chosen)
+    assert makers(database, "a", "b", "c") == [claim.ref, other.ref, other.ref]
+    assert [compile_item(database, one).state for one in groups] == ["claimed", "waiting", "joined"]
+
+
 def test_a_claim_that_was_lost_takes_nothing_along(database: Database, clock: FakeClock) -> None:
     planned(database, "a")
     other = group_of(database, planned(database, "b"))
