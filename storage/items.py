@@ -174,10 +174,10 @@ def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempt
     now = clock_of(session).now()
     if retry and claim.attempt < max_attempts:
         _fenced(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
-        _part(session, claim.kind, claim.ref)
+        _part(session, claim.kind, claim.ref, "failed")
         return "waiting"
     _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
-    _part(session, claim.kind, claim.ref)
+    _part(session, claim.kind, claim.ref, "failed")
     give_up(session, claim.kind, claim.ref, claim.target, error)
     return "failed"
 
@@ -200,7 +200,7 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
         failed = {"state": state, "token": None, "lease_expires_at": None, "finished_at": now}
         ended = waits_again(session, row.id, "lost") if again else failed
         session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended, error=error))
-        _part(session, row.kind, row.ref)
+        _part(session, row.kind, row.ref, "lost")
         if not again:
             give_up(session, row.kind, row.ref, row.target, error)
         expired.append(Expired(row.id, row.kind, row.ref, row.target, row.job_id, state))
@@ -239,9 +239,9 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
     return best[1] if best else None
 
 
-def _part(session: Session, kind: str, ref: str) -> None:
+def _part(session: Session, kind: str, ref: str, how: str) -> None:
     if kind == COMPILE:
-        part_groups(session, ref)
+        part_groups(session, ref, how)
 
 
 def _start_job(session: Session, job_id: str | None, now: float) -> None:

@@ -18,9 +18,9 @@ from storage.rows import chunks, core
 from storage.tables import BuildRow, GroupRow, ItemRow, JobRow
 
 
-def part_groups(session: Session, group_id: str) -> None:
-    """Give the groups that joined this one their builds back. What belongs to a job that has ended meanwhile, or
-    spent its budget, goes to another that waits for it, or ends."""
+def part_groups(session: Session, group_id: str, how: str) -> None:
+    """Give the groups that joined this one their builds back. `how` the attempt at it ended: failed, lost. What belongs
+    to a job that has ended meanwhile, or spent its budget, goes to another that waits for it, or ends."""
     group, item = core(GroupRow), core(ItemRow)
     joined = session.execute(
         select(group.c.id, group.c.kernels, group.c.predicted_seconds, item.c.id.label("item_id"), item.c.job_id)
@@ -33,9 +33,7 @@ def part_groups(session: Session, group_id: str) -> None:
         builds = {kernel["build"] for kernel in one.kernels}
         _hand_builds(session, group_id, one.id, builds)
         session.execute(update(group).where(group.c.id == one.id).values(state="waiting", joined_to=None))
-        session.execute(
-            update(item).where(item.c.id == one.item_id).values(**waits_again(session, one.item_id, "joined"))
-        )
+        session.execute(update(item).where(item.c.id == one.item_id).values(**waits_again(session, one.item_id, how)))
     _leave(session, group_id, {kernel["build"] for one in joined for kernel in one.kernels})
     less = sum(added_seconds(one.predicted_seconds) for one in joined)
     for table, mine in ((group, group.c.id == group_id), (item, (item.c.ref == group_id) & (item.c.kind == COMPILE))):

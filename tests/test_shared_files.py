@@ -380,6 +380,29 @@ def test_after_an_attempt_that_came_to_nothing_each_group_is_tried_alone(
     assert len(verify_next(database)) == len(verify_next(database)) == 1
 
 
+@pytest.mark.parametrize("how", ["failed", "lost"])
+def test_a_job_keeps_the_attempt_that_its_group_shared(database: Database, clock: FakeClock, how: str) -> None:
+    planned(database, "a")
+    clock.advance(1)
+    second = planned(database, "b")
+    other = group_of(database, second)
+    clock.advance(2)
+    claim = share(database)
+    clock.advance(6)
+    with database.write() as session:
+        if how == "failed":
+            items.fail(session, claim, "no memory", retry=True)
+        else:
+            items.expire_leases(session)
+    with database.read() as session:
+        shown, trace = timeline(session, second.id), job_trace(session, second.id)
+    assert shown is not None and trace is not None
+    assert lanes(shown)[f"group {other[:8]}"] == [("compile", how, 0.0, 8.0), ("compile", "waiting", 8.0, None)]
+    (compiled,) = (item for item in trace.items if item.ref == other)
+    tried = compiled.attempts[0]
+    assert (tried.how, tried.started_at, tried.ended_at) == (how, trace.job.created_at + 2, trace.job.created_at + 8)
+
+
 def test_a_group_that_fails_for_good_takes_none_with_it(database: Database) -> None:
     first, second = planned(database, "a"), planned(database, "b")
     claim = share(database)
