@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, func, or_, select
+from sqlalchemy import ColumnElement, RowMapping, func, null, or_, select
 
 from cukiln.types import Seconds
 from storage.attempts import waiting_since
@@ -35,6 +35,10 @@ class Attempt:
     started_at: float | None
     ended_at: float | None
     how: str
+
+
+Attempted = tuple[RowMapping, tuple[Attempt, ...]]
+"""An item's row, and those attempts at it that matter."""
 
 
 @dataclass(frozen=True)
@@ -84,26 +88,35 @@ def job_trace(session: Session, job_id: str) -> JobTrace | None:
     if job is None or progress is None:
         return None
     now = clock_of(session).now()
+    found = attempts_for(session, job, now)
+    return JobTrace(job, now, progress.seconds, tuple(traced_items(session, found)))
+
+
+def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted]:
+    """The job's items with their attempts, and those items of others whose work it waited for, with the attempts of
+    while it did. In the order in which they were made."""
+    rows = [*_item_rows(session, ItemRow.job_id == job.id)]
+    others = or_(ItemRow.job_id.is_(None), ItemRow.job_id != job.id)
+    for refs in chunks(_group_refs(session, job.id)):
+        rows += _item_rows(session, ItemRow.ref.in_(refs) & ItemRow.kind.in_(ON_GROUPS) & others)
     window = (job.created_at, now if job.finished_at is None else job.finished_at)
-    found = [*item_rows(session, ItemRow.job_id == job_id)]
-    for refs in chunks(_group_refs(session, job_id)):
-        others = or_(ItemRow.job_id.is_(None), ItemRow.job_id != job_id)
-        found += item_rows(session, ItemRow.ref.in_(refs) & ItemRow.kind.in_(ON_GROUPS) & others)
-    items = traced_items(session, found, lambda one: one.job == job_id or _falls_into(one, window))
-    return JobTrace(job, now, progress.seconds, tuple(items))
+    found = []
+    for row in sorted(rows, key=lambda one: one["id"]):
+        attempts = tuple(one for one in _attempts(row) if one.job == job.id or _falls_into(one, window))
+        if attempts:
+            found.append((row, attempts))
+    return found
 
 
-def item_rows(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:
-    """In the order in which they were made."""
-    return session.execute(select(core(ItemRow)).where(which).order_by(core(ItemRow).c.id)).mappings()
+def traced_items(session: Session, found: Sequence[Attempted]) -> list[TracedItem]:
+    """The items, with what they work on."""
+    groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in found if row["kind"] in ON_GROUPS})
+    problems = _problems(session, {int(row["ref"]) for row, _ in found if row["kind"] in ON_PROBLEMS})
+    return [_traced(row, attempts, groups, problems) for row, attempts in found]
 
 
-def traced_items(session: Session, rows: Iterable[RowMapping], wanted: Callable[[Attempt], bool]) -> list[TracedItem]:
-    """The items that have a wanted attempt, with what they work on."""
-    kept = [(row, attempts) for row in rows if (attempts := tuple(filter(wanted, _attempts(row))))]
-    groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in kept if row["kind"] in ON_GROUPS})
-    problems = _problems(session, {int(row["ref"]) for row, _ in kept if row["kind"] in ON_PROBLEMS})
-    return [_traced(row, attempts, groups, problems) for row, attempts in kept]
+def _item_rows(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:
+    return session.execute(select(core(ItemRow)).where(which)).mappings()
 
 
 def _traced(
@@ -128,7 +141,8 @@ def _traced(
 
 
 def _group_refs(session: Session, job_id: str) -> list[str]:
-    """The `ref` of every item, of any job, that makes, proves or measures what the job has candidates of."""
+    """The `ref` of every item, of any job, that makes, proves or measures what the job has candidates of, or did when
+    its groups joined others."""
     rows = session.execute(
         select(BuildRow.group_id, BuildRow.verify_group_id, JobProblemRow.device_class)
         .select_from(CandidateRow)
@@ -136,9 +150,15 @@ def _group_refs(session: Session, job_id: str) -> list[str]:
         .join(BuildRow, BuildRow.id.in_([CandidateRow.build, CandidateRow.screening_build]))
         .where(JobProblemRow.job_id == job_id)
         .distinct()
+    ).all()
+    files = session.execute(
+        select(GroupRow.joined_to, null(), JobProblemRow.device_class)
+        .join(JobProblemRow, JobProblemRow.job_id == GroupRow.job_id)
+        .where(GroupRow.job_id == job_id, GroupRow.joined_to.is_not(None))
+        .distinct()
     )
     refs: set[str] = set()
-    for group, proving, device_class in rows:
+    for group, proving, device_class in [*rows, *files]:
         refs.update(one for one in (group, proving) if one is not None)
         if group is not None:
             refs.add(measure_ref(group, device_class))

@@ -145,6 +145,20 @@ def test_a_group_that_joined_leads_to_its_file(database: Database, clock: FakeCl
     assert {(item.kind, item.ref) for item in trace.items} >= {("compile", mine), ("verify", mine)}
 
 
+def test_a_file_that_ended_with_its_jobs_stays_on_their_lanes(database: Database, clock: FakeClock) -> None:
+    first, second = planned(database, "a"), planned(database, "b")
+    claim = share(database)
+    clock.advance(4)
+    with database.write() as session:
+        for job in (second, first):
+            jobs.cancel_job(session, job.id)
+        shown = timeline(session, second.id)
+    assert makers(database, "b") == [None]
+    assert shown is not None
+    wanted = [("compile", "cancelled", 0.0, 4.0), ("compile", "joined", 0.0, 0.0)]
+    assert lanes(shown)[f"group {claim.ref[:8]}"] == wanted
+
+
 def lanes(found: Timeline) -> dict[str, list[tuple[str, str, float, float | None]]]:
     return {
         lane.name.removesuffix(" 1 to 1"): [

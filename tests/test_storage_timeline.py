@@ -78,13 +78,38 @@ def test_each_attempt_is_a_step_with_the_wait_before_it(database: Database, cloc
     assert [(step.state, step.attempt) for step in found.lanes[0].steps] == [("failed", 1), ("waiting", 1)]
 
 
-def test_what_was_done_for_another_job_is_not_on_the_axis(database: Database) -> None:
-    add_job(database)
-    plan_next(database, "a")
+def test_another_jobs_work_that_the_job_waited_for_is_on_the_axis_and_says_so(
+    database: Database, clock: FakeClock
+) -> None:
+    first = add_job(database).id
+    plan_next(database, "a", "b", groups=[["a"], ["b"]])
     second = add_job(database).id
     plan_next(database, "a")  # it finds that a is being made
+    clock.advance(2)
+    claims = [claim_one(database, "compile") for _ in range(2)]
+    clock.advance(4)
+    for claim in claims:
+        compile_claimed(database, claim)
+    found = read(database, second)
+    assert times(found) == {
+        "group": [("compile", 0.0, 2.0, 6.0), ("verify", 6.0, None, None)],
+        "plan": [("plan", 0.0, 0.0, 0.0)],
+    }
+    (lane,) = (lane for lane in found.lanes if lane.group)
+    assert lane.name == f"group {str(lane.group)[:8]} of another job"
+    assert not [lane.name for lane in read(database, first).lanes if lane.name.endswith(" of another job")]
+
+
+def test_what_another_job_did_before_the_job_came_is_not_on_the_axis(database: Database, clock: FakeClock) -> None:
+    add_job(database)
+    plan_next(database, "a")
+    clock.advance(1)
     compile_next(database)
-    assert list(times(read(database, second))) == ["plan"]
+    verify_next(database)
+    clock.advance(1)
+    second = add_job(database).id
+    plan_next(database, "a")
+    assert {"plan"} <= set(times(read(database, second))) <= {"plan", "problem"}
 
 
 def test_lanes_beyond_the_limit_are_counted(database: Database) -> None:
