@@ -17,7 +17,7 @@ from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
-from storage.new_items import COMPILE, FINISH, NewItem, add_items
+from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, NewItem, add_items
 from storage.part_groups import part_groups
 from storage.rows import core
 from storage.tables import ItemRow, JobRow
@@ -39,6 +39,9 @@ __all__ = [
 ]
 
 MAX_ATTEMPTS = 3
+SHARED_GRACE_SECONDS = 2.5
+"""Past its job's deadline, for work on a group: `expire_budgets` is called every second, and hands what another job
+waits for to that one. A worker that stopped before would throw its work away."""
 _CLAIMED = (
     ItemRow.id,
     ItemRow.kind,
@@ -133,7 +136,8 @@ def claim(
 
 
 def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
-    """Prolong the lease from now; anything but HELD means: stop, and end what you started."""
+    """Prolong the lease from now; anything but HELD means: stop, and end what you started. On a group that another job
+    may wait for, DEADLINE comes `SHARED_GRACE_SECONDS` late, and only where nobody has ended the budget by then."""
     now = clock_of(session).now()
     found = session.execute(
         select(ItemRow.state, ItemRow.token, ItemRow.kind, JobRow.deadline)
@@ -144,7 +148,8 @@ def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
         return Renewal.LOST
     if found.state != "claimed":
         return Renewal.CANCELLED if found.state == "cancelled" else Renewal.LOST
-    if found.kind != FINISH and found.deadline is not None and found.deadline <= now:
+    grace = SHARED_GRACE_SECONDS if found.kind in (COMPILE, VERIFY, MEASURE) else 0.0
+    if found.kind != FINISH and found.deadline is not None and found.deadline + grace <= now:
         return Renewal.DEADLINE
     session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(lease_expires_at=now + lease_seconds))
     return Renewal.HELD

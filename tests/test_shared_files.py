@@ -333,16 +333,31 @@ def test_the_last_job_that_is_cancelled_ends_the_file(database: Database) -> Non
     assert makers(database, "a", "b") == [None, None], "the next job that needs them owns them"
 
 
-def test_a_spent_budget_leaves_the_file_to_the_jobs_that_share_it(database: Database, clock: FakeClock) -> None:
+@pytest.mark.parametrize("worker_looks_first", [False, True])
+def test_a_spent_budget_leaves_the_file_to_the_jobs_that_share_it(
+    database: Database, clock: FakeClock, worker_looks_first: bool
+) -> None:
     first, second = planned(database, "a", budget_seconds=10.0), planned(database, "b")
     claim = share(database, lease=60)
     clock.advance(11)
     with database.write() as session:
+        if worker_looks_first:
+            assert items.renew(session, claim, 60) is Renewal.HELD
+        clock.advance(1)
         assert jobs.expire_budgets(session) == [first.id]
+        clock.advance(1)
         assert items.renew(session, claim, 5) is Renewal.HELD
     compile_claimed(database, claim)
     verify_next(database)
     assert (verdicts(database, first), verdicts(database, second)) == ({"skipped": 1}, {"ok": 1})
+
+
+def test_a_worker_stops_where_nobody_ends_the_budget(database: Database, clock: FakeClock) -> None:
+    planned(database, "a", budget_seconds=10.0)
+    claim = share(database, lease=60)
+    clock.advance(10 + items.SHARED_GRACE_SECONDS)
+    with database.write() as session:
+        assert items.renew(session, claim, 60) is Renewal.DEADLINE
 
 
 # ---- attempts that come to nothing

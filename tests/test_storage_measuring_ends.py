@@ -101,8 +101,8 @@ def test_a_spent_budget_ends_measuring_with_what_was_measured(database: Database
     claim = claim_one(database, "measure", lease=1000)
     clock.advance(61)
     with database.write() as session:
-        assert items.renew(session, claim, 5) is Renewal.DEADLINE
         assert jobs.expire_budgets(session) == [job.id]
+        assert items.renew(session, claim, 5) is Renewal.CANCELLED
         assert jobs.expire_budgets(session) == []
     # There is no time left to compare in.
     assert unended(database) == [("finish", TARGET)]
