@@ -156,7 +156,7 @@ class Jobs(RuleBasedStateMachine):
         first = len(self.asked)
         for place, device_class in enumerate(classes):
             builds = dict.fromkeys([f"n{first + place}", *([f"n{first}"] if shared else [])])
-            self.submit([(device_class, list(builds))], "normal", None if place else budget, f"z{first + place}")
+            self.submit([(device_class, list(builds), None)], "normal", None if place else budget, f"z{first + place}")
         with self.database.write() as session:
             taken = [self.take(session, "plan", 0) for _ in classes]
         for _ in filter(None, taken):
