@@ -110,7 +110,7 @@ def test_a_job_that_shares_kernels_with_a_cancelled_one_still_ends(world: World)
 
 def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_judged(world: World) -> None:
     search = {"level": 2, "limit": 300}
-    ended = world.client.wait(world.submit(matmul(96), search=search, budget={"seconds": 4}).job, timeout=60)
+    ended = world.client.wait(world.submit(matmul(96), search=search, budget={"seconds": 8}).job, timeout=60)
     problem = ended.problems[0]
     assert ended.state == problem.state == "done"
     assert set(problem.verdicts) == {"ok", "skipped"}
@@ -118,7 +118,7 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_judged(world: Wor
     assert problem.winner is not None
     response = world.client._get(f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1")
     skipped = CandidatePage.model_validate(response.json()).candidates[0]
-    assert skipped.message == "the budget of 4 seconds ended before it was judged"
+    assert skipped.message == "the budget of 8 seconds ended before it was judged"
     again = world.submit(matmul(96), search=search)
     assert not again.cached, "the search was cut short: it is not covered"
     world.client.cancel(again.job)
