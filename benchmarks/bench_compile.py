@@ -64,7 +64,7 @@ class Case:
 
 
 # An operator that is not there yet is left out; adding one takes an entry of named shapes. Of matmul, both of its ways
-# to compute count half: on the CUDA cores and on tensor cores. The latter are shown alone too: each takes nvcc three
+# to compute count half: on the CUDA cores and on tensor cores. The latter are shown alone too: each takes nvcc two
 # times as long, so the fixed cost of a file, which is what grouping saves, is the smaller part of theirs.
 CASES = {
     "matmul": Case("matmul", ("square/float32_1024", "square/float16_1024"), 96, "bert_base_b8_s128"),
