@@ -8,13 +8,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor of a call, in launch ABI order. Strides are in elements; a stride of 0 repeats."""
+    """A tensor of a call, in launch ABI order. Strides are in elements; a stride of 0 repeats. `align`: elements that
+    its address is a multiple of, where the operator says so; 0: as many as all its rows start at."""
 
     name: str
     dtype: str
     role: Literal["in", "out"]
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    align: int = 0
 
     @property
     def elements(self) -> int:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files as packaged_files
 from importlib.resources.abc import Traversable
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +27,8 @@ Float64 = npt.NDArray[np.float64]
 InputKind = Literal["integer", "normal"]
 # Of a kernel that nobody has estimated: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
+# Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
+GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/split.cuh", "gemm/launch.cuh")
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,9 @@ class Operator(ABC):
     # Every knob that a schedule of some problem has. Where kernels of two kinds share a name, `allowed` is the union;
     # `space` knows what a problem's own schedules have.
     tunables: ClassVar[tuple[Tunable, ...]]
-    # The kernel's text, in the order in which the files are inlined.
+    # The kernel's text, in the order in which the files are inlined: first those of `codegen/device` that it is made of
+    # beside the primitives, which several operators of a group have once, then the operator's own.
+    shared: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ("kernel.cuh",)
     # Where the files lie: the folder of a packaged operator, or one from outside.
     folder: ClassVar[Traversable]
@@ -137,12 +142,17 @@ class Operator(ABC):
 
     @cached_property
     def kernel_texts(self) -> Mapping[str, str]:
-        """The text of each of `files`, in their order."""
-        return {name: (self.folder / name).read_text(encoding="utf-8") for name in self.files}
+        """The text of each of `shared` and `files`, in their order."""
+        device = packaged_files("codegen") / "device"
+        places = [
+            *((name, device / name) for name in self.shared),
+            *((name, self.folder / name) for name in self.files),
+        ]
+        return {name: place.read_text(encoding="utf-8") for name, place in places}
 
     @property
     def kernel_text(self) -> str:
-        """The text of all `files`, one after the other."""
+        """All of `kernel_texts`, one after the other."""
         return "".join(self.kernel_texts.values())
 
     @cached_property

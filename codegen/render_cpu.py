@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.render_group import functions_of, header_text, operator_names, operator_texts, slice_text
+from codegen.render_group import functions_of, header_text, operator_names, operators_texts, slice_text
 
 # In order of use. The harness comes last: it needs Launch, and nothing needs it.
 CPU_HEADERS = (
@@ -41,8 +41,7 @@ def render_cpu(kernels: Sequence[Kernel]) -> str:
     """The C++ text; kernels in the order given."""
     parts = ["#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"]
     parts += [_header(path, header_text(path)) for path in CPU_HEADERS]
-    for name in operator_names(kernels):
-        parts += [_header(f"{name}/{file}", text) for file, text in operator_texts(name)]
+    parts += [_header(name, text) for name, text in operators_texts(operator_names(kernels)).items()]
     for kernel in kernels:
         parts.append(f'#line 1 "{kernel.namespace}.cu"\n{slice_text(kernel)}')
         parts.append(_entries(kernel, operator(kernel.operator)))

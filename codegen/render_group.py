@@ -65,6 +65,15 @@ def operator_text(name: str) -> str:
     return "".join(text for _, text in operator_texts(name))
 
 
+def operators_texts(names: Iterable[str]) -> dict[str, str]:
+    """The files of several operators as they are inlined, what they share once, by the name that a person sees."""
+    found: dict[str, str] = {}
+    for name in names:
+        shared = operator(name).shared
+        found |= {file if file in shared else f"{name}/{file}": text for file, text in operator_texts(name)}
+    return found
+
+
 def render_device(kernels: Sequence[Kernel]) -> RenderedGroup:
     """The .cu that nvcc compiles to a cubin; kernels in the order given, each at most once."""
     parts = [group_headers(operator_names(kernels)), *map(slice_text, kernels)]
@@ -76,7 +85,8 @@ def render_device(kernels: Sequence[Kernel]) -> RenderedGroup:
 
 def group_headers(operators: Iterable[str]) -> str:
     """What a .cu with kernels of these operators begins with."""
-    return "".join(["#define CUKILN_DEVICE 1\n", *map(header_text, DEVICE_HEADERS), *map(operator_text, operators)])
+    texts = operators_texts(operators).values()
+    return "".join(["#define CUKILN_DEVICE 1\n", *map(header_text, DEVICE_HEADERS), *texts])
 
 
 def functions_of(kernel: Kernel) -> tuple[str, ...]:

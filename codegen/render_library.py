@@ -16,7 +16,7 @@ from codegen.render_group import (
     functions_of,
     header_text,
     operator_names,
-    operator_text,
+    operators_texts,
     render_config,
     symbols,
 )
@@ -101,7 +101,7 @@ def _test_launch(kernel: Kernel) -> Sequence[int]:
 
 
 def _launch_code(kernels: Sequence[Kernel]) -> list[str]:
-    return [*map(header_text, HOST_HEADERS), *map(operator_text, operator_names(kernels))]
+    return [*map(header_text, HOST_HEADERS), *operators_texts(operator_names(kernels)).values()]
 
 
 def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool) -> str:

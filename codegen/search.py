@@ -1,10 +1,10 @@
 """Search spaces: which schedules to try, enumerable by index without being materialised.
 
-A space is the product of value lists (or an explicit list). A `limit` samples it: the schedules come in an order that
-only the seed decides, so a smaller limit is always a prefix of a larger one; kernel by kernel, so that a model's
-problems try the same ones. `keep` comes after it: of the accepted schedules (of the sample, where there is one) those
-that are predicted fastest before anything is compiled. `screening` comes last: all that are left are compiled fast and
-judged, and only the best of them are compiled in full.
+A space is the product of value lists (or an explicit list), or several such spaces one after the other. A `limit`
+samples it: the schedules come in an order that only the seed decides, so a smaller limit is always a prefix of a
+larger one; kernel by kernel, so that a model's problems try the same ones. `keep` comes after it: of the accepted
+schedules (of the sample, where there is one) those that are predicted fastest before anything is compiled.
+`screening` comes last: all that are left are compiled fast and judged, and only the best of them are compiled in full.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Search(BaseModel):
         if self.tunables is not None:
             found["tunables"] = {name: sorted(set(self.tunables[name]), key=_order) for name in sorted(self.tunables)}
         elif self.schedules is not None:
-            found["schedules"] = [schedule.as_dict() for schedule in _distinct(self.schedules)]
+            found["schedules"] = [schedule.as_dict() for schedule in distinct(self.schedules)]
             most.append(len(found["schedules"]))
         else:
             found["level"] = self.level
@@ -111,7 +111,7 @@ def _order(value: Value) -> tuple[str, Value]:
     return (type(value).__name__, value)
 
 
-def _distinct(schedules: Sequence[Mapping[str, Value]]) -> list[Schedule]:
+def distinct(schedules: Sequence[Mapping[str, Value]]) -> list[Schedule]:
     return sorted(
         {Schedule.of(values) for values in schedules},
         key=lambda schedule: [(name, _order(value)) for name, value in schedule.values],
@@ -142,7 +142,7 @@ def covers(done: Search, asked: Search) -> bool:
             set(values) <= set(done.tunables[name]) for name, values in asked.tunables.items()
         )
     if done.schedules is not None and asked.schedules is not None:
-        return set(_distinct(asked.schedules)) <= set(_distinct(done.schedules))
+        return set(distinct(asked.schedules)) <= set(distinct(done.schedules))
     return False
 
 
@@ -206,6 +206,8 @@ class SearchSpace:
     seed: int = 0
     first: Schedule | None = None
     launch_time: frozenset[str] = frozenset()
+    # Spaces of schedules with different tunables; then there are no values, linked tunables or schedules here.
+    parts: tuple[SearchSpace, ...] = ()
     _radix: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -216,16 +218,23 @@ class SearchSpace:
     @cached_property
     def size(self) -> int:
         """How many schedules there are before any rule."""
+        if self.parts:
+            return sum(part.size for part in self.parts)
         return len(self.schedules) if self.schedules is not None else math.prod(self._radix)
 
     @property
     def tunables(self) -> dict[str, tuple[Value, ...]]:
+        """The value lists, but for those of `parts`."""
         return dict(self.values) | {name: values for one in self.linked for name, values in one.lists.items()}
 
     def by_index(self, index: int) -> Schedule:
         """The schedule at 0 <= index < size: the index's mixed-radix digits choose values, the last axis fastest."""
         if not 0 <= index < self.size:
             raise IndexError(f"index {index} is outside a space of {self.size} schedules")
+        for part in self.parts:
+            if index < part.size:
+                return part.by_index(index)
+            index -= part.size
         if self.schedules is not None:
             return self.schedules[index]
         digits = []
@@ -239,6 +248,13 @@ class SearchSpace:
 
     def index_of(self, schedule: Schedule) -> int | None:
         """Where the space has `schedule`; None where it does not."""
+        before = 0
+        for part in self.parts:
+            if (found := part.index_of(schedule)) is not None:
+                return before + found
+            before += part.size
+        if self.parts:
+            return None
         if self.schedules is not None:
             return self.schedules.index(schedule) if schedule in self.schedules else None
         chosen = schedule.as_dict()
@@ -277,13 +293,18 @@ class SearchSpace:
         there are: the layers of a model, whose spaces often differ in the latter alone, try the same kernels, and each
         of those is compiled once.
         """
-        axes = self._axes()
-        kernels = math.prod(map(len, axes))
-        for turn in range(math.prod(max(len(choices) for _, choices in axis) for axis in axes)):
-            for number in permuted(kernels, self.seed):
+        spaces = [part._axes() for part in self.parts] or [self._axes()]
+        kernels = [math.prod(map(len, axes)) for axes in spaces]
+        most = max(math.prod(max(len(choices) for _, choices in axis) for axis in axes) for axes in spaces)
+        for turn in range(most):
+            for number in permuted(sum(kernels), self.seed):
                 taken = []
                 left = number
-                for axis in axes:
+                which = 0
+                while left >= kernels[which]:
+                    left -= kernels[which]
+                    which += 1
+                for axis in spaces[which]:
                     left, digit = divmod(left, len(axis))
                     taken.append(axis[digit])
                 count = math.prod(len(choices) for _, choices in taken)
@@ -373,17 +394,22 @@ def build_space(
 
 def _listed(schedules: Sequence[Mapping[str, Value]], allowed: Mapping[str, Allowed]) -> tuple[Schedule, ...]:
     for index, values in enumerate(schedules):
-        where = f"search.schedules.{index}"
-        _require_known(values, allowed, where)
-        for name in sorted(allowed.keys() - values.keys()):
-            raise InvalidSearch(
-                f"schedule {index} has no {name!r}; it needs a value for each of: {', '.join(sorted(allowed))}",
-                field=f"{where}.{name}",
-                allowed=allowed_json(allowed[name]),
-            )
-        for name, value in values.items():
-            _require_allowed(name, [value], allowed[name], f"{where}.{name}")
-    return tuple(_distinct(schedules))
+        require_whole(index, values, allowed)
+    return tuple(distinct(schedules))
+
+
+def require_whole(index: int, values: Mapping[str, Value], allowed: Mapping[str, Allowed]) -> None:
+    """A value that is allowed for every tunable, and no other."""
+    where = f"search.schedules.{index}"
+    require_known(values, allowed, where)
+    for name in sorted(allowed.keys() - values.keys()):
+        raise InvalidSearch(
+            f"schedule {index} has no {name!r}; it needs a value for each of: {', '.join(sorted(allowed))}",
+            field=f"{where}.{name}",
+            allowed=allowed_json(allowed[name]),
+        )
+    for name, value in values.items():
+        require_allowed(name, [value], allowed[name], f"{where}.{name}")
 
 
 def _with_lists(
@@ -391,15 +417,15 @@ def _with_lists(
     named: Mapping[str, Sequence[Value]],
     allowed: Mapping[str, Allowed],
 ) -> tuple[tuple[str, tuple[Value, ...]], ...]:
-    _require_known(named, allowed, "search.tunables")
+    require_known(named, allowed, "search.tunables")
     lists = dict(level)
     for name, values in named.items():
-        _require_allowed(name, values, allowed[name], f"search.tunables.{name}")
+        require_allowed(name, values, allowed[name], f"search.tunables.{name}")
         lists[name] = tuple(sorted(set(values), key=_order))
     return tuple(lists.items())
 
 
-def _require_known(names: Iterable[str], allowed: Mapping[str, Allowed], where: str) -> None:
+def require_known(names: Iterable[str], allowed: Mapping[str, Allowed], where: str) -> None:
     for name in names:
         if name not in allowed:
             raise UnknownTunable(
@@ -409,7 +435,7 @@ def _require_known(names: Iterable[str], allowed: Mapping[str, Allowed], where: 
             )
 
 
-def _require_allowed(name: str, values: Sequence[Value], allowed: Allowed, where: str) -> None:
+def require_allowed(name: str, values: Sequence[Value], allowed: Allowed, where: str) -> None:
     for value in values:
         if value not in allowed:
             raise InvalidSearch(

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate, Kernel
+from codegen.operator import Operator
 from codegen.operators import operator
+from codegen.operators.conv2d import Conv2d
 from codegen.operators.matmul import Matmul
 from codegen.operators.matmul.alignment import aligns
 from codegen.operators.matmul.problem import MatmulProblem
@@ -220,16 +222,14 @@ class Proof:
         return f"{self.verdict.verdict}: {self.verdict.message}\n{problem}\n{self.candidate.schedule.as_dict()}"
 
 
-class DrawnMatmul(Matmul):
-    """Matmul whose kernels are tested on the problems that were drawn with them, listed in `drawn.json`."""
-
-    folder: ClassVar[Path]
+class _Drawn(Operator):
+    """An operator whose kernels are tested on the problems that were drawn with them, listed in `drawn.json`."""
 
     @cached_property
     def drawn(self) -> dict[str, list[tuple[Problem, list[int]]]]:
-        listed = json.loads((self.folder / "drawn.json").read_text())
+        listed = json.loads((Path(str(self.folder)) / "drawn.json").read_text())
         return {
-            kernel: [(operator("matmul").parse(problem), launch) for problem, launch in uses]
+            kernel: [(operator(problem["operator"]).parse(problem), launch) for problem, launch in uses]
             for kernel, uses in listed.items()
         }
 
@@ -238,6 +238,14 @@ class DrawnMatmul(Matmul):
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return [launch for one, launch in self.drawn[kernel.id] if one == problem]
+
+
+class DrawnMatmul(_Drawn, Matmul):
+    """See `_Drawn`."""
+
+
+class DrawnConv2d(_Drawn, Conv2d):
+    """See `_Drawn`."""
 
 
 def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, batch: int) -> list[Proof]:
@@ -257,15 +265,17 @@ def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, ba
 
 
 def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]) -> Path:
-    """The folder of an operator like matmul that tests its kernels on what was drawn."""
-    write_operator(folder, "matmul", "Matmul", name, {})
+    """The folder of an operator like that of the draws, which tests its kernels on what was drawn."""
+    base = drawn[0][1].kernel.operator
+    class_name = base.capitalize()
+    write_operator(folder, base, class_name, name, {})
     (folder / "__init__.py").write_text(
-        "from pathlib import Path\n\nfrom tests.drawn import DrawnMatmul\n\n\n"
-        f"class Drawn(DrawnMatmul):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
+        f"from pathlib import Path\n\nfrom tests.drawn import Drawn{class_name} as Base\n\n\n"
+        f"class Drawn(Base):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
     )
     uses: dict[str, list[Any]] = {}
     for _, candidate in drawn:
-        launch = operator("matmul").launch_values(candidate.schedule)
+        launch = operator(base).launch_values(candidate.schedule)
         uses.setdefault(_renamed(name, candidate.kernel).id, []).append([candidate.problem.canonical(), launch])
     (folder / "drawn.json").write_text(json.dumps(uses))
     return folder

@@ -11,14 +11,14 @@ the kernel runs ("mutant schemata": Untch, Offutt and Harrold, ISSTA 1993), beca
 | `cp_async_wait<N>();`                | deleted; one group more may be under way                 |
 | `in_bounds(i, n)` `// bounds: name`  | always true; one more is allowed                         |
 | `swizzle(row)` `// swizzle: name`    | of the next row                                          |
-| `stage_at<C>(s, i)` `// stage: name` | the next stage, or the place behind the last one         |
+| `stage_at<F>(s, i)` `// stage: name` | the next stage, or the place behind the last one         |
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ _STATEMENTS = {
 _CALLS = {
     "bounds": re.compile(r"\bin_bounds\("),
     "swizzle": re.compile(r"\bswizzle\("),
-    "stage": re.compile(r"\bstage_at<C>\("),
+    "stage": re.compile(r"\bstage_at<\w+>\("),
 }
 KINDS = (*_STATEMENTS, *_CALLS)
 _MARK = re.compile(rf"// ({'|'.join(_CALLS)}): (.+)$")
@@ -174,23 +174,29 @@ def changed(texts: Mapping[str, str], name: str, file: str, old: str, new: str) 
 
 
 @contextmanager
-def switched_matmul(folder: Path, name: str, sites: Sequence[Site]) -> Iterator[None]:
-    """The operator matmul under another name for a while, with every replacement of the sites behind a switch."""
-    switched = with_switches(operator("matmul").kernel_texts, sites)
-    with loaded([write_operator(folder, "matmul", "Matmul", name, switched)]):
+def switched_operator(base: str, class_name: str, folder: Path, name: str, sites: Sequence[Site]) -> Iterator[None]:
+    """The operator `base` under another name for a while, with every replacement of the sites behind a switch."""
+    switched = with_switches(operator(base).kernel_texts, sites)
+    with loaded([write_operator(folder, base, class_name, name, switched)]):
         yield
 
 
+def switched_matmul(folder: Path, name: str, sites: Sequence[Site]) -> AbstractContextManager[None]:
+    return switched_operator("matmul", "Matmul", folder, name, sites)
+
+
 def write_operator(folder: Path, base: str, class_name: str, name: str, changed: Mapping[str, str]) -> Path:
-    """An operator folder like the packaged `base`, under another name and with other text in the files `changed`."""
-    folder.mkdir(parents=True)
+    """An operator folder like the packaged `base`, under another name and with other text in the files `changed`. What
+    `base` shares with others becomes its own."""
     texts = operator(base).kernel_texts
     assert changed.keys() <= texts.keys(), changed.keys() - texts.keys()
     for file, text in {**texts, **changed}.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text.replace(f"namespace {base}", f"namespace {name}"))
     (folder / "__init__.py").write_text(
         f"from pathlib import Path\n\nfrom codegen.operators.{base} import {class_name}\n\n\n"
-        f"class Mutant({class_name}):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\n"
+        f"class Mutant({class_name}):\n    name = {name!r}\n    folder = Path(__file__).parent\n"
+        f"    shared, files = (), {tuple(texts)!r}\n\n\n"
         "OPERATOR = Mutant()\n"
     )
     return folder

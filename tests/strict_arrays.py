@@ -78,6 +78,12 @@ class StrictArray:
     def swapaxes(self, one: int, other: int) -> StrictArray:
         return StrictArray(self._values.swapaxes(one, other))
 
+    def transpose(self, *axes: int) -> StrictArray:
+        return StrictArray(self._values.transpose(*axes))
+
+    def reshape(self, *shape: int) -> StrictArray:
+        return StrictArray(self._values.reshape(*shape))
+
     def any(self) -> StrictArray:
         return StrictArray(np.asarray(self._values.any()))
 
@@ -86,6 +92,11 @@ class StrictArray:
         if not all(part is None or type(part) in (int, slice) for part in parts):
             raise TypeError(f"an index is made of int, slice and None, not {index!r}")
         return StrictArray(np.asarray(self._values[index]))
+
+    def __setitem__(self, index: Any, values: StrictArray) -> None:
+        if type(values) is not StrictArray or not all(type(part) is slice for part in index):
+            raise TypeError("what is set is a block, to values of the same namespace")
+        self._values[index] = values._values
 
     def _number(self) -> Any:
         if self._values.size != 1:
@@ -175,6 +186,7 @@ def strict_namespace() -> Iterator[ModuleType]:
     namespace, special = ModuleType(NAME), ModuleType(f"{NAME}x.scipy.special")
     for name in FUNCTIONS:
         setattr(namespace, name, _function(name))
+    namespace.zeros = lambda shape: StrictArray(np.zeros(shape))  # type: ignore[attr-defined]
     special.erf = lambda values: StrictArray(numpy_erf(values._values))  # type: ignore[attr-defined]
     StrictArray.waits = 0
     modules = {one.__name__: one for one in (namespace, special)}

@@ -185,4 +185,4 @@ def test_the_aarch64_switch_runs_a_kernel(tmp_path: Path) -> None:
     ]
     subprocess.run([*build, "-o", "main"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
     run = subprocess.run([AARCH64[1], "./main"], cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120)
-    assert run.stdout.startswith("wrong 0, then status 1: matmul/simt.cuh:")
+    assert run.stdout.startswith("wrong 0, then status 1: gemm/simt.cuh:")

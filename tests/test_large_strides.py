@@ -65,8 +65,9 @@ CASES = {
 }
 # By file: what the kernels compute in 64 bits and a `static_cast<int>` would end.
 PRODUCTS = {
-    "tile.cuh": ("row * arguments.ldc", "matrix * arguments.stride_c", "row(0) * pitch"),
-    "simt.cuh": (
+    "kernel.cuh": ("row * ldc", "matrix * stride_c"),
+    "gemm/tile.cuh": ("row(0) * pitch",),
+    "gemm/simt.cuh": (
         "tile.matrix * arguments.stride_a",
         "tile.matrix * arguments.stride_b",
         "first_row * arguments.lda",
@@ -76,7 +77,7 @@ PRODUCTS = {
         "C::tile_k * arguments.lda",
         "C::tile_k * arguments.ldb",
     ),
-    "tensor.cuh": (
+    "gemm/tensor.cuh": (
         "tile.matrix * arguments.stride_a",
         "tile.matrix * arguments.stride_b",
         "row * lda",

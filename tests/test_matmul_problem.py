@@ -255,7 +255,8 @@ def test_an_operator_folder_from_outside_is_an_operator_like_any_other(
     (folder / "__init__.py").write_text(
         "from pathlib import Path\n"
         "from codegen.operators.matmul import Matmul\n"
-        "class Times(Matmul):\n    name = 'times'\n    files = ('kernel.cuh',)\n    folder = Path(__file__).parent\n"
+        "class Times(Matmul):\n    name = 'times'\n    shared, files = (), ('kernel.cuh',)\n"
+        "    folder = Path(__file__).parent\n"
         "OPERATOR = Times()\n"
     )
     (loaded,) = load_operators([folder])

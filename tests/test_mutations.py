@@ -168,7 +168,7 @@ def test_every_place_has_its_mutants() -> None:
         "if (in_bounds(i, n)) {",
         "if (i < n) {  // bounds: row",
         "const int at = Tile::swizzle(row);  // bounds: row",
-        "feed.start(stage_at<C>(shared, 1));",
+        "feed.start(stage_at<Feed>(shared, 1));",
     ],
 )
 def test_a_call_without_a_mark_and_a_mark_without_a_call_are_refused(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,14 +127,14 @@ def test_check_chains_with_or() -> None:
 
 
 def test_shared_memory_is_what_the_kernel_s_launch_code_asks_for() -> None:
-    text = (Path(simt_rules.__file__).parent / "simt.cuh").read_text()
+    text = operator("matmul").kernel_texts["gemm/simt.cuh"]
     assert "C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float)" in text
     assert simt_rules.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
 
 
 def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
-    folder = Path(simt_rules.__file__).parent
-    lines = [line for file in ("tile.cuh", "simt.cuh") for line in (folder / file).read_text().splitlines()]
+    texts = operator("matmul").kernel_texts
+    lines = [line for file in ("gemm/tile.cuh", "gemm/simt.cuh") for line in texts[file].splitlines()]
     known = {
         "a tile row must be a whole number of vectors": "vector",
         "threads is what the tile and the thread tile make it": "config",

@@ -82,7 +82,7 @@ def codes_of(
     group = render_device(kernels)
     device = FileCompiler(folder, toolchain, processes, LIMITS).compile_device(group.text, arch, group.symbols)
     bodies = entries((folder / PTX).read_text())
-    names = {kernel: symbols(kernel)[operator("matmul").functions(kernel).index("run")] for kernel in kernels}
+    names = {kernel: symbols(kernel)[operator(kernel.operator).functions(kernel).index("run")] for kernel in kernels}
     return {kernel: Code(instructions(bodies[name]), device.resources[name]) for kernel, name in names.items()}
 
 
@@ -324,7 +324,7 @@ def main_loop(text: str) -> range:
 
 def conflicts(kernels: Mapping[str, Kernel]) -> dict[str, list[str]]:
     """Of each kernel, the places of its main loop that take more wavefronts than they must, with both numbers."""
-    lines = main_loop(operator("matmul").kernel_texts["tensor.cuh"])
+    lines = main_loop(operator("matmul").kernel_texts["gemm/tensor.cuh"])
     found = {}
     for name, verdict in zip(kernels, verify(list(kernels.values())), strict=True):
         assert (verdict.verdict, verdict.message) == ("ok", ""), name
@@ -341,7 +341,7 @@ def conflicts(kernels: Mapping[str, Kernel]) -> dict[str, list[str]]:
 
 def is_in(site: str, lines: range) -> bool:
     file, line = site.rsplit(":", 1)
-    return file == "matmul/tensor.cuh" and int(line) in lines
+    return file == "gemm/tensor.cuh" and int(line) in lines
 
 
 def test_the_main_loop_has_no_bank_conflicts() -> None:

@@ -17,7 +17,7 @@ from codegen.render_group import header_text
 from tests.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
 from tests.mutants import Site, changed, switched_matmul, with_switches
-from tests.wrong_kernels import COMMON, CUDA_CORES, EPILOGUES, SPLIT, TENSOR_CORES
+from tests.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, TENSOR_CORES
 
 # Level 1's usual tile and its large one, of which the plan's larger problems have room for one only.
 LARGE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "unroll_k": 8, "stages": 2}
@@ -55,7 +55,7 @@ TENSOR: Mapping[str, dict[str, Any]] = {
     "int8 nt, atomic": {"layout": "nt", "dtype": "int8", "split": "atomic", **PIECES},
     "fp16 nt, stream-K": {"layout": "nt", "split": "stream", "epilogue": ("bias.n",)},
 }
-KERNELS = {**COMMON, **CUDA_CORES, **TENSOR_CORES, **SPLIT}
+KERNELS = {**COMMON, **CUDA_CORES, **TENSOR_CORES, **DIVIDED}
 
 
 def kernels_of(name: str) -> dict[str, Kernel]:

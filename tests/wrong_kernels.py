@@ -16,8 +16,11 @@ class Wrong:
     harmless: tuple[str, ...] = ()
 
 
+TILE, SIMT, TENSOR, SPLIT = "gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/split.cuh"
+
 # Configs of the test whose k is not divided.
 UNSPLIT = ("fp16 nn", "fp16 tt, read ahead", "fp16 nt, halves of mma", "tf32 tn", "int8 nn", "int8 tn, short rows")
+_APPLIED = "C::Epilogue::apply(value, at, arguments.epilogue);"
 _STORE = "store_global<width>(partial, sums);"
 _PER_SLICE = (
     "Vector<typename C::Accumulator, width> twice = sums; "
@@ -30,164 +33,160 @@ _TO_HALF = (
     "one = static_cast<Accumulator>(round_to_half(static_cast<float>(one)));"
 )
 COMMON = {
-    "out's pitch is that of B": Wrong("tile.cuh", "row * arguments.ldc", "row * arguments.ldb"),
-    "out's rows are packed": Wrong("tile.cuh", "row * arguments.ldc", "row * int64_t(arguments.n)"),
-    "out's matrices are packed": Wrong(
-        "tile.cuh", "matrix * arguments.stride_c", "matrix * arguments.ldc * arguments.m"
-    ),
-    "columns of tiles counted by m": Wrong("tile.cuh", "index % tiles_n", "index % tiles_m"),
-    "a matrix has tiles_m squared tiles": Wrong("tile.cuh", "tiles_m * tiles_n", "tiles_m * tiles_m"),
-    "the last band full": Wrong("tile.cuh", "smaller(band_rows, tiles_m - band * band_rows)", "band_rows"),
-    "a band one row short": Wrong("tile.cuh", "tiles_m - band * band_rows", "tiles_m - band * band_rows - (band > 0)"),
+    "out's pitch is that of B": Wrong("kernel.cuh", "row * ldc", "row * ldb"),
+    "out's rows are packed": Wrong("kernel.cuh", "row * ldc", "row * int64_t(n)"),
+    "out's matrices are packed": Wrong("kernel.cuh", "matrix * stride_c", "matrix * ldc * m"),
+    "columns of tiles counted by m": Wrong(TILE, "index % tiles_n", "index % tiles_m"),
+    "a matrix has tiles_m squared tiles": Wrong(TILE, "tiles_m * tiles_n", "tiles_m * tiles_m"),
+    "the last band full": Wrong(TILE, "smaller(band_rows, tiles_m - band * band_rows)", "band_rows"),
+    "a band one row short": Wrong(TILE, "tiles_m - band * band_rows", "tiles_m - band * band_rows - (band > 0)"),
     "a bias of the tile, not of the matrix": Wrong(
-        "tile.cuh",
-        "Position{row, column, offset}",
-        "Position{row % C::tile_m, column % C::tile_n, offset}",
+        TILE,
+        _APPLIED,
+        _APPLIED.replace("at,", "Position{row % C::tile_m, column % C::tile_n, at.offset},"),
         ("fp16 nt, halves of mma", "tf32 tn"),
     ),
     "the epilogue of the first matrix for all": Wrong(
-        "tile.cuh",
-        "Position{row, column, offset}",
-        "Position{row, column, offset - matrix * arguments.stride_c}",
+        TILE,
+        _APPLIED,
+        _APPLIED.replace("at,", "Position{row, column, at.offset - matrix * arguments.stride_c},"),
         ("fp16 tt, read ahead", "int8 nn", "int8 tn, short rows", "fp16 nt, halves of mma", "fp16 nt, stream-K"),
     ),
-    "outputs by way of bfloat16": Wrong(
-        "tile.cuh", "to_float(sums.data[i])", "round_to_bfloat16(to_float(sums.data[i]))"
-    ),
+    "outputs by way of bfloat16": Wrong(TILE, "to_float(sums.data[i])", "round_to_bfloat16(to_float(sums.data[i]))"),
 }
 CUDA_CORES = {
     "A's matrices lie like those of B": Wrong(
-        "simt.cuh", "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
+        SIMT, "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
     ),
-    "B is the first of the batch": Wrong("simt.cuh", "tile.matrix * arguments.stride_b", "0"),
+    "B is the first of the batch": Wrong(SIMT, "tile.matrix * arguments.stride_b", "0"),
     "A's rows are packed": Wrong(
-        "simt.cuh",
-        "loader_a.load(a, arguments.lda, rows_left, k_left - C::tile_k);",
-        "loader_a.load(a, arguments.k, rows_left, k_left - C::tile_k);",
+        SIMT,
+        "loader_a.load(a, arguments.lda, rows_left, k_left);",
+        "loader_a.load(a, arguments.k, rows_left, k_left);",
     ),
-    "m stands for n in the rows left": Wrong("simt.cuh", "arguments.m - first_row", "arguments.n - first_row"),
-    "n bounds the rows": Wrong("simt.cuh", "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
-    "m bounds the columns": Wrong("simt.cuh", "in_bounds(column, arguments.n)", "in_bounds(column, arguments.m)"),
+    "m stands for n in the rows left": Wrong(SIMT, "arguments.m - first_row", "arguments.n - first_row"),
+    "n bounds the rows": Wrong(SIMT, "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
+    "m bounds the columns": Wrong(SIMT, "in_bounds(column, arguments.n)", "in_bounds(column, arguments.m)"),
     "the last k lost": Wrong(
-        "simt.cuh",
-        "loader_a.load(a, arguments.lda, rows_left, length);",
-        "loader_a.load(a, arguments.lda, rows_left, length - 1);",
-        ("simt nn, large",),
+        SIMT,
+        "feed.load(loader_a, loader_b, length);",
+        "feed.load(loader_a, loader_b, length - 1);",
     ),
     "the last k of a later tile lost": Wrong(
-        "simt.cuh",
-        "loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k);",
-        "loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k - 1);",
+        SIMT,
+        "feed.load(loader_a, loader_b, k_left - C::tile_k);",
+        "feed.load(loader_a, loader_b, k_left - C::tile_k - 1);",
     ),
-    "a step along k lost": Wrong("simt.cuh", "k_left > 0", "k_left > C::tile_k / 2"),
-    "the last fragment not read ahead": Wrong("simt.cuh", "k + 1 < C::tile_k", "k + 2 < C::tile_k"),
-    "the last stage read again": Wrong("simt.cuh", "stage ^= 1;", "stage = 1;"),
+    "a step along k lost": Wrong(SIMT, "k_left > 0", "k_left > C::tile_k / 2"),
+    "the last fragment not read ahead": Wrong(SIMT, "k + 1 < C::tile_k", "k + 2 < C::tile_k"),
+    "the last stage read again": Wrong(SIMT, "stage ^= 1;", "stage = 1;"),
     "quads not spread": Wrong(
-        "simt.cuh", "j / FragmentB::quad * quad_stride_n + j % FragmentB::quad", "j", ("simt nn, 1 element",)
+        SIMT, "j / FragmentB::quad * quad_stride_n + j % FragmentB::quad", "j", ("simt nn, 1 element",)
     ),
     "products in half precision": Wrong(
-        "simt.cuh",
+        SIMT,
         "fma(a.data[i], b.data[j], accumulators[i][j])",
         "fma(round_to_half(a.data[i]), b.data[j], accumulators[i][j])",
     ),
-    "sums in bfloat16": Wrong("simt.cuh", "accumulators[i][j + w]", "round_to_bfloat16(accumulators[i][j + w])"),
+    "sums in bfloat16": Wrong(SIMT, "accumulators[i][j + w]", "round_to_bfloat16(accumulators[i][j + w])"),
 }
 TENSOR_CORES = {
     "A's matrices lie like those of B ": Wrong(
-        "tensor.cuh", "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
+        TENSOR, "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
     ),
-    "B is the first of the batch ": Wrong("tensor.cuh", "tile.matrix * arguments.stride_b", "0"),
-    "m stands for n in the rows left ": Wrong("tensor.cuh", "arguments.m - row", "arguments.n - row"),
+    "B is the first of the batch ": Wrong(TENSOR, "tile.matrix * arguments.stride_b", "0"),
+    "m stands for n in the rows left ": Wrong(TENSOR, "arguments.m - row", "arguments.n - row"),
     "A's fragments in another order": Wrong(
-        "tensor.cuh",
+        TENSOR,
         "low + 8 * (of_a ? middle : high)",
         "low + 8 * (of_a ? 1 - middle : high)",
         ("fp16 tt, read ahead",),
     ),
     "halves of k swapped in A": Wrong(
-        "tensor.cuh", "chunk = of_a ? high : middle;", "chunk = of_a ? 1 - high : middle;", ("fp16 tt, read ahead",)
+        TENSOR,
+        "chunk = of_a ? high : middle;",
+        "chunk = of_a ? 1 - high : middle;",
+        ("fp16 tt, read ahead",),
     ),
     "halves of k swapped in A, turned": Wrong(
-        "tensor.cuh",
+        TENSOR,
         "row = low + 8 * (of_a ? high : middle);",
         "row = low + 8 * (of_a ? 1 - high : middle);",
         ("fp16 nn",),
     ),
-    "halves of k swapped in A, by words": Wrong("tensor.cuh", "of_a ? i / 2 : i % 2", "of_a ? 1 - i / 2 : i % 2"),
-    "columns of B swapped": Wrong("tensor.cuh", "fragments.b[j / 2][j % 2 * 2]", "fragments.b[j / 2][2 - j % 2 * 2]"),
+    "halves of k swapped in A, by words": Wrong(TENSOR, "of_a ? i / 2 : i % 2", "of_a ? 1 - i / 2 : i % 2"),
+    "columns of B swapped": Wrong(TENSOR, "fragments.b[j / 2][j % 2 * 2]", "fragments.b[j / 2][2 - j % 2 * 2]"),
     "a k-step read twice": Wrong(
-        "tensor.cuh",
+        TENSOR,
         "load(fragments[0], stage, k);",
         "load(fragments[0], stage, k / 2 * 2);",
         ("int8 tn, short rows",),  # its tiles are one k-step deep
     ),
     "the last k-step lost": Wrong(
-        "tensor.cuh",
+        TENSOR,
         "multiply(fragments[k % C::fragments]);",
         "if (k + 1 < k_steps) multiply(fragments[k % C::fragments]);",
     ),
     "the last k-step lost, read ahead": Wrong(
-        "tensor.cuh", "warp.multiply(odd);", "if (k + 1 < W::k_steps) warp.multiply(odd);"
+        TENSOR, "warp.multiply(odd);", "if (k + 1 < W::k_steps) warp.multiply(odd);"
     ),
     "the last tile of k lost": Wrong(
-        "tensor.cuh", "(share.end - share.first - 1) / C::tile_k + 1", "(share.end - share.first) / C::tile_k"
+        TENSOR, "(share.end - share.first - 1) / C::tile_k + 1", "(share.end - share.first) / C::tile_k"
     ),
     "the second half of an mma lost": Wrong(
-        "tensor.cuh", "mma_m16n8k8_f16(d, second, b[1]);", "mma_m16n8k8_f16(d, second, b[0]);"
+        TENSOR, "mma_m16n8k8_f16(d, second, b[1]);", "mma_m16n8k8_f16(d, second, b[0]);"
     ),
-    "sums in half precision": Wrong("tensor.cuh", "multiply(fragments[k % C::fragments]);", _TO_HALF),
-    "bytes not turned": Wrong("tensor.cuh", "transpose_bytes(words);", ";"),
+    "sums in half precision": Wrong(TENSOR, "multiply(fragments[k % C::fragments]);", _TO_HALF),
+    "bytes not turned": Wrong(TENSOR, "transpose_bytes(words);", ";"),
     "bytes in the order of descending k": Wrong(
-        "tensor.cuh", "source + (k + j) * pitch + outer", "source + (k + 3 - j) * pitch + outer"
+        TENSOR, "source + (k + j) * pitch + outer", "source + (k + 3 - j) * pitch + outer"
     ),
     # Neighbours along k turn by the same, those along m or n each by another; in "int8 nn" there are none of those.
-    "turned squares begin at another row": Wrong(
-        "tensor.cuh", "(column ^ turn)", "(column ^ (turn >> 1))", ("int8 nn",)
-    ),
-    "words exchanged by the unit of k": Wrong("tensor.cuh", "turn & 1", "unit(i) % units_k & 1"),
-    "pairs of words exchanged like words": Wrong("tensor.cuh", "turn & 2", "turn & 1"),
-    "units of k counted along m or n": Wrong("tensor.cuh", "k % chunk_bytes", "unit(i) / units_k * 4 % chunk_bytes"),
+    "turned squares begin at another row": Wrong(TENSOR, "(column ^ turn)", "(column ^ (turn >> 1))", ("int8 nn",)),
+    "words exchanged by the unit of k": Wrong(TENSOR, "turn & 1", "unit(i) % units_k & 1"),
+    "pairs of words exchanged like words": Wrong(TENSOR, "turn & 2", "turn & 1"),
+    "units of k counted along m or n": Wrong(TENSOR, "k % chunk_bytes", "unit(i) / units_k * 4 % chunk_bytes"),
     "rows of halves swapped on the way out": Wrong(
-        "tensor.cuh", "i * 16 + half * 8 + lane / 4", "i * 16 + (1 - half) * 8 + lane / 4"
+        TENSOR, "i * 16 + half * 8 + lane / 4", "i * 16 + (1 - half) * 8 + lane / 4"
     ),
     "rows of halves swapped in the exchange": Wrong(
-        "tensor.cuh", "(half * 8 + lane / 4) * pitch", "((1 - half) * 8 + lane / 4) * pitch"
+        TENSOR, "(half * 8 + lane / 4) * pitch", "((1 - half) * 8 + lane / 4) * pitch"
     ),
-    "n bounds the rows ": Wrong("tensor.cuh", "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
+    "n bounds the rows ": Wrong(TENSOR, "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
 }
-SPLIT = {
+DIVIDED = {
     "slices overlap": Wrong(
-        "tile.cuh",
+        TILE,
         "static_cast<int>((slice + 1) * steps / arguments.slices)",
         "static_cast<int>((slice + 1) * steps / arguments.slices) + 1",
     ),
     "slices leave a gap": Wrong(
-        "tile.cuh",
+        TILE,
         "static_cast<int>(slice * steps / arguments.slices)",
         "static_cast<int>(slice * steps / arguments.slices) + (slice > 0)",
     ),
     "every slice is the first of A": Wrong(
-        "tensor.cuh",
+        TENSOR,
         "(C::a_transposed ? row + share.first * lda : row * lda + share.first)",
         "(C::a_transposed ? row : row * lda)",
         UNSPLIT,
     ),
-    "a slice takes the rest of k": Wrong("tensor.cuh", "(share.end - share.first)", "(arguments.k)", UNSPLIT),
-    "a slice is not added": Wrong("split.cuh", "slice < slices", "slice < slices - 1", ("int8 nt, atomic",)),
-    "a slice is added twice": Wrong(
-        "split.cuh", "partial += slice_elements;", "if (slice != 2) partial += slice_elements;"
-    ),
-    "a tile's first block takes another's slot": Wrong("tensor.cuh", "(first == 0)", "(first != 0)"),
-    "a tile's last block is not added": Wrong("split.cuh", "block <= last", "block < last"),
+    "a slice takes the rest of k": Wrong(TENSOR, "(share.end - share.first)", "(arguments.k)", UNSPLIT),
+    "a slice is not added": Wrong(SPLIT, "slice < slices", "slice < slices - 1", ("int8 nt, atomic",)),
+    "a slice is added twice": Wrong(SPLIT, "partial += slice_elements;", "if (slice != 2) partial += slice_elements;"),
+    "a tile's first block takes another's slot": Wrong(TENSOR, "(first == 0)", "(first != 0)"),
+    "a tile's last block is not added": Wrong(SPLIT, "block <= last", "block < last"),
     "blocks end elsewhere than the reduction thinks": Wrong(
-        "tile.cuh", "total % blocks * block / blocks", "total % blocks * block / blocks + (block > 0 && block < blocks)"
+        TILE,
+        "total % blocks * block / blocks",
+        "total % blocks * block / blocks + (block > 0 && block < blocks)",
     ),
-    "the epilogue for every slice": Wrong("tile.cuh", _STORE, _PER_SLICE),
+    "the epilogue for every slice": Wrong(TILE, _STORE, _PER_SLICE),
     "all slices write to the first": Wrong(
-        "tile.cuh", "C::split == split_atomic ? 0 : blockIdx.y", "0", ("int8 nt, atomic",)
+        TILE, "C::split == split_atomic ? 0 : blockIdx.y", "0", ("int8 nt, atomic",)
     ),
     "sums added to what was there": Wrong(
-        "split.cuh",
+        SPLIT,
         "store_global<4>(static_cast<T*>(arguments.workspace) + index * 4, Vector<T, 4>{{0, 0, 0, 0}});",
         ";",
     ),

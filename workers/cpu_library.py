@@ -114,8 +114,11 @@ class Tensor:
 
 
 def alignment_of(operand: Operand) -> int:
-    """Bytes that the operand's address is a multiple of: as wide as all its rows start anyway, and no better.
-    cudaMalloc aligns to 256 bytes, but a framework's view into a tensor starts anywhere that its rows do."""
+    """Bytes that the operand's address is a multiple of: what its operator asks for, else as wide as all its rows start
+    anyway, and no better. cudaMalloc aligns to 256 bytes, but a framework's view into a tensor starts anywhere that its
+    rows do."""
+    if operand.align:
+        return operand.align * dtype(operand.dtype).bytes
     distances = [operand.shape[-1] if operand.shape else 1]
     distances += [stride for extent, stride in zip(operand.shape[:-1], operand.strides[:-1], strict=True) if extent > 1]
     size = dtype(operand.dtype).bytes

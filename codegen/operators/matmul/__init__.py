@@ -1,4 +1,4 @@
-"""Matrix multiplication, on the CUDA cores (simt_*.py, simt.cuh) and on tensor cores (tensor_*.py, tensor.cuh)."""
+"""Matrix multiplication, on the CUDA cores (simt_*.py) and on tensor cores (tensor_*.py)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from codegen.epilogue import node_of, scalars, structures
 from codegen.epilogue import operand_names as epilogue_operand_names
 from codegen.kernel import Kernel
 from codegen.operator import (
+    GEMM,
     Array,
     Config,
     ConfigField,
@@ -36,7 +37,6 @@ from codegen.operators.matmul import (
 )
 from codegen.operators.matmul import space as spaces
 from codegen.operators.matmul.alignment import aligns
-from codegen.operators.matmul.grid import RASTER, tiles
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems
@@ -57,7 +57,7 @@ class Matmul(Operator):
     problem_type = MatmulProblem
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.matmul")
-    files = ("tile.cuh", "simt.cuh", "tensor.cuh", "split.cuh", "kernel.cuh")
+    shared = GEMM
     extent_names = EXTENT_NAMES
 
     def signature(self, problem: Problem) -> dict[str, Any]:
@@ -87,16 +87,9 @@ class Matmul(Operator):
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        fields = [
-            ConfigField("bool", "tensor_cores", is_tensor(t)),
-            ConfigField("bool", "a_transposed", s["layout"][0] == "t"),
-            ConfigField("bool", "b_transposed", s["layout"][1] == "t"),
-            *(ConfigField("int", name, s[name]) for name in ("align_a", "align_b", "align_c")),
-            *(_tensor_fields(t) if is_tensor(t) else _simt_fields(t)),
-            ConfigField("int", "threads", _threads(t)),
-        ]
+        fields = config_fields(t, s["layout"], (s["align_a"], s["align_b"], s["align_c"]))
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
-        return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
+        return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
 
     def extents(self, problem: Problem) -> list[int]:
         return [int(getattr(problem, name)) for name in EXTENT_NAMES]
@@ -130,14 +123,7 @@ class Matmul(Operator):
         return [int(values.get(name, 0)) for name in self.launch_tunables]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        """Each number of parts of k, then every raster with the most parts that the problem has. Few parts come first,
-        because the first launch is the watched one: with one step in a part there is no pipeline to watch. A single row
-        or column of tiles has one order, whatever the raster: there the widest band stands for all of them."""
-        p, t = _matmul(problem), kernel.tunables.as_dict()
-        *fewer, most = split.launches_to_test(t, p)
-        in_a_line = min(tiles(p, int(t["tile_m"]), int(t["tile_n"]))) == 1
-        rasters = (RASTER.allowed[0], RASTER.allowed[-1]) if in_a_line else RASTER.allowed
-        return [*([0, *parts] for parts in fewer), *([int(raster), *most] for raster in rasters)]
+        return split.launches_to_test(kernel.tunables.as_dict(), _matmul(problem))
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = _matmul(problem)
@@ -179,6 +165,19 @@ class Matmul(Operator):
         s, path = kernel.signature_dict, "tensor" if is_tensor(kernel.tunables.as_dict()) else "simt"
         activation = any(not node_of(part).exact for part in s["epilogue"])
         return f"{path}/{s['dtype']}" + ("/activation" if activation else "")
+
+
+def config_fields(tunables: Mapping[str, Any], layout: str, aligns: tuple[int, int, int]) -> tuple[ConfigField, ...]:
+    """What the code of `device/gemm` reads. `aligns`: elements per global access of A, B and out."""
+    t = tunables
+    return (
+        ConfigField("bool", "tensor_cores", is_tensor(t)),
+        ConfigField("bool", "a_transposed", layout[0] == "t"),
+        ConfigField("bool", "b_transposed", layout[1] == "t"),
+        *(ConfigField("int", f"align_{operand}", align) for operand, align in zip("abc", aligns, strict=True)),
+        *(_tensor_fields(t) if is_tensor(t) else _simt_fields(t)),
+        ConfigField("int", "threads", _threads(t)),
+    )
 
 
 def _threads(tunables: Mapping[str, Any]) -> int:

@@ -64,6 +64,24 @@ def make_inputs(
     `integer`: integers (times a power of two) of either sign whose every partial sum fp32 holds exactly, as wide as
     that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers.
     """
+    made, terms = draw_inputs(problem, operands, kind, rng)
+    if kind == "integer" and problem.k > terms:
+        kept = kept_products(problem.k, terms, made["a"].dtype, rng)
+        made["a"] = made["a"] * (kept[:, None] if problem.a_transposed else kept)
+    return made
+
+
+def kept_products(k: int, terms: int, element: Any, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """1 for `terms` of the k products of a sum, 0 for the others, which its exactness has no room for."""
+    kept = np.zeros(k, dtype=element)
+    kept[rng.choice(k, terms, replace=False)] = 1
+    return kept
+
+
+def draw_inputs(
+    problem: MatmulProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
+) -> tuple[dict[str, npt.NDArray[Any]], int]:
+    """The arrays, whatever their shapes, and how many products a sum of integers may have to be exact."""
     integers = _integers(problem, wide_a=bool(rng.integers(2)))
     made: dict[str, npt.NDArray[Any]] = {}
     for operand in operands:
@@ -75,11 +93,7 @@ def make_inputs(
             block = _block(shape)
             drawn = _draw(problem, operand, block or shape, integers, kind, rng).astype(dtype(operand.dtype).numpy)
             made[operand.name] = np.broadcast_to(np.resize(drawn, shape) if block else drawn, operand.shape)
-    if kind == "integer" and problem.k > integers.terms:
-        kept = np.zeros(problem.k, dtype=made["a"].dtype)
-        kept[rng.choice(problem.k, integers.terms, replace=False)] = 1
-        made["a"] = made["a"] * (kept[:, None] if problem.a_transposed else kept)
-    return made
+    return made, integers.terms
 
 
 def _block(shape: tuple[int, ...]) -> tuple[int] | None:

@@ -1,96 +1,67 @@
-// The entry points of a matmul kernel and the launch code that calls them, for both ways of computing it.
+// The arguments and entry points of a matmul kernel, and the launch code that calls them, for both ways of computing it.
 #pragma once
 
 namespace cukiln {
 namespace matmul {
+
+struct Arguments {
+  const void* a;  // stored m x k, or k x m where a_transposed
+  const void* b;  // stored k x n, or n x k where b_transposed
+  void* out;      // m x n; shares no element with anything read: inputs come through the read-only cache
+  void* workspace;
+  int batch, m, n, k;
+  int64_t lda, ldb, ldc;                 // elements from one stored row to the next
+  int64_t stride_a, stride_b, stride_c;  // elements from one matrix of the batch to the next; 0 repeats a or b
+  int raster, slices, stream_blocks;     // see gemm/tile.cuh
+  EpilogueArguments epilogue;
+
+#if defined(CUKILN_DEVICE)
+  __device__ __forceinline__ Position position(int matrix, int row, int column) const {
+    return Position{row, column, matrix * stride_c + row * ldc + column};
+  }
+#endif
+};
 
 #if defined(CUKILN_DEVICE)
 
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   if constexpr (C::tensor_cores) {
-    tensor::run<C>(arguments);
+    gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
   } else {
-    simt::run<C>(arguments);
+    gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
   }
+}
+
+template <class C>
+__device__ __forceinline__ void reduce(const Arguments& arguments) {
+  gemm::reduce<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void clear(const Arguments& arguments) {
+  gemm::clear<C>(arguments);
 }
 
 #endif  // CUKILN_DEVICE
 
 #if defined(CUKILN_HOST)
 
-template <class C>
-constexpr uint32_t shared_bytes() {
-  if constexpr (C::tensor_cores) {
-    return tensor::shared_bytes<C>();
-  } else {
-    return simt::shared_bytes<C>();
-  }
-}
-
-// Tile arithmetic adds up to a tile to an extent, and a grid has at most 2^31 - 1 blocks along x.
-constexpr int64_t largest_extent = INT32_MAX - 1024;
-
-// As int; 0, which no launch accepts, where it is none or does not fit.
-inline int as_extent(int64_t value) { return value < 1 || value > largest_extent ? 0 : static_cast<int>(value); }
-
-// What launches depend on, as values: g++ compiles the functions that take it once for all kernels of a library, where
-// templates over Config would take a quarter of nvcc's time for small kernels.
-struct Plan {
-  int split, tile_m, tile_n, tile_k, threads, width;  // width: elements of one store
-  int static_k;                                       // 0 where any k will do
-  int accumulator_bytes;
-  uint32_t shared_bytes;
-  int epilogue_tensors, epilogue_scalars;
-};
-
-template <class C>
-constexpr int only_k() {
-  if constexpr (C::tensor_cores) return C::static_k;
-  return 0;
-}
-
-template <class C>
-constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(),
-                          static_cast<int>(sizeof(typename C::Accumulator)), shared_bytes<C>(),
-                          C::Epilogue::tensors, C::Epilogue::scalars};
-
-// Slices that a call divides k into: as many as asked, but none empty. A kernel may be called with a smaller k than the
-// one that it was tuned for.
-inline int slices(const Plan& kernel, int64_t k, int64_t asked) {
-  if (kernel.split == split_none || kernel.split == split_stream) return 1;
-  const int64_t steps = k < 1 ? 1 : ceil_div(k, kernel.tile_k);
-  return static_cast<int>(asked < 1 ? 1 : asked < steps ? asked : steps);
-}
-
-// Thread blocks of a call that are not split; 0 where an extent is 0 or the grid would be too large.
-inline uint32_t blocks(const Plan& kernel, int64_t batch, int64_t m, int64_t n) {
-  const int64_t per_matrix = ceil_div(m, kernel.tile_m) * ceil_div(n, kernel.tile_n);
-  return batch < 1 || per_matrix < 1 || per_matrix > largest_extent / batch ? 0 : static_cast<uint32_t>(batch * per_matrix);
-}
-
-// Blocks of stream-K: as many as asked, but each with at least one step.
-inline int stream_blocks(const Plan& kernel, const int64_t* extents, int64_t asked) {
-  if (kernel.split != split_stream) return 0;
-  const int64_t tiles = blocks(kernel, extents[0], extents[1], extents[2]);
-  const int64_t steps = extents[3] < 1 ? 1 : ceil_div(extents[3], kernel.tile_k);
-  const int64_t most = tiles < 1 ? 1 : tiles * steps;
-  return static_cast<int>(asked < 1 ? 1 : asked < most ? asked : most);
-}
+inline gemm::Extents read_extents(const int64_t* extents) { return {extents[0], extents[1], extents[2], extents[3]}; }
 
 // Pointers: a, b, out, then the epilogue's tensors. Extents: batch, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c.
 // Launch: raster, slices of k, blocks of stream-K. Scalars: those of the epilogue.
-inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch,
+inline Arguments bind(const gemm::Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch,
                       const double* scalars, void* workspace) {
   Arguments arguments = {};
   arguments.a = pointers[0];
   arguments.b = pointers[1];
   arguments.out = pointers[2];
   arguments.workspace = workspace;
-  arguments.batch = as_extent(extents[0]);
-  arguments.m = as_extent(extents[1]);
-  arguments.n = as_extent(extents[2]);
-  arguments.k = as_extent(extents[3]);
+  arguments.batch = gemm::as_extent(extents[0]);
+  arguments.m = gemm::as_extent(extents[1]);
+  arguments.n = gemm::as_extent(extents[2]);
+  arguments.k = gemm::as_extent(extents[3]);
   arguments.lda = extents[4];
   arguments.ldb = extents[5];
   arguments.ldc = extents[6];
@@ -98,67 +69,25 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.stride_b = extents[8];
   arguments.stride_c = extents[9];
   arguments.raster = launch[0];
-  arguments.slices = slices(kernel, arguments.k, launch[1]);
-  arguments.stream_blocks = stream_blocks(kernel, extents, launch[2]);
-  for (int i = 0; i < kernel.epilogue_tensors; ++i) arguments.epilogue.tensors[i] = pointers[3 + i];
-  for (int i = 0; i < kernel.epilogue_scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[i]);
+  arguments.slices = gemm::slices(kernel, arguments.k, launch[1]);
+  arguments.stream_blocks = gemm::stream_blocks(kernel, read_extents(extents), launch[2]);
+  gemm::bind_epilogue(kernel, pointers + 3, scalars, arguments.epilogue);
   return arguments;
 }
 
 template <class C>
 Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
-  return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
-}
-
-// Partial sums of every slice; of one where slices add to the same; two tiles for each block of stream-K.
-inline int64_t workspace_bytes(const Plan& kernel, const int64_t* extents, const int32_t* launch) {
-  if (kernel.split == split_none) return 0;
-  if (kernel.split == split_stream)
-    return int64_t(2) * stream_blocks(kernel, extents, launch[2]) * kernel.tile_m * kernel.tile_n * kernel.accumulator_bytes;
-  const int64_t copies = kernel.split == split_atomic ? 1 : slices(kernel, extents[3], launch[1]);
-  return copies * extents[0] * extents[1] * workspace_pitch(extents[2]) * kernel.accumulator_bytes;
+  return bind(gemm::plan_of<C>, pointers, extents, launch, scalars, workspace);
 }
 
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
-  return workspace_bytes(plan_of<C>, extents, launch);
-}
-
-// A launch of one thread for each of `count` items; none where the grid would be too large.
-inline int plan_items(int function, int64_t count, Launch* out) {
-  const int64_t grid = ceil_div(count, reduce_threads);
-  if (grid < 1 || grid > INT32_MAX) return 0;
-  *out = Launch{function, {static_cast<uint32_t>(grid), 1, 1}, {reduce_threads, 1, 1}, 0};
-  return 1;
-}
-
-// Whether the kernel was made for this k, or for any.
-inline bool takes_k(const Plan& kernel, int64_t k) { return kernel.static_k == 0 || kernel.static_k == k; }
-
-// Writes the launches of one call and returns how many they are; 0 where the extents are beyond what they can index.
-inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
-  const uint32_t grid = blocks(kernel, arguments.batch, arguments.m, arguments.n);
-  if (grid == 0 || arguments.k == 0 || !takes_k(kernel, arguments.k) || arguments.slices > 65535) return 0;
-  const uint32_t threads = static_cast<uint32_t>(kernel.threads);
-  Launch main = {0, {grid, static_cast<uint32_t>(arguments.slices), 1}, {threads, 1, 1}, kernel.shared_bytes};
-  int count = 0;
-  const int64_t rows = int64_t(arguments.batch) * arguments.m;
-  if (kernel.split == split_atomic) {
-    if (!plan_items(main.function++, rows * workspace_pitch(arguments.n) / 4, &out[count++])) return 0;
-  }
-  if (kernel.split == split_stream) main.grid[0] = static_cast<uint32_t>(arguments.stream_blocks);
-  out[count++] = main;
-  if (kernel.split == split_stream) {
-    if (!plan_items(main.function + 1, int64_t(grid) * (kernel.tile_m * kernel.tile_n / kernel.width), &out[count++])) return 0;
-  } else if (kernel.split != split_none) {
-    if (!plan_items(main.function + 1, rows * (arguments.n / kernel.width), &out[count++])) return 0;
-  }
-  return count;
+  return gemm::workspace_bytes(gemm::plan_of<C>, read_extents(extents), launch);
 }
 
 template <class C>
 int plan(const Arguments& arguments, Launch* out) {
-  return plan(plan_of<C>, arguments, out);
+  return gemm::plan(gemm::plan_of<C>, arguments, out);
 }
 
 template <class C>
@@ -206,12 +135,12 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   if (b.batch != 1 && !agree("batch differs between b and out", b.batch, out.batch, complaint)) return false;
   if (out.batch > 1 && out.stride < out.pitch * (out.rows - 1) + out.columns)
     CUKILN_REFUSE(complaint, "ValueError: matrices of out overlap (batch stride %lld)", static_cast<long long>(out.stride));
-  const bool fits = out.rows <= largest_extent && out.columns <= largest_extent && k <= largest_extent;
-  if (!fits || blocks(plan_of<C>, out.batch, out.rows, out.columns) == 0)
-    CUKILN_REFUSE(complaint, "ValueError: an extent or the number of blocks is over %lld", static_cast<long long>(largest_extent));
-  if (!takes_k(plan_of<C>, k))
+  const bool fits = out.rows <= gemm::largest_extent && out.columns <= gemm::largest_extent && k <= gemm::largest_extent;
+  if (!fits || gemm::blocks(gemm::plan_of<C>, out.batch, out.rows, out.columns) == 0)
+    CUKILN_REFUSE(complaint, "ValueError: an extent or the number of blocks is over %lld", static_cast<long long>(gemm::largest_extent));
+  if (!gemm::takes_k(gemm::plan_of<C>, k))
     CUKILN_REFUSE(complaint, "ValueError: k is %lld; this kernel was made for k = %d alone: look up the kernel of this shape",
-                  static_cast<long long>(k), plan_of<C>.static_k);
+                  static_cast<long long>(k), gemm::plan_of<C>.static_k);
   for (int i = 0; i < 2; ++i)
     if (!check_apart(names[i], tensors[i], matrices[i], sizes[i], tensors[2], out, sizes[2], complaint)) return false;
   if (!check_epilogue<C>(tensors + 3, tensors[2], out, complaint)) return false;

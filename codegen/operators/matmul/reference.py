@@ -23,7 +23,7 @@ atomically.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -53,7 +53,9 @@ def reference(problem: MatmulProblem, inputs: Mapping[str, Array], exact: bool =
             return sums, xp.zeros_like(sums)
         start = rounded_to_float32(sums)
     else:
-        start = Bounded(xp.matmul(a, b), _accumulated(problem, a, b))
+        on_cuda_cores = needs_cuda_cores(problem.dtype, problem.allow_tf32)
+        bound = accumulated(xp.matmul, a, b, problem.k, on_cuda_cores=on_cuda_cores, tf32=problem.allow_tf32)
+        start = Bounded(xp.matmul(a, b), bound)
     final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, inputs, exact, problem.out_dtype))
     return final.value, final.error
 
@@ -63,22 +65,24 @@ def _wrapped(sums: Float64) -> Float64:
     return (sums + 2.0**31) % 2.0**32 - 2.0**31
 
 
-def _accumulated(problem: MatmulProblem, a: Float64, b: Float64) -> Float64:
-    """How far the sums may be off; 0 where each is exact in any order.
+def accumulated(
+    multiply: Callable[[Float64, Float64], Float64], a: Float64, b: Float64, k: int, *, on_cuda_cores: bool, tf32: bool
+) -> Float64:
+    """How far the sums of k products of elements of `a` and of `b`, which `multiply` makes, may be off; 0 where each is
+    exact in any order.
 
     Sums of whole numbers (of one power of two) are exact where none of their parts needs more than 24 bits. The factor
     beside gamma covers the float64 reference's own rounding, 2^-29 of the bound.
     """
-    on_cuda_cores, k = needs_cuda_cores(problem.dtype, problem.allow_tf32), problem.k
     xp = namespace_of(a)
     size_a, size_b = xp.abs(a), xp.abs(b)
     lost: Float64 | None = None
-    if problem.allow_tf32:
+    if tf32:
         lost_a, lost_b = _beyond_tf32(a), _beyond_tf32(b)
         if bool(lost_a.any()) or bool(lost_b.any()):
-            lost = xp.matmul(lost_a, size_b + lost_b) + xp.matmul(size_a, lost_b)
+            lost = multiply(lost_a, size_b + lost_b) + multiply(size_a, lost_b)
             size_a, size_b = size_a + lost_a, size_b + lost_b
-    sizes = xp.matmul(size_a, size_b)
+    sizes = multiply(size_a, size_b)
     roundings = k * U * (1.0 if on_cuda_cores else 4.0)
     gamma = roundings / (1.0 - roundings) if roundings < 1.0 else math.inf
     bound = gamma * sizes * (1.0 + 2.0**-20) + k * TINY

@@ -1,6 +1,6 @@
 """When a schedule of the kernel on the CUDA cores cannot work or is not worth compiling.
 
-Every static_assert of simt.cuh is a rule here.
+Every static_assert of gemm/simt.cuh is a rule here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def threads(tunables: Mapping[str, Any]) -> int:
 
 
 def shared_bytes(tunables: Mapping[str, Any]) -> int:
-    """Dynamic shared memory of a block, as `shared_bytes` in simt.cuh."""
+    """Dynamic shared memory of a block, as `shared_bytes` in gemm/simt.cuh."""
     t = tunables
     floats: int = t["stages"] * t["tile_k"] * (t["tile_m"] + t["tile_n"] + 2 * t["padding"])
     return 4 * floats

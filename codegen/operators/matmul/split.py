@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from codegen.operators.matmul.grid import blocks, k_steps
+from codegen.operators.matmul.grid import RASTER, blocks, k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.rules import Rejected, check
 from codegen.search import Linked, Tunable
@@ -34,7 +34,7 @@ SLICES = (1, 2, 4, 8, 16, 32, 64)
 # `split` with `split_k` and `stream_blocks`.
 Way = tuple[str, int, int]
 
-# Config::split in tile.cuh.
+# Config::split in gemm/tile.cuh.
 CODES = {"none": 0, "workspace": 1, "atomic": 2, "stream": 3}
 _FUNCTIONS = {
     "none": ("run",),
@@ -42,7 +42,7 @@ _FUNCTIONS = {
     "atomic": ("clear", "run", "reduce"),
     "stream": ("run", "reduce"),
 }
-# Threads of a block of `reduce` and `clear`, as `reduce_threads` in split.cuh.
+# Threads of a block of `reduce` and `clear`, as `reduce_threads` in gemm/split.cuh.
 REDUCE_THREADS = 256
 SUM_BYTES = 4  # float32 and int32 accumulators
 # Steps that a slice needs to be worth the second launch.
@@ -65,7 +65,7 @@ def deterministic(tunables: Mapping[str, Any], acc_dtype: str) -> bool:
 
 
 def workspace_pitch(n: int) -> int:
-    """Sums from one row of the workspace to the next, as in tile.cuh: whole 16-byte vectors."""
+    """Sums from one row of the workspace to the next, as in gemm/tile.cuh: whole 16-byte vectors."""
     return -(-n // 4) * 4
 
 
@@ -125,7 +125,17 @@ def linked(chosen: tuple[Way, ...], *, with_stream: bool) -> Linked:
     return Linked(names, chosen) if with_stream else Linked(names[:2], tuple(way[:2] for way in chosen))
 
 
-def launches_to_test(tunables: Mapping[str, Any], problem: MatmulProblem) -> list[tuple[int, int]]:
+def launches_to_test(tunables: Mapping[str, Any], problem: MatmulProblem) -> list[list[int]]:
+    """Each number of parts of k, then every raster with the most parts that the problem has. Few parts come first,
+    because the first launch is the watched one: with one step in a part there is no pipeline to watch. A single row or
+    column of tiles has one order, whatever the raster: there the widest band stands for all of them."""
+    *fewer, most = _parts_to_test(tunables, problem)
+    in_a_line = min(tiles(problem, int(tunables["tile_m"]), int(tunables["tile_n"]))) == 1
+    rasters = (RASTER.allowed[0], RASTER.allowed[-1]) if in_a_line else RASTER.allowed
+    return [*([0, *parts] for parts in fewer), *([int(raster), *most] for raster in rasters)]
+
+
+def _parts_to_test(tunables: Mapping[str, Any], problem: MatmulProblem) -> list[tuple[int, int]]:
     """`split_k` and `stream_blocks` for a test problem, the largest last: a few, and as many as there are steps to
     divide; none leaves a block without a step."""
     if tunables["split"] == "none":

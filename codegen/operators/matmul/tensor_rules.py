@@ -1,6 +1,6 @@
 """When a schedule of the tensor-core kernel cannot work or is not worth compiling.
 
-Every static_assert of tensor.cuh is a rule here, and what its instructions and its registers demand.
+Every static_assert of gemm/tensor.cuh is a rule here, and what its instructions and its registers demand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
 from codegen.targets import Target
 
-# k of a k-step in bytes, of all element types: what one mma.sync takes (`step_bytes` in tensor.cuh).
+# k of a k-step in bytes, of all element types: what one mma.sync takes (`step_bytes` in gemm/tensor.cuh).
 STEP_BYTES = 32
 # Of k per row of a tile: less is half a sector, more is beyond the swizzle's 128 bytes of banks.
 ROW_BYTES = (32, 64, 128)
@@ -33,7 +33,7 @@ MMA_K = {
 # What cp.async copies at once (PTX ISA, "cp.async").
 LEAST_COPY_BYTES = 4
 LARGEST_STATIC_K = 1024
-# Floats between the rows of a warp's exchange buffer beyond its columns (`exchange_padding` in tensor.cuh).
+# Floats between the rows of a warp's exchange buffer beyond its columns (`exchange_padding` in gemm/tensor.cuh).
 EXCHANGE_PADDING = 8
 # Registers beside accumulators and fragments. These constants are fitted so that kernels of levels 0 and 1 do not
 # spill: of 1298 that were compiled with ptxas 13.2 (sm_75, sm_80, sm_90a; all four types, layouts nn, nt, tn and tt,
@@ -95,7 +95,7 @@ def warp_tile(tunables: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def shared_bytes(tunables: Mapping[str, Any], size: int) -> int:
-    """Dynamic shared memory of a block, as `shared_bytes` in tensor.cuh. `size`: bytes of an input element."""
+    """Dynamic shared memory of a block, as `shared_bytes` in gemm/tensor.cuh. `size`: bytes of an input element."""
     t = tunables
     ring: int = t["stages"] * (t["tile_m"] + t["tile_n"]) * t["tile_k"] * size
     exchange = t["warps_m"] * t["warps_n"] * 16 * (warp_tile(t)[1] + EXCHANGE_PADDING) * 4

@@ -9,7 +9,7 @@
 #pragma once
 
 namespace cukiln {
-namespace matmul {
+namespace gemm {
 namespace tensor {
 
 // Floats between the rows of a warp's exchange buffer beyond its columns: rows 4 apart then start in different banks.
@@ -20,7 +20,7 @@ enum { exchange_padding = 8 };
 constexpr int chunk_bytes = 16;  // what ldmatrix reads per row, and the widest copy
 constexpr int step_bytes = 32;   // of k per k-step
 
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ constexpr int extent_k(const Arguments& arguments) {
   return C::static_k ? C::static_k : arguments.k;
 }
@@ -195,7 +195,7 @@ struct ChooseCopier<C, SharedTile, tile_outer, false, align, true> {
   using type = TurningCopier<C, SharedTile, tile_outer, align>;
 };
 
-// Both operands' tiles as they stream by: every call moves on by one step of tile_k.
+// Both operands' tiles as they stream by, of stored matrices: every call moves on by one step of tile_k.
 template <class C>
 struct Feed {
   using T = typename C::Input;
@@ -211,6 +211,7 @@ struct Feed {
   CopierA copier_a;
   CopierB copier_b;
 
+  template <class Arguments>
   __device__ __forceinline__ Feed(const Arguments& arguments, const Tile& tile, const Share& share)
       : lda(arguments.lda), ldb(arguments.ldb), k_left(share.end - share.first) {
     const int row = tile.row * C::tile_m, column = tile.column * C::tile_n;
@@ -329,7 +330,7 @@ template <> struct Mma<signed char, 32> {
 };
 
 // A warp's piece of the block's tile: its accumulators and how it reads what they are made of.
-template <class C>
+template <class C, class Feed>
 struct WarpTile {
   using T = typename C::Input;
   using Accumulator = typename C::Accumulator;
@@ -347,8 +348,8 @@ struct WarpTile {
   };
 
   int first_row, first_column;  // in the tile
-  FragmentReader<typename Feed<C>::TileA, true> reader_a;
-  FragmentReader<typename Feed<C>::TileB, false> reader_b;
+  FragmentReader<typename Feed::TileA, true> reader_a;
+  FragmentReader<typename Feed::TileB, false> reader_b;
   Accumulator sums[pieces_m][2 * pieces_n][4];
 
   __device__ __forceinline__ WarpTile()
@@ -368,7 +369,7 @@ struct WarpTile {
 #pragma unroll
     for (int i = 0; i < pieces_m; ++i) reader_a.load(fragments.a[i], stage, i, k_step);
 #pragma unroll
-    for (int j = 0; j < pieces_n; ++j) reader_b.load(fragments.b[j], stage + Feed<C>::TileA::bytes, j, k_step);
+    for (int j = 0; j < pieces_n; ++j) reader_b.load(fragments.b[j], stage + Feed::TileA::bytes, j, k_step);
   }
 
   __device__ __forceinline__ void multiply(const Fragments& fragments) {
@@ -394,44 +395,44 @@ struct WarpTile {
   }
 };
 
-template <class C>
+template <class Feed>
 __device__ __forceinline__ char* stage_at(char* shared, int stage) {
-  return shared + stage * Feed<C>::stage_bytes;
+  return shared + stage * Feed::stage_bytes;
 }
 
 __device__ __forceinline__ constexpr int next_of(int stage, int stages) { return stage + 1 == stages ? 0 : stage + 1; }
 
 // cp.async pipeline with one barrier per step: the stage that is filled is the one that all warps left at that barrier.
-template <class C>
-__device__ __forceinline__ void multiply_async(WarpTile<C>& warp, Feed<C>& feed, char* shared, int steps) {
+template <class C, class Feed>
+__device__ __forceinline__ void multiply_async(WarpTile<C, Feed>& warp, Feed& feed, char* shared, int steps) {
   static_assert(C::stages >= 2, "a copy needs a stage that nobody reads");
 #pragma unroll
-  for (int i = 0; i < C::stages - 1; ++i) feed.start(stage_at<C>(shared, i));  // stage: first fill
+  for (int i = 0; i < C::stages - 1; ++i) feed.start(stage_at<Feed>(shared, i));  // stage: first fill
   int reading = 0, filling = C::stages - 1;
   if constexpr (C::fragments == 1) {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       cp_async_wait<C::stages - 2>();  // this step's tiles have landed
       __syncthreads();  // for all threads; and every warp has read the stage that is filled next
-      feed.start(stage_at<C>(shared, filling));  // stage: fill
-      warp.accumulate(stage_at<C>(shared, reading));  // stage: read
+      feed.start(stage_at<Feed>(shared, filling));  // stage: fill
+      warp.accumulate(stage_at<Feed>(shared, reading));  // stage: read
       filling = next_of(filling, C::stages);
       reading = next_of(reading, C::stages);
     }
   } else {
     // The first fragments of a step are read at the end of the one before, while its last products are computed.
     // Two names, not an array: where k is a constant of one step, nvcc 13.2 puts an array of them in local memory.
-    using W = WarpTile<C>;
+    using W = WarpTile<C, Feed>;
     typename W::Fragments even, odd;
     cp_async_wait<C::stages - 2>();  // the first tiles have landed
     __syncthreads();  // for all threads
-    warp.load(even, stage_at<C>(shared, reading), 0);  // stage: first read
+    warp.load(even, stage_at<Feed>(shared, reading), 0);  // stage: first read
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
       for (int k = 0; k < W::k_steps; ++k) {
         if (k == 0) {
-          feed.start(stage_at<C>(shared, filling));  // stage: fill ahead
+          feed.start(stage_at<Feed>(shared, filling));  // stage: fill ahead
           filling = next_of(filling, C::stages);
         }
         if (k + 1 == W::k_steps) {
@@ -441,10 +442,10 @@ __device__ __forceinline__ void multiply_async(WarpTile<C>& warp, Feed<C>& feed,
         }
         // Behind the last step this reads a stage whose values nobody uses.
         if (k % 2 == 0) {
-          warp.load(odd, stage_at<C>(shared, reading), k + 1);  // stage: read ahead
+          warp.load(odd, stage_at<Feed>(shared, reading), k + 1);  // stage: read ahead
           warp.multiply(even);
         } else {
-          warp.load(even, stage_at<C>(shared, reading), (k + 1) % W::k_steps);  // stage: read ahead, odd
+          warp.load(even, stage_at<Feed>(shared, reading), (k + 1) % W::k_steps);  // stage: read ahead, odd
           warp.multiply(odd);
         }
       }
@@ -453,25 +454,25 @@ __device__ __forceinline__ void multiply_async(WarpTile<C>& warp, Feed<C>& feed,
 }
 
 // Through registers: the loads of the next tiles fly while this step computes.
-template <class C>
-__device__ __forceinline__ void multiply_registers(WarpTile<C>& warp, Feed<C>& feed, char* shared, int steps) {
+template <class C, class Feed>
+__device__ __forceinline__ void multiply_registers(WarpTile<C, Feed>& warp, Feed& feed, char* shared, int steps) {
   static_assert(C::stages <= 2, "registers hold one step");
   int stage = 0;
   feed.fetch();
-  feed.deposit(stage_at<C>(shared, 0));  // stage: first deposit
+  feed.deposit(stage_at<Feed>(shared, 0));  // stage: first deposit
   __syncthreads();  // the first tiles are complete before any thread reads them
 #pragma unroll 1
   for (int step = 1; step <= steps; ++step) {
     const bool more = step < steps;
     if (more) feed.fetch();
-    warp.accumulate(stage_at<C>(shared, stage));  // stage: read deposited
+    warp.accumulate(stage_at<Feed>(shared, stage));  // stage: read deposited
     if (more) {
       if constexpr (C::stages == 1) {
         __syncthreads();  // one stage: every thread has read the tiles before they are overwritten
       } else {
         stage ^= 1;
       }
-      feed.deposit(stage_at<C>(shared, stage));  // stage: deposit
+      feed.deposit(stage_at<Feed>(shared, stage));  // stage: deposit
       // The next tiles are complete before any thread reads them. With two stages this also keeps a fast warp from
       // overwriting, one step later, what a slow warp still reads.
       __syncthreads();
@@ -480,7 +481,7 @@ __device__ __forceinline__ void multiply_registers(WarpTile<C>& warp, Feed<C>& f
 }
 
 // Hands on `width` sums of a row of the tile, where they exist; or all of them, where the tile is not whole.
-template <class C, int width>
+template <class C, int width, class Arguments>
 __device__ __forceinline__ void hand_on_existing(const Arguments& arguments, const Tile& tile, int row, int column,
                                                  const Vector<typename C::Accumulator, width>& sums) {
   if (C::split == split_stream && tile.slot >= 0) {
@@ -495,9 +496,8 @@ __device__ __forceinline__ void hand_on_existing(const Arguments& arguments, con
 }
 
 // Straight from the accumulators: a lane has two neighbouring columns of rows 8 apart (PTX ISA, fragment C of m16n8).
-template <class C>
-__device__ __forceinline__ void write_direct(const Arguments& arguments, const Tile& tile, const WarpTile<C>& warp) {
-  using W = WarpTile<C>;
+template <class C, class W, class Arguments>
+__device__ __forceinline__ void write_direct(const Arguments& arguments, const Tile& tile, const W& warp) {
   constexpr int width = C::align_c < 2 ? 1 : 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -518,9 +518,8 @@ __device__ __forceinline__ void write_direct(const Arguments& arguments, const T
 
 // By way of shared memory, 16 rows at a time and each warp for itself, so that a warp writes whole rows of its tile in
 // the widest vectors that the output allows.
-template <class C>
-__device__ __forceinline__ void write_shared(const Arguments& arguments, const Tile& tile, const WarpTile<C>& warp, char* shared) {
-  using W = WarpTile<C>;
+template <class C, class W, class Arguments>
+__device__ __forceinline__ void write_shared(const Arguments& arguments, const Tile& tile, const W& warp, char* shared) {
   using T = typename C::Accumulator;
   constexpr int pitch = W::columns + exchange_padding;
   // Slices lie in rows of whole 16-byte vectors, whatever the output's alignment is.
@@ -557,12 +556,12 @@ __device__ __forceinline__ void write_shared(const Arguments& arguments, const T
 }
 
 // The product of a tile's rows and columns over a share of k.
-template <class C>
+template <class C, class Feed, class Arguments>
 __device__ __forceinline__ void compute(const Arguments& arguments, const Tile& tile, const Share& share) {
   const int steps = (share.end - share.first - 1) / C::tile_k + 1;
   char* const shared = shared_memory<char>();
-  Feed<C> feed(arguments, tile, share);
-  WarpTile<C> warp;
+  Feed feed(arguments, tile, share);
+  WarpTile<C, Feed> warp;
   if constexpr (C::async_copies) {
     multiply_async<C>(warp, feed, shared, steps);
   } else {
@@ -576,7 +575,7 @@ __device__ __forceinline__ void compute(const Arguments& arguments, const Tile& 
 }
 
 // One block's work. Every thread of the block calls it; neither tiles nor slices are ever empty.
-template <class C>
+template <class C, class Feed, class Arguments>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   const int k = extent_k<C>(arguments);
   if constexpr (C::split == split_stream) {
@@ -587,12 +586,12 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
       const int last = end - at < stream.steps - first ? first + static_cast<int>(end - at) : stream.steps;
       Tile tile = tile_at<C>(arguments, place);
       if (first > 0 || last < stream.steps) tile.slot = 2 * static_cast<int>(blockIdx.x) + (first == 0);
-      compute<C>(arguments, tile, Share{first * C::tile_k, last == stream.steps ? k : last * C::tile_k});
+      compute<C, Feed>(arguments, tile, Share{first * C::tile_k, last == stream.steps ? k : last * C::tile_k});
       at += last - first;
       __syncthreads();  // every warp has left shared memory before the next tile comes in
     }
   } else {
-    compute<C>(arguments, tile_at<C>(arguments, static_cast<int>(blockIdx.x)), share_of_block<C>(arguments, k));
+    compute<C, Feed>(arguments, tile_at<C>(arguments, static_cast<int>(blockIdx.x)), share_of_block<C>(arguments, k));
   }
 }
 
@@ -610,5 +609,5 @@ constexpr uint32_t shared_bytes() {
 #endif  // CUKILN_HOST
 
 }  // namespace tensor
-}  // namespace matmul
+}  // namespace gemm
 }  // namespace cukiln

@@ -1,10 +1,26 @@
-// What every matmul kernel shares: its arguments, the order of its tiles, its share of k, and the way out of a sum.
+// What every kernel shares that computes sums of products over k in tiles: the order of its tiles, its share of k, which
+// vectors a thread moves, and the way out of a sum.
 //
 //   out[m, n] = epilogue(sum over k of A[m, k] * B[k, n])
+//
+// `Arguments` is an operator's own struct. Beside what its feed reads it has: batch, m, n, k; out; workspace; raster
+// (order of the tiles: 0 row by row, 1 column by column, g > 1 in bands of g rows); slices (of k, each with at least one
+// step; 1 where nothing is split); stream_blocks (that share all steps of all tiles; used by stream-K alone); epilogue;
+// and `position(matrix, row, column)`, where an output lies. out shares no element with anything read: inputs come
+// through the read-only cache. The workspace holds accumulators: slices (1 where they are added atomically) x batch x m x
+// workspace_pitch(n); of stream-K two tiles for each block.
 #pragma once
 
 namespace cukiln {
-namespace matmul {
+
+#if defined(CUKILN_DEVICE)
+
+__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
+__device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
+
+#endif  // CUKILN_DEVICE
+
+namespace gemm {
 
 // How k is divided among blocks (Config::split). Slices write partial sums to the workspace, or add to it atomically;
 // `reduce` then adds the slices in order, applies the epilogue and writes the output. Stream-K gives every block the same
@@ -13,22 +29,6 @@ namespace matmul {
 // Multiplication on the GPU", PPoPP 2023).
 enum { split_none = 0, split_workspace = 1, split_atomic = 2, split_stream = 3 };
 
-struct Arguments {
-  const void* a;  // stored m x k, or k x m where a_transposed
-  const void* b;  // stored k x n, or n x k where b_transposed
-  void* out;      // m x n; shares no element with anything read: inputs come through the read-only cache
-  // Accumulators: slices (1 where they are added atomically) x batch x m x workspace_pitch(n); of stream-K two tiles for
-  // each block.
-  void* workspace;
-  int batch, m, n, k;
-  int64_t lda, ldb, ldc;                 // elements from one stored row to the next
-  int64_t stride_a, stride_b, stride_c;  // elements from one matrix of the batch to the next; 0 repeats a or b
-  int raster;                            // order of the tiles: 0 row by row, 1 column by column, g > 1 in bands of g rows
-  int slices;                            // of k, each with at least one step; 1 where nothing is split
-  int stream_blocks;                     // that share all steps of all tiles; used by stream-K alone
-  EpilogueArguments epilogue;
-};
-
 // Accumulators from one row of partial sums to the next: a whole number of 16-byte vectors.
 #if defined(CUKILN_DEVICE)
 __device__ __forceinline__
@@ -36,9 +36,6 @@ __device__ __forceinline__
 constexpr int64_t workspace_pitch(int64_t n) { return (n + 3) / 4 * 4; }
 
 #if defined(CUKILN_DEVICE)
-
-__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
-__device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
 
 __device__ __forceinline__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
@@ -49,7 +46,7 @@ struct Tile {
 };
 
 // Blocks that run together should share rows of A and columns of B in L2: bands of `raster` tile rows do that.
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ Tile tile_at(const Arguments& arguments, int place) {
   const int tiles_m = (arguments.m - 1) / C::tile_m + 1;
   const int tiles_n = (arguments.n - 1) / C::tile_n + 1;
@@ -70,7 +67,7 @@ struct Share {
 };
 
 // Slices differ by one step at most, and none is empty. blockIdx.y counts them.
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ Share share_of_block(const Arguments& arguments, int k) {
   if constexpr (C::split == split_none) return Share{0, k};
   const int64_t steps = (k - 1) / C::tile_k + 1, slice = blockIdx.y;
@@ -107,19 +104,19 @@ struct Vectors {
 };
 
 // Applies the epilogue to `width` sums of a row and writes them. An int32 output takes its sums as they are.
-template <class C, int width>
+template <class C, int width, class Arguments>
 __device__ __forceinline__ void write_output(const Arguments& arguments, int matrix, int row, int column,
                                              const Vector<typename C::Accumulator, width>& sums) {
   using Output = typename C::Output;
-  const int64_t offset = matrix * arguments.stride_c + row * arguments.ldc + column;
-  Output* const out = static_cast<Output*>(arguments.out) + offset;
+  const Position at = arguments.position(matrix, row, column);
+  Output* const out = static_cast<Output*>(arguments.out) + at.offset;
   if constexpr (is_same<Output, int>) {
     store_global<width>(out, sums);
   } else {
     Vector<float, width> value;
 #pragma unroll
     for (int i = 0; i < width; ++i) value.data[i] = to_float(sums.data[i]);
-    C::Epilogue::apply(value, Position{row, column, offset}, arguments.epilogue);
+    C::Epilogue::apply(value, at, arguments.epilogue);
     Vector<Output, width> rounded;
 #pragma unroll
     for (int i = 0; i < width; ++i) rounded.data[i] = from_float<Output>(value.data[i]);
@@ -128,7 +125,7 @@ __device__ __forceinline__ void write_output(const Arguments& arguments, int mat
 }
 
 // Hands on `width` sums of a row: to the output, or to the workspace where other blocks hold the rest of them.
-template <class C, int width>
+template <class C, int width, class Arguments>
 __device__ __forceinline__ void hand_on(const Arguments& arguments, int matrix, int row, int column,
                                         const Vector<typename C::Accumulator, width>& sums) {
   if constexpr (C::split == split_none || C::split == split_stream) {
@@ -158,7 +155,7 @@ struct Stream {
   __device__ __forceinline__ int block_of(int64_t step) const { return static_cast<int>(((step + 1) * blocks - 1) / total); }
 };
 
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ Stream stream_of(const Arguments& arguments, int k) {
   const int64_t per_matrix = int64_t((arguments.m - 1) / C::tile_m + 1) * ((arguments.n - 1) / C::tile_n + 1);
   const int64_t tiles = arguments.batch * per_matrix;
@@ -167,7 +164,7 @@ __device__ __forceinline__ Stream stream_of(const Arguments& arguments, int k) {
 }
 
 // A tile of the workspace of stream-K.
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ typename C::Accumulator* slot_at(const Arguments& arguments, int slot) {
   return static_cast<typename C::Accumulator*>(arguments.workspace) + int64_t(slot) * (C::tile_m * C::tile_n);
 }
@@ -207,5 +204,5 @@ __device__ __forceinline__ void store_partial(T* target, const Vector<T, width>&
 
 #endif  // CUKILN_DEVICE
 
-}  // namespace matmul
+}  // namespace gemm
 }  // namespace cukiln

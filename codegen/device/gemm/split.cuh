@@ -3,14 +3,14 @@
 #pragma once
 
 namespace cukiln {
-namespace matmul {
+namespace gemm {
 
 enum { reduce_threads = 256 };  // of a block of `reduce` or `clear`
 
 #if defined(CUKILN_DEVICE)
 
 // One thread per vector of every tile; those of tiles that one block computed alone have nothing to do.
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ void reduce_stream(const Arguments& arguments) {
   using T = typename C::Accumulator;
   constexpr int width = C::align_c, per_row = C::tile_n / width, per_tile = C::tile_m * per_row;
@@ -35,7 +35,7 @@ __device__ __forceinline__ void reduce_stream(const Arguments& arguments) {
 }
 
 // One thread per vector of the output.
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ void reduce_slices(const Arguments& arguments) {
   using T = typename C::Accumulator;
   constexpr int width = C::align_c;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void reduce_slices(const Arguments& arguments) {
   write_output<C, width>(arguments, matrix, static_cast<int>(row - int64_t(matrix) * arguments.m), column, sums);
 }
 
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ void reduce(const Arguments& arguments) {
   if constexpr (C::split == split_stream) {
     reduce_stream<C>(arguments);
@@ -67,7 +67,7 @@ __device__ __forceinline__ void reduce(const Arguments& arguments) {
 }
 
 // One thread per 16 bytes of the workspace.
-template <class C>
+template <class C, class Arguments>
 __device__ __forceinline__ void clear(const Arguments& arguments) {
   using T = typename C::Accumulator;
   const int64_t vectors = int64_t(arguments.batch) * arguments.m * workspace_pitch(arguments.n) / 4;
@@ -78,5 +78,5 @@ __device__ __forceinline__ void clear(const Arguments& arguments) {
 
 #endif  // CUKILN_DEVICE
 
-}  // namespace matmul
+}  // namespace gemm
 }  // namespace cukiln

@@ -8,7 +8,7 @@
 #pragma once
 
 namespace cukiln {
-namespace matmul {
+namespace gemm {
 namespace simt {
 
 #if defined(CUKILN_DEVICE)
@@ -144,6 +144,7 @@ struct Block {
   }
 
   // Hands on the thread's sums, as wide as both the quad and the output's alignment allow.
+  template <class Arguments>
   __device__ __forceinline__ void write(const Arguments& arguments, const Tile& tile) const {
     constexpr int width = FragmentB::quad < C::align_c ? FragmentB::quad : C::align_c;
 #pragma unroll
@@ -163,29 +164,56 @@ struct Block {
   }
 };
 
+// Both operands' tiles as they stream by, of stored matrices: `load` brings those of the present step to the loaders'
+// registers, `advance` moves on by a step of tile_k.
+template <class C, class Arguments>
+struct Feed {
+  using LoaderA = Loader<C, C::tile_m, C::a_transposed, C::align_a>;
+  using LoaderB = Loader<C, C::tile_n, !C::b_transposed, C::align_b>;
+
+  const Arguments& arguments;
+  const float *a, *b;
+  int64_t step_a, step_b;
+  int rows_left, columns_left;
+
+  __device__ __forceinline__ Feed(const Arguments& given, const Tile& tile, const Share& share) : arguments(given) {
+    const int first_row = tile.row * C::tile_m, first_column = tile.column * C::tile_n;
+    a = static_cast<const float*>(arguments.a) + tile.matrix * arguments.stride_a +
+        (C::a_transposed ? first_row + share.first * arguments.lda : first_row * arguments.lda + share.first);
+    b = static_cast<const float*>(arguments.b) + tile.matrix * arguments.stride_b +
+        (C::b_transposed ? first_column * arguments.ldb + share.first : first_column + share.first * arguments.ldb);
+    step_a = C::a_transposed ? C::tile_k * arguments.lda : C::tile_k;
+    step_b = C::b_transposed ? C::tile_k : C::tile_k * arguments.ldb;
+    rows_left = arguments.m - first_row;
+    columns_left = arguments.n - first_column;
+  }
+
+  __device__ __forceinline__ void load(LoaderA& loader_a, LoaderB& loader_b, int k_left) const {
+    loader_a.load(a, arguments.lda, rows_left, k_left);
+    loader_b.load(b, arguments.ldb, columns_left, k_left);
+  }
+
+  __device__ __forceinline__ void advance() {
+    a += step_a;
+    b += step_b;
+  }
+};
+
 // One block's work. Every thread of the block calls it; tiles are never empty because m, n and k are at least 1.
-template <class C>
+template <class C, class Feed, class Arguments>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   using B = Block<C>;
   const Tile tile = tile_at<C>(arguments, static_cast<int>(blockIdx.x));
   const Share share = share_of_block<C>(arguments, arguments.k);
   const int length = share.end - share.first;
-  const int first_row = tile.row * C::tile_m, first_column = tile.column * C::tile_n;
-  const float* a = static_cast<const float*>(arguments.a) + tile.matrix * arguments.stride_a +
-      (C::a_transposed ? first_row + share.first * arguments.lda : first_row * arguments.lda + share.first);
-  const float* b = static_cast<const float*>(arguments.b) + tile.matrix * arguments.stride_b +
-      (C::b_transposed ? first_column * arguments.ldb + share.first : first_column + share.first * arguments.ldb);
-  const int64_t step_a = C::a_transposed ? C::tile_k * arguments.lda : C::tile_k;
-  const int64_t step_b = C::b_transposed ? C::tile_k : C::tile_k * arguments.ldb;
-  const int rows_left = arguments.m - first_row, columns_left = arguments.n - first_column;
+  Feed feed(arguments, tile, share);
 
   float* shared = shared_memory<float>();
-  Loader<C, C::tile_m, C::a_transposed, C::align_a> loader_a;
-  Loader<C, C::tile_n, !C::b_transposed, C::align_b> loader_b;
+  typename Feed::LoaderA loader_a;
+  typename Feed::LoaderB loader_b;
   B block;
 
-  loader_a.load(a, arguments.lda, rows_left, length);
-  loader_b.load(b, arguments.ldb, columns_left, length);
+  feed.load(loader_a, loader_b, length);
   loader_a.store(shared);
   loader_b.store(shared + C::tile_k * B::pitch_a);
   __syncthreads();  // the first tiles are complete before any thread reads them
@@ -195,10 +223,8 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   for (int k_left = length; k_left > 0; k_left -= C::tile_k) {
     const bool more = k_left > C::tile_k;
     if (more) {
-      a += step_a;
-      b += step_b;
-      loader_a.load(a, arguments.lda, rows_left, k_left - C::tile_k);
-      loader_b.load(b, arguments.ldb, columns_left, k_left - C::tile_k);
+      feed.advance();
+      feed.load(loader_a, loader_b, k_left - C::tile_k);
     }
     const float* tile_a = shared + stage * B::stage_floats;
     block.accumulate(tile_a, tile_a + C::tile_k * B::pitch_a);
@@ -232,5 +258,5 @@ constexpr uint32_t shared_bytes() {
 #endif  // CUKILN_HOST
 
 }  // namespace simt
-}  // namespace matmul
+}  // namespace gemm
 }  // namespace cukiln

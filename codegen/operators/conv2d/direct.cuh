@@ -1,0 +1,160 @@
+// Convolution without tiles of a product, on the CUDA cores: for depthwise problems and for few channels per group, where a
+// product would be mostly padding.
+//
+// A thread computes `pixels` output pixels of `filters` neighbouring filters. With channels last neighbouring threads have
+// neighbouring filters, with channels first neighbouring pixels. A block's filters come through shared memory, `taps` at a
+// time, as floats.
+#pragma once
+
+namespace cukiln {
+namespace conv2d {
+namespace direct {
+
+// Floats between the rows of taps beyond a block's filters: vectors stay aligned, and threads that store a column of taps
+// meet in fewer banks.
+enum { tap_padding = 4 };
+
+#if defined(CUKILN_DEVICE)
+
+template <class C>
+struct Block {
+  using T = typename C::Input;
+  static constexpr int threads_p = C::threads / C::threads_k;
+  static constexpr int tile_k = C::threads_k * C::filters, tile_p = threads_p * C::pixels;
+  static constexpr int pitch = tile_k + tap_padding;
+  static constexpr int quad = C::filters < 4 ? C::filters : 4;
+  // Elements of one access to the image, where a thread's filters have a channel each, and to the output.
+  static constexpr int width_in = C::filters < C::align_a ? C::filters : C::align_a;
+  static constexpr int width_out = C::filters < C::align_c ? C::filters : C::align_c;
+  static_assert(C::threads % C::threads_k == 0 && C::threads % 32 == 0, "a block is whole warps and whole rows of threads");
+
+  float sums[C::pixels][C::filters];
+
+  static __device__ __forceinline__ int thread_k() {
+    return C::channels_last ? static_cast<int>(threadIdx.x) % C::threads_k : static_cast<int>(threadIdx.x) / threads_p;
+  }
+  static __device__ __forceinline__ int thread_p() {
+    return C::channels_last ? static_cast<int>(threadIdx.x) / C::threads_k : static_cast<int>(threadIdx.x) % threads_p;
+  }
+  static __device__ __forceinline__ int first_filter() { return static_cast<int>(blockIdx.y) * tile_k + thread_k() * C::filters; }
+  static __device__ __forceinline__ int pixel(int i) { return static_cast<int>(blockIdx.x) * tile_p + thread_p() + i * threads_p; }
+
+  __device__ __forceinline__ Block() {
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i)
+#pragma unroll
+      for (int j = 0; j < C::filters; ++j) sums[i][j] = 0.0f;
+  }
+
+  // Brings taps [first, first + C::taps) of the block's filters to shared memory, tap by tap.
+  static __device__ __forceinline__ void load_filters(const Arguments& arguments, float* shared, int first) {
+    const T* const source = static_cast<const T*>(arguments.b);
+#pragma unroll 1
+    for (int index = static_cast<int>(threadIdx.x); index < tile_k * C::taps; index += C::threads) {
+      const int filter = index / C::taps, tap = index % C::taps, of_all = static_cast<int>(blockIdx.y) * tile_k + filter;
+      const bool filter_exists = in_bounds(of_all, arguments.filters);  // bounds: direct filter
+      const bool tap_exists = in_bounds(first + tap, arguments.k);  // bounds: direct tap
+      float value = 0.0f;
+      if (filter_exists && tap_exists) value = to_float(load_global<1>(source + (of_all * arguments.ldb + first + tap)).data[0]);
+      store_shared<1>(shared + tap * pitch + filter, Vector<float, 1>{{value}});
+    }
+  }
+
+  // Adds one tap of one pixel: `at` is where the image has it, for the group's first channel or the first filter's own.
+  __device__ __forceinline__ void add(int i, const T* at, const float (&weights)[C::filters], const Arguments& arguments) {
+    if constexpr (C::depthwise) {
+#pragma unroll
+      for (int j = 0; j < C::filters; j += width_in) {
+        const bool channel_exists = in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
+        if (!channel_exists) continue;
+        const Vector<T, width_in> values = load_global<width_in>(at + j * arguments.channel_pitch);
+#pragma unroll
+        for (int w = 0; w < width_in; ++w) sums[i][j + w] = fma(to_float(values.data[w]), weights[j + w], sums[i][j + w]);
+      }
+    } else {
+      const float value = to_float(load_global<1>(at).data[0]);
+#pragma unroll
+      for (int j = 0; j < C::filters; ++j) sums[i][j] = fma(value, weights[j], sums[i][j]);
+    }
+  }
+
+  // Of a pixel that exists.
+  __device__ __forceinline__ void write(const Arguments& arguments, int i) const {
+    const int per_image = arguments.out_height * arguments.out_width, image = pixel(i) / per_image;
+    const int64_t first = C::channels_last ? int64_t(pixel(i)) * arguments.filters
+                                           : int64_t(image) * arguments.filters * per_image + (pixel(i) - image * per_image);
+#pragma unroll
+    for (int j = 0; j < C::filters; j += width_out) {
+      const int filter = first_filter() + j;
+      if (!in_bounds(filter, arguments.filters)) continue;  // bounds: direct write filter
+      const int64_t offset = first + (C::channels_last ? filter : int64_t(filter) * per_image);
+      Vector<float, width_out> value;
+#pragma unroll
+      for (int w = 0; w < width_out; ++w) value.data[w] = sums[i][j + w];
+      C::Epilogue::apply(value, Position{filter, filter, offset}, arguments.epilogue);
+      Vector<typename C::Output, width_out> rounded;
+#pragma unroll
+      for (int w = 0; w < width_out; ++w) rounded.data[w] = from_float<typename C::Output>(value.data[w]);
+      store_global<width_out>(static_cast<typename C::Output*>(arguments.out) + offset, rounded);
+    }
+  }
+};
+
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  using B = Block<C>;
+  float* const shared = shared_memory<float>();
+  const int filter = B::first_filter();
+  // Filters behind the last one read what the last one reads, and are not written.
+  const int known = filter < arguments.filters ? filter : arguments.filters - 1;
+  const int channel = C::depthwise ? known : known / (arguments.filters / arguments.groups) * arguments.channels;
+  const typename C::Input* const image = static_cast<const typename C::Input*>(arguments.a) + channel * arguments.channel_pitch;
+  Corner corners[C::pixels];
+#pragma unroll
+  for (int i = 0; i < C::pixels; ++i) {
+    const bool exists = in_bounds(B::pixel(i), arguments.m);  // bounds: direct pixel
+    corners[i] = corner_of(arguments, B::pixel(i), exists);
+  }
+  B block;
+  Taps at = {0, 0, 0};
+#pragma unroll 1
+  for (int first = 0; first < arguments.k; first += C::taps) {
+    if (first > 0) __syncthreads();  // every thread has used the taps before
+    B::load_filters(arguments, shared, first);
+    __syncthreads();  // the taps are complete before any thread reads them
+    const int end = gemm::smaller(C::taps, arguments.k - first);
+#pragma unroll 1
+    for (int k = 0; k < end; ++k) {
+      float weights[C::filters];
+#pragma unroll
+      for (int j = 0; j < C::filters; j += B::quad) {
+        const Vector<float, B::quad> part = load_shared<B::quad>(shared + k * B::pitch + B::thread_k() * C::filters + j);
+#pragma unroll
+        for (int w = 0; w < B::quad; ++w) weights[j + w] = part.data[w];
+      }
+      const Tap tap = tap_at<C::channels_last>(arguments, at);
+#pragma unroll
+      for (int i = 0; i < C::pixels; ++i)
+        if (inside(arguments, corners[i], tap)) block.add(i, image + (corners[i].offset + tap.offset), weights, arguments);
+      count(at, arguments.step, arguments);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < C::pixels; ++i)
+    if (in_bounds(B::pixel(i), arguments.m)) block.write(arguments, i);  // bounds: direct write pixel
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+template <class C>
+constexpr uint32_t shared_bytes() {
+  return C::taps * (C::threads_k * C::filters + tap_padding) * sizeof(float);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace direct
+}  // namespace conv2d
+}  // namespace cukiln

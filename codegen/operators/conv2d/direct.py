@@ -1,0 +1,173 @@
+"""The kernel without a product: tunables, levels, rules, and what a schedule does to the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.epilogue import node_of
+from codegen.operator import Cost, Work
+from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.matmul import grid
+from codegen.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.schedule import Schedule, Value
+from codegen.search import Tunable
+from codegen.targets import Target
+
+ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed")
+TUNABLES = (
+    ALGORITHM,
+    Tunable("threads", (64, 128, 256), False, "threads of a block"),
+    Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters"),
+    Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
+    Tunable("pixels", (1, 2, 4, 8), False, "output pixels of a thread"),
+    Tunable("taps", (16, 32, 64), False, "products of a sum whose filters are in shared memory at a time"),
+    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
+)
+Lists = dict[str, tuple[Value, ...]]
+
+LARGEST_INDEX = 2**31 - 1
+# Floats between the rows of taps beyond a block's filters (`tap_padding` in direct.cuh).
+TAP_PADDING = 4
+# Above so many channels of a group a product of matrices is no longer mostly padding.
+MOST_CHANNELS = 8
+# Addresses, loop counters and predicates; of a pixel its corner. Estimates.
+OVERHEAD_REGISTERS, CORNER_REGISTERS = 40, 3
+
+
+def block(tunables: Mapping[str, Any]) -> tuple[int, int]:
+    """Output pixels and filters of a block."""
+    t = tunables
+    return t["threads"] // t["threads_k"] * t["pixels"], t["threads_k"] * t["filters"]
+
+
+def blocks(problem: Conv2dProblem, tunables: Mapping[str, Any]) -> tuple[int, int]:
+    """Blocks along the pixels and along the filters."""
+    pixels, filters = block(tunables)
+    return -(-problem.n * problem.p * problem.q // pixels), -(-problem.k // filters)
+
+
+def shared_bytes(tunables: Mapping[str, Any]) -> int:
+    """As `shared_bytes` in direct.cuh."""
+    found: int = 4 * tunables["taps"] * (block(tunables)[1] + TAP_PADDING)
+    return found
+
+
+def registers(tunables: Mapping[str, Any]) -> int:
+    """An estimate of a thread's registers."""
+    t = tunables
+    sums: int = t["pixels"] * t["filters"]
+    return sums + 2 * int(t["filters"]) + CORNER_REGISTERS * int(t["pixels"]) + OVERHEAD_REGISTERS
+
+
+def worth(problem: Conv2dProblem) -> bool:
+    """Whether a search by level tries it."""
+    return problem.group_channels <= MOST_CHANNELS
+
+
+def levels(problem: Conv2dProblem) -> dict[int, Lists]:
+    """Level 1 (a dozen) and level 2; 1 is inside 2."""
+    per_group = problem.k if problem.groups == 1 or problem.depthwise else problem.group_filters
+    widest = next(count for count in (8, 4, 2, 1) if per_group % count == 0 or problem.groups == 1 or problem.depthwise)
+    if dtype(problem.dtype).bytes == 4 or not problem.channels_last:
+        widest = min(widest, 4)
+    across = grid.power_of_two(-(-problem.k // widest))
+    most = across if problem.channels_last else min(2, across)
+    threads_k = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= most)
+    small: Lists = {
+        "algorithm": ("direct",), "threads": (128, 256), "threads_k": threads_k[-2:],
+        "filters": (widest // 2, widest) if widest > 1 else (1,), "pixels": (2, 4),
+        "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
+    }  # fmt: skip
+    full: Lists = {
+        **small, "threads": (64, 128, 256), "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
+        "pixels": (1, 2, 4, 8), "taps": (16, 32, 64), "min_blocks": (1, 2),
+    }  # fmt: skip
+    return {1: small, 2: full}
+
+
+def default(problem: Conv2dProblem, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """Of level 1 the first that breaks no rule: many filters and many pixels in a thread first."""
+    lists = levels(problem)[1]
+    every = [
+        Schedule.of(dict(zip(lists, values, strict=True)))
+        for values in product(*(reversed(one) for one in lists.values()))
+    ]
+    return next((one for one in every if isinstance(judge(one), Accepted)), every[0])
+
+
+def rules(problem: Conv2dProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
+    """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
+    t, p = schedule.as_dict(), problem
+    threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
+    pixels = p.n * p.p * p.q
+    across, down = blocks(p, t)
+    return (
+        check(threads % threads_k == 0, "threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
+        or check(
+            p.groups == 1 or p.depthwise or p.group_filters % filters == 0,
+            "filters",
+            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
+        )
+        or check(
+            filters <= max(1, grid.power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
+        )
+        or check(
+            block(t)[1] < 2 * max(filters, grid.power_of_two(p.k)),
+            "threads_k",
+            f"blocks of {block(t)[1]} filters are mostly padding for k = {p.k}",
+        )
+        or check(
+            t["pixels"] == 1 or block(t)[0] < 2 * grid.power_of_two(pixels),
+            "pixels",
+            f"blocks of {block(t)[0]} pixels are mostly padding for {pixels}",
+        )
+        or check(
+            t["taps"] == 16 or int(t["taps"]) < 2 * p.taps, "taps", f"taps = {t['taps']} is mostly padding for {p.taps}"
+        )
+        or check(down <= 65535, "grid", f"{down} blocks along the filters; a launch has at most 65535")
+        or check(
+            across * block(t)[0] <= LARGEST_INDEX,
+            "grid",
+            f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted",
+        )
+        or grid.residency_rules(t, threads, shared_bytes(t), registers(t), target)
+        or check(
+            t["min_blocks"] == 1 or registers(t) > target.registers_per_sm // (2 * threads),
+            "min_blocks",
+            f"2 blocks of about {registers(t)} registers fit unasked",
+        )
+        or ACCEPTED
+    )
+
+
+def work(problem: Conv2dProblem, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
+    """Counts for the roofline. Neighbouring windows overlap: what of the image L1 does not hold, L2 is asked for."""
+    p, t = problem, tunables
+    across, down = blocks(p, t)
+    pixels, filters = block(t)
+    grid_blocks = across * down
+    fma = float(grid_blocks) * pixels * filters * p.taps
+    size = dtype(p.dtype).bytes
+    per_load = min(t["filters"], 16 // size) if p.depthwise and p.channels_last else 1
+    loads = fma / (per_load if p.depthwise else t["filters"])
+    steps = float(grid_blocks) * t["threads"] * p.taps
+    epilogue = 2.0 * len(p.epilogue) * grid_blocks * pixels * filters
+    other = 8.0 * loads + fma * (size < 4) * (1.0 if p.depthwise else 1.0 / t["filters"]) + 16.0 * steps + epilogue
+    image = float(p.n) * p.h * p.w * p.c * size * (1 if p.depthwise else min(down, 4))
+    return Work(
+        blocks=grid_blocks, threads=t["threads"], fma=fma, other_instructions=other,
+        shared_bytes=4.0 * steps * t["filters"] / (32 if not p.channels_last else max(1, 32 // t["threads_k"])),
+        l2_bytes=1.5 * image + least.bytes_written + float(across) * p.k * p.taps * size,
+        dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared_bytes(t),
+        independent=t["pixels"] * t["filters"], steps=p.taps, overlap=0.5,
+    )  # fmt: skip
+
+
+def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:
+    """CPU seconds of nvcc for one more kernel of a group: grows with the outputs of a thread."""
+    nodes = sum(0.0003 if node_of(part).exact else 0.0019 for part in epilogue)
+    outputs = int(tunables["pixels"]) * int(tunables["filters"])
+    return 0.05 + outputs * (0.002 + nodes)

@@ -1,0 +1,323 @@
+// The entry points of a convolution, and the launch code that calls them, for every way of computing it.
+#pragma once
+
+namespace cukiln {
+namespace conv2d {
+
+#if defined(CUKILN_DEVICE)
+
+// A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  if constexpr (C::direct) {
+    direct::run<C>(arguments);
+  } else if constexpr (C::tensor_cores) {
+    if constexpr (C::pointwise) {
+      gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
+    } else {
+      gemm::tensor::run<C, tensor::Feed<C>>(arguments);
+    }
+  } else {
+    if constexpr (C::pointwise) {
+      gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
+    } else {
+      gemm::simt::run<C, simt::Feed<C>>(arguments);
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void reduce(const Arguments& arguments) {
+  gemm::reduce<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void clear(const Arguments& arguments) {
+  gemm::clear<C>(arguments);
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+// What a call's tensors show, in the order of the launch ABI's extents.
+struct Shape {
+  int64_t images, height, width, channels, filters, filter_height, filter_width, out_height, out_width, groups;
+
+  explicit Shape(const int64_t* extents)
+      : images(extents[0]), height(extents[1]), width(extents[2]), channels(extents[3]), filters(extents[4]),
+        filter_height(extents[5]), filter_width(extents[6]), out_height(extents[7]), out_width(extents[8]),
+        groups(extents[9] < 1 ? 1 : extents[9]) {}
+
+  // The implicit product.
+  gemm::Extents product(bool channels_last) const {
+    const int64_t k = filter_height * filter_width * (channels / groups), pixels = out_height * out_width;
+    if (channels_last) return {groups, images * pixels, filters / groups, k};
+    return {images * groups, filters / groups, pixels, k};
+  }
+};
+
+// The scalars that stand before those of the epilogue: no tensor shows them.
+enum { stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, geometry_scalars };
+
+// As int; -1, which no geometry has, where it does not fit.
+inline int as_distance(double value) { return value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
+
+// What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the epilogue's counts alone.
+struct Plan {
+  gemm::Plan product;
+  bool channels_last, direct, pointwise, depthwise;
+  int taps_of_step;  // from one of a thread's taps to its next: of a step of the product, of its next vector, or each
+  int threads, tile_p, tile_k, filters;  // of a direct kernel: of a block, and filters of a thread
+  uint32_t shared_bytes;
+};
+
+template <class C>
+constexpr Plan make_plan() {
+  Plan plan = {};
+  plan.channels_last = C::channels_last;
+  plan.direct = C::direct;
+  plan.pointwise = C::pointwise;
+  plan.depthwise = C::depthwise;
+  if constexpr (C::direct) {
+    plan.product.epilogue_tensors = C::Epilogue::tensors;
+    plan.product.epilogue_scalars = C::Epilogue::scalars;
+    plan.taps_of_step = 1;
+    plan.threads = C::threads;
+    plan.tile_p = C::threads / C::threads_k * C::pixels;
+    plan.tile_k = C::threads_k * C::filters;
+    plan.filters = C::filters;
+    plan.shared_bytes = direct::shared_bytes<C>();
+  } else {
+    plan.product = gemm::plan_of<C>;
+    plan.taps_of_step = C::channels_last ? C::tile_k : C::threads / C::tile_n;
+  }
+  return plan;
+}
+
+template <class C>
+constexpr Plan plan_of = make_plan<C>();
+
+// Pointers: x, w, out, then the epilogue's tensors. Extents: n, h, w, c, k, r, s, p, q, groups. Launch: raster, slices of k,
+// blocks of stream-K. Scalars: the geometry, then those of the epilogue.
+inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  const Shape shape(extents);
+  const gemm::Extents product = shape.product(kernel.channels_last);
+  const int64_t pixels = shape.height * shape.width, out_pixels = shape.out_height * shape.out_width;
+  const bool image_is_a = kernel.channels_last || kernel.direct;
+  Arguments arguments = {};
+  arguments.a = pointers[image_is_a ? 0 : 1];
+  arguments.b = pointers[image_is_a ? 1 : 0];
+  arguments.out = pointers[2];
+  arguments.workspace = workspace;
+  arguments.batch = gemm::as_extent(product.batch);
+  arguments.m = gemm::as_extent(kernel.direct ? shape.images * out_pixels : product.m);
+  arguments.n = gemm::as_extent(product.n);
+  arguments.k = gemm::as_extent(product.k);
+  const int64_t group_channels = shape.channels / shape.groups, group_filters = shape.filters / shape.groups;
+  const int64_t filter_stride = group_filters * product.k;
+  if (kernel.channels_last || kernel.direct) {
+    arguments.lda = shape.channels;
+    arguments.stride_a = group_channels;
+    arguments.ldb = product.k;
+    arguments.stride_b = filter_stride;
+    arguments.ldc = shape.filters;
+    arguments.stride_c = group_filters;
+  } else {
+    arguments.lda = product.k;
+    arguments.stride_a = kernel.pointwise ? 0 : filter_stride;  // with groups every image would begin with the first again
+    arguments.ldb = pixels;
+    arguments.stride_b = group_channels * pixels;
+    arguments.ldc = out_pixels;
+    arguments.stride_c = group_filters * out_pixels;
+  }
+  if (!kernel.direct) {
+    arguments.raster = launch[0];
+    arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
+    arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
+  }
+  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + geometry_scalars, arguments.epilogue);
+
+  arguments.images = gemm::as_extent(shape.images);
+  arguments.height = gemm::as_extent(shape.height);
+  arguments.width = gemm::as_extent(shape.width);
+  arguments.filters = gemm::as_extent(shape.filters);
+  arguments.filter_height = gemm::as_extent(shape.filter_height);
+  arguments.filter_width = gemm::as_extent(shape.filter_width);
+  arguments.out_height = gemm::as_extent(shape.out_height);
+  arguments.out_width = gemm::as_extent(shape.out_width);
+  arguments.groups = gemm::as_extent(shape.groups);
+  arguments.channels = gemm::as_extent(group_channels);
+  arguments.stride_h = as_distance(scalars[stride_h]);
+  arguments.stride_w = as_distance(scalars[stride_w]);
+  arguments.padding_h = as_distance(scalars[padding_h]);
+  arguments.padding_w = as_distance(scalars[padding_w]);
+  arguments.dilation_h = as_distance(scalars[dilation_h]);
+  arguments.dilation_w = as_distance(scalars[dilation_w]);
+
+  // `plan` refuses what does not fit 32 bits.
+  arguments.image_pitch = static_cast<int>(shape.channels * pixels);
+  arguments.row_pitch = static_cast<int>(kernel.channels_last ? shape.width * shape.channels : shape.width);
+  arguments.pixel_pitch = static_cast<int>(kernel.channels_last ? shape.channels : 1);
+  arguments.channel_pitch = static_cast<int>(kernel.channels_last ? 1 : pixels);
+  arguments.radix_inner = kernel.channels_last ? arguments.channels : arguments.filter_width;
+  arguments.radix_middle = kernel.channels_last ? arguments.filter_width : arguments.filter_height;
+  if (arguments.radix_inner > 0 && arguments.radix_middle > 0) {
+    const int step = kernel.taps_of_step, rest = step / arguments.radix_inner;
+    arguments.step = Taps{step % arguments.radix_inner, rest % arguments.radix_middle, rest / arguments.radix_middle};
+  }
+  return arguments;
+}
+
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
+}
+
+template <class C>
+int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
+  if constexpr (C::direct) return 0;
+  return gemm::workspace_bytes(plan_of<C>.product, Shape(extents).product(C::channels_last), launch);
+}
+
+// Output pixels along an axis; 0 where there are none.
+inline int64_t output_extent(int64_t extent, int64_t padding, int64_t filter, int64_t dilation, int64_t stride) {
+  const int64_t left = extent + 2 * padding - dilation * (filter - 1) - 1;
+  return stride < 1 || dilation < 1 || padding < 0 || left < 0 ? 0 : left / stride + 1;
+}
+
+// Elements between which a kernel reaches with 32 bits: of all images where their pixels are rows, else of one product's; and
+// padding counts as if it were there.
+inline int64_t reached(const Plan& kernel, const Arguments& a) {
+  const int64_t rows = int64_t(a.height) + 2 * int64_t(a.padding_h), columns = int64_t(a.width) + 2 * int64_t(a.padding_w);
+  const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * a.channels : a.channels;
+  return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;
+}
+
+// Whether the kernel can compute the call: its geometry makes this output, and its class is the call's.
+inline bool takes(const Plan& kernel, const Arguments& a) {
+  const bool complete = a.batch && a.m && a.n && a.k && a.images && a.height && a.width && a.filters && a.filter_height &&
+      a.filter_width && a.out_height && a.out_width && a.groups && a.channels;
+  if (!complete || a.filters % a.groups) return false;
+  if (output_extent(a.height, a.padding_h, a.filter_height, a.dilation_h, a.stride_h) != a.out_height ||
+      output_extent(a.width, a.padding_w, a.filter_width, a.dilation_w, a.stride_w) != a.out_width)
+    return false;
+  const bool one_by_one = a.filter_height == 1 && a.filter_width == 1 && a.stride_h == 1 && a.stride_w == 1 && !a.padding_h && !a.padding_w;
+  if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
+  if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
+  if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
+  return kernel.pointwise || reached(kernel, a) <= INT32_MAX;
+}
+
+// Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+  if (!takes(kernel, arguments)) return 0;
+  if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
+  const int64_t across = ceil_div(arguments.m, kernel.tile_p), down = ceil_div(arguments.filters, kernel.tile_k);
+  if (down > 65535 || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
+  const uint32_t threads = static_cast<uint32_t>(kernel.threads);
+  out[0] = Launch{0, {static_cast<uint32_t>(across), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
+  return 1;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return plan(plan_of<C>, arguments, out);
+}
+
+// A tensor of four axes, packed.
+inline bool check_packed(const char* name, const TensorView& tensor, const char* axes, Complaint complaint) {
+  if (tensor.rank != 4) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank 4 (%s) is allowed", name, tensor.rank, axes);
+  int64_t packed = 1;
+  for (int axis = 3; axis >= 0; --axis) {
+    if (tensor.shape[axis] < 1) CUKILN_REFUSE(complaint, "ValueError: %s is empty; every extent must be at least 1", name);
+    if (tensor.shape[axis] > 1 && tensor.strides[axis] != packed)
+      CUKILN_REFUSE(complaint, "ValueError: %s has stride %lld along axis %d; it must be packed (stride %lld)", name,
+                    static_cast<long long>(tensor.strides[axis]), axis, static_cast<long long>(packed));
+    packed *= tensor.shape[axis];
+  }
+  return true;
+}
+
+inline Matrix as_row(const TensorView& tensor) {
+  int64_t elements = 1;
+  for (int axis = 0; axis < tensor.rank; ++axis) elements *= tensor.shape[axis];
+  return Matrix{1, 1, elements, elements, 0};
+}
+
+inline bool check_multiple(const char* what, int64_t value, int unit, Complaint complaint) {
+  if (value % unit)
+    CUKILN_REFUSE(complaint, "ValueError: %s is %lld; this kernel moves %d elements at once, so it must be a multiple of %d: "
+                  "look up the kernel of this shape", what, static_cast<long long>(value), unit, unit);
+  return true;
+}
+
+template <class C>
+bool check_epilogue(const TensorView* tensors, const TensorView& out, int64_t filters, Complaint complaint) {
+  for (int i = 0; i < C::Epilogue::tensors; ++i) {
+    const EpilogueTensor kind = C::Epilogue::tensor(i);
+    const bool vector = kind == EpilogueTensor::bias_m || kind == EpilogueTensor::bias_n;
+    const char* name = vector ? "bias" : kind == EpilogueTensor::mask ? "mask" : "residual";
+    const int size = C::Epilogue::element_bytes(i), width = kind == EpilogueTensor::bias_m ? 1 : C::align_c;
+    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out.device, size * width, complaint)) return false;
+    if (vector) {
+      if (!check_vector(name, tensors[i], filters, complaint)) return false;
+    } else {
+      if (!check_packed(name, tensors[i], "as out", complaint)) return false;
+      for (int axis = 0; axis < 4; ++axis)
+        if (tensors[i].shape[axis] != out.shape[axis]) CUKILN_REFUSE(complaint, "ValueError: %s must have the shape of out", name);
+    }
+    if (!check_apart(name, tensors[i], as_row(tensors[i]), size, out, as_row(out), sizeof(typename C::Output), complaint)) return false;
+  }
+  return true;
+}
+
+// Reads x, w, out and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  if (count != 3 + C::Epilogue::tensors)
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: x, w, out and %d of the epilogue", count,
+                  3 + C::Epilogue::tensors, C::Epilogue::tensors);
+  const char* const names[] = {"x", "w", "out"};
+  const char* const last[] = {"n, h, w, c", "k, r, s, c / groups", "n, p, q, k"};
+  const char* const first[] = {"n, c, h, w", "k, c / groups, r, s", "n, k, p, q"};
+  constexpr int align_x = C::channels_last || C::direct ? C::align_a : C::align_b;
+  constexpr int align_w = C::channels_last || C::direct ? C::align_b : C::align_a;
+  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
+  constexpr int aligns[] = {align_x, align_w, C::align_c};
+  for (int i = 0; i < 3; ++i) {
+    constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
+    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
+    if (!check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+  }
+  const int64_t *x = tensors[0].shape, *w = tensors[1].shape, *out = tensors[2].shape;
+  constexpr int channel = C::channels_last ? 3 : 1, row = C::channels_last ? 1 : 2, column = row + 1;
+  if (!agree("n differs between x and out", x[0], out[0], complaint)) return false;
+  if (!agree("k differs between w and out", w[0], out[channel], complaint)) return false;
+  if (x[channel] % w[channel])
+    CUKILN_REFUSE(complaint, "ValueError: x has %lld channels and w %lld for each group, which do not divide them",
+                  static_cast<long long>(x[channel]), static_cast<long long>(w[channel]));
+  const int64_t groups = x[channel] / w[channel];
+  if (w[0] % groups)
+    CUKILN_REFUSE(complaint, "ValueError: %lld filters cannot be divided among %lld groups", static_cast<long long>(w[0]),
+                  static_cast<long long>(groups));
+  if (C::channels_last) {
+    if (!check_multiple(C::depthwise ? "c" : "c / groups", C::depthwise ? x[channel] : w[channel], align_x, complaint)) return false;
+    if (!check_multiple(C::depthwise ? "k" : "k / groups", C::depthwise ? w[0] : w[0] / groups, C::align_c, complaint)) return false;
+  } else {
+    if (C::pointwise && !check_multiple("h * w", x[row] * x[column], align_x, complaint)) return false;
+    if (!check_multiple("p * q", out[row] * out[column], C::align_c, complaint)) return false;
+  }
+  if (!check_multiple("r * s * c / groups", w[1] * w[2] * w[3], align_w, complaint)) return false;
+  for (int i = 0; i < 2; ++i)
+    if (!check_apart(names[i], tensors[i], as_row(tensors[i]), sizes[i], tensors[2], as_row(tensors[2]), sizes[2], complaint)) return false;
+  if (!check_epilogue<C>(tensors + 3, tensors[2], w[0], complaint)) return false;
+  const int64_t values[] = {x[0], x[row], x[column], x[channel], w[0], w[row], w[column], out[row], out[column], groups};
+  for (int i = 0; i < 10; ++i) extents[i] = values[i];
+  return true;
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace conv2d
+}  // namespace cukiln

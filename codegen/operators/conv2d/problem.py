@@ -1,0 +1,231 @@
+"""The conv2d problem: a two-dimensional convolution (as deep learning has it: the filter is not mirrored), with groups.
+
+out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - padding_h + r dilation_h, …] * w[k, c, r, s])
+for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
+
+from codegen.epilogue import (
+    MAX_NODES,
+    Bias,
+    Cast,
+    Clip,
+    Gelu,
+    LeakyRelu,
+    Mask,
+    Node,
+    Relu,
+    Residual,
+    Scale,
+    Sigmoid,
+    Silu,
+    Tanh,
+)
+from codegen.problem import LARGEST_EXTENT, Extent, Problem, refuse, require_elements
+
+Layout = Literal["nhwc", "nchw"]
+Float = Literal["float32", "float16", "bfloat16"]
+Axis = Literal["h", "w"]
+
+
+def _filled_in(field: dict[str, Any]) -> None:
+    # The default is computed from another field; null in a schema would say that null is a value.
+    field.pop("default", None)
+
+
+class ChannelBias(Node):
+    """One number for each filter, whatever axis that is."""
+
+    cxx: ClassVar[str] = "Bias"
+    operand: ClassVar[Literal["out", "uint8"] | None] = "out"
+    op: Literal["bias"] = "bias"
+    axis: Literal["k"] = "k"
+
+    @property
+    def structure(self) -> str:
+        return "bias.k"
+
+
+AnyNode = Annotated[
+    ChannelBias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast,
+    Field(discriminator="op"),
+]
+Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
+
+
+def _pair(value: Any) -> Any:
+    return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXTENT else value
+
+
+Distance = Annotated[int, Field(strict=True, ge=0, le=LARGEST_EXTENT), BeforeValidator(_whole)]
+Steps = Annotated[tuple[Extent, Extent], BeforeValidator(_pair)]
+Distances = Annotated[tuple[Distance, Distance], BeforeValidator(_pair)]
+
+
+class Conv2dProblem(Problem):
+    """Packed tensors. `nhwc`: x is n, h, w, c; w is k, r, s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w
+    is k, c / groups, r, s; out is n, k, p, q.
+
+    x and w are of `dtype`, sums of float32; out, biases and residuals of `out_dtype`. A single number for `stride`,
+    `dilation` or `padding` stands for both axes. Along an axis where the filter has one element dilation becomes 1.
+    """
+
+    operator: Literal["conv2d"] = "conv2d"
+    n: Extent
+    h: Extent
+    w: Extent
+    c: Extent
+    k: Extent
+    r: Extent
+    s: Extent
+    groups: Extent = 1
+    layout: Layout = "nhwc"
+    stride: Steps = (1, 1)
+    dilation: Steps = (1, 1)
+    padding: Distances = Field(
+        default=(0, 0), validate_default=True, description="Zeros on both sides, along h and along w."
+    )
+    dtype: Float = "float32"
+    acc_dtype: Literal["float32"] = "float32"
+    out_dtype: Float = Field(
+        default=None,
+        validate_default=True,
+        description="Default: dtype.",
+        json_schema_extra=_filled_in,
+    )
+    allow_tf32: StrictBool = Field(
+        default=False,
+        description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
+    )
+    epilogue: Chain = ()
+
+    @property
+    def p(self) -> int:
+        """Rows of the output."""
+        return _output_extent(self.h, self.padding[0], self.r, self.dilation[0], self.stride[0])
+
+    @property
+    def q(self) -> int:
+        """Columns of the output."""
+        return _output_extent(self.w, self.padding[1], self.s, self.dilation[1], self.stride[1])
+
+    @property
+    def group_channels(self) -> int:
+        return self.c // self.groups
+
+    @property
+    def group_filters(self) -> int:
+        return self.k // self.groups
+
+    @property
+    def taps(self) -> int:
+        """Products in a sum."""
+        return self.r * self.s * self.group_channels
+
+    @property
+    def channels_last(self) -> bool:
+        return self.layout == "nhwc"
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every channel has a filter of its own, and one only."""
+        return self.groups == self.c == self.k and self.groups > 1
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a product of stored matrices; with channels first the images of one group are one."""
+        one = (self.r, self.s, *self.stride, *self.padding) == (1, 1, 1, 1, 0, 0)
+        return one and not self.depthwise and (self.channels_last or self.groups == 1)
+
+    @field_validator("groups", mode="after")
+    @classmethod
+    def _divides(cls, value: int, info: ValidationInfo) -> int:
+        for name, what in (("c", "channels"), ("k", "filters")):
+            extent = info.data.get(name, value)
+            if extent % value:
+                raise refuse(
+                    "groups_do_not_divide",
+                    "is {given}, which does not divide the {extent} {what} ({name})",
+                    given=value,
+                    extent=extent,
+                    what=what,
+                    name=name,
+                )
+        return value
+
+    @field_validator("dilation", mode="after")
+    @classmethod
+    def _means_something(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+        # One spelling for what a single element does not show, so that they share a key.
+        return tuple(1 if info.data.get(name) == 1 else one for name, one in zip("rs", value, strict=True))  # type: ignore[return-value]
+
+    @field_validator("padding", mode="after")
+    @classmethod
+    def _has_an_output(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+        if any(name not in info.data for name in ("n", "h", "w", "c", "k", "r", "s", "groups", "stride", "dilation")):
+            return value  # another field is already at fault
+        d, out = info.data, []
+        for axis, (extent, filter_extent) in enumerate((("h", "r"), ("w", "s"))):
+            padded, window = d[extent] + 2 * value[axis], d["dilation"][axis] * (d[filter_extent] - 1) + 1
+            if window > padded:
+                raise refuse(
+                    "no_output",
+                    "is {given}: {extent} = {size} is {padded} with it, less than the {window} that {taps} elements of "
+                    "the filter span with dilation {dilation}; nothing would be left",
+                    given=value[axis], extent=extent, size=d[extent], padded=padded, window=window,
+                    taps=d[filter_extent], dilation=d["dilation"][axis],
+                )  # fmt: skip
+            if padded > LARGEST_EXTENT:
+                raise refuse(
+                    "too_large",
+                    "is {given}: {extent} is {padded} with it; at most {allowed} is allowed",
+                    given=value[axis], extent=extent, padded=padded, allowed=LARGEST_EXTENT,
+                )  # fmt: skip
+            out.append(_output_extent(d[extent], value[axis], d[filter_extent], d["dilation"][axis], d["stride"][axis]))
+        taps = d["r"] * d["s"] * (d["c"] // d["groups"])
+        for name, number in (
+            ("output pixels (n p q)", d["n"] * out[0] * out[1]),
+            ("products in a sum (r s c / groups)", taps),
+            ("groups of all images (n groups)", d["n"] * d["groups"]),
+        ):
+            if number > LARGEST_EXTENT:
+                raise refuse(
+                    "too_large",
+                    "makes {number} {name}; at most {allowed} can be indexed",
+                    number=number,
+                    name=name,
+                    allowed=LARGEST_EXTENT,
+                )
+        require_elements("x", d["n"] * d["h"] * d["w"] * d["c"])
+        require_elements("w", d["k"] * taps)
+        require_elements("out", d["n"] * out[0] * out[1] * d["k"])
+        return value
+
+    @field_validator("out_dtype", mode="before")
+    @classmethod
+    def _like_the_inputs(cls, value: Any, info: ValidationInfo) -> Any:
+        return info.data.get("dtype", "float32") if value is None else value
+
+    @field_validator("allow_tf32", mode="after")
+    @classmethod
+    def _of_float32_only(cls, value: bool, info: ValidationInfo) -> bool:
+        return value and info.data.get("dtype", "float32") == "float32"
+
+
+def _output_extent(extent: int, padding: int, taps: int, dilation: int, stride: int) -> int:
+    return (extent + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+
+
+def with_axes(chain: tuple[AnyNode, ...], layout: Layout) -> tuple[Node, ...]:
+    """The chain with its bias along the axis of a matrix of outputs: columns where channels are last, else rows."""
+    axis: Literal["m", "n"] = "n" if layout == "nhwc" else "m"
+    return tuple(Bias(axis=axis) if isinstance(node, ChannelBias) else node for node in chain)

@@ -1,0 +1,58 @@
+"""The product of matrices that a convolution is, where one operand is gathered from the image: what of it is matmul's
+(tiles, splits, rules, costs) is asked of that product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
+from codegen.operators.matmul.alignment import classes, needs_cuda_cores
+from codegen.operators.matmul.problem import MatmulProblem
+
+
+@lru_cache(maxsize=1024)  # lowering asks once for every schedule
+def product(problem: Conv2dProblem) -> MatmulProblem:
+    """Channels last: image x filters, a matrix for each group. Channels first: filters x image, a matrix for each image
+    and group. Its operands are never stored, so they may be larger than any matmul's."""
+    p = problem
+    if p.channels_last:
+        batch, m, n, layout = p.groups, p.n * p.p * p.q, p.group_filters, "nt"
+    else:
+        batch, m, n, layout = p.n * p.groups, p.group_filters, p.p * p.q, "nn"
+    k = p.taps
+    ldb = n if layout == "nn" else k
+    return MatmulProblem.model_construct(
+        operator="matmul", batch=batch, m=m, n=n, k=k, layout=layout, dtype=p.dtype, acc_dtype=p.acc_dtype,
+        out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, epilogue=with_axes(p.epilogue, p.layout),
+        lda=k, ldb=ldb, ldc=n, stride_a=m * k, stride_b=n * k, stride_c=m * n,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def aligns(problem: Conv2dProblem) -> tuple[int, int, int]:
+    """Elements per access of x, w and out. With channels last vectors are of channels of one group, or of neighbouring
+    groups where each has one; with channels first the image is gathered element by element."""
+    p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)
+
+    def widest(element: str, extent: int) -> int:
+        return next(width for width in classes(element, quads=quads) if extent % width == 0)
+
+    if p.channels_last:
+        x = p.c if p.depthwise else p.group_channels
+        out = p.k if p.depthwise else p.group_filters
+    else:
+        x, out = p.h * p.w if p.pointwise else 1, p.p * p.q
+    return widest(p.dtype, x), widest(p.dtype, p.taps), widest(p.out_dtype, out)
+
+
+def of_product(channels_last: bool, aligns: tuple[int, int, int]) -> tuple[int, int]:
+    """Elements per access of the product's A and B."""
+    x, w, _ = aligns
+    return (x, w) if channels_last else (w, x)
+
+
+def matmul_tunables(tunables: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule of the implicit product as matmul's rules read it: its length is never a constant of the code."""
+    return {"static_k": 0, **tunables}

@@ -1,0 +1,66 @@
+"""Conv2d's tunables and search spaces: those of each algorithm that is worth trying for a problem on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.joined_space import Kind, build_joined
+from codegen.operators.conv2d import direct, implicit
+from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.rules import Accepted, Rejected
+from codegen.schedule import Schedule, Value
+from codegen.search import Allowed, Search, SearchSpace, Tunable
+from codegen.targets import Target
+
+ALGORITHM = "algorithm"
+MEANING = "how the convolution is computed; each way has tunables of its own"
+# From so many filters of a group on a product of matrices is the better first guess.
+MANY_FILTERS = 8
+
+
+def _together(*kinds: tuple[Tunable, ...]) -> tuple[Tunable, ...]:
+    """Every tunable once, with the values that any kind takes."""
+    found: dict[str, Tunable] = {}
+    for one in (tunable for kind in kinds for tunable in kind):
+        known = found.get(one.name)
+        if known is None:
+            found[one.name] = one
+        elif known.allowed != one.allowed:
+            found[one.name] = Tunable(one.name, _both(known.allowed, one.allowed), one.launch_time, known.meaning)
+    found[ALGORITHM] = Tunable(ALGORITHM, found[ALGORITHM].allowed, False, MEANING)
+    return tuple(found.values())
+
+
+def _both(one: Allowed, other: Allowed) -> Allowed:
+    every = dict.fromkeys([*one, *other])
+    return tuple(every) if any(isinstance(value, str) for value in every) else tuple(sorted(every))
+
+
+# The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
+TUNABLES = _together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct.TUNABLES)
+
+
+def space(
+    problem: Conv2dProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+) -> SearchSpace:
+    """The schedules of a search. Raises InvalidSearch."""
+    every: dict[Value, tuple[Tunable, ...]] = {
+        "implicit_gemm": implicit.tunables(problem, target),
+        "direct": direct.TUNABLES,
+    }
+    kinds: dict[Value, Kind] = {}
+    if not problem.depthwise:
+        kinds["implicit_gemm"] = implicit.kind(problem, target, search)
+    if direct.worth(problem):
+        kinds["direct"] = Kind(direct.TUNABLES, direct.levels(problem))
+    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
+
+
+def _default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """The level-0 schedule."""
+    if problem.depthwise or (direct.worth(problem) and problem.group_filters < MANY_FILTERS):
+        return direct.default(problem, judge)
+    found = implicit.default(problem, target, judge)
+    if isinstance(judge(found), Rejected) and direct.worth(problem):
+        return direct.default(problem, judge)
+    return found

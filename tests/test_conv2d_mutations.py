@@ -1,0 +1,109 @@
+"""Every barrier and bounds check of conv2d's own text is needed, and other wrong gathers are caught: the CPU execution
+notices. What it shares with matmul (`codegen/device/gemm/`) is mutated in tests/test_mutations.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from tests.conv2d_kernels import direct_kernel, simt_kernel, tensor_kernel
+from tests.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
+from tests.mutants import Site, changed, find_sites, mutants, switched_operator
+
+OWN = operator("conv2d").files
+SIMT: Mapping[str, dict[str, Any]] = {
+    "simt nhwc": {"words": {"epilogue": ("bias",)}, "stages": 2},
+    "simt nchw, split": {"words": {"layout": "nchw"}, "split": "workspace"},
+}
+TENSOR: Mapping[str, dict[str, Any]] = {
+    "fp16 nhwc": {"words": {"epilogue": ("bias",)}, "stages": 3, "tile_m": 64, "warps_m": 4},
+    "fp16 nhwc, 1 element": {"words": {"align": (1, 1, 1)}, "copy": "registers", "split": "workspace"},
+    # More threads than vectors of the image.
+    "fp16 nhwc, wide": {"words": {}, "tile_m": 16, "tile_n": 128, "warps_m": 1, "warps_n": 4},
+    "tf32 nchw": {"words": {"layout": "nchw", "dtype": "float32", "epilogue": ("bias",)}, "stages": 3},
+    "bf16 nchw, stream-K": {"words": {"layout": "nchw", "dtype": "bfloat16"}, "copy": "registers", "split": "stream"},
+}
+DIRECT: Mapping[str, dict[str, Any]] = {
+    "direct nhwc": {"words": {"align": (1, 1, 4), "epilogue": ("bias", "residual")}},
+    "direct nhwc, depthwise": {"words": {"align": (4, 1, 4), "depthwise": True, "epilogue": ("bias",)}},
+    "direct nchw": {"words": {"layout": "nchw", "align": (1, 1, 1), "epilogue": ("bias",)}, "filters": 2},
+    "direct nchw, depthwise": {"words": {"layout": "nchw", "align": (1, 1, 1), "depthwise": True}, "threads_k": 2},
+}
+GATHER, OF_DIRECT = "gather.cuh", "direct.cuh"
+SMALLER, OFFSET = "gemm::smaller(C::taps, arguments.k - first)", "(of_all * arguments.ldb + first + tap)"
+# What stands in the text, and what is wrong in its place.
+WRONG: dict[str, tuple[str, str, str]] = {
+    "rows above the image count": (GATHER, "h >= 0", "true"),
+    "columns left of the image count": (GATHER, "w >= 0", "true"),
+    "the strides swapped": (GATHER, "p * arguments.stride_h", "p * arguments.stride_w"),
+    "the padding of the other axis": (GATHER, "arguments.padding_w", "arguments.padding_h"),
+    "the dilations swapped": (GATHER, "arguments.dilation_h", "arguments.dilation_w"),
+    "all images are the first": (GATHER, "image * arguments.image_pitch", "0 * arguments.image_pitch"),
+    "pixels counted by rows": (GATHER, "within / arguments.out_width", "within / arguments.out_height"),
+    "the inner digit never turns over": (GATHER, "at.inner >= arguments.radix_inner", "false"),
+    "the middle digit never turns over": (GATHER, "at.middle >= arguments.radix_middle", "false"),
+    "no carry to the middle digit": (GATHER, "step.middle + over_inner", "step.middle"),
+    "no carry to the outer digit": (GATHER, "step.outer + over_middle", "step.outer"),
+    "filters of the first group": (GATHER, "arguments.group_of(tile.matrix) * stride", "0 * stride"),
+    "the bias of the first group": (GATHER, "group_of(matrix) * (filters / groups)", "0"),
+    "channels of the first group": (OF_DIRECT, "known / (arguments.filters / arguments.groups)", "0"),
+    "a depthwise filter sees its neighbour's channel": (OF_DIRECT, "j * arguments.channel_pitch", "0"),
+    "the last tap lost": (OF_DIRECT, SMALLER, f"{SMALLER} - 1"),
+    "taps of the first chunk again": (OF_DIRECT, OFFSET, "(of_all * arguments.ldb + tap)"),
+    "channels first written as last": (OF_DIRECT, "(pixel(i) - image * per_image)", "pixel(i)"),
+}
+
+
+def kernels_of(name: str) -> dict[str, Kernel]:
+    made = ((simt_kernel, SIMT), (tensor_kernel, TENSOR), (direct_kernel, DIRECT))
+    return {config: make(operator=name, **words) for make, configs in made for config, words in configs.items()}
+
+
+def own_sites() -> list[Site]:
+    texts = operator("conv2d").kernel_texts
+    wrong = [changed(texts, name, file, old, new) for name, (file, old, new) in WRONG.items()]
+    return [*find_sites({file: texts[file] for file in OWN}), *wrong]
+
+
+def names() -> list[str]:
+    return [one.name for one in mutants(own_sites())]
+
+
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVerdict]:
+    """Of every kernel as it is, and of every mutant in the kernels that reach it."""
+    folder, name = tmp_path_factory.mktemp("mutants"), "conv2d_mutants"
+    with switched_operator("conv2d", "Conv2d", folder / "operator", name, own_sites()):
+        return judge_mutants(list(kernels_of(name).values()), folder / "build")
+
+
+def test_the_kernels_pass_as_they_are(verdicts: list[MutantVerdict]) -> None:
+    configs = list(kernels_of("conv2d"))
+    found = {configs[one.kernel]: (one.verdict, one.message) for one in verdicts if one.number == AS_IT_IS}
+    assert found == dict.fromkeys(configs, ("ok", ""))
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_mutant_is_caught(name: str, verdicts: list[MutantVerdict]) -> None:
+    number = names().index(name)
+    found = [one for one in verdicts if one.number == number]
+    assert found, f"no config reaches {name!r}: add one"
+    assert any(one.verdict != "ok" for one in found), found
+
+
+def test_a_missing_barrier_is_caught_in_every_config_that_reaches_it(verdicts: list[MutantVerdict]) -> None:
+    barriers = [number for number, one in enumerate(mutants(own_sites())) if one.kind == "barrier"]
+    assert len(barriers) == 2
+    assert all(one.verdict != "ok" for one in verdicts if one.number in barriers)
+
+
+def test_every_place_has_its_mutants() -> None:
+    texts = operator("conv2d").kernel_texts
+    code = [line.partition("//")[0] for file in OWN for line in texts[file].splitlines()]
+    found = [one.kind for one in mutants(own_sites())]
+    assert found.count("bounds") == 2 * sum(line.count("in_bounds(") for line in code)
+    assert found.count("barrier") == sum(line.count("__syncthreads()") for line in code)

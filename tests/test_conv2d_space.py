@@ -1,0 +1,220 @@
+"""Conv2d's search spaces and rules: which algorithms are tried, what is rejected with which words."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.shapes import shapes_of
+from codegen.errors import InvalidSearch
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.predict_before import best_predicted
+from codegen.rules import ACCEPTED, Rejected
+from codegen.schedule import Schedule
+from codegen.search import Search
+from codegen.targets import target
+from tests.conv2d_kernels import DIRECT, conv2d
+
+ROOT = Path(__file__).resolve().parent.parent
+OP = operator("conv2d")
+HALF: dict[str, Any] = {"n": 8, "h": 28, "w": 28, "c": 128, "k": 128, "padding": 1, "dtype": "float16"}
+DEPTHWISE: dict[str, Any] = {**HALF, "groups": 128}
+TENSOR: dict[str, int | str] = {
+    "algorithm": "implicit_gemm", "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3,
+    "fragments": 2, "mma_k": 16, "copy": "cp_async", "epilogue_path": "shared", "min_blocks": 1, "maxnreg": 0,
+    "split": "none", "split_k": 1, "stream_blocks": 0, "raster": 0,
+}  # fmt: skip
+BY_ELEMENT: dict[str, int | str] = {**TENSOR, "copy": "registers", "stages": 2, "fragments": 1}
+
+
+def algorithms(fields: dict[str, Any], arch: str = "sm_90a", **search: Any) -> Counter[str]:
+    found = lower(conv2d(**fields), target(arch), Search(**(search or {"level": 1})))
+    return Counter(str(one.schedule.get("algorithm")) for one in found.candidates)
+
+
+@pytest.mark.parametrize("problem", shapes_of("conv2d"), ids=lambda problem: problem["name"])
+def test_a_public_convolution_has_schedules_at_levels_0_and_1(problem: dict[str, Any]) -> None:
+    asked = OP.parse({name: value for name, value in problem.items() if name != "name"})
+    none, one = (lower(asked, target("sm_90a"), Search(level=level, limit=16)) for level in (0, 1))
+    assert len(none.candidates) == 1
+    assert none.candidates[0] in one.candidates
+    kept = best_predicted(one.candidates, 1, target("sm_90a"))
+    assert kept.slowest_us > 0.0
+
+
+def test_the_example_has_every_convolution_of_its_network() -> None:
+    request = json.loads((ROOT / "examples" / "resnet18.json").read_text())
+    found = [OP.parse({name: value for name, value in one.items() if name != "name"}) for one in request["problems"]]
+    plain = {one.model_copy(update={"epilogue": ()}).digest for one in found}
+    public = [one for one in shapes_of("conv2d") if one["name"].startswith("resnet18/b8/")]
+    assert plain == {OP.parse({n: v for n, v in one.items() if n != "name"}).digest for one in public}
+    search = Search.model_validate(request["search"])
+    assert all(len(lower(one, target(request["target"]), search).candidates) == search.limit for one in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (HALF, {"implicit_gemm"}),
+        ({**HALF, "c": 8}, {"implicit_gemm", "direct"}),
+        ({**HALF, "groups": 16}, {"implicit_gemm", "direct"}),
+        (DEPTHWISE, {"direct"}),
+        ({**DEPTHWISE, "k": 256}, {"implicit_gemm", "direct"}),
+    ],
+)
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_levels_try_what_is_worth_it(fields: dict[str, Any], expected: set[str], layout: str) -> None:
+    assert set(algorithms({**fields, "layout": layout})) == expected
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_every_kind_of_problem_has_a_schedule_to_begin_with(layout: str, dtype: str, arch: str) -> None:
+    for c, k, groups, r in (
+        (3, 64, 1, 7),
+        (64, 64, 1, 3),
+        (64, 256, 1, 1),
+        (32, 32, 32, 3),
+        (24, 36, 12, 3),
+        (5, 7, 1, 2),
+    ):
+        problem = conv2d(h=17, w=19, c=c, k=k, groups=groups, r=r, s=r, padding=r // 2, layout=layout, dtype=dtype)
+        found = lower(problem, target(arch), Search(level=0))
+        if dtype == "bfloat16" and arch == "sm_75" and found.why_empty:
+            assert "needs sm_80" in found.why_empty and c > 8
+        else:
+            assert found.why_empty is None, (problem, found.why_empty)
+
+
+def test_a_level_is_inside_the_next() -> None:
+    for fields in (HALF, {**HALF, "c": 4}, DEPTHWISE):
+        one, two = (OP.space(conv2d(**fields), target("sm_90a"), Search(level=level)) for level in (1, 2))
+        assert all(two.index_of(one.by_index(index)) is not None for index in range(one.size))
+        assert one.size < two.size
+
+
+def test_a_joined_space_is_enumerable_by_index() -> None:
+    space = OP.space(conv2d(**{**HALF, "c": 4}), target("sm_90a"), Search(level=1))
+    every = [space.by_index(index) for index in range(space.size)]
+    assert len(set(every)) == space.size == len(list(space))
+    assert [space.index_of(one) for one in every] == list(range(space.size))
+    with pytest.raises(IndexError):
+        space.by_index(space.size)
+    assert space.index_of(Schedule.of({"algorithm": "winograd"})) is None
+
+
+@pytest.mark.parametrize(
+    ("tunables", "expected"),
+    [
+        ({"pixels": [1, 8]}, {"direct"}),
+        ({"tile_m": [64]}, {"implicit_gemm"}),
+        ({"algorithm": ["direct"]}, {"direct"}),
+        ({"algorithm": ["direct", "implicit_gemm"]}, {"direct", "implicit_gemm"}),
+        ({"min_blocks": [1]}, {"direct", "implicit_gemm"}),
+    ],
+)
+def test_a_search_that_names_tunables_tries_what_has_them(tunables: dict[str, Any], expected: set[str]) -> None:
+    assert set(algorithms({**HALF, "c": 4}, tunables=tunables)) == expected
+
+
+def test_any_list_of_slices_is_tried() -> None:
+    found = lower(conv2d(**{**HALF, "n": 1}), target("sm_90a"), Search(tunables={"split_k": [3, 5]}))
+    assert {one.schedule.get("split_k") for one in found.candidates} == {3, 5}
+
+
+@pytest.mark.parametrize(
+    ("search", "field", "said"),
+    [
+        ({"tunables": {"warp_m": [4]}}, "search.tunables.warp_m", "unknown tunable 'warp_m'"),
+        ({"tunables": {"pixels": [3]}}, "search.tunables.pixels", "pixels = 3 is not allowed; allowed: 1, 2, 4, 8"),
+        ({"tunables": {"algorithm": ["fft"]}}, "search.tunables.algorithm", "allowed: implicit_gemm, direct"),
+        ({"tunables": {"pixels": [2], "tile_m": [64]}}, "search.tunables", "pixels, tile_m leave nothing"),
+        (
+            {"schedules": [dict(TENSOR), {"tile_m": 64}]},
+            "search.schedules.1.algorithm",
+            "schedule 1 has no 'algorithm'",
+        ),
+        ({"schedules": [{"algorithm": "fft"}]}, "search.schedules.0.algorithm", "'fft' is not allowed"),
+        ({"schedules": [{**DIRECT, "tile_m": 64}]}, "search.schedules.0.tile_m", "unknown tunable 'tile_m'"),
+        ({"schedules": [{"algorithm": "direct"}]}, "search.schedules.0.filters", "has no 'filters'"),
+    ],
+)
+def test_searches_that_mean_nothing_are_refused(search: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(InvalidSearch) as refused:
+        lower(conv2d(**{**HALF, "c": 4}), target("sm_90a"), Search(**search))
+    assert refused.value.field == field
+    assert said in refused.value.message
+
+
+def judge(fields: dict[str, Any], schedule: dict[str, int | str], **changes: int | str) -> object:
+    return OP.rules(conv2d(**fields), Schedule.of({**schedule, **changes}), target("sm_90a"))
+
+
+def test_good_schedules_are_accepted() -> None:
+    assert judge(HALF, TENSOR) == ACCEPTED
+    assert judge(DEPTHWISE, DIRECT) == ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("fields", "schedule", "changes", "rule", "said"),
+    [
+        (DEPTHWISE, TENSOR, {}, "algorithm", "128 products with one column each are mostly padding"),
+        ({**HALF, "c": 8}, TENSOR, {"tile_k": 64, "stages": 4}, "stages", "4 stages for 2 steps"),
+        ({**HALF, "c": 3}, BY_ELEMENT, {"warps_m": 1, "warps_n": 1, "tile_k": 64}, "gather", "32 threads for 64"),
+        ({**HALF, "layout": "nchw"}, BY_ELEMENT, {"tile_n": 256}, "gather", "128 threads for 256 pixels and 32 taps"),
+        ({**HALF, "layout": "nchw"}, TENSOR, {}, "copy", "copies at least 4 bytes; an operand is aligned to 2"),
+        ({**HALF, "n": 2**15}, TENSOR, {}, "index", "3774873600 elements with its padding; 32 bits reach"),
+        ({**DEPTHWISE, "n": 2**15}, DIRECT, {}, "index", "3774873600 elements"),
+        ({**HALF, "groups": 16, "k": 96}, DIRECT, {}, "filters", "would be of several groups of 6"),
+        ({**DEPTHWISE, "c": 2, "k": 2, "groups": 2}, DIRECT, {}, "filters", "filters = 4 is mostly padding for k = 2"),
+        (DEPTHWISE, DIRECT, {"threads_k": 64, "filters": 8}, "threads_k", "blocks of 512 filters are mostly padding"),
+        (DEPTHWISE, DIRECT, {"taps": 64}, "taps", "taps = 64 is mostly padding for 9"),
+        ({**DEPTHWISE, "n": 1, "h": 3, "w": 3}, DIRECT, {"pixels": 8}, "pixels", "blocks of 128 pixels are mostly"),
+        (DEPTHWISE, DIRECT, {"min_blocks": 2}, "min_blocks", "fit unasked"),
+    ],
+)  # fmt: skip
+def test_each_rule_says_why(
+    fields: dict[str, Any], schedule: dict[str, int | str], changes: dict[str, int | str], rule: str, said: str
+) -> None:
+    found = judge(fields, schedule, **changes)
+    assert isinstance(found, Rejected)
+    assert (found.rule, said in found.message) == (rule, True), found
+
+
+def test_a_pointwise_image_is_reached_with_64_bits() -> None:
+    assert judge({**HALF, "r": 1, "s": 1, "padding": 0, "n": 2**15}, TENSOR) == ACCEPTED
+
+
+def test_a_cap_on_the_workspace_rejects_with_the_number() -> None:
+    problem = conv2d(**{**HALF, "n": 1})
+    schedule = Schedule.of({**TENSOR, "split": "workspace", "split_k": 4})
+    needed = 4 * 4 * 28 * 28 * 128
+    assert OP.cost(problem, schedule).workspace_bytes == needed
+    assert OP.rules(problem, schedule, target("sm_90a"), needed) == ACCEPTED
+    assert OP.rules(problem, schedule, target("sm_90a"), needed - 1) == Rejected(
+        "workspace", f"needs {needed} bytes of workspace, the limit is {needed - 1}"
+    )
+
+
+def test_cost_counts_every_operand_once() -> None:
+    problem = conv2d(**HALF, epilogue=[{"op": "bias"}, {"op": "relu"}])
+    cost = OP.cost(problem, Schedule.of(TENSOR))
+    outputs = 8 * 28 * 28 * 128
+    assert cost.flops == 2 * outputs * 9 * 128 + 2 * outputs
+    assert cost.bytes_read == 2 * (8 * 28 * 28 * 128 + 128 * 9 * 128 + 128)
+    assert (cost.bytes_written, cost.launches, cost.workspace_bytes) == (2 * outputs, 1, 0)
+
+
+def test_work_asks_the_dram_for_the_image_once_and_the_l2_for_every_tap() -> None:
+    problem = conv2d(**HALF)
+    work = OP.work(problem, Schedule.of(TENSOR), target("sm_90a"))
+    least = OP.cost(problem, Schedule.of(TENSOR))
+    assert work.dram_bytes == least.bytes_read + least.bytes_written
+    assert work.l2_bytes > 9 * least.bytes_read
+    assert work.blocks == -(-8 * 28 * 28 // 64) * 2
