@@ -97,6 +97,8 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, 
         if number == 0 and not s["pointwise"]:
             sizes = ((long, long), (long, long + 1), (long + 1, long + 1), *geometry.taps)
             geometry = Geometry(sizes, (1, 1), (1, 1), (1, 2), (0, 0))
+        if s["pointwise"] and s["layout"] == "nchw":
+            groups = 1  # with groups it is no product of stored matrices there
         per_image = max(3, (blocks * pixels + more) // images)
         rows = max(1, math.isqrt(per_image))
         per_group = 1 if number else max(1, taps // math.prod(geometry.taps[0]))
@@ -141,6 +143,8 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         counts = range(max(2, filters), filters + ROOM)
         groups, filters = next(count for count in counts if not last or (is_x(count) and is_out(count))), 1
     else:
+        if last and widest("out_dtype", wish.unit) > int(s["align_out"]):
+            groups = 1  # whole threads in each group are of a wider class
         unit = wish.unit if groups > 1 else 1
         counts = range(-(-filters // unit) * unit, filters + 8 * ROOM, unit)
         filters = next(count for count in counts if not last or is_out(count))
