@@ -30,6 +30,9 @@ SERVER_GROUPS := --group server --group postgres --group toolchain $(if $(GPU),-
 # The stamps' names say what is installed, so that a GPU that appears later is noticed.
 RUN_STAMP := $(VENV)/.installed$(if $(GPU),-gpu)
 DEV_STAMP := $(VENV)/.installed-dev
+# A second reference for the tests, without the gigabytes of its GPU build. Not every index has it: they skip without it.
+TORCH := torch==2.13.0+cpu
+TORCH_STAMP := $(VENV)/.tried-torch
 
 PYTEST_ARGS ?=
 
@@ -44,17 +47,17 @@ run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show
 # Tests start GPU workers only where they ask for one: what passes does not depend on the machine.
 test test-long coverage: export CUKILN_GPUS := none
 
-test: lint ## lint, then every test but the long ones
+test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 	@$(BIN)/python -m pytest -q -m "not long" $(PYTEST_ARGS)
 
-test-long: host $(RUN_STAMP) $(DEV_STAMP) ## the tests that take minutes
+test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## the tests that take minutes
 	@$(BIN)/python -m pytest -q -m long $(PYTEST_ARGS)
 
 test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring
 	@status=0; for script in confirm_primitives check_measuring; do \
 		$(BIN)/python -m tests.gpu.$$script || status=$$?; done; exit $$status
 
-coverage: host $(RUN_STAMP) $(DEV_STAMP) ## branch coverage of the packages, at least 85 %
+coverage: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## branch coverage of the packages, at least 85 %
 	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
 	@rm -f .coverage .coverage.*
 
@@ -130,4 +133,9 @@ $(RUN_STAMP): $(VENV)/.made pyproject.toml constraints.txt
 $(DEV_STAMP): $(RUN_STAMP) pyproject.toml constraints.txt
 	@echo "installing the tests' tools (first time only)"
 	@$(PIP) --group dev
+	@touch $@
+
+$(TORCH_STAMP): $(DEV_STAMP)
+	@echo "installing PyTorch for CPUs, which tests compare with (first time only)"
+	@$(PIP) "$(TORCH)" 2>/dev/null || echo "this package index has no $(TORCH): tests that compare with PyTorch are skipped"
 	@touch $@
