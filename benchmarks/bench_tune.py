@@ -1,11 +1,11 @@
-"""Wall time to tune and verify every public matmul shape, from an empty data folder.
+"""Wall time to tune and verify every public shape of an operator, from an empty data folder.
 
-Run with `make bench-tune` or `python -m benchmarks.bench_tune`. Starts a service of its own with two workers and
-submits the matmuls of `shapes.json` (BERT-base in fp16, Llama-3-8B at every m in bf16, square matrices in fp16, bf16
-and fp32) as one job at level 1 for sm_90a. Every problem must end with a verified winner, no candidate may be wrong.
-The last line is one JSON object, which is also kept under `benchmarks/results/`.
+Run with `make bench-tune` or `python -m benchmarks.bench_tune --operator conv2d`. Starts a service of its own with two
+workers and submits the operator's shapes of `shapes.json` (matmul: BERT-base in fp16, Llama-3-8B at every m in bf16,
+square matrices in fp16, bf16 and fp32) as one job at level 1 for sm_90a. Every problem must end with a verified winner,
+no candidate may be wrong. The last line is one JSON object, which is also kept under `benchmarks/results/`.
 
-- `wall_seconds`: from the request to the end of the job; `limit_seconds` is meant for it.
+- `wall_seconds`: from the request to the end of the job; `limit_seconds`, matmul's alone, is meant for it.
 - `stages`: seconds that the job's problems report, summed over the workers; `items`: wall seconds of the workers' items
   by kind, with the longest of each. `idle_seconds`: of the compile workers, with no item.
 - `kernels`: compiled and judged, each for all candidates that share it; `libraries`: built alone, to be published.
@@ -25,6 +25,7 @@ from sqlalchemy import text
 
 from benchmarks.keep_result import keep_result
 from benchmarks.shapes import shapes_of
+from codegen.operators import operators
 from cukiln.client import Client
 from cukiln.types import Job, Progress
 from storage.database import Database
@@ -32,7 +33,7 @@ from storage.settings import Settings, load_settings
 from workers.serve import embedded
 
 TARGET = "sm_90a"
-LIMIT_SECONDS = 600
+LIMIT_SECONDS = {"matmul": 600}
 WORKERS = 2  # as many as the cores that the limit is meant for
 STAGES = ("lower", "codegen", "compile", "verify")
 SECONDS_BETWEEN_LINES = 15.0
@@ -99,7 +100,7 @@ def counted(settings: Settings) -> dict[str, Any]:
     }
 
 
-def measure(folder: Path, problems: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
+def measure(folder: Path, operator: str, problems: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
     settings = load_settings(data_dir=folder, port=0, workers=WORKERS)
     job, wall = tune(settings, problems, level)
     refuse_unverified(job)
@@ -107,14 +108,15 @@ def measure(folder: Path, problems: Sequence[dict[str, Any]], level: int) -> dic
     # Of the compile workers; planning has a worker of its own.
     busy = sum(item["wall_seconds"] for kind, item in found["items"].items() if kind != "plan")
     return {
-        "benchmark": "tune",
+        "benchmark": "tune" if operator == "matmul" else f"tune-{operator.replace('_', '-')}",
+        "operator": operator,
         "target": TARGET,
         "level": level,
         "problems": len(job.problems),
         "candidates": sum(problem.candidates for problem in job.problems),
         **found,
         "wall_seconds": round(wall, 1),
-        "limit_seconds": LIMIT_SECONDS,
+        "limit_seconds": LIMIT_SECONDS.get(operator),
         "workers": WORKERS,
         "idle_seconds": round(WORKERS * wall - busy, 1),
         "stages": {
@@ -126,14 +128,19 @@ def measure(folder: Path, problems: Sequence[dict[str, Any]], level: int) -> dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--operator", default="matmul", choices=sorted(operators()), help="whose shapes; default: matmul"
+    )
     parser.add_argument("--only", default="", help="shapes whose name begins so; default: all")
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2), help="of the search")
     parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     arguments = parser.parse_args()
-    problems = [problem for problem in shapes_of("matmul") if problem["name"].startswith(arguments.only)]
+    problems = [one for one in shapes_of(arguments.operator) if one["name"].startswith(arguments.only)]
+    if not problems:
+        parser.error(f"no public shape of {arguments.operator} has a name that begins with {arguments.only!r}")
     folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
     try:
-        result = measure(folder, problems, arguments.level)
+        result = measure(folder, arguments.operator, problems, arguments.level)
     finally:
         shutil.rmtree(folder)
     keep_result(result, keep=not arguments.no_file and not arguments.only and arguments.level == 1)
