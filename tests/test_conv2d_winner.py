@@ -132,8 +132,16 @@ REFUSED = {
     "bias": ("x, w, out, H(16), r, *rest", "ValueError", "bias must be a contiguous vector of 24"),
     "residual": ("x, w, out, b, H(2, 12, 5, 48), *rest", "ValueError", "the shape of out"),
     "overlap": ("x, w, out, b, out, *rest", "ValueError", "out overlaps residual"),
-    "another geometry": ("x, w, out, b, r, 2, *rest[1:]", "ValueError", "an extent is below 1 or beyond"),
-    "a negative stride": ("x, w, out, b, r, -1, *rest[1:]", "ValueError", "an extent is below 1 or beyond"),
+    "another geometry": (
+        "x, w, out, b, r, 2, *rest[1:]",
+        "ValueError",
+        "or the scalars (such as stride and padding) do not fit",
+    ),
+    "a negative stride": (
+        "x, w, out, b, r, -1, *rest[1:]",
+        "ValueError",
+        "or the scalars (such as stride and padding) do not fit",
+    ),
 }
 
 

@@ -185,7 +185,9 @@ inline int launch_on(const KernelEntry& kernel, int device, void* const* pointer
   alignas(16) unsigned char arguments[most_argument_bytes];
   Launch launches[max_launches];
   const int count = kernel.plan(pointers, extents, values, scalars, workspace, arguments, launches);
-  if (count < 1) return fail("ValueError: an extent is below 1 or beyond what the kernel can index");
+  if (count < 1)
+    return fail("ValueError: an extent is below 1 or beyond what the kernel can index%s",
+                kernel.scalars > 0 ? ", or the scalars (such as stride and padding) do not fit the tensors" : "");
   return submit(*loaded, kernel.first_function, arguments, launches, count, stream);
 }
 
