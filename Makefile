@@ -34,7 +34,9 @@ DEV_STAMP := $(VENV)/.installed-dev
 TORCH := torch==2.13.0+cpu
 TORCH_STAMP := $(VENV)/.tried-torch
 
+# A process per core, each with whole files: their fixtures compile. `make test PYTEST_ARGS="-n 0"` takes one after the other.
 PYTEST_ARGS ?=
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-small-jobs bench-screening bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
@@ -48,17 +50,17 @@ run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show
 test test-long coverage: export CUKILN_GPUS := none
 
 test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
-	@$(BIN)/python -m pytest -q -m "not long" $(PYTEST_ARGS)
+	@$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
 test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## the tests that take minutes
-	@$(BIN)/python -m pytest -q -m long $(PYTEST_ARGS)
+	@$(PYTEST) -m long $(PYTEST_ARGS)
 
 test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring
 	@status=0; for script in confirm_primitives check_measuring; do \
 		$(BIN)/python -m tests.gpu.$$script || status=$$?; done; exit $$status
 
 coverage: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## branch coverage of the packages, at least 85 %
-	@$(BIN)/python -m pytest -q -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
+	@$(PYTEST) -m "not long" --cov --cov-report=term --cov-fail-under=85 $(PYTEST_ARGS)
 	@rm -f .coverage .coverage.*
 
 lint: host $(RUN_STAMP) $(DEV_STAMP) ## ruff, mypy --strict, the allowed imports
