@@ -55,8 +55,8 @@ test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## the tests that take minutes
 	@$(PYTEST) -m long $(PYTEST_ARGS)
 
-test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring
-	@status=0; for script in confirm_primitives check_measuring; do \
+test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring, workspaces
+	@status=0; for script in confirm_primitives check_measuring check_workspaces; do \
 		$(BIN)/python -m tests.gpu.$$script || status=$$?; done; exit $$status
 
 coverage: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## branch coverage of the packages, at least 85 %

@@ -55,6 +55,7 @@ EXPORT int __tvm_ffi_prepare(void* self, const TVMFFIAny* args, int32_t n, TVMFF
 }
 EXPORT int __tvm_ffi_workspace_bytes(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
   result->type_index = kTVMFFIInt; result->v_int64 = 0;
+  if (n > 0 && args[0].type_index != kTVMFFIInt) return 0;  // of tensors: none
   for (int i = 0; i < n; ++i) result->v_int64 = result->v_int64 * 10 + args[i].v_int64;
   return 0;
 }

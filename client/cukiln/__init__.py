@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cukiln.events import Event
     from cukiln.load_kernel import Kernel, choose, load
     from cukiln.types import Job, LookupResult, Progress, WinnerRecord
+    from cukiln.workspace_pool import release_workspaces
 
     __version__: str
 
@@ -58,6 +59,7 @@ _LAZY = {
     "LookupResult": "cukiln.types",
     "Progress": "cukiln.types",
     "WinnerRecord": "cukiln.types",
+    "release_workspaces": "cukiln.workspace_pool",
 }
 
 __all__ = [
@@ -89,6 +91,7 @@ __all__ = [
     "__version__",
     "choose",
     "load",
+    "release_workspaces",
 ]
 
 

@@ -5,6 +5,7 @@ A library's constructors run when it is loaded, so its SHA-256 is checked before
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -16,6 +17,7 @@ from cukiln.blob_cache import BlobCache, verify
 from cukiln.errors import DeviceError, NotLoadable, UsageError
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
+from cukiln.workspace_pool import POOL
 
 if TYPE_CHECKING:
     from cukiln.client import Client
@@ -63,20 +65,54 @@ class Kernel:
 
         `tensors`: anything that speaks DLPack (PyTorch, CuPy, JAX), in the record's operand order (matmul: a, b, out,
         then the epilogue's tensors) and of its dtypes: float32, float16, bfloat16, int8, int32, uint8 (a mask; bool is
-        as good). `scalars`: default those of the record. `workspace`: a GPU tensor of at least
-        `workspace_bytes` bytes, where that is not 0. `stream`: a raw CUDA stream handle; default: PyTorch's current
-        stream for its tensors, else the default stream.
+        as good). `scalars`: default those of the record. `workspace`: a GPU tensor of at least `workspace_bytes` bytes;
+        by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where that is not 0. `stream`:
+        a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the default stream.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
         recorded = tuple(self.entry.launch.scalars) if self.entry is not None else ()
-        arguments = [*tensors, *(recorded if scalars is None else scalars)]
-        if workspace is not None:
-            arguments.append(workspace)
+        numbers = recorded if scalars is None else scalars
+        like = tensors[0] if tensors else None
         try:
-            with _on_stream(tensors, stream):
-                self._run(*arguments)
+            if stream is not None:
+                # tvm-ffi would take the stream of the tensors' framework; tensors of its own have none.
+                tensors = tuple(map(_own_tensor, tensors))
+            needed = 0 if workspace is not None else int(self._module.get_function("workspace_bytes")(*tensors))
+            if needed == 0:
+                with _on_stream(tensors, stream):
+                    self._run(*tensors, *numbers, *(() if workspace is None else (workspace,)))
+                return
+            device = _device_of(tensors)
+            queue = _current_stream(device, tensors) if stream is None else stream
+            with POOL.lend(device, queue, needed, like) as address, _on_stream(tensors, stream):
+                self._run(*tensors, *numbers, address)
         except RuntimeError as error:
             raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
+
+
+def _own_tensor(tensor: Any) -> Any:
+    import tvm_ffi
+
+    return tvm_ffi.from_dlpack(tensor)
+
+
+def _device_of(tensors: tuple[Any, ...]) -> int:
+    number: int = tensors[0].__dlpack_device__()[1] if tensors else 0
+    return number
+
+
+def _current_stream(device: int, tensors: tuple[Any, ...]) -> int:
+    """The stream that tvm-ffi runs a call with these tensors on."""
+    found: int = _ask_stream()(device, *tensors)
+    return found
+
+
+@functools.cache
+def _ask_stream() -> Any:
+    """A function that is called as a library's is."""
+    import tvm_ffi
+
+    return tvm_ffi.convert(lambda device, *_: tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", device)))
 
 
 def _on_stream(tensors: tuple[Any, ...], stream: int | None) -> AbstractContextManager[Any]:
@@ -85,8 +121,7 @@ def _on_stream(tensors: tuple[Any, ...], stream: int | None) -> AbstractContextM
         return nullcontext()
     import tvm_ffi
 
-    number = tensors[0].__dlpack_device__()[1] if tensors else 0
-    context: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", number), stream)
+    context: AbstractContextManager[Any] = tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", _device_of(tensors)), stream)
     return context
 
 

@@ -80,6 +80,32 @@ int cuStreamIsCapturing(void* stream, int* status) {
   *status = getenv("FAKE_CUDA_CAPTURING") != NULL;
   return 0;
 }
+// FAKE_CUDA_CAPTURE=number: every stream is part of the capture of that number.
+int cuStreamGetCaptureInfo_v2(void* stream, int* status, uint64_t* number, void** graph, const void** nodes, size_t* count) {
+  (void)stream, (void)graph, (void)nodes, (void)count;
+  const char* capture = getenv("FAKE_CUDA_CAPTURE");
+  *status = capture != NULL;
+  *number = capture ? strtoull(capture, NULL, 10) : 99;  // 99: what the driver leaves there without a capture
+  return fails("cuStreamGetCaptureInfo_v2");
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static _Thread_local int current = 0;
+  const int before = current;
+  current = *mode;
+  *mode = before;
+  say("mode", current, 0);
+  return 0;
+}
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  static uint64_t next = 0x50000000;
+  *address = __atomic_fetch_add(&next, 0x10000, __ATOMIC_SEQ_CST);
+  say("alloc", (long)*address, (long)bytes);
+  return fails("cuMemAlloc_v2");
+}
+int cuMemFree_v2(uint64_t address) {
+  say("free", (long)address, 0);
+  return 0;
+}
 int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                    unsigned shared, void* stream, void** parameters, void** extra) {
   // FAKE_CUDA_PEEK=offset shows an int of the kernel's arguments.

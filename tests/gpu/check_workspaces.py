@@ -1,0 +1,161 @@
+"""Checks on a real GPU the workspaces that `cukiln.load`'s kernels share: `make test-gpu`.
+
+A matmul whose k is split, its sums in a workspace between two launches: from several threads on two streams, as CuPy
+arrays and, where PyTorch is installed, as its tensors; and in a captured graph that is replayed beside other calls.
+Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import tempfile
+import threading
+from typing import Any
+
+import numpy as np
+
+import cukiln
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search import Search
+from codegen.targets import targets
+from cukiln.workspace_pool import POOL
+from workers.build_winner import build_winner
+from workers.gpu.interface import GpuMissing, list_devices
+from workers.processes import Limits, Processes
+from workers.toolchain import find_toolchain
+
+MODULE = "workers.gpu.cupy_gpu"
+RIGHT, WRONG, NO_GPU = 0, 1, 2
+SHAPE = {"m": 384, "n": 256, "k": 4096, "layout": "nt"}
+WAYS = {"tile_k": [32], "split": ["workspace"], "split_k": [8]}
+CALLS, THREADS, STREAMS = 200, 4, 2
+LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_bytes=64 << 20)
+
+
+def split_kernel(capability: tuple[int, int]) -> cukiln.Kernel:
+    problem = operator("matmul").parse({"operator": "matmul", "dtype": "float16", **SHAPE})
+    sheet = next(one for one in targets().values() if one.capability == 10 * capability[0] + capability[1])
+    (candidate, *_) = lower(problem, sheet, Search.model_validate({"tunables": WAYS})).candidates
+    processes = Processes()
+    try:
+        library = build_winner(candidate, sheet, find_toolchain(processes), processes, LIMITS).library
+    finally:
+        processes.close()
+    with tempfile.TemporaryDirectory() as folder:
+        return cukiln.load(library, sha256=hashlib.sha256(library).hexdigest(), cache_dir=folder)
+
+
+def operands(arrays: Any) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
+    """Per thread its own small integers, whose sums are exact in any order, and what they must give."""
+    rng = np.random.default_rng(1)
+    sets, expected = [], []
+    for _ in range(THREADS):
+        a, b = (rng.integers(-1, 2, (rows, SHAPE["k"])) for rows in (SHAPE["m"], SHAPE["n"]))
+        out = np.zeros((SHAPE["m"], SHAPE["n"]), np.float16)
+        sets.append((arrays(a.astype(np.float16)), arrays(b.astype(np.float16)), arrays(out)))
+        expected.append((a @ b.T).astype(np.float16))
+    return sets, expected
+
+
+def at_once(work: list[Any]) -> None:
+    threads = [threading.Thread(target=each) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def check_threads(kernel: cukiln.Kernel, cupy: Any) -> str:
+    """Every thread calls on every stream in turn."""
+    sets, expected = operands(cupy.asarray)
+    cupy.cuda.Device().synchronize()
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(STREAMS)]
+    cukiln.release_workspaces()
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for i in range(CALLS):
+            stream = streams[(number + i) % STREAMS]
+            kernel(*sets[number], stream=stream.ptr)
+            stream.synchronize()
+            if not np.array_equal(sets[number][2].get(), expected[number]):
+                wrong.append(f"thread {number}, call {i}")
+                return
+
+    at_once([lambda number=number: work(number) for number in range(THREADS)])
+    held, each = cukiln.release_workspaces(), kernel.workspace_bytes(*sets[0])
+    if wrong or held != STREAMS * each:
+        raise AssertionError(f"wrong results: {wrong}; {held} bytes were held, {STREAMS} × {each} expected")
+    return f"{THREADS * CALLS} calls of {THREADS} threads on {STREAMS} streams, {held} bytes"
+
+
+def check_graph(kernel: cukiln.Kernel, cupy: Any) -> str:
+    """A graph is replayed on one stream while calls run on the stream that it was captured on."""
+    sets, expected = operands(cupy.asarray)
+    kernel.prepare(cupy.cuda.Device().id)
+    cupy.cuda.Device().synchronize()
+    captured_on, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with captured_on:
+        captured_on.begin_capture()
+        kernel(*sets[0], stream=captured_on.ptr)
+        graph = captured_on.end_capture()
+    for _ in range(CALLS):
+        graph.launch(other)
+        kernel(*sets[1], stream=captured_on.ptr)
+    cukiln.release_workspaces()  # the graph's stays
+    graph.launch(other)
+    cupy.cuda.Device().synchronize()
+    for number in (0, 1):
+        if not np.array_equal(sets[number][2].get(), expected[number]):
+            raise AssertionError(f"the {'calls' if number else 'graph'} gave something else")
+    return f"{CALLS} replays beside as many calls, {POOL.release(captured=True)} bytes of the graph"
+
+
+def check_torch(kernel: cukiln.Kernel) -> str:
+    """PyTorch's current stream, and its allocator."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed: not checked"
+    import torch
+
+    sets, expected = operands(lambda array: torch.from_numpy(array).cuda())
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(CALLS):
+            kernel(*sets[0])
+    torch.cuda.synchronize()
+    taken, needed = torch.cuda.memory_allocated() - before, kernel.workspace_bytes(*sets[0])
+    if not np.array_equal(sets[0][2].cpu().numpy(), expected[0]) or not needed <= taken < needed + 512:
+        raise AssertionError(f"{taken} bytes were taken for {needed}, or the result is wrong")
+    cukiln.release_workspaces()
+    return f"{CALLS} calls, {taken} bytes of PyTorch's"
+
+
+def main() -> int:
+    try:
+        capability = list_devices(MODULE)[0].capability
+    except GpuMissing as error:
+        print(f"{error}; nothing was checked", file=sys.stderr)
+        return NO_GPU
+    import cupy
+
+    kernel = split_kernel(capability)
+    wrong = 0
+    for name, check in (
+        ("workspaces of threads", lambda: check_threads(kernel, cupy)),
+        ("workspace of a graph", lambda: check_graph(kernel, cupy)),
+        ("workspace from PyTorch", lambda: check_torch(kernel)),
+    ):
+        try:
+            print(f"{name}: {check()}", flush=True)
+        except (AssertionError, cukiln.CukilnError) as error:
+            wrong += 1
+            print(f"{name}: WRONG: {error}", flush=True)
+    return WRONG if wrong else RIGHT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
