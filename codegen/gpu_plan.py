@@ -64,6 +64,7 @@ class GpuCase:
         """What the verdict's details keep of a case: enough to run it again."""
         return {
             "extents": list(extents),
+            "sum_length": self.problem.sum_length,
             "kind": self.kind,
             "exact": self.exact,
             "seed": self.seed,

@@ -57,6 +57,11 @@ class Problem(BaseModel):
         """All fields with their values, as JSON types: what rows store and keys are made of."""
         return self.model_dump(mode="json")
 
+    @property
+    def sum_length(self) -> int | None:
+        """How many products an output adds up, on which rounding depends; None where it adds none up."""
+        return None
+
     @cached_property
     def digest(self) -> str:
         return problem_digest(self.canonical())

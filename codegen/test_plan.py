@@ -195,6 +195,7 @@ def describe_case(case: Case, extents: Sequence[int]) -> dict[str, Any]:
     """What the verdict's details keep of a case: enough to run it again."""
     return {
         "extents": list(extents),
+        "sum_length": case.problem.sum_length,
         "kind": case.kind,
         "exact": case.exact,
         "seed": case.seed,

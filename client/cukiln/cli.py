@@ -1,5 +1,5 @@
-"""The command line: `cukiln tune`, `lookup`, `candidates`, `fetch`, `prove`, `reproduce`, `export-bundle`,
-`import-results`, `doctor`, `serve`, `worker`, `quickstart`.
+"""The command line: `cukiln tune`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`, `reproduce`,
+`export-bundle`, `import-results`, `doctor`, `serve`, `worker`, `quickstart`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start as it is set up; 130 interrupted.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ import typer
 from rich.console import Console
 
 from cukiln import __version__
+from cukiln.cli_accuracy import accuracy_rows, print_accuracy
 from cukiln.cli_bundle import described, export_bundle, import_results
 from cukiln.cli_candidates import fastest_first, print_candidates
 from cukiln.cli_doctor import doctor_report
@@ -154,6 +156,25 @@ def candidates(
         print_candidates(console, found)
     else:
         typer.echo("No candidates: the job is not planned yet, or its problems were answered from the cache.")
+
+
+@app.command()
+def accuracy(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON object.")] = False,
+) -> None:
+    """Show how far JOB's winners were off float64, and the vendor's library where it was compared with."""
+    console = _console()
+    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        winners = [one for one in client.job(job).problems if one.winner is not None]
+        rows = [row for one in winners for row in accuracy_rows(one.name, client.kernel(one.key))]
+    if as_json:
+        typer.echo(json.dumps({"job": job, "accuracy": [asdict(row) for row in rows]}))
+    elif rows:
+        print_accuracy(console, rows)
+    else:
+        typer.echo("No winners: the job is not done yet, or nothing of it was right.")
 
 
 @app.command()

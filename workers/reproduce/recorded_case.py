@@ -39,6 +39,9 @@ class RecordedCase:
     operands: tuple[Operand, ...]
     runs: tuple[Run, ...]
 
+    # What a test plan's problem has; the proof that was recorded says it.
+    sum_length = None
+
     @property
     def launches(self) -> tuple[tuple[int, ...], ...]:
         return tuple(dict.fromkeys(run.launch for run in self.runs))

@@ -132,6 +132,10 @@ class Conv2dProblem(Problem):
         return self.r * self.s * self.group_channels
 
     @property
+    def sum_length(self) -> int:
+        return self.taps
+
+    @property
     def channels_last(self) -> bool:
         return self.layout == "nhwc"
 

@@ -55,6 +55,10 @@ class MatmulProblem(Problem):
     stride_c: Stride = _derived("Elements from one out to the next of the batch.")
 
     @property
+    def sum_length(self) -> int:
+        return self.k
+
+    @property
     def a_transposed(self) -> bool:
         return self.layout[0] == "t"
 

@@ -1,0 +1,258 @@
+"""How far kernels are from float64, by dtype and length of the sum, with other ways to add the same products beside.
+
+`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON]] [--no-keep]`; `make bench-accuracy` keeps the
+result. Without `--problem` the default list: matmuls of 64 x 64 outputs whose sums are as long as those of one filter
+gradient of ResNet-50 at batch 8 (n p q = 25,088 products for 56 x 56 pixels) and as shorter ones. The problem may be
+of any operator: each output is computed as at full extents, so few of them are enough.
+
+Ours is the kernel's own text, run on the CPU (`codegen/device/cpu`): its order of summation, and the twin's arithmetic
+on tensor cores. Beside it, on the same inputs and judged by the same float64 reference:
+
+- `numpy`: sums of fp32 in NumPy's order, rounded to the output's dtype: the same precision in another order, no library
+  that anyone ships kernels of. Of matmul alone;
+- `torch`: PyTorch's own result on the CPU, where it is installed and the output has the inputs' dtype. Of matmul and
+  conv2d;
+- `vendor`: the vendor's library, where there is a GPU and it has the problem;
+- `one product left out`: a wrong kernel, exact but for the last product of each sum. Of matmul alone.
+
+`max`: the largest |result - float64|; `rms`: its root mean square; both over the root mean square of the float64
+results. `of_bound`: the most of its own bound that an element used, above 1 is called wrong. `integers_wrong`: the
+share of outputs that differ where sums are exact, of as many products.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.keep_result import keep_result
+from codegen.arrays import as_float64
+from codegen.dtypes import dtype
+from codegen.kernel import Candidate
+from codegen.lower import lower
+from codegen.operator import InputKind
+from codegen.operators import operator
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.problem import Problem
+from codegen.search import Search
+from codegen.targets import target
+from codegen.test_plan import judge
+from workers.build_cpu import build_cpu
+from workers.cpu_library import CpuLibrary
+from workers.gpu.interface import DEFAULT_MODULE, GpuError, GpuMissing, list_devices, open_gpu
+from workers.processes import Limits, Processes
+from workers.toolchain import find_toolchain
+
+LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=256 << 20)
+TARGET, SEED, CPU_SECONDS = "sm_90a", 1, 600.0
+LENGTHS = (576, 4_608, 25_088)  # c r s of two layers; n p q of a filter gradient at batch 8
+TYPES: tuple[dict[str, Any], ...] = (
+    {"dtype": "float32"},
+    {"dtype": "float32", "allow_tf32": True},
+    {"dtype": "float16", "out_dtype": "float32"},
+    {"dtype": "bfloat16", "out_dtype": "float32"},
+    {"dtype": "float16"},
+    {"dtype": "bfloat16"},
+)
+WHOLE = {"split": ["none"]}
+
+Inputs = Mapping[str, np.ndarray[Any, Any]]
+Way = Callable[[Problem, Inputs], "np.ndarray[Any, Any] | None"]
+
+
+def default_problems() -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Problems with the tunables that are asked for: the longest sums, which level 0 divides, also whole."""
+    for fields in TYPES:
+        for length in LENGTHS:
+            problem = {"operator": "matmul", "m": 64, "n": 64, "k": length, "layout": "tn", **fields}
+            yield problem, None
+            if length == LENGTHS[-1]:
+                yield problem, WHOLE
+
+
+def chosen(fields: Mapping[str, Any], tunables: Mapping[str, Any] | None) -> Candidate:
+    """The schedule of level 0, or the first that has the tunables."""
+    wished = {"tunables": tunables, "limit": 400} if tunables else {"level": 0}
+    problem = operator(str(fields["operator"])).parse(fields)
+    lowered = lower(problem, target(TARGET), Search.model_validate(wished))
+    if not lowered.candidates:
+        raise SystemExit(f"{fields} has no schedule with {tunables}: {lowered.why_empty}")
+    return lowered.candidates[0]
+
+
+class OnCpu:
+    """A candidate's kernel, built for the CPU, on any extents."""
+
+    def __init__(self, candidate: Candidate, library: Path) -> None:
+        self._candidate = candidate
+        self._library = CpuLibrary(library)
+
+    def __call__(self, problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any]:
+        own, kernel = operator(problem.operator), self._candidate.kernel
+        launch = own.launch_values(self._candidate.schedule)
+        try:
+            tensors = self._library.allocate(own.operands(problem))
+            workspace = self._library.workspace(kernel.namespace, own.extents(problem), launch)
+            for tensor in tensors:
+                if tensor.operand.role == "in":
+                    tensor.fill(inputs[tensor.operand.name])
+            (out,) = (tensor for tensor in tensors if tensor.operand.role == "out")
+            outcome = self._library.run(
+                kernel.namespace, tensors, workspace, extents=own.extents(problem), launch=launch,
+                scalars=own.scalars(problem), order="ascending", seed=SEED, exact=False, cpu_seconds=CPU_SECONDS,
+            )  # fmt: skip
+            if outcome.status != "ok":
+                raise SystemExit(f"the kernel did not run: {outcome.message}")
+            return as_float64(out.view.copy(), out.operand.dtype)
+        finally:
+            self._library.free()
+
+
+def by_numpy(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
+    if not isinstance(problem, MatmulProblem) or problem.epilogue:
+        return None
+    a, b = _factors(problem, inputs, np.float32)
+    return as_float64(np.matmul(a, b).astype(dtype(problem.out_dtype).numpy), problem.out_dtype)
+
+
+def without_last_product(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
+    if not isinstance(problem, MatmulProblem) or problem.epilogue:
+        return None
+    a, b = _factors(problem, inputs, np.float64)
+    return np.matmul(a[..., :-1], b[..., :-1, :])
+
+
+def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
+    p: Any = problem
+    if importlib.util.find_spec("torch") is None or p.out_dtype != p.dtype or p.epilogue:
+        return None
+    import torch
+
+    def tensor(values: np.ndarray[Any, Any]) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(getattr(torch, p.dtype))
+
+    if isinstance(problem, MatmulProblem):
+        made = torch.matmul(*map(tensor, _factors(problem, inputs, np.float32)))
+    elif problem.operator == "conv2d":
+        last = p.layout == "nhwc"
+        x, w = (values.transpose(0, 3, 1, 2) if last else values for values in (inputs["x"], inputs["w"]))
+        x = np.nan_to_num(x.astype(np.float32))  # what no window meets
+        options = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation, "groups": p.groups}
+        made = torch.nn.functional.conv2d(tensor(x), tensor(w), **options)
+        made = made.permute(0, 2, 3, 1) if last else made
+    else:
+        return None
+    return made.to(getattr(torch, p.out_dtype)).to(torch.float64).numpy()
+
+
+def by_vendor(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
+    """Raises GpuFault."""
+    try:
+        gpu = open_gpu(DEFAULT_MODULE, list_devices(DEFAULT_MODULE)[0].uuid)
+    except GpuMissing:
+        return None
+    offered = gpu.vendor(problem, inputs, 1)
+    if not offered:
+        return None
+    offered[0].run(0)
+    gpu.synchronize()
+    return np.asarray(gpu.to_host(offered[0].result(0)))
+
+
+def _factors(problem: MatmulProblem, inputs: Inputs, kind: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    a, b = (inputs[name].astype(kind) for name in ("a", "b"))
+    return (
+        a.swapaxes(-1, -2) if problem.a_transposed else a,
+        b.swapaxes(-1, -2) if problem.b_transposed else b,
+    )
+
+
+WAYS: dict[str, Way] = {
+    "numpy": by_numpy,
+    "torch": by_torch,
+    "vendor": by_vendor,
+    "one product left out": without_last_product,
+}
+
+
+def figures(problem: Problem, ways: Mapping[str, Way]) -> dict[str, dict[str, float]]:
+    """Of every way that computes the problem."""
+    own, found = operator(problem.operator), {}
+    kinds: tuple[InputKind, ...] = ("normal", "integer")
+    cases = {kind: own.make_inputs(problem, kind, np.random.default_rng(SEED)) for kind in kinds}
+    references = {kind: own.reference(problem, cases[kind]) for kind in kinds}
+    expected, bound = references["normal"]
+    size = float(np.sqrt(np.mean(expected**2)))
+    for name, way in ways.items():
+        out = way(problem, cases["normal"])
+        whole = way(problem, cases["integer"])
+        if out is None or whole is None:
+            continue
+        judged = judge(out, expected, bound, exact=False)
+        found[name] = {
+            "max": judged.max_error / size,
+            "rms": float(np.sqrt(np.mean((out - expected) ** 2))) / size,
+            "of_bound": judged.max_ratio,
+            "integers_wrong": judge(whole, *references["integer"], exact=True).wrong / whole.size,
+        }
+    return found
+
+
+def report(fields: Mapping[str, Any], tunables: Mapping[str, Any] | None, processes: Processes) -> dict[str, Any]:
+    candidate = chosen(fields, tunables)
+    toolchain = find_toolchain(processes)
+    with processes.private_folder("accuracy") as folder:
+        build = build_cpu([candidate.kernel], toolchain, processes, LIMITS, folder=folder)
+        if build.errors:
+            raise SystemExit(f"the kernel does not compile: {build.errors}")
+        ((library, _),) = build.libraries
+        found = figures(candidate.problem, {"ours": OnCpu(candidate, library), **WAYS})
+    schedule = candidate.schedule.as_dict()
+    return {
+        "problem": candidate.problem.canonical(),
+        "sum_length": candidate.problem.sum_length,
+        "schedule": schedule,
+        "figures": found,
+    }
+
+
+def show(row: Mapping[str, Any]) -> None:
+    p, schedule = row["problem"], row["schedule"]
+    slices = f", {schedule['split_k']} slices" if schedule.get("split_k", 1) != 1 else ""
+    tf32 = " as tf32" if p.get("allow_tf32") else ""
+    print(f"\n{p['operator']} {p['dtype']}{tf32} to {p['out_dtype']}, sums of {row['sum_length']}{slices}")
+    print(f"  {'':22}{'max':>10}{'rms':>10}{'of bound':>10}{'integers wrong':>16}")
+    for name, one in row["figures"].items():
+        print(
+            f"  {name:22}{one['max']:10.1e}{one['rms']:10.1e}{one['of_bound']:10.2g}{one['integers_wrong']:16.1%}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problem", type=json.loads, help="a problem of any operator, as in a job request")
+    parser.add_argument("--tunables", type=json.loads, help="lists of values by tunable, as in a search")
+    parser.add_argument("--no-keep", action="store_true", help="write no file into benchmarks/results")
+    chosen_options = parser.parse_args()
+    listed = [(chosen_options.problem, chosen_options.tunables)] if chosen_options.problem else [*default_problems()]
+    rows = []
+    with closing(Processes()) as processes:
+        for fields, tunables in listed:
+            rows.append(report(fields, tunables, processes))
+            show(rows[-1])
+    keep_result({"benchmark": "accuracy", "target": TARGET, "rows": rows}, keep=not chosen_options.no_keep)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except GpuError as error:
+        raise SystemExit(str(error)) from error

@@ -1,0 +1,103 @@
+"""`cukiln accuracy`: how far winners were off float64 in their proofs, and the vendor's library beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cukiln.types import WinnerRecord
+
+_NOTES = (
+    "error, bound: the largest |result - float64| over all elements and runs on random normals, and what is allowed "
+    "there; of bound: the most of its bound that any element used",
+    "integers: whether inputs whose sums are exact gave the reference's bits; no rounding explains a difference there",
+)
+_VENDOR = "vendor: its library's largest error on the same inputs, and what ours may be off at that place"
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """One case of a winner's proof: `sum_length` products in each sum. `integers`: whether equal bits were shown on the
+    same extents; null where no such case is recorded. `vendor_error` only on the problem's own extents."""
+
+    problem: str
+    device_class: str
+    operator: str
+    dtype: str
+    out_dtype: str
+    sum_length: int | None
+    extents: list[int]
+    max_error: float
+    error_bound: float | None
+    share_of_bound: float | None
+    integers: bool | None
+    vendor_error: float | None
+    vendor_bound: float | None
+
+
+def accuracy_rows(name: str, record: WinnerRecord) -> list[AccuracyRow]:
+    """What the record of the problem `name` says of its fastest kernel, the shortest sums first."""
+    best, vendor = record.front[0], record.vendor
+    cases = best.verdict.get("cases", [])
+    whole = [case for case in cases if case["kind"] == "integer" and case.get("max_error") is not None]
+    exact = {tuple(case["extents"]): case["max_error"] == 0.0 for case in whole}
+    own_extents = list(best.launch.extents.values())
+    rows = []
+    for case in cases:
+        if case["kind"] != "normal" or case.get("max_error") is None:
+            continue
+        beside = vendor if case["extents"] == own_extents else None
+        rows.append(
+            AccuracyRow(
+                problem=name,
+                device_class=record.device_class,
+                operator=record.operator,
+                dtype=str(record.problem.get("dtype", "-")),
+                out_dtype=str(record.problem.get("out_dtype", "-")),
+                sum_length=case.get("sum_length"),
+                extents=case["extents"],
+                max_error=case["max_error"],
+                error_bound=case.get("error_bound"),
+                share_of_bound=case.get("max_ratio"),
+                integers=exact.get(tuple(case["extents"])),
+                vendor_error=beside.max_error if beside else None,
+                vendor_bound=beside.error_bound if beside else None,
+            )
+        )
+    return sorted(rows, key=lambda row: row.sum_length or 0)
+
+
+def print_accuracy(console: Console, rows: Sequence[AccuracyRow]) -> None:
+    """A row for each case, then what the words mean."""
+    headings = ["problem", "operator", "dtype", "sum of", "error", "bound", "of bound", "integers"]
+    with_vendor = any(row.vendor_error is not None for row in rows)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for heading in [*headings, *(["vendor"] if with_vendor else [])]:
+        left = heading in ("problem", "operator", "dtype", "integers")
+        table.add_column(heading, no_wrap=heading != "problem", justify="left" if left else "right")
+    for row in rows:
+        kind = row.dtype if row.dtype == row.out_dtype else f"{row.dtype} → {row.out_dtype}"
+        cells = [
+            row.problem,
+            row.operator,
+            kind,
+            "-" if row.sum_length is None else f"{row.sum_length:,}",
+            f"{row.max_error:.1e}",
+            _number(row.error_bound),
+            "-" if row.share_of_bound is None else f"{100 * row.share_of_bound:.2g} %",
+            {True: "equal", False: "differ", None: "-"}[row.integers],
+        ]
+        if with_vendor:
+            cells.append("-" if row.vendor_error is None else f"{row.vendor_error:.1e} of {_number(row.vendor_bound)}")
+        table.add_row(*map(Text, cells))
+    console.print(table)
+    for note in [*_NOTES, *([_VENDOR] if with_vendor else [])]:
+        console.print(Text(note, style="dim"))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
