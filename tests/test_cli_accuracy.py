@@ -63,7 +63,7 @@ def test_the_table_has_every_figure_and_says_what_it_means() -> None:
         return output.getvalue()
 
     rows = [line.split() for line in printed(vendor=VENDOR).splitlines()]
-    assert " ".join(rows[2]) == "ffn1 matmul float16 → float32 512 1.5e-03 2.5e-01 4.2 % equal 1.2e-03 of 2.5e-01"
+    assert " ".join(rows[2]) == "ffn1 matmul float16 → float32 512 1.5e-03 2.5e-01 4.21 % equal 1.2e-03 of 2.5e-01"
     assert rows[1][-1] == "-"
     assert "vendor" in printed(vendor=VENDOR) and "vendor" not in printed()
 

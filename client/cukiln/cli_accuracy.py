@@ -88,7 +88,7 @@ def print_accuracy(console: Console, rows: Sequence[AccuracyRow]) -> None:
             "-" if row.sum_length is None else f"{row.sum_length:,}",
             f"{row.max_error:.1e}",
             _number(row.error_bound),
-            "-" if row.share_of_bound is None else f"{100 * row.share_of_bound:.2g} %",
+            "-" if row.share_of_bound is None else f"{100 * row.share_of_bound:.3g} %",
             {True: "equal", False: "differ", None: "-"}[row.integers],
         ]
         if with_vendor:

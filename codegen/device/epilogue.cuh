@@ -157,6 +157,7 @@ struct CastBfloat16 : Elementwise<CastBfloat16, 0> {};
 // The nodes in order. An empty chain stores the accumulator.
 template <class... Nodes>
 struct Chain {
+  static constexpr int nodes = sizeof...(Nodes);
   static constexpr int tensors = (0 + ... + Nodes::tensors);
   static constexpr int scalars = (0 + ... + Nodes::scalars);
   static_assert(tensors <= max_epilogue_tensors && scalars <= max_epilogue_scalars, "the epilogue takes too many operands");
@@ -189,7 +190,22 @@ struct Chain {
     apply_from<0, 0, N, Nodes...>(value, at, arguments);
   }
 
+  // One node alone.
+  template <int index, int N>
+  static __device__ __forceinline__ void apply_node(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    apply_at<index, 0, 0, N, Nodes...>(value, at, arguments);
+  }
+
  private:
+  template <int index, int tensor_index, int scalar_index, int N, class Node, class... Rest>
+  static __device__ __forceinline__ void apply_at(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    if constexpr (index == 0) {
+      Node::template apply<tensor_index, scalar_index, N>(value, at, arguments);
+    } else {
+      apply_at<index - 1, tensor_index + Node::tensors, scalar_index + Node::scalars, N, Rest...>(value, at, arguments);
+    }
+  }
+
   template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply_from(Vector<float, N>&, const Position&, const EpilogueArguments&) {}
 

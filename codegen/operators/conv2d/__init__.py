@@ -4,6 +4,7 @@ without one (`direct`)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files as packaged_files
 from typing import Any
 
@@ -26,7 +27,7 @@ from codegen.operator import (
     Operator,
     Work,
 )
-from codegen.operators.conv2d import direct, implicit, inputs
+from codegen.operators.conv2d import direct, implicit, inputs, separate
 from codegen.operators.conv2d import space as spaces
 from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
 from codegen.operators.conv2d.product import aligns, matmul_tunables, of_product, product
@@ -51,7 +52,7 @@ class Conv2d(Operator):
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.conv2d")
     shared = GEMM
-    files = ("gather.cuh", "direct.cuh", "kernel.cuh")
+    files = ("gather.cuh", "direct.cuh", "separate.cuh", "kernel.cuh")
     extent_names = EXTENT_NAMES
 
     def signature(self, problem: Problem) -> dict[str, Any]:
@@ -70,13 +71,21 @@ class Conv2d(Operator):
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        p, is_direct = _conv2d(problem), schedule.get("algorithm") == "direct"
+        p, t = _conv2d(problem), schedule.as_dict()
+        is_direct = t["algorithm"] == "direct"
+        if separate.is_separate(t):
+            if broken := separate.rules(p, t, workspace_limit):
+                return broken
+            p = separate.sums(p)
         if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p, whole=is_direct or p.channels_last)):
             return broken
         return direct.rules(p, schedule, target) if is_direct else implicit.rules(p, schedule, target, workspace_limit)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        return split.functions(_divided(kernel.tunables.as_dict()))
+        t = kernel.tunables.as_dict()
+        if separate.is_separate(t):
+            return separate.functions(kernel.signature_dict["epilogue"])
+        return split.functions(_divided(t))
 
     def deterministic(self, kernel: Kernel) -> bool:
         return split.deterministic(_divided(kernel.tunables.as_dict()), str(kernel.signature_dict["acc_dtype"]))
@@ -84,7 +93,9 @@ class Conv2d(Operator):
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
         last, is_direct = s["layout"] == "nhwc", t["algorithm"] == "direct"
+        s = separate.stored(s, t)
         fields = [
+            ConfigField("bool", "separate", separate.is_separate(t)),
             ConfigField("bool", "direct", is_direct),
             ConfigField("bool", "channels_last", last),
             ConfigField("bool", "pointwise", s["pointwise"]),
@@ -96,7 +107,7 @@ class Conv2d(Operator):
             a, b = of_product(last, (s["align_x"], s["align_w"], s["align_out"]))
             fields += config_fields(matmul_tunables(t), "nt" if last else "nn", (a, b, s["align_out"]))
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
-        return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
+        return Config(tuple(fields), tuple(s["epilogue"]), types, str(s["out_dtype"]))
 
     def extents(self, problem: Problem) -> list[int]:
         return [int(getattr(problem, name)) for name in EXTENT_NAMES]
@@ -149,11 +160,18 @@ class Conv2d(Operator):
         return reference(_conv2d(problem), inputs, exact)
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        p = _conv2d(problem)
-        return traffic.cost(product(p), _divided(schedule.as_dict()), self.operands(p))
+        p, t = _conv2d(problem), schedule.as_dict()
+        found = traffic.cost(product(p), _divided(t), self.operands(p))
+        if separate.is_separate(t):
+            found = replace(found, launches=1 + len(p.epilogue), workspace_bytes=separate.workspace_bytes(p))
+        return found
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p, least = _conv2d(problem), self.cost(problem, schedule)
+        p, t = _conv2d(problem), schedule.as_dict()
+        if separate.is_separate(t):
+            of_sums = self.work(separate.sums(p), separate.fused(schedule), target)
+            return replace(of_sums, others=separate.launches(p, target))
+        least = self.cost(problem, schedule)
         if schedule.get("algorithm") == "direct":
             return direct.work(p, schedule.as_dict(), least, target)
         return implicit.work(p, schedule, least, self.operands(p), target)
@@ -168,7 +186,8 @@ class Conv2d(Operator):
         return LaunchBounds(threads, int(t["min_blocks"]))
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        t = kernel.tunables.as_dict()
+        s = separate.stored(kernel.signature_dict, t)
         if t["algorithm"] == "direct":
             return direct.registers(t)
         of_product_alone = tensor_rules.registers(t, _stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
@@ -185,6 +204,9 @@ class Conv2d(Operator):
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         t, epilogue = matmul_tunables(kernel.tunables.as_dict()), tuple(kernel.signature_dict["epilogue"])
+        if separate.is_separate(t):
+            own = Kernel.of(self.name, {**kernel.signature_dict, "epilogue": []}, separate.fused(kernel.tunables))
+            return self.predicted_compile_seconds(own) + separate.compile_seconds(epilogue)
         if t["algorithm"] == "direct":
             return direct.compile_seconds(t, epilogue)
         if is_tensor(t):

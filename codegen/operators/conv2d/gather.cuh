@@ -33,6 +33,7 @@ struct Arguments {
   int image_pitch, row_pitch, pixel_pitch, channel_pitch;  // elements of the image from one to the next
   int radix_inner, radix_middle;  // channels last: channels, filter_width; first: filter_width, filter_height
   Taps step;                      // from one tap of a thread to its next
+  void* result;                   // where the last launch of a separate epilogue writes
 
 #if defined(CUKILN_DEVICE)
   __device__ __forceinline__ int group_of(int matrix) const { return groups == batch ? matrix : matrix % groups; }

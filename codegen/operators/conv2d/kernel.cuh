@@ -8,7 +8,7 @@ namespace conv2d {
 
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
-__device__ __forceinline__ void run(const Arguments& arguments) {
+__device__ __forceinline__ void multiply(const Arguments& arguments) {
   if constexpr (C::direct) {
     direct::run<C>(arguments);
   } else if constexpr (C::tensor_cores) {
@@ -27,6 +27,11 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 }
 
 template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  multiply<typename separate::RunOf<C>::type>(arguments);
+}
+
+template <class C>
 __device__ __forceinline__ void reduce(const Arguments& arguments) {
   gemm::reduce<C>(arguments);
 }
@@ -34,6 +39,47 @@ __device__ __forceinline__ void reduce(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void clear(const Arguments& arguments) {
   gemm::clear<C>(arguments);
+}
+
+// The nodes of a separate epilogue, by their places in the chain.
+template <class C>
+__device__ __forceinline__ void node0(const Arguments& arguments) {
+  separate::node<C, 0>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node1(const Arguments& arguments) {
+  separate::node<C, 1>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node2(const Arguments& arguments) {
+  separate::node<C, 2>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node3(const Arguments& arguments) {
+  separate::node<C, 3>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node4(const Arguments& arguments) {
+  separate::node<C, 4>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node5(const Arguments& arguments) {
+  separate::node<C, 5>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node6(const Arguments& arguments) {
+  separate::node<C, 6>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void node7(const Arguments& arguments) {
+  separate::node<C, 7>(arguments);
 }
 
 #endif  // CUKILN_DEVICE
@@ -63,10 +109,13 @@ enum { stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, geometr
 // As int; -1, which no geometry has, where it does not fit.
 inline int as_distance(double value) { return value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
 
-// What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the epilogue's counts alone.
+// What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the width of a store and the
+// epilogue's counts alone.
 struct Plan {
   gemm::Plan product;
   bool channels_last, direct, pointwise, depthwise;
+  bool in_workspace;       // where the sums of a separate epilogue are
+  int separate_nodes;      // launches after `run`; 0 of a fused epilogue
   int taps_of_step;  // from one of a thread's taps to its next: of a step of the product, of its next vector, or each
   int threads, tile_p, tile_k, filters;  // of a direct kernel: of a block, and filters of a thread
   uint32_t shared_bytes;
@@ -79,9 +128,9 @@ constexpr Plan make_plan() {
   plan.direct = C::direct;
   plan.pointwise = C::pointwise;
   plan.depthwise = C::depthwise;
+  plan.separate_nodes = C::separate ? C::Epilogue::nodes : 0;
+  plan.in_workspace = C::separate && separate::in_workspace<C>;
   if constexpr (C::direct) {
-    plan.product.epilogue_tensors = C::Epilogue::tensors;
-    plan.product.epilogue_scalars = C::Epilogue::scalars;
     plan.taps_of_step = 1;
     plan.threads = C::threads;
     plan.tile_p = C::threads / C::threads_k * C::pixels;
@@ -89,9 +138,12 @@ constexpr Plan make_plan() {
     plan.filters = C::filters;
     plan.shared_bytes = direct::shared_bytes<C>();
   } else {
-    plan.product = gemm::plan_of<C>;
+    plan.product = gemm::plan_of<typename separate::RunOf<C>::type>;
     plan.taps_of_step = C::channels_last ? C::tile_k : C::threads / C::tile_n;
   }
+  plan.product.width = C::align_c;
+  plan.product.epilogue_tensors = C::Epilogue::tensors;
+  plan.product.epilogue_scalars = C::Epilogue::scalars;
   return plan;
 }
 
@@ -108,8 +160,9 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   Arguments arguments = {};
   arguments.a = pointers[image_is_a ? 0 : 1];
   arguments.b = pointers[image_is_a ? 1 : 0];
-  arguments.out = pointers[2];
+  arguments.out = kernel.in_workspace ? workspace : pointers[2];
   arguments.workspace = workspace;
+  arguments.result = pointers[2];
   arguments.batch = gemm::as_extent(product.batch);
   arguments.m = gemm::as_extent(kernel.direct ? shape.images * out_pixels : product.m);
   arguments.n = gemm::as_extent(product.n);
@@ -176,8 +229,10 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
 
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
+  const Shape shape(extents);
+  if (plan_of<C>.in_workspace) return int64_t(sizeof(float)) * shape.images * shape.out_height * shape.out_width * shape.filters;
   if constexpr (C::direct) return 0;
-  return gemm::workspace_bytes(plan_of<C>.product, Shape(extents).product(C::channels_last), launch);
+  return gemm::workspace_bytes(plan_of<C>.product, shape.product(C::channels_last), launch);
 }
 
 // Output pixels along an axis; 0 where there are none.
@@ -209,15 +264,24 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   return kernel.pointwise || reached(kernel, a) <= INT32_MAX;
 }
 
-// Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
-inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
-  if (!takes(kernel, arguments)) return 0;
-  if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
+// Writes the launch of a direct kernel and returns 1; 0 where the extents are beyond what it can index.
+inline int plan_direct(const Plan& kernel, const Arguments& arguments, Launch* out) {
   const int64_t across = ceil_div(arguments.m, kernel.tile_p), down = ceil_div(arguments.filters, kernel.tile_k);
   if (down > 65535 || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
   const uint32_t threads = static_cast<uint32_t>(kernel.threads);
   out[0] = Launch{0, {static_cast<uint32_t>(across), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
   return 1;
+}
+
+// Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+  if (!takes(kernel, arguments)) return 0;
+  int count = kernel.direct ? plan_direct(kernel, arguments, out) : gemm::plan(kernel.product, arguments, out);
+  if (count == 0) return 0;
+  const int64_t outputs = int64_t(arguments.images) * arguments.out_height * arguments.out_width * arguments.filters;
+  for (int node = 0; node < kernel.separate_nodes; ++node)
+    if (!gemm::plan_items(1 + node, outputs / kernel.product.width, &out[count++])) return 0;
+  return count;
 }
 
 template <class C>

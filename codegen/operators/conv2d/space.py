@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from codegen.joined_space import Kind, build_joined
-from codegen.operators.conv2d import direct, implicit
+from codegen.operators.conv2d import direct, implicit, separate
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
@@ -37,7 +38,7 @@ def _both(one: Allowed, other: Allowed) -> Allowed:
 
 
 # The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
-TUNABLES = _together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct.TUNABLES)
+TUNABLES = _together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, (*direct.TUNABLES, separate.TUNABLE))
 
 
 def space(
@@ -45,15 +46,27 @@ def space(
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     every: dict[Value, tuple[Tunable, ...]] = {
-        "implicit_gemm": implicit.tunables(problem, target),
-        "direct": direct.TUNABLES,
+        "implicit_gemm": (*implicit.tunables(problem, target), separate.TUNABLE),
+        "direct": (*direct.TUNABLES, separate.TUNABLE),
     }
     kinds: dict[Value, Kind] = {}
     if not problem.depthwise:
-        kinds["implicit_gemm"] = implicit.kind(problem, target, search)
+        kinds["implicit_gemm"] = _fused(implicit.kind(problem, target, search))
     if direct.worth(problem):
-        kinds["direct"] = Kind(direct.TUNABLES, direct.levels(problem))
-    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
+        kinds["direct"] = _fused(Kind(direct.TUNABLES, direct.levels(problem)))
+    default = separate.fused(_default(problem, target, judge))
+    found = build_joined(search, ALGORITHM, every, kinds, default)
+    by_level = search.level != 0 and search.tunables is None and search.schedules is None
+    if not (problem.epilogue and by_level):
+        return found
+    launch_time = frozenset(one.name for one in TUNABLES if one.launch_time)
+    return replace(found, parts=(*found.parts, separate.alone(default, launch_time)))
+
+
+def _fused(kind: Kind) -> Kind:
+    """Levels try the separate epilogue once, not with every schedule."""
+    levels = {level: {**lists, separate.NAME: ("fused",)} for level, lists in kind.levels.items()}
+    return replace(kind, tunables=(*kind.tunables, separate.TUNABLE), levels=levels)
 
 
 def _default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:

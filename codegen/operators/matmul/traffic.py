@@ -115,7 +115,7 @@ def other_launches(
     per_slice = float(split.SUM_BYTES * problem.batch * problem.m * split.workspace_pitch(problem.n))
     read = per_slice * (t["split_k"] if t["split"] == "workspace" else 1)
     written = output_bytes(problem, least)
-    reduce = _items(
+    reduce = items(
         outputs / align_c,
         instructions=outputs * (1 + 2 * len(problem.epilogue)) + 1.5 * read / split.SUM_BYTES,
         l2_bytes=read + written,
@@ -126,7 +126,7 @@ def other_launches(
         return (reduce,)
     cleared = beyond_l2(problem, t, per_slice, target)
     vectors = per_slice / 16
-    clear = _items(vectors, instructions=4 * vectors, l2_bytes=per_slice, dram_bytes=cleared, steps=1)
+    clear = items(vectors, instructions=4 * vectors, l2_bytes=per_slice, dram_bytes=cleared, steps=1)
     return (clear, reduce)
 
 
@@ -136,7 +136,7 @@ def _reduce_stream(problem: MatmulProblem, t: Mapping[str, Any], align_c: int, l
     read = float(split.workspace_bytes(problem, t))
     written = output_bytes(problem, least) * shared_tiles(problem, t)
     outputs = float(tile_blocks * t["tile_m"] * t["tile_n"])
-    return _items(
+    return items(
         outputs / align_c,
         instructions=1.5 * read / split.SUM_BYTES,
         l2_bytes=read + written,
@@ -145,7 +145,7 @@ def _reduce_stream(problem: MatmulProblem, t: Mapping[str, Any], align_c: int, l
     )
 
 
-def _items(items: float, *, instructions: float, l2_bytes: float, dram_bytes: float, steps: int) -> Work:
+def items(items: float, *, instructions: float, l2_bytes: float, dram_bytes: float, steps: int) -> Work:
     """A launch of one thread per item."""
     return Work(
         blocks=max(1, math.ceil(items / split.REDUCE_THREADS)), threads=split.REDUCE_THREADS, fma=0.0,
