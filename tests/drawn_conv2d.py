@@ -110,8 +110,10 @@ def _candidate(problem: Conv2dProblem, arch: str, split: str, rng: random.Random
     """A random accepted schedule of level 2, divided in this way where sums can be divided."""
     op, where = operator("conv2d"), target(arch)
     space = op.space(problem, where, Search(level=2))
-    part: SearchSpace = rng.choice(space.parts)
+    part: SearchSpace = rng.choice([one for one in space.parts if one.tunables["epilogue"] == ("fused",)])
     lists: dict[str, Sequence[Value]] = dict(part.tunables)
+    if problem.epilogue and (split == "none" or "split" not in lists):
+        lists["epilogue"] = ("fused", "separate")
     if "split" in lists and split != "level 2":
         split = "workspace" if split == "stream" and "stream_blocks" not in lists else split
         lists |= {"split": [split], "split_k": (2, 3, 5) if split in ("workspace", "atomic") else [1]}

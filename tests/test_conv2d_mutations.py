@@ -27,14 +27,23 @@ TENSOR: Mapping[str, dict[str, Any]] = {
     "tf32 nchw": {"words": {"layout": "nchw", "dtype": "float32", "epilogue": ("bias",)}, "stages": 3},
     "bf16 nchw, stream-K": {"words": {"layout": "nchw", "dtype": "bfloat16"}, "copy": "registers", "split": "stream"},
 }
+SEPARATE: Mapping[str, dict[str, Any]] = {
+    "separate nhwc": {"words": {"epilogue": ("bias", "residual", "relu")}, "epilogue": "separate"},
+    "separate nchw": {
+        "words": {"layout": "nchw", "dtype": "float32", "epilogue": ("scale", "bias", "residual")},
+        "epilogue": "separate",
+    },
+}
 DIRECT: Mapping[str, dict[str, Any]] = {
     "direct nhwc": {"words": {"align": (1, 1, 4), "epilogue": ("bias", "residual")}},
     "direct nhwc, depthwise": {"words": {"align": (4, 1, 4), "depthwise": True, "epilogue": ("bias",)}},
     "direct nchw": {"words": {"layout": "nchw", "align": (1, 1, 1), "epilogue": ("bias",)}, "filters": 2},
     "direct nchw, depthwise": {"words": {"layout": "nchw", "align": (1, 1, 1), "depthwise": True}, "threads_k": 2},
 }
-GATHER, OF_DIRECT = "gather.cuh", "direct.cuh"
+GATHER, OF_DIRECT, OF_NODES = "gather.cuh", "direct.cuh", "separate.cuh"
 SMALLER, OFFSET = "gemm::smaller(C::taps, arguments.k - first)", "(of_all * arguments.ldb + first + tap)"
+STORED = "store_global<width>(sums, value);"
+APPLIED = "C::Epilogue::template apply_node<index>(value, Position{filter, filter, first}, arguments.epilogue);"
 # What stands in the text, and what is wrong in its place.
 WRONG: dict[str, tuple[str, str, str]] = {
     "rows above the image count": (GATHER, "h >= 0", "true"),
@@ -54,12 +63,24 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a depthwise filter sees its neighbour's channel": (OF_DIRECT, "j * arguments.channel_pitch", "0"),
     "the last tap lost": (OF_DIRECT, SMALLER, f"{SMALLER} - 1"),
     "taps of the first chunk again": (OF_DIRECT, OFFSET, "(of_all * arguments.ldb + tap)"),
+    "a node takes the filter of another layout": (
+        OF_NODES,
+        "C::channels_last ? first : first / per_image",
+        "C::channels_last ? first / per_image : first",
+    ),
+    "a node forgets what it did": (OF_NODES, STORED, ";"),
+    "the sums are rounded between nodes": (
+        OF_NODES,
+        STORED,
+        f"for (float& one : value.data) one = round_to_bfloat16(one); {STORED}",
+    ),
+    "every node applies the first": (OF_NODES, APPLIED, APPLIED.replace("<index>", "<0>")),
     "channels first written as last": (OF_DIRECT, "(pixel(i) - image * per_image)", "pixel(i)"),
 }
 
 
 def kernels_of(name: str) -> dict[str, Kernel]:
-    made = ((simt_kernel, SIMT), (tensor_kernel, TENSOR), (direct_kernel, DIRECT))
+    made = ((simt_kernel, SIMT), (tensor_kernel, TENSOR), (tensor_kernel, SEPARATE), (direct_kernel, DIRECT))
     return {config: make(operator=name, **words) for make, configs in made for config, words in configs.items()}
 
 

@@ -34,7 +34,7 @@ def what_was_drawn(drawn: Sequence[tuple[str, Candidate]]) -> Counter[str]:
         p, t, s = candidate.problem, candidate.schedule.as_dict(), candidate.kernel.signature_dict
         assert isinstance(p, Conv2dProblem)
         counts.update([f"target {arch}", f"layout {p.layout}", f"inputs {p.dtype}", f"out {p.out_dtype}"])
-        counts[f"algorithm {t['algorithm']}"] += 1
+        counts.update([f"algorithm {t['algorithm']}", f"epilogue {t['epilogue']}"])
         if t["algorithm"] == "implicit_gemm":
             counts.update(["tensor cores" if "mma_k" in t else "CUDA cores", f"split {t['split']}"])
             counts[f"copy {t.get('copy')}"] += 1
@@ -72,6 +72,7 @@ WANTED = {
     "dilation": 20, "no dilation": 15, "padding": 25, "no padding": 10, "several images": 20, "one image": 20,
     "dilation with groups": 8, "a multiplier": 5, "a stride that leaves elements": 8, "align_x 1": 15, "align_x 8": 1,
     "align_out 1": 10, "align_out 8": 1, "0 or more nodes": 10, "1 or more nodes": 10, "2 or more nodes": 30,
+    "epilogue separate": 8,
 }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ DEPTHWISE: dict[str, Any] = {**HALF, "groups": 128}
 TENSOR: dict[str, int | str] = {
     "algorithm": "implicit_gemm", "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3,
     "fragments": 2, "mma_k": 16, "copy": "cp_async", "epilogue_path": "shared", "min_blocks": 1, "maxnreg": 0,
-    "split": "none", "split_k": 1, "stream_blocks": 0, "raster": 0,
+    "split": "none", "split_k": 1, "stream_blocks": 0, "raster": 0, "epilogue": "fused",
 }  # fmt: skip
 BY_ELEMENT: dict[str, int | str] = {**TENSOR, "copy": "registers", "stages": 2, "fragments": 1}
 
@@ -142,7 +142,7 @@ def test_any_list_of_slices_is_tried() -> None:
         ),
         ({"schedules": [{"algorithm": "fft"}]}, "search.schedules.0.algorithm", "'fft' is not allowed"),
         ({"schedules": [{**DIRECT, "tile_m": 64}]}, "search.schedules.0.tile_m", "unknown tunable 'tile_m'"),
-        ({"schedules": [{"algorithm": "direct"}]}, "search.schedules.0.filters", "has no 'filters'"),
+        ({"schedules": [{"algorithm": "direct"}]}, "search.schedules.0.epilogue", "has no 'epilogue'"),
     ],
 )
 def test_searches_that_mean_nothing_are_refused(search: dict[str, Any], field: str, said: str) -> None:
@@ -200,6 +200,83 @@ def test_a_cap_on_the_workspace_rejects_with_the_number() -> None:
     assert OP.rules(problem, schedule, target("sm_90a"), needed - 1) == Rejected(
         "workspace", f"needs {needed} bytes of workspace, the limit is {needed - 1}"
     )
+
+
+NODES: list[dict[str, Any]] = [{"op": "bias"}, {"op": "relu"}]
+
+
+@pytest.mark.parametrize("fields", [HALF, DEPTHWISE, {**HALF, "layout": "nchw"}, {**HALF, "n": 1, "c": 2048}])
+def test_levels_1_and_2_try_the_default_schedule_with_a_separate_epilogue(fields: dict[str, Any]) -> None:
+    problem, sheet = conv2d(**fields, epilogue=NODES), target("sm_90a")
+    (default,) = OP.space(problem, sheet, Search(level=0))
+    for level in (1, 2):
+        every = OP.space(problem, sheet, Search(level=level))
+        (found,) = (one for one in every if one.get("epilogue") == "separate")
+        undivided = {name: value for name, value in default.as_dict().items() if name in found.as_dict()}
+        undivided |= {name: value for name, value in (("split", "none"), ("split_k", 1)) if name in undivided}
+        undivided |= {"stream_blocks": 0} if "stream_blocks" in undivided else {}
+        assert found == Schedule.of({**undivided, "epilogue": "separate"})
+        assert OP.rules(problem, found, sheet) == ACCEPTED
+        assert found in list(OP.space(problem, sheet, Search(level=level, limit=5)))
+    assert all(one.get("epilogue") == "fused" for one in OP.space(conv2d(**fields), sheet, Search(level=1)))
+
+
+def test_every_layer_of_the_example_has_a_separate_epilogue_to_compare_with() -> None:
+    request = json.loads((ROOT / "examples" / "resnet18.json").read_text())
+    for one in request["problems"]:
+        problem = OP.parse({name: value for name, value in one.items() if name != "name"})
+        found = OP.space(problem, target(request["target"]), Search(level=1)).parts[-1].by_index(0)
+        assert found.get("epilogue") == "separate"
+        assert OP.rules(problem, found, target(request["target"])) == ACCEPTED
+
+
+def test_a_search_may_ask_for_separate_epilogues() -> None:
+    problem, both = conv2d(**HALF, epilogue=NODES), {"epilogue": ["fused", "separate"]}
+    found = lower(problem, target("sm_90a"), Search(tunables={**both, "tile_m": [64], "tile_n": [64]}))
+    assert {one.schedule.get("epilogue") for one in found.candidates} == {"fused", "separate"}
+    alone = lower(conv2d(**HALF), target("sm_90a"), Search(tunables={**both, "tile_m": [64], "tile_n": [64]}))
+    assert {one.schedule.get("epilogue") for one in alone.candidates} == {"fused"}
+    assert alone.rejections["epilogue"].message == "there is no epilogue that could be separate"
+
+
+SEPARATE = {"epilogue": "separate"}
+
+
+def test_a_separate_epilogue_needs_sums_that_are_whole_and_room_for_them() -> None:
+    with_nodes = {**HALF, "epilogue": NODES}
+    assert judge(with_nodes, TENSOR, **SEPARATE) == ACCEPTED
+    divided = judge({**with_nodes, "n": 1}, TENSOR, **SEPARATE, split="workspace", split_k=4)
+    assert isinstance(divided, Rejected) and divided.rule == "epilogue"
+    schedule, needed = Schedule.of({**TENSOR, **SEPARATE}), 4 * 8 * 28 * 28 * 128
+    assert OP.rules(conv2d(**with_nodes), schedule, target("sm_90a"), needed) == ACCEPTED
+    assert OP.rules(conv2d(**with_nodes), schedule, target("sm_90a"), needed - 1) == Rejected(
+        "workspace", f"needs {needed} bytes of workspace, the limit is {needed - 1}"
+    )
+    assert OP.rules(conv2d(**with_nodes, out_dtype="float32"), schedule, target("sm_90a"), 0) == ACCEPTED
+
+
+@pytest.mark.parametrize(("out_dtype", "size"), [("float16", 2), ("float32", 4)])
+@pytest.mark.parametrize("images", [8, 512])
+def test_the_work_of_a_separate_epilogue_has_its_launches_and_their_traffic(
+    out_dtype: str, size: int, images: int
+) -> None:
+    problem = conv2d(**{**HALF, "n": images}, out_dtype=out_dtype, epilogue=[*NODES, {"op": "residual"}])
+    fused, apart = Schedule.of(TENSOR), Schedule.of({**TENSOR, **SEPARATE})
+    cost, sheet, outputs = OP.cost(problem, apart), target("sm_90a"), images * 28 * 28 * 128
+    assert (cost.launches, cost.workspace_bytes) == (4, 4 * outputs if size == 2 else 0)
+    assert OP.cost(problem, fused).launches == 1
+    work = OP.work(problem, apart, sheet)
+    bias, relu, residual = work.others
+    assert [one.l2_bytes for one in work.others] == [
+        8 * outputs + size * 128, 8 * outputs, 4 * outputs + size * outputs + size * outputs
+    ]  # fmt: skip
+    # What the launch before left in the L2 comes from there; 205 MB of sums do not stay.
+    in_l2 = images == 8
+    assert relu.dram_bytes == (0 if in_l2 else 8 * outputs)
+    assert residual.dram_bytes == (0 if in_l2 else 4 * outputs) + 2 * size * outputs
+    assert bias.dram_bytes == relu.dram_bytes + size * 128
+    plain = OP.work(conv2d(**{**HALF, "n": images}, out_dtype="float32"), fused, sheet)
+    assert (work.dram_bytes, work.mma) == (plain.dram_bytes, plain.mma)
 
 
 def test_cost_counts_every_operand_once() -> None:

@@ -85,7 +85,10 @@ def test_depthwise_channels_come_in_16_bytes_at_once(codes: dict[str, tuple[Kern
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-@pytest.mark.parametrize("change", [{}, {"stride": 2}, {"r": 1, "s": 1, "padding": 0}, {"groups": 4}, {"c": 4}])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"stride": 2}, {"r": 1, "s": 1, "padding": 0}, {"groups": 4}, {"c": 4}, {"c": 4, "epilogue": EPILOGUE}],
+)
 def test_the_launches_are_what_cost_and_work_say(
     layout: str, change: dict[str, Any], toolchain: Toolchain, processes: Processes
 ) -> None:
@@ -93,6 +96,8 @@ def test_the_launches_are_what_cost_and_work_say(
     found = lower(problem, SM_90A, Search(level=1)).candidates
     chosen = {one.schedule.get("algorithm"): one for one in found}
     chosen |= {one.schedule.get("split"): one for one in found if one.schedule.get("algorithm") == "implicit_gemm"}
+    chosen |= {one.schedule.get("epilogue"): one for one in found}
+    assert ("separate" in chosen) == ("epilogue" in change)
     for one in chosen.values():
         planned, cost = plan_launch(one, toolchain, processes, LIMITS), OP.cost(problem, one.schedule)
         work = OP.work(problem, one.schedule, SM_90A)

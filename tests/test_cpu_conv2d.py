@@ -55,6 +55,21 @@ def kernels() -> dict[str, Kernel]:
         {"align": (1, 1, 1)}, filters=1, pixels=8, threads=128, threads_k=1
     )
     found["direct, 1 x 1"] = direct_kernel({"align": (4, 4, 8), "pointwise": True}, filters=8)
+    apart: dict[str, Any] = {"epilogue": "separate"}
+    for layout in LAYOUTS:
+        nodes = ("bias", "residual", "gelu")
+        copy = {"nhwc": {}, "nchw": REGISTERS}[layout]
+        found[f"separate, tensor {layout}"] = tensor_kernel({"layout": layout, "epilogue": nodes}, **copy, **apart)
+        found[f"separate, simt {layout}"] = simt_kernel({"layout": layout, "epilogue": ("scale", "bias")}, **apart)
+        found[f"separate, direct {layout}"] = direct_kernel(
+            {"layout": layout, "align": (1, 1, 8), "epilogue": ("bias", "relu")}, **apart
+        )
+    found["separate, 1 x 1, fp32 out of bf16"] = tensor_kernel(
+        {"dtype": "bfloat16", "out_dtype": "float32", "align": (8, 8, 4), "pointwise": True, "epilogue": ("bias",)},
+        **WIDE, **apart,
+    )  # fmt: skip
+    nodes = ("bias", "residual", "mask", "scale", "leaky_relu", "clip", "cast.float16", "silu")
+    found["separate, every node"] = tensor_kernel({"align": (8, 8, 2), "epilogue": nodes}, **apart)
     found["direct, gelu"] = direct_kernel({"align": (1, 1, 8), "epilogue": ("bias", "gelu")}, filters=8, taps=32)
     return found
 

@@ -1,6 +1,6 @@
 // An epilogue in launches of its own, as a framework without fusion runs it: `run` ends with the sums, then a launch for each
-// node reads them and writes them back. Between launches they are in fp32, as in registers of the fused kernel, so both give
-// the same bits: in out where that holds fp32, else in the workspace, from where the last node writes out.
+// node reads them and writes them back. Between launches they are in fp32, as in registers of the fused kernel: in out where
+// that holds fp32, else in the workspace, from where the last node writes out.
 #pragma once
 
 namespace cukiln {

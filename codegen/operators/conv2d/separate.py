@@ -1,7 +1,7 @@
 """The epilogue in launches of its own, as a framework without fusion runs it: a candidate, so that fusing has a price.
 
 `run` ends with the sums, then a launch for each node reads and writes them. Between the launches they are in fp32, as
-in the fused kernel, so that the results are the same bits and the proof's bounds hold as they are: in out where out is
+in the fused kernel, so that values are rounded as often and the proof's bounds hold as they are: in out where out is
 float32, else in a workspace. A framework keeps 16-bit values between its launches: it moves half of the bytes there,
 and rounds once more with every node.
 """
