@@ -196,8 +196,8 @@ _Pairs = tuple[tuple[str, Value], ...]
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Schedules by index. `first` (the level-0 default) leads a sample, so the smallest sample is a sane one.
-    `launch_time`: the tunables that do not make another kernel."""
+    """Schedules by index. `first` (the level-0 default) leads a sample, so the smallest sample is a sane one; then come
+    `compared`, which the others are to be seen beside. `launch_time`: the tunables that do not make another kernel."""
 
     values: tuple[tuple[str, tuple[Value, ...]], ...] = ()
     linked: tuple[Linked, ...] = ()
@@ -208,6 +208,7 @@ class SearchSpace:
     launch_time: frozenset[str] = frozenset()
     # Spaces of schedules with different tunables; then there are no values, linked tunables or schedules here.
     parts: tuple[SearchSpace, ...] = ()
+    compared: tuple[Schedule, ...] = ()
     _radix: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
@@ -273,18 +274,19 @@ class SearchSpace:
         return index
 
     def __iter__(self) -> Iterator[Schedule]:
-        """All schedules: in index order without a limit; with one, `first`, then an order that the seed decides.
+        """All schedules: in index order without a limit; with one, `first` and `compared`, then an order that the seed
+        decides.
 
         The limit itself counts accepted schedules, so it is applied by whoever knows the rules.
         """
         if self.limit is None:
             yield from map(self.by_index, range(self.size))
             return
-        first = self.first if self.first is not None and self.index_of(self.first) is not None else None
-        if first is not None:
-            yield first
+        wanted = (*(() if self.first is None else (self.first,)), *self.compared)
+        leading = [one for one in wanted if self.index_of(one) is not None]
+        yield from leading
         sample = self._sample() if self.schedules is None else map(self.by_index, permuted(self.size, self.seed))
-        yield from (schedule for schedule in sample if schedule != first)
+        yield from (schedule for schedule in sample if schedule not in leading)
 
     def _sample(self) -> Iterator[Schedule]:
         """Every schedule once: each kernel with one of its launch-time choices, then each with another, and so on.

@@ -60,7 +60,8 @@ def space(
     if not (problem.epilogue and by_level):
         return found
     launch_time = frozenset(one.name for one in TUNABLES if one.launch_time)
-    return replace(found, parts=(*found.parts, separate.alone(default, launch_time)))
+    alone = separate.alone(default, launch_time)
+    return replace(found, parts=(*found.parts, alone), compared=tuple(alone))
 
 
 def _fused(kind: Kind) -> Kind:
