@@ -34,18 +34,37 @@ CASES = [
 ]
 
 
+COMPARED = {
+    "candidate": "c" * 64, "median_us": 8.0, "low_us": 7.9, "high_us": 8.1, "ratio": 1.0, "ratio_low": 1.0,
+    "ratio_high": 1.0, "tie": False, "max_error": 0.0016, "error_bound": 0.24,
+}  # fmt: skip
+
+
 def record(**more: Any) -> dict[str, Any]:
     made = record_json(problem={"operator": "matmul", "dtype": "float16", "out_dtype": "float32"}, **more)
     made["front"][0]["verdict"] = {"venue": "cpu", "cases": CASES}
     return made
 
 
-def test_a_row_for_each_sum_length_with_the_vendor_on_the_problems_own_extents() -> None:
-    short, long = accuracy_rows("ffn1", WinnerRecord.model_validate(record(vendor=VENDOR)))
+def compared() -> dict[str, Any]:
+    """A winner of a comparison on a GPU."""
+    made = record(vendor=VENDOR)
+    made["front"][0]["measurement"] = COMPARED
+    return made
+
+
+def test_a_row_for_each_sum_length() -> None:
+    short, long = accuracy_rows("ffn1", WinnerRecord.model_validate(record()))
     assert [short.sum_length, long.sum_length] == [17, 512]
     assert (short.max_error, short.error_bound, short.share_of_bound) == (0.00015, 0.0125, 0.5)
     assert short.integers is True and long.integers is True
-    assert (short.vendor_error, long.vendor_error, long.vendor_bound) == (None, 0.00124, 0.25)
+    assert (short.vendor_error, long.vendor_error) == (None, None)
+
+
+def test_a_comparison_has_our_error_and_the_vendors_on_the_same_inputs() -> None:
+    *_, ours = accuracy_rows("ffn1", WinnerRecord.model_validate(compared()))
+    assert (ours.extents, ours.sum_length, ours.integers) == ([4, 5], 512, True)
+    assert (ours.max_error, ours.error_bound, ours.vendor_error, ours.vendor_bound) == (0.0016, 0.24, 0.00124, 0.25)
 
 
 def test_integers_that_differ_or_were_not_tried_are_not_called_equal() -> None:
@@ -56,16 +75,17 @@ def test_integers_that_differ_or_were_not_tried_are_not_called_equal() -> None:
 
 
 def test_the_table_has_every_figure_and_says_what_it_means() -> None:
-    def printed(**more: Any) -> str:
+    def printed(made: dict[str, Any]) -> str:
         output = io.StringIO()
-        rows = accuracy_rows("ffn1", WinnerRecord.model_validate(record(**more)))
-        print_accuracy(Console(file=output, width=140), rows)
+        print_accuracy(Console(file=output, width=140), accuracy_rows("ffn1", WinnerRecord.model_validate(made)))
         return output.getvalue()
 
-    rows = [line.split() for line in printed(vendor=VENDOR).splitlines()]
-    assert " ".join(rows[2]) == "ffn1 matmul float16 → float32 512 1.5e-03 2.5e-01 4.21 % equal 1.2e-03 of 2.5e-01"
-    assert rows[1][-1] == "-"
-    assert "vendor" in printed(vendor=VENDOR) and "vendor" not in printed()
+    rows = [" ".join(line.split()) for line in printed(compared()).splitlines()]
+    assert rows[2:4] == [
+        "ffn1 matmul float16 → float32 512 1.5e-03 2.5e-01 4.21 % equal -",
+        "ffn1 matmul float16 → float32 512 1.6e-03 2.4e-01 - equal 1.2e-03 of 2.5e-01",
+    ]
+    assert "vendor" in printed(compared()) and "vendor" not in printed(record())
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cukiln.types import WinnerRecord
+from cukiln.types import Contender, WinnerRecord
 
 _NOTES = (
     "error, bound: the largest |result - float64| over all elements and runs on random normals, and what is allowed "
@@ -21,8 +21,8 @@ _VENDOR = "vendor: its library's largest error on the same inputs, and what ours
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """One case of a winner's proof: `sum_length` products in each sum. `integers`: whether equal bits were shown on the
-    same extents; null where no such case is recorded. `vendor_error` only on the problem's own extents."""
+    """One case of a winner's proof, or its comparison on a GPU: `sum_length` products in each sum. `integers`: whether
+    equal bits were shown on the same extents; null where no such case is recorded. `vendor_error` of a comparison."""
 
     problem: str
     device_class: str
@@ -35,40 +35,45 @@ class AccuracyRow:
     error_bound: float | None
     share_of_bound: float | None
     integers: bool | None
-    vendor_error: float | None
-    vendor_bound: float | None
+    vendor_error: float | None = None
+    vendor_bound: float | None = None
 
 
 def accuracy_rows(name: str, record: WinnerRecord) -> list[AccuracyRow]:
     """What the record of the problem `name` says of its fastest kernel, the shortest sums first."""
     best, vendor = record.front[0], record.vendor
-    cases = best.verdict.get("cases", [])
-    whole = [case for case in cases if case["kind"] == "integer" and case.get("max_error") is not None]
-    exact = {tuple(case["extents"]): case["max_error"] == 0.0 for case in whole}
-    own_extents = list(best.launch.extents.values())
-    rows = []
-    for case in cases:
-        if case["kind"] != "normal" or case.get("max_error") is None:
-            continue
-        beside = vendor if case["extents"] == own_extents else None
-        rows.append(
-            AccuracyRow(
-                problem=name,
-                device_class=record.device_class,
-                operator=record.operator,
-                dtype=str(record.problem.get("dtype", "-")),
-                out_dtype=str(record.problem.get("out_dtype", "-")),
-                sum_length=case.get("sum_length"),
-                extents=case["extents"],
-                max_error=case["max_error"],
-                error_bound=case.get("error_bound"),
-                share_of_bound=case.get("max_ratio"),
-                integers=exact.get(tuple(case["extents"])),
-                vendor_error=beside.max_error if beside else None,
-                vendor_bound=beside.error_bound if beside else None,
-            )
+    cases = [case for case in best.verdict.get("cases", []) if case.get("max_error") is not None]
+    exact = {tuple(case["extents"]): case["max_error"] == 0.0 for case in cases if case["kind"] == "integer"}
+    lengths = {tuple(case["extents"]): case.get("sum_length") for case in cases}
+
+    def row(extents: list[int], max_error: float, bound: float | None, share: float | None) -> AccuracyRow:
+        return AccuracyRow(
+            problem=name,
+            device_class=record.device_class,
+            operator=record.operator,
+            dtype=str(record.problem.get("dtype", "-")),
+            out_dtype=str(record.problem.get("out_dtype", "-")),
+            sum_length=lengths.get(tuple(extents)),
+            extents=extents,
+            max_error=max_error,
+            error_bound=bound,
+            share_of_bound=share,
+            integers=exact.get(tuple(extents)),
         )
-    return sorted(rows, key=lambda row: row.sum_length or 0)
+
+    rows = [
+        row(case["extents"], case["max_error"], case.get("error_bound"), case.get("max_ratio"))
+        for case in cases
+        if case["kind"] == "normal"
+    ]
+    compared = best.measurement
+    if isinstance(compared, Contender) and compared.max_error is not None:
+        # On the inputs that the vendor's library was given too.
+        beside = row(list(best.launch.extents.values()), compared.max_error, compared.error_bound, None)
+        if vendor is not None:
+            beside = replace(beside, vendor_error=vendor.max_error, vendor_bound=vendor.error_bound)
+        rows.append(beside)
+    return sorted(rows, key=lambda one: one.sum_length or 0)
 
 
 def print_accuracy(console: Console, rows: Sequence[AccuracyRow]) -> None:
