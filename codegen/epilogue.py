@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -28,18 +29,33 @@ Scalar = Annotated[float, Field(strict=True), AfterValidator(_fits_float32)]
 
 
 class Node(BaseModel):
-    """One node. `cxx` is its type in epilogue.cuh; `exact` says that fp32 computes it without approximation; `operand`
-    is the dtype of its tensor (`out`: as the output's), None where it takes none."""
+    """One node. `cxx` is its type in epilogue.cuh; `operand` is the dtype of its tensor (`out`: as the output's;
+    `mask`: as the node says), None where it takes none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     cxx: ClassVar[str]
-    exact: ClassVar[bool] = True
-    operand: ClassVar[Literal["out", "uint8"] | None] = None
+    approximated: ClassVar[bool] = False
+    operand: ClassVar[Literal["out", "uint8", "mask"] | None] = None
     op: str
+
+    @property
+    def exact(self) -> bool:
+        """Whether fp32 computes it without approximation."""
+        return not self.approximated
 
     def operand_dtype(self, out_dtype: str) -> str | None:
         """The dtype of the node's tensor beside an output of `out_dtype`."""
         return out_dtype if self.operand == "out" else self.operand
+
+    @property
+    def operand_name(self) -> str:
+        """What the node's tensor is called, where it has one."""
+        return self.op
+
+    @property
+    def packed_mask(self) -> bool:
+        """Whether its tensor has a bit for each output, in words of 32, and not a shape like the output's."""
+        return False
 
     def cxx_type_of(self, element: str) -> str:
         """The node's C++ type; `element` is the C++ type of a bias or residual in memory."""
@@ -129,25 +145,25 @@ class Clip(Node):
 
 class Gelu(Node):
     cxx = "Gelu"
-    exact = False
+    approximated = True
     op: Literal["gelu"] = "gelu"
 
 
 class Silu(Node):
     cxx = "Silu"
-    exact = False
+    approximated = True
     op: Literal["silu"] = "silu"
 
 
 class Tanh(Node):
     cxx = "Tanh"
-    exact = False
+    approximated = True
     op: Literal["tanh"] = "tanh"
 
 
 class Sigmoid(Node):
     cxx = "Sigmoid"
-    exact = False
+    approximated = True
     op: Literal["sigmoid"] = "sigmoid"
 
 
@@ -166,19 +182,106 @@ class Cast(Node):
         return f"cast.{self.dtype}"
 
 
+class Identity(Node):
+    cxx = "Identity"
+    op: Literal["identity"] = "identity"
+
+
+class Square(Node):
+    cxx = "Square"
+    op: Literal["square"] = "square"
+
+
+class Polynomial(Node):
+    """Of degree 2 or 3: coefficients[0] + coefficients[1] x + …, by Horner's rule."""
+
+    op: Literal["polynomial"] = "polynomial"
+    coefficients: Annotated[tuple[Scalar, ...], Field(min_length=3, max_length=4)]
+
+    @property
+    def degree(self) -> int:
+        return len(self.coefficients) - 1
+
+    def cxx_type_of(self, element: str) -> str:
+        return f"cukiln::Polynomial<{self.degree}>"
+
+    @property
+    def structure(self) -> str:
+        return f"polynomial{self.degree}"
+
+    @property
+    def scalars(self) -> tuple[float, ...]:
+        return self.coefficients
+
+
+Function = Annotated[Relu | Gelu | Silu | Identity | Square | Polynomial, Field(discriminator="op")]
+
+
+class MaskedActivation(Node):
+    """One function where the mask is set, another elsewhere. `bits`: an int32 word for 32 neighbouring outputs, bit i of
+    word j for output 32 j + i; `bytes`: a byte for each, set where it is not 0."""
+
+    operand = "mask"
+    op: Literal["masked_activation"] = "masked_activation"
+    mask: Literal["bits", "bytes"] = "bits"
+    where_set: Function
+    where_clear: Function = Identity()
+
+    @property
+    def exact(self) -> bool:
+        return self.where_set.exact and self.where_clear.exact
+
+    def operand_dtype(self, out_dtype: str) -> str:
+        return "int32" if self.packed_mask else "uint8"
+
+    @property
+    def operand_name(self) -> str:
+        return "mask"
+
+    @property
+    def packed_mask(self) -> bool:
+        return self.mask == "bits"
+
+    def cxx_type_of(self, element: str) -> str:
+        functions = ", ".join(one.cxx_type_of(element) for one in (self.where_set, self.where_clear))
+        return f"cukiln::MaskedActivation<{'true' if self.packed_mask else 'false'}, {functions}>"
+
+    @property
+    def structure(self) -> str:
+        return f"masked_activation.{self.mask}.{self.where_set.structure}.{self.where_clear.structure}"
+
+    @property
+    def scalars(self) -> tuple[float, ...]:
+        return (*self.where_set.scalars, *self.where_clear.scalars)
+
+
+def words_of_mask(elements: int) -> int:
+    """Words of a packed mask of that many elements."""
+    return -(-elements // 32)
+
+
 AnyNode = Annotated[
-    Bias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast,
+    Bias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast | MaskedActivation,
     Field(discriminator="op"),
 ]
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
 
 # Scalars of the reduced test problems are powers of two or integers, so that exact inputs stay exact; both ends of the
 # clip are near enough for their results to reach them.
+_MASKS: tuple[Literal["bits", "bytes"], ...] = ("bits", "bytes")
+_FUNCTIONS = (
+    Relu(), Gelu(), Silu(), Identity(), Square(), Polynomial(coefficients=(1.0, -2.0, 0.5)),
+    Polynomial(coefficients=(-1.0, 0.5, 2.0, 0.25)),
+)  # fmt: skip
 _STRUCTURES: dict[str, AnyNode] = {
     node.structure: node
     for node in (
         Bias(axis="m"), Bias(axis="n"), Residual(), Mask(), Scale(value=0.5), Relu(), LeakyRelu(slope=0.25),
         Clip(lo=-6.0, hi=9.0), Gelu(), Silu(), Tanh(), Sigmoid(), Cast(dtype="float16"), Cast(dtype="bfloat16"),
+        *(
+            MaskedActivation(mask=mask, where_set=where_set, where_clear=where_clear)
+            for mask, where_set, where_clear in product(_MASKS, _FUNCTIONS, _FUNCTIONS)
+        ),
     )
 }  # fmt: skip
 
@@ -205,5 +308,5 @@ def scalars(chain: Sequence[Node]) -> list[float]:
 
 def operand_names(chain: Sequence[Node]) -> list[str | None]:
     """For each node the name of its tensor, None where it has none: `bias`, or `bias_0`, `bias_3` for several."""
-    ops = [node.op if node.operand else None for node in chain]
-    return [op if op is None or ops.count(op) == 1 else f"{op}_{index}" for index, op in enumerate(ops)]
+    names = [node.operand_name if node.operand else None for node in chain]
+    return [one if one is None or names.count(one) == 1 else f"{one}_{index}" for index, one in enumerate(names)]

@@ -18,7 +18,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.arrays import Array, Float64, as_float64, erf, namespace_of, powers_of_two
-from codegen.epilogue import LARGEST_FLOAT32, Bias, Cast, Clip, LeakyRelu, Node, Relu, Residual, Scale, operand_names
+from codegen.epilogue import (
+    LARGEST_FLOAT32,
+    Bias,
+    Cast,
+    Clip,
+    Identity,
+    LeakyRelu,
+    MaskedActivation,
+    Node,
+    Polynomial,
+    Relu,
+    Residual,
+    Scale,
+    Square,
+    operand_names,
+)
 
 U = 2.0**-24
 TINY = 2.0**-149
@@ -41,13 +56,31 @@ def apply_chain(
     chain: Sequence[Node], start: Bounded, tensors: Mapping[str, Array], exact: bool, out_dtype: str
 ) -> Bounded:
     """Applies the nodes to `start`, shape (..., m, n). `exact` makes approximated activations the identity. `out_dtype`
-    is the output's, which biases and residuals have in memory."""
+    is the output's, which biases and residuals have in memory. Packed masks come unpacked (`unpacked_masks`)."""
     state = _judgeable(start, LARGEST_FLOAT32)
     for node, name in zip(chain, operand_names(chain), strict=True):
-        dtype = node.operand_dtype(out_dtype)
         tensor = tensors[name] if name is not None else None
-        state = _apply(node, state, tensor if dtype in (None, "uint8") else as_float64(tensor, str(dtype)), exact)
+        state = _apply(node, state, as_float64(tensor, out_dtype) if node.operand == "out" else tensor, exact)
     return state
+
+
+def unpacked_masks(chain: Sequence[Node], inputs: Mapping[str, Array], shape: tuple[int, ...]) -> dict[str, Array]:
+    """The inputs, with a number of `shape`, the output's, for each bit of packed masks: 1 where it is set."""
+    packed = {
+        name: unpacked(inputs[name], shape)
+        for node, name in zip(chain, operand_names(chain), strict=True)
+        if name is not None and node.packed_mask
+    }
+    return {**inputs, **packed}
+
+
+def unpacked(words: Array, shape: tuple[int, ...]) -> Float64:
+    """The bits of int32 words, the lowest of each first, as numbers of that shape."""
+    columns, xp = words.view(np.uint32).reshape(-1, 1), namespace_of(words)
+    bits = xp.zeros((words.size, 32))
+    for bit in range(32):
+        bits[:, bit : bit + 1] = ((columns & (1 << bit)) != 0).astype(np.float64)
+    return bits.reshape(-1)[: math.prod(shape)].reshape(*shape)
 
 
 def stored(dtype: str, at: Bounded) -> Bounded:
@@ -63,6 +96,13 @@ def rounded_to_float32(values: Float64) -> Bounded:
 def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounded:
     if isinstance(node, Cast):
         return _cast(node.dtype, at)
+    if isinstance(node, MaskedActivation):
+        assert tensor is not None
+        where_set, where_clear = (_apply(one, at, None, exact) for one in (node.where_set, node.where_clear))
+        xp, is_set = namespace_of(at.value), tensor != 0
+        return Bounded(
+            xp.where(is_set, where_set.value, where_clear.value), xp.where(is_set, where_set.error, where_clear.error)
+        )
     if not node.exact:
         return at if exact else _activation(node.op, at)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -73,10 +113,10 @@ def _exact_node(node: Node, at: Bounded, tensor: Array | None) -> Bounded:
     value, error, xp = at.value, at.error, namespace_of(at.value)
     if isinstance(node, Bias):
         assert tensor is not None
-        return _rounded(value + (tensor[:, None] if node.axis == "m" else tensor), error)
+        return _added(value, tensor[:, None] if node.axis == "m" else tensor, error)
     if isinstance(node, Residual):
         assert tensor is not None
-        return _rounded(value + tensor, error)
+        return _added(value, tensor, error)
     if isinstance(node, Scale):
         factor = float(np.float32(node.value))
         return _rounded(value * factor, error * abs(factor))
@@ -88,10 +128,44 @@ def _exact_node(node: Node, at: Bounded, tensor: Array | None) -> Bounded:
         # Near 0 the kernel may take the other branch: the function is continuous, so its Lipschitz constant holds.
         negative = value - error < 0.0
         return Bounded(xp.where(value < 0.0, scaled.value, value), xp.where(negative, scaled.error, error))
+    if isinstance(node, Identity):
+        return at
+    if isinstance(node, Square):
+        return _added(value * value, 0.0, (2.0 * xp.abs(value) + error) * error)
+    if isinstance(node, Polynomial):
+        return _polynomial([float(np.float32(one)) for one in node.coefficients], at)
     if isinstance(node, Clip):
         return Bounded(xp.clip(value, float(np.float32(node.lo)), float(np.float32(node.hi))), error)
     assert tensor is not None and node.op == "mask"
     return Bounded(xp.where(tensor != 0, value, 0.0), xp.where(tensor != 0, error, 0.0))
+
+
+def _polynomial(coefficients: Sequence[float], at: Bounded) -> Bounded:
+    """By Horner's rule, with one rounding for each fused multiply-add."""
+    xp = namespace_of(at.value)
+    sum_ = Bounded(xp.zeros_like(at.value) + coefficients[-1], xp.zeros_like(at.value))
+    for coefficient in reversed(coefficients[:-1]):
+        error = xp.abs(sum_.value) * at.error + sum_.error * xp.abs(at.value) + sum_.error * at.error
+        sum_ = _judgeable(_added(sum_.value * at.value, coefficient, error), LARGEST_FLOAT32)
+    return sum_
+
+
+def _added(value: Float64, addend: Float64 | float, error: Float64) -> Bounded:
+    """`value` + `addend` after one rounding to fp32. Where nothing was lost so far the kernel's own rounding is made here:
+    it adds fp32 numbers, or one to a product of two, and float64 has such a sum exactly, but where they lie 2^29 apart.
+    (No compiler fuses this addition with a product before it that fp32 does not hold: such a product has an error.)"""
+    total = value + addend
+    xp = namespace_of(total)
+    with np.errstate(over="ignore", invalid="ignore"):
+        # What the addition in float64 lost (Knuth, "The Art of Computer Programming" 2, 4.2.2, theorem B).
+        part = total - value
+        lost = (value - (total - part)) + (addend - part)
+        exact, error = error == 0.0, xp.where(error == error, error, np.inf)
+        once = total.astype(np.float32).astype(np.float64)
+    certain = exact & (lost == 0.0)
+    return Bounded(
+        xp.where(exact, once, total), xp.where(certain, 0.0, error + U * (xp.abs(total) + error) + TINY)
+    )
 
 
 def _rounded(value: Float64, error: Float64) -> Bounded:

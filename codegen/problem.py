@@ -28,6 +28,10 @@ Extent = Annotated[int, Field(strict=True, ge=1, le=LARGEST_EXTENT), BeforeValid
 Pitch = Annotated[int, Field(strict=True, ge=1, le=LARGEST_ELEMENTS), BeforeValidator(_whole)]
 Stride = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ELEMENTS), BeforeValidator(_whole)]
 
+# The binding of a library reads tensors of at most so many axes.
+LARGEST_RANK = 8
+Shape = Annotated[tuple[Pitch, ...], Field(min_length=1, max_length=LARGEST_RANK)]
+
 
 def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:
     """A validation error with a stable `kind`, a sentence with `{placeholders}`, and the numbers it talks about."""

@@ -33,6 +33,8 @@ EVERY_NODE: list[dict[str, Any]] = [
     {"op": "bias"}, {"op": "residual"}, {"op": "mask"}, {"op": "scale", "value": 0.5}, {"op": "relu"},
     {"op": "leaky_relu", "slope": 0.25}, {"op": "clip", "lo": -8.0, "hi": 50.0}, {"op": "gelu"}, {"op": "silu"},
     {"op": "tanh"}, {"op": "sigmoid"}, {"op": "cast", "dtype": "float16"}, {"op": "cast", "dtype": "bfloat16"},
+    {"op": "masked_activation", "where_set": {"op": "square"}},
+    {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "gelu"}, "where_clear": {"op": "relu"}},
 ]  # fmt: skip
 MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 1500

@@ -17,6 +17,7 @@ EVERY_NODE: list[dict[str, Any]] = [
     {"op": "scale", "value": 0.5}, {"op": "relu"}, {"op": "leaky_relu", "slope": 0.25},
     {"op": "clip", "lo": -8.0, "hi": 50.0}, {"op": "gelu"}, {"op": "silu"}, {"op": "tanh"}, {"op": "sigmoid"},
     {"op": "cast", "dtype": "float16"}, {"op": "cast", "dtype": "bfloat16"},
+    {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "silu"}, "where_clear": {"op": "relu"}},
 ]  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def through_bfloat16(products: Array) -> Array:
 
 def _node(node: Any, x: Float32, tensor: Any, exact: bool) -> Float32:
     one, half = np.float32(1), np.float32(0.5)
-    if not node.exact and exact:
+    if not node.exact and exact and node.op != "masked_activation":  # which has two functions, each of its own
         return x
     with np.errstate(over="ignore"):
         match node.op:
@@ -112,6 +112,9 @@ def _node(node: Any, x: Float32, tensor: Any, exact: bool) -> Float32:
                 return x + (tensor[:, None] if node.axis == "m" else tensor)
             case "residual":
                 return x + tensor
+            case "masked_activation":
+                functions = (_node(one, x, None, exact) for one in (node.where_set, node.where_clear))
+                return np.where(tensor != 0, *functions)
             case "mask":
                 return np.where(tensor != 0, x, np.float32(0))
             case "scale":

@@ -70,6 +70,10 @@ def kernels() -> dict[str, Kernel]:
     )  # fmt: skip
     nodes = ("bias", "residual", "mask", "scale", "leaky_relu", "clip", "cast.float16", "silu")
     found["separate, every node"] = tensor_kernel({"align": (8, 8, 2), "epilogue": nodes}, **apart)
+    for layout in LAYOUTS:
+        words = {"layout": layout, "align": (1, 1, 4), "epilogue": ("bias", "masked_activation.bits.square.relu")}
+        found[f"direct {layout}, masked"] = direct_kernel(words)
+        found[f"tensor {layout}, masked"] = tensor_kernel(words, copy="registers")
     found["direct, gelu"] = direct_kernel({"align": (1, 1, 8), "epilogue": ("bias", "gelu")}, filters=8, taps=32)
     return found
 

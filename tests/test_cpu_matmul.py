@@ -14,7 +14,8 @@ from workers.verify_cpu import CpuVerdict
 
 NODES = (
     "bias.m", "bias.n", "residual", "mask", "scale", "relu", "leaky_relu", "clip", "gelu", "silu", "tanh", "sigmoid",
-    "cast.float16", "cast.bfloat16",
+    "cast.float16", "cast.bfloat16", "masked_activation.bits.relu.identity", "masked_activation.bits.polynomial2.gelu",
+    "masked_activation.bytes.square.polynomial3",
 )  # fmt: skip
 ALIGNS = ((4, 4, 4), (1, 1, 1), (4, 1, 1), (1, 4, 4), (4, 4, 1))
 SCHEDULES: tuple[dict[str, Any], ...] = (

@@ -55,6 +55,34 @@ inline bool check_vector(const char* name, const TensorView& tensor, int64_t len
   return true;
 }
 
+// A tensor of any rank, packed; an empty one is.
+inline bool check_contiguous(const char* name, const TensorView& tensor, Complaint complaint) {
+  int64_t packed = 1;
+  for (int axis = 0; axis < tensor.rank; ++axis)
+    if (tensor.shape[axis] == 0) return true;
+  for (int axis = tensor.rank - 1; axis >= 0; --axis) {
+    if (tensor.shape[axis] > 1 && tensor.strides[axis] != packed)
+      CUKILN_REFUSE(complaint, "ValueError: %s has stride %lld along axis %d; it must be packed (stride %lld)", name,
+                    static_cast<long long>(tensor.strides[axis]), axis, static_cast<long long>(packed));
+    packed *= tensor.shape[axis];
+  }
+  return true;
+}
+
+// The axes [first, last) as one: how many elements they have together.
+inline int64_t merged_extent(const TensorView& tensor, int first, int last) {
+  int64_t extent = 1;
+  for (int axis = first; axis < last; ++axis) extent *= tensor.shape[axis];
+  return extent;
+}
+
+inline bool check_same_shape(const char* name, const TensorView& tensor, const char* of, const TensorView& other, Complaint complaint) {
+  bool same = tensor.rank == other.rank;
+  for (int axis = 0; same && axis < tensor.rank; ++axis) same = tensor.shape[axis] == other.shape[axis];
+  if (!same) CUKILN_REFUSE(complaint, "ValueError: %s must have the shape of %s", name, of);
+  return true;
+}
+
 inline bool same_layout(const char* name, const Matrix& matrix, const Matrix& out, Complaint complaint) {
   if (matrix.batch != out.batch || matrix.rows != out.rows || matrix.columns != out.columns || matrix.pitch != out.pitch ||
       matrix.stride != out.stride)

@@ -4,16 +4,19 @@
 namespace cukiln {
 
 constexpr int max_epilogue_tensors = 8;
-constexpr int max_epilogue_scalars = 16;
+constexpr int max_epilogue_scalars = 64;  // of 8 nodes with two polynomials of degree 3 each
 
-// Operands of the chain, in chain order: tensors of Bias, Residual and Mask, scalars of Scale, LeakyRelu and Clip.
+// Operands of the chain, in chain order: tensors of Bias, Residual and masks; scalars of Scale, LeakyRelu, Clip and
+// polynomials.
 struct EpilogueArguments {
   const void* tensors[max_epilogue_tensors];
   float scalars[max_epilogue_scalars];
 };
 
 enum class Axis { m, n };
-enum class EpilogueTensor { bias_m, bias_n, residual, mask };
+// `mask` has a byte for each output; `mask_bits` are packed, 32 outputs in a word: bit i of word j is that of output 32 j + i,
+// counted from the first one, which lie without gaps.
+enum class EpilogueTensor { bias_m, bias_n, residual, mask, mask_bits };
 
 #if defined(CUKILN_DEVICE)
 
@@ -96,6 +99,9 @@ struct Elementwise {
 #endif
 };
 
+// How many scalars a polynomial takes: its coefficients, the constant first.
+template <int degree> constexpr int coefficients = degree + 1;
+
 #if defined(CUKILN_DEVICE)
 
 struct Scale : Elementwise<Scale, 1> {
@@ -132,6 +138,23 @@ struct Silu : Elementwise<Silu, 0> {
 struct Tanh : Elementwise<Tanh, 0> {
   static __device__ __forceinline__ float map(float x, const float*) { return exact_epilogue() ? x : cukiln::tanh(x); }
 };
+struct Identity : Elementwise<Identity, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) { return x; }
+};
+// As a fused multiply-add, which no compiler fuses with what comes after: it is rounded once everywhere.
+struct Square : Elementwise<Square, 0> {
+  static __device__ __forceinline__ float map(float x, const float*) { return cukiln::fma(x, x, 0.0f); }
+};
+// By Horner's rule.
+template <int degree>
+struct Polynomial : Elementwise<Polynomial<degree>, coefficients<degree>> {
+  static __device__ __forceinline__ float map(float x, const float* scalars) {
+    float sum = scalars[degree];
+#pragma unroll
+    for (int i = degree - 1; i >= 0; --i) sum = cukiln::fma(sum, x, scalars[i]);
+    return sum;
+  }
+};
 struct CastHalf : Elementwise<CastHalf, 0> {
   static __device__ __forceinline__ float map(float x, const float*) { return round_to_half(x); }
 };
@@ -149,10 +172,53 @@ struct Gelu : Elementwise<Gelu, 0> {};
 struct Sigmoid : Elementwise<Sigmoid, 0> {};
 struct Silu : Elementwise<Silu, 0> {};
 struct Tanh : Elementwise<Tanh, 0> {};
+struct Identity : Elementwise<Identity, 0> {};
+struct Square : Elementwise<Square, 0> {};
+template <int degree> struct Polynomial : Elementwise<Polynomial<degree>, coefficients<degree>> {};
 struct CastHalf : Elementwise<CastHalf, 0> {};
 struct CastBfloat16 : Elementwise<CastBfloat16, 0> {};
 
 #endif
+
+template <bool packed> struct MaskElement { using Type = unsigned char; };
+template <> struct MaskElement<true> { using Type = int; };
+
+// `Set` where an output's bit, or byte, is set, `Clear` elsewhere: both are nodes that map each value by itself. Its scalars
+// are those of Set, then those of Clear.
+template <bool packed, class Set, class Clear>
+struct MaskedActivation {
+  using Element = typename MaskElement<packed>::Type;
+  static constexpr int tensors = 1, scalars = Set::scalars + Clear::scalars;
+  static constexpr EpilogueTensor tensor = packed ? EpilogueTensor::mask_bits : EpilogueTensor::mask;
+#if defined(CUKILN_DEVICE)
+  template <int tensor_index, int scalar_index, int N>
+  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+    const unsigned bits = bits_of_mask<N>(static_cast<const Element*>(arguments.tensors[tensor_index]), at.offset);
+    const float* const scalars_of_set = arguments.scalars + scalar_index;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float x = value.data[i];
+      value.data[i] = (bits >> i & 1u) != 0 ? Set::map(x, scalars_of_set) : Clear::map(x, scalars_of_set + Set::scalars);
+    }
+  }
+
+ private:
+  // Bit i is that of output `offset` + i. A vector begins at a multiple of its length: its bits are in one word.
+  template <int N>
+  static __device__ __forceinline__ unsigned bits_of_mask(const Element* mask, int64_t offset) {
+    static_assert(32 % N == 0, "the bits of a vector are in one word");
+    if constexpr (packed) {
+      return static_cast<unsigned>(load_global<1>(mask + (offset >> 5)).data[0]) >> static_cast<int>(offset & 31);
+    } else {
+      const Vector<unsigned char, N> bytes = load_global<N>(mask + offset);
+      unsigned bits = 0;
+#pragma unroll
+      for (int i = 0; i < N; ++i) bits |= (bytes.data[i] != 0 ? 1u : 0u) << i;
+      return bits;
+    }
+  }
+#endif
+};
 
 // The nodes in order. An empty chain stores the accumulator.
 template <class... Nodes>

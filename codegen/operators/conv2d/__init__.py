@@ -3,6 +3,7 @@ without one (`direct`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files as packaged_files
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of, scalars, structures
+from codegen.epilogue import node_of, scalars, structures, words_of_mask
 from codegen.epilogue import operand_names as epilogue_operand_names
 from codegen.kernel import Kernel
 from codegen.operator import (
@@ -128,6 +129,9 @@ class Conv2d(Operator):
         for node, name in zip(p.epilogue, epilogue_operand_names(p.epilogue), strict=True):
             element = node.operand_dtype(p.out_dtype)
             if name is not None and element is not None:
+                if node.packed_mask:
+                    extra.append(_packed(name, element, "in", (words_of_mask(math.prod(out)),), 1))
+                    continue
                 vector = node.op == "bias"
                 align = aligned[2] if p.channels_last or not vector else 1
                 extra.append(_packed(name, element, "in", (p.k,) if vector else out, align))

@@ -321,11 +321,13 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out, int64_t fi
   for (int i = 0; i < C::Epilogue::tensors; ++i) {
     const EpilogueTensor kind = C::Epilogue::tensor(i);
     const bool vector = kind == EpilogueTensor::bias_m || kind == EpilogueTensor::bias_n;
-    const char* name = vector ? "bias" : kind == EpilogueTensor::mask ? "mask" : "residual";
-    const int size = C::Epilogue::element_bytes(i), width = kind == EpilogueTensor::bias_m ? 1 : C::align_c;
+    const bool bits = kind == EpilogueTensor::mask_bits;
+    const char* name = vector ? "bias" : bits || kind == EpilogueTensor::mask ? "mask" : "residual";
+    const int size = C::Epilogue::element_bytes(i), width = bits || kind == EpilogueTensor::bias_m ? 1 : C::align_c;
     if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out.device, size * width, complaint)) return false;
-    if (vector) {
-      if (!check_vector(name, tensors[i], filters, complaint)) return false;
+    if (vector || bits) {
+      const int64_t length = bits ? ceil_div(as_row(out).columns, 32) : filters;
+      if (!check_vector(name, tensors[i], length, complaint)) return false;
     } else {
       if (!check_packed(name, tensors[i], "as out", complaint)) return false;
       for (int axis = 0; axis < 4; ++axis)

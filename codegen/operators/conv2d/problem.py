@@ -18,6 +18,7 @@ from codegen.epilogue import (
     Gelu,
     LeakyRelu,
     Mask,
+    MaskedActivation,
     Node,
     Relu,
     Residual,
@@ -52,7 +53,7 @@ class ChannelBias(Node):
 
 
 AnyNode = Annotated[
-    ChannelBias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast,
+    ChannelBias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast | MaskedActivation,
     Field(discriminator="op"),
 ]
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]

@@ -12,7 +12,7 @@ from functools import partial
 
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue import operand_names
-from codegen.epilogue_reference import Bounded, apply_chain, stored
+from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
 from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
 from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.reference import accumulated
@@ -29,8 +29,9 @@ def reference(problem: Conv2dProblem, inputs: Mapping[str, Array], exact: bool =
     bound = accumulated(multiply, x, w, p.taps, on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32)
     # Channels are the last axis here, whatever the layout is.
     chain = with_axes(p.epilogue, "nhwc")
+    unpacked = unpacked_masks(chain, inputs, (p.n, p.p, p.q, p.k) if p.channels_last else (p.n, p.k, p.p, p.q))
     tensors = {
-        name: inputs[name] if node.op == "bias" else _last(p, inputs[name])
+        name: inputs[name] if node.op == "bias" else _last(p, unpacked[name])
         for node, name in zip(chain, operand_names(chain), strict=True)
         if name is not None
     }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of, scalars, structures
+from codegen.epilogue import node_of, scalars, structures, words_of_mask
 from codegen.epilogue import operand_names as epilogue_operand_names
 from codegen.kernel import Kernel
 from codegen.operator import (
@@ -110,6 +110,8 @@ class Matmul(Operator):
                 continue
             if node.op == "bias":
                 extra.append(Operand(name, dtype, "in", (p.m if node.structure == "bias.m" else p.n,), (1,)))
+            elif node.packed_mask:
+                extra.append(Operand(name, dtype, "in", (words_of_mask(p.batch * p.m * p.n),), (1,), align=1))
             else:
                 extra.append(Operand(name, dtype, "in", out.shape, out.strides))
         return (a, b, out, *extra)

@@ -114,6 +114,8 @@ def _draw(
     if operand.dtype == "uint8":
         # Any byte but 0 keeps a value: kernels that compare with 1 or look at one bit are wrong.
         return rng.choice(np.array([0, 0, 1, 2, 255], dtype=np.uint8), size=shape)
+    if operand.dtype == "int32":  # words of a packed mask, bits behind the last output included
+        return rng.integers(-(2**31), 2**31 - 1, size=shape, dtype=np.int32, endpoint=True)
     if kind == "normal":
         if operand.dtype != "int8":
             return rng.standard_normal(shape, dtype=np.float32)
@@ -159,7 +161,7 @@ def fraction_bits(chain: Sequence[Node]) -> int:
 
 def wants_small_sums(node: Node) -> bool:
     """Whether large values all leave a node as the same: clipped, on an activation's straight parts, overflowed."""
-    return node.op == "clip" or not node.exact or node.structure == "cast.float16"
+    return node.op in ("clip", "masked_activation") or not node.exact or node.structure == "cast.float16"
 
 
 def _int8_limit(problem: MatmulProblem) -> float:

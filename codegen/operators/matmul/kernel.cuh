@@ -94,15 +94,18 @@ template <class C>
 bool check_epilogue(const TensorView* tensors, const TensorView& out_tensor, const Matrix& out, Complaint complaint) {
   for (int i = 0; i < C::Epilogue::tensors; ++i) {
     const EpilogueTensor kind = C::Epilogue::tensor(i);
-    const bool mask = kind == EpilogueTensor::mask;
+    const bool bits = kind == EpilogueTensor::mask_bits;
     const bool vector = kind == EpilogueTensor::bias_m || kind == EpilogueTensor::bias_n;
-    const char* name = vector ? "bias" : (mask ? "mask" : "residual");
-    const int width = kind == EpilogueTensor::bias_m ? 1 : C::align_c;
+    const char* name = vector ? "bias" : bits || kind == EpilogueTensor::mask ? "mask" : "residual";
+    const int width = bits || kind == EpilogueTensor::bias_m ? 1 : C::align_c;
     const int size = C::Epilogue::element_bytes(i);
     if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out_tensor.device, size * width, complaint)) return false;
-    const int64_t length = kind == EpilogueTensor::bias_m ? out.rows : out.columns;
+    const int64_t length = bits ? ceil_div(out.batch * out.rows * out.columns, 32)
+                                : kind == EpilogueTensor::bias_m ? out.rows : out.columns;
     Matrix matrix = {1, 1, length, length, 0};
-    if (vector ? !check_vector(name, tensors[i], length, complaint)
+    if (bits && (out.pitch != out.columns || (out.batch > 1 && out.stride != out.rows * out.columns)))
+      CUKILN_REFUSE(complaint, "ValueError: out has gaps between its rows or matrices; a packed mask counts its outputs without any");
+    if (vector || bits ? !check_vector(name, tensors[i], length, complaint)
                : !read_matrix(name, tensors[i], C::align_c, matrix, complaint) || !same_layout(name, matrix, out, complaint))
       return false;
     if (!check_apart(name, tensors[i], matrix, size, out_tensor, out, sizeof(typename C::Output), complaint)) return false;

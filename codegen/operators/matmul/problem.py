@@ -130,6 +130,22 @@ class MatmulProblem(Problem):
         require_elements(_spelled(operand), (rows - 1) * value + columns)
         return value
 
+    @field_validator("ldc", "stride_c", mode="after")
+    @classmethod
+    def _packed_where_a_mask_counts(cls, value: int, info: ValidationInfo) -> int:
+        fields = info.data
+        if not any(node.packed_mask for node in fields.get("epilogue", ())) or _known(info, "c") is None:
+            return value
+        packed = fields["n"] if info.field_name == "ldc" else fields["m"] * fields["n"]
+        if value != packed and (info.field_name == "ldc" or fields["batch"] > 1):
+            raise refuse(
+                "gaps_beside_a_packed_mask",
+                "is {given}; a packed mask counts outputs without gaps: {allowed} is allowed, or a mask of bytes",
+                given=value,
+                allowed=packed,
+            )
+        return value
+
     @field_validator("stride_a", "stride_b", "stride_c", mode="before")
     @classmethod
     def _packed_stride(cls, value: Any, info: ValidationInfo) -> Any:

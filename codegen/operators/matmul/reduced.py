@@ -122,12 +122,19 @@ class _Reduced:
     def _problem(self, batch: int, m: int, n: int, k: int, gap: int) -> MatmulProblem:
         """With `gap` between rows and between matrices, all pitches and all strides different; without it packed as
         far as the alignment classes allow. They are exactly the signature's."""
-        s, extents = self.signature, {"m": m, "n": n, "k": k}
+        s = self.signature
+        packed = any(node_of(structure).packed_mask for structure in s["epilogue"])
+        if packed:
+            n = self._columns_of_class(n)
+        extents = {"m": m, "n": n, "k": k}
         along = _contiguous(s["layout"])
         fields: dict[str, Any] = {name: s[name] for name in ("layout", "dtype", "acc_dtype", "out_dtype", "allow_tf32")}
         quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
         taken: set[int] = set()
         for number, operand in enumerate("abc", 1):
+            if operand == "c" and packed:
+                fields |= {"ldc": n, "stride_c": m * n}
+                continue
             align = int(s[f"align_{operand}"])
             widest = classes(s["out_dtype" if operand == "c" else "dtype"], quads=quads)[0]
             pitch = _round_up(extents[along[operand]] + number * gap, align)
@@ -140,6 +147,15 @@ class _Reduced:
             fields[f"ld{operand}"], fields[f"stride_{operand}"] = pitch, stride
             taken |= {pitch, stride}
         return MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=_chain(s, k), **fields)
+
+    def _columns_of_class(self, n: int) -> int:
+        """The next n that gives a packed out the signature's class."""
+        s = self.signature
+        every = classes(s["out_dtype"], quads=needs_cuda_cores(s["dtype"], s["allow_tf32"]))
+        counts = range(n, n + every[0] * self.least("n") + 1, self.least("n"))
+        return next(
+            count for count in counts if next(width for width in every if count % width == 0) == s["align_c"]
+        )
 
 
 def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from codegen.arrays import Array, Float64, as_float64, namespace_of, powers_of_two
-from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored
+from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored, unpacked_masks
 from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.problem import MatmulProblem
 
@@ -56,7 +56,8 @@ def reference(problem: MatmulProblem, inputs: Mapping[str, Array], exact: bool =
         on_cuda_cores = needs_cuda_cores(problem.dtype, problem.allow_tf32)
         bound = accumulated(xp.matmul, a, b, problem.k, on_cuda_cores=on_cuda_cores, tf32=problem.allow_tf32)
         start = Bounded(xp.matmul(a, b), bound)
-    final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, inputs, exact, problem.out_dtype))
+    tensors = unpacked_masks(problem.epilogue, inputs, tuple(start.value.shape))
+    final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, tensors, exact, problem.out_dtype))
     return final.value, final.error
 
 
