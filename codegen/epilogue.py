@@ -218,8 +218,8 @@ Function = Annotated[Relu | Gelu | Silu | Identity | Square | Polynomial, Field(
 
 
 class MaskedActivation(Node):
-    """One function where the mask is set, another elsewhere. `bits`: an int32 word for 32 neighbouring outputs, bit i of
-    word j for output 32 j + i; `bytes`: a byte for each, set where it is not 0."""
+    """One function where the mask is set, another elsewhere. `bits`: an int32 word for 32 neighbouring outputs, bit i
+    of word j for output 32 j + i; `bytes`: a byte for each, set where it is not 0."""
 
     operand = "mask"
     op: Literal["masked_activation"] = "masked_activation"

@@ -151,8 +151,8 @@ def _polynomial(coefficients: Sequence[float], at: Bounded) -> Bounded:
 
 
 def _added(value: Float64, addend: Float64 | float, error: Float64) -> Bounded:
-    """`value` + `addend` after one rounding to fp32. Where nothing was lost so far the kernel's own rounding is made here:
-    it adds fp32 numbers, or one to a product of two, and float64 has such a sum exactly, but where they lie 2^29 apart.
+    """`value` + `addend` after one rounding to fp32. Where nothing was lost so far the kernel's own rounding is made:
+    it adds fp32 numbers, or one to a product of two, and float64 has such a sum exactly, but where they are far apart.
     (No compiler fuses this addition with a product before it that fp32 does not hold: such a product has an error.)"""
     total = value + addend
     xp = namespace_of(total)
@@ -163,9 +163,7 @@ def _added(value: Float64, addend: Float64 | float, error: Float64) -> Bounded:
         exact, error = error == 0.0, xp.where(error == error, error, np.inf)
         once = total.astype(np.float32).astype(np.float64)
     certain = exact & (lost == 0.0)
-    return Bounded(
-        xp.where(exact, once, total), xp.where(certain, 0.0, error + U * (xp.abs(total) + error) + TINY)
-    )
+    return Bounded(xp.where(exact, once, total), xp.where(certain, 0.0, error + U * (xp.abs(total) + error) + TINY))
 
 
 def _rounded(value: Float64, error: Float64) -> Bounded:

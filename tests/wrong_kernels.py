@@ -206,17 +206,26 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "the lower end of a clip": (("clip",), f"x < scalars[0] ? scalars[0] : {_CLIP}", _CLIP),
     "the upper end of a clip": (("clip",), "x > scalars[1] ? scalars[1] : x", "x"),
     "one bit of a mask": (("mask",), "kept.data[i] != 0", "kept.data[i] & 1"),
-    "set and clear swapped": (("masked_activation.bytes.relu.square",), "(bits >> i & 1u) != 0", "(bits >> i & 1u) == 0"),
+    "set and clear swapped": (
+        ("masked_activation.bytes.relu.square",),
+        "(bits >> i & 1u) != 0",
+        "(bits >> i & 1u) == 0",
+    ),
     "one bit of a mask's byte": (("masked_activation.bytes.relu.square",), "bytes.data[i] != 0", "bytes.data[i] & 1"),
     "the bits of a word from the highest": (
-        ("masked_activation.bits.relu.square",), "static_cast<int>(offset & 31)", "static_cast<int>(31 - (offset & 31))"
+        ("masked_activation.bits.relu.square",),
+        "static_cast<int>(offset & 31)",
+        "static_cast<int>(31 - (offset & 31))",
     ),
     "every word is the first": (("masked_activation.bits.relu.square",), "(offset >> 5)", "0"),
     "the scalars of the other function": (
-        ("masked_activation.bits.polynomial2.polynomial3",), "scalars_of_set + Set::scalars", "scalars_of_set"
+        ("masked_activation.bits.polynomial2.polynomial3",),
+        "scalars_of_set + Set::scalars",
+        "scalars_of_set",
     ),
     "a polynomial without its constant": (
-        ("masked_activation.bits.polynomial2.relu",), "i >= 0",
+        ("masked_activation.bits.polynomial2.relu",),
+        "i >= 0",
         "i >= 1",
     ),
     "gelu by tanh": (("gelu",), _ERF, "1.0f + cukiln::tanh(0.79788456f * (x + 0.044715f * x * x * x))"),

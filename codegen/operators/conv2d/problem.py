@@ -53,7 +53,19 @@ class ChannelBias(Node):
 
 
 AnyNode = Annotated[
-    ChannelBias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast | MaskedActivation,
+    ChannelBias
+    | Scale
+    | Residual
+    | Mask
+    | Relu
+    | Gelu
+    | Silu
+    | Tanh
+    | Sigmoid
+    | LeakyRelu
+    | Clip
+    | Cast
+    | MaskedActivation,
     Field(discriminator="op"),
 ]
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]

@@ -153,9 +153,7 @@ class _Reduced:
         s = self.signature
         every = classes(s["out_dtype"], quads=needs_cuda_cores(s["dtype"], s["allow_tf32"]))
         counts = range(n, n + every[0] * self.least("n") + 1, self.least("n"))
-        return next(
-            count for count in counts if next(width for width in every if count % width == 0) == s["align_c"]
-        )
+        return next(count for count in counts if next(width for width in every if count % width == 0) == s["align_c"])
 
 
 def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:

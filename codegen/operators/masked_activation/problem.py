@@ -1,0 +1,98 @@
+"""The masked_activation problem: out[i] = where_set(x[i]) where the mask has bit i set, else where_clear(x[i])."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from codegen.epilogue import Function, Identity, MaskedActivation, words_of_mask
+from codegen.problem import Pitch, Problem, Shape, refuse, require_elements
+
+Float = Literal["float32", "float16", "bfloat16"]
+MaskDtype = Literal["int32", "uint8"]
+
+
+def _filled_in(field: dict[str, Any]) -> None:
+    # The default is computed from other fields; null in a schema would say that null is a value.
+    field.pop("default", None)
+
+
+class MaskedActivationProblem(Problem):
+    """Packed tensors of any shape; its axes become one, so that arrays with equally many elements are one problem.
+
+    `mask` is `bits`: a vector of int32 words, bit i of word j (the lowest is 0) for element 32 j + i; or `bytes`: a
+    uint8 for each element, set where it is not 0. `mask_dtype` and `mask_length` say the same of the mask that a caller
+    has: they are filled in, and refused where they are not what `mask` and `shape` need.
+    """
+
+    operator: Literal["masked_activation"] = "masked_activation"
+    shape: Shape
+    dtype: Float = "float32"
+    where_set: Function
+    where_clear: Function = Identity()
+    mask: Literal["bits", "bytes"] = "bits"
+    mask_dtype: MaskDtype = Field(
+        default=None,
+        validate_default=True,
+        description="int32 for bits, uint8 for bytes.",
+        json_schema_extra=_filled_in,
+    )
+    mask_length: Pitch = Field(
+        default=None,
+        validate_default=True,
+        description="Words of 32 bits, or bytes: as many as the shape needs.",
+        json_schema_extra=_filled_in,
+    )
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def node(self) -> MaskedActivation:
+        """What is done, as a node of an epilogue."""
+        return MaskedActivation(mask=self.mask, where_set=self.where_set, where_clear=self.where_clear)
+
+    @field_validator("shape", mode="after")
+    @classmethod
+    def _one_axis(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        elements = math.prod(value)
+        require_elements("x", elements)
+        return (elements,)
+
+    @field_validator("mask_dtype", mode="before")
+    @classmethod
+    def _of_the_mask(cls, value: Any, info: ValidationInfo) -> Any:
+        mask = info.data.get("mask")
+        if mask is None:
+            return "int32" if value is None else value  # another field is already at fault
+        needed = "int32" if mask == "bits" else "uint8"
+        if value is not None and value in ("int32", "uint8") and value != needed:
+            raise refuse(
+                "wrong_mask",
+                "is {given}, but a mask of {mask} is {allowed}",
+                given=value,
+                mask=mask,
+                allowed=needed,
+            )
+        return needed if value is None else value
+
+    @field_validator("mask_length", mode="before")
+    @classmethod
+    def _whole_mask(cls, value: Any, info: ValidationInfo) -> Any:
+        if "shape" not in info.data or "mask" not in info.data:
+            return 1 if value is None else value  # another field is already at fault
+        (elements,), mask = info.data["shape"], info.data["mask"]
+        needed = words_of_mask(elements) if mask == "bits" else elements
+        if isinstance(value, int | float) and not isinstance(value, bool) and value != needed:
+            raise refuse(
+                "wrong_mask",
+                "is {given}, but {elements} elements need {allowed} {unit}",
+                given=value,
+                elements=elements,
+                allowed=needed,
+                unit="words of 32 bits" if mask == "bits" else "bytes",
+            )
+        return needed if value is None else value
