@@ -26,6 +26,7 @@ _DTYPES = {
         DType("float16", 2, "cukiln::Half", np.dtype(np.float16)),
         DType("bfloat16", 2, "cukiln::BFloat16", np.dtype(ml_dtypes.bfloat16)),
         DType("int32", 4, "int", np.dtype(np.int32)),
+        DType("int64", 8, "int64_t", np.dtype(np.int64)),
         DType("int8", 1, "signed char", np.dtype(np.int8)),
         DType("uint8", 1, "unsigned char", np.dtype(np.uint8)),
     )

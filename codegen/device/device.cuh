@@ -71,6 +71,7 @@ __device__ __forceinline__ T* shared_memory() {
 
 __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
+__device__ __forceinline__ float log(float x) { return ::logf(x); }
 __device__ __forceinline__ float erf(float x) { return ::erff(x); }
 __device__ __forceinline__ float tanh(float x) { return ::tanhf(x); }
 

@@ -35,13 +35,14 @@ struct Launch {
   uint32_t shared_bytes;
 };
 
-enum class ElementType { float32, float16, bfloat16, int32, int8, uint8, other };
+enum class ElementType { float32, float16, bfloat16, int32, int64, int8, uint8, other };
 
 template <class T> constexpr ElementType element_type = ElementType::other;
 template <> constexpr ElementType element_type<float> = ElementType::float32;
 template <> constexpr ElementType element_type<Half> = ElementType::float16;
 template <> constexpr ElementType element_type<BFloat16> = ElementType::bfloat16;
 template <> constexpr ElementType element_type<int> = ElementType::int32;
+template <> constexpr ElementType element_type<int64_t> = ElementType::int64;
 template <> constexpr ElementType element_type<signed char> = ElementType::int8;
 template <> constexpr ElementType element_type<unsigned char> = ElementType::uint8;
 
@@ -51,6 +52,7 @@ inline const char* name_of(ElementType type) {
     case ElementType::float16: return "float16";
     case ElementType::bfloat16: return "bfloat16";
     case ElementType::int32: return "int32";
+    case ElementType::int64: return "int64";
     case ElementType::int8: return "int8";
     case ElementType::uint8: return "uint8";
     default: return "another dtype";

@@ -32,6 +32,7 @@ inline ElementType from_dlpack(DLDataType type) {
     case kDLFloat * 256 + 16: return ElementType::float16;
     case kDLBfloat * 256 + 16: return ElementType::bfloat16;
     case kDLInt * 256 + 32: return ElementType::int32;
+    case kDLInt * 256 + 64: return ElementType::int64;
     case kDLInt * 256 + 8: return ElementType::int8;
     case kDLUInt * 256 + 8:
     case kDLBool * 256 + 8: return ElementType::uint8;

@@ -130,6 +130,7 @@ CUKILN_INLINE T* shared_memory() {
 CUKILN_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 inline float exp(float x) { return __builtin_expf(x); }
+inline float log(float x) { return __builtin_logf(x); }
 inline float erf(float x) { return __builtin_erff(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 
