@@ -57,7 +57,7 @@ def apply_chain(
 ) -> Bounded:
     """Applies the nodes to `start`, shape (..., m, n). `exact` makes approximated activations the identity. `out_dtype`
     is the output's, which biases and residuals have in memory. Packed masks come unpacked (`unpacked_masks`)."""
-    state = _judgeable(start, LARGEST_FLOAT32)
+    state = judgeable(start, LARGEST_FLOAT32)
     for node, name in zip(chain, operand_names(chain), strict=True):
         tensor = tensors[name] if name is not None else None
         state = _apply(node, state, as_float64(tensor, out_dtype) if node.operand == "out" else tensor, exact)
@@ -90,7 +90,7 @@ def stored(dtype: str, at: Bounded) -> Bounded:
 
 def rounded_to_float32(values: Float64) -> Bounded:
     """Exact values, such as int32 sums, as fp32 holds them after one rounding."""
-    return _judgeable(_rounded(values, namespace_of(values).zeros_like(values)), LARGEST_FLOAT32)
+    return judgeable(rounded(values, namespace_of(values).zeros_like(values)), LARGEST_FLOAT32)
 
 
 def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounded:
@@ -106,32 +106,32 @@ def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounde
     if not node.exact:
         return at if exact else _activation(node.op, at)
     with np.errstate(invalid="ignore", over="ignore"):
-        return _judgeable(_exact_node(node, at, tensor), LARGEST_FLOAT32)
+        return judgeable(_exact_node(node, at, tensor), LARGEST_FLOAT32)
 
 
 def _exact_node(node: Node, at: Bounded, tensor: Array | None) -> Bounded:
     value, error, xp = at.value, at.error, namespace_of(at.value)
     if isinstance(node, Bias):
         assert tensor is not None
-        return _added(value, tensor[:, None] if node.axis == "m" else tensor, error)
+        return added(value, tensor[:, None] if node.axis == "m" else tensor, error)
     if isinstance(node, Residual):
         assert tensor is not None
-        return _added(value, tensor, error)
+        return added(value, tensor, error)
     if isinstance(node, Scale):
         factor = float(np.float32(node.value))
-        return _rounded(value * factor, error * abs(factor))
+        return rounded(value * factor, error * abs(factor))
     if isinstance(node, Relu):
         return Bounded(xp.maximum(value, 0.0), error)
     if isinstance(node, LeakyRelu):
         slope = float(np.float32(node.slope))
-        scaled = _rounded(value * slope, error * max(1.0, abs(slope)))
+        scaled = rounded(value * slope, error * max(1.0, abs(slope)))
         # Near 0 the kernel may take the other branch: the function is continuous, so its Lipschitz constant holds.
         negative = value - error < 0.0
         return Bounded(xp.where(value < 0.0, scaled.value, value), xp.where(negative, scaled.error, error))
     if isinstance(node, Identity):
         return at
     if isinstance(node, Square):
-        return _added(value * value, 0.0, (2.0 * xp.abs(value) + error) * error)
+        return added(value * value, 0.0, (2.0 * xp.abs(value) + error) * error)
     if isinstance(node, Polynomial):
         return _polynomial([float(np.float32(one)) for one in node.coefficients], at)
     if isinstance(node, Clip):
@@ -146,11 +146,11 @@ def _polynomial(coefficients: Sequence[float], at: Bounded) -> Bounded:
     sum_ = Bounded(xp.zeros_like(at.value) + coefficients[-1], xp.zeros_like(at.value))
     for coefficient in reversed(coefficients[:-1]):
         error = xp.abs(sum_.value) * at.error + sum_.error * xp.abs(at.value) + sum_.error * at.error
-        sum_ = _judgeable(_added(sum_.value * at.value, coefficient, error), LARGEST_FLOAT32)
+        sum_ = judgeable(added(sum_.value * at.value, coefficient, error), LARGEST_FLOAT32)
     return sum_
 
 
-def _added(value: Float64, addend: Float64 | float, error: Float64) -> Bounded:
+def added(value: Float64, addend: Float64 | float, error: Float64) -> Bounded:
     """`value` + `addend` after one rounding to fp32. Where nothing was lost so far the kernel's own rounding is made:
     it adds fp32 numbers, or one to a product of two, and float64 has such a sum exactly, but where they are far apart.
     (No compiler fuses this addition with a product before it that fp32 does not hold: such a product has an error.)"""
@@ -166,7 +166,7 @@ def _added(value: Float64, addend: Float64 | float, error: Float64) -> Bounded:
     return Bounded(xp.where(exact, once, total), xp.where(certain, 0.0, error + U * (xp.abs(total) + error) + TINY))
 
 
-def _rounded(value: Float64, error: Float64) -> Bounded:
+def rounded(value: Float64, error: Float64) -> Bounded:
     """`value` as fp32 arithmetic leaves it: nothing is lost where nothing was lost so far and fp32 can represent it."""
     xp = namespace_of(value)
     with np.errstate(over="ignore"):
@@ -174,7 +174,7 @@ def _rounded(value: Float64, error: Float64) -> Bounded:
     return Bounded(value, xp.where(kept, 0.0, error + U * (xp.abs(value) + error) + TINY))
 
 
-def _judgeable(state: Bounded, limit: float) -> Bounded:
+def judgeable(state: Bounded, limit: float) -> Bounded:
     """No claim is made about what may overflow; its value stays finite so that later nodes make no NaN of it."""
     xp = namespace_of(state.value)
     fits = xp.abs(state.value) + state.error <= limit
@@ -192,7 +192,7 @@ _CASTS: dict[str, tuple[float, float, float]] = {
 def _cast(dtype: str, at: Bounded) -> Bounded:
     roundoff, subnormal, limit = _CASTS[dtype]
     xp = namespace_of(at.value)
-    at = _judgeable(at, limit)
+    at = judgeable(at, limit)
     certain = at.error == 0.0  # the kernel rounds this very value, to nearest even, as is done here
     own = roundoff * (xp.abs(at.value) + at.error) + subnormal
     value = xp.where(certain, _round_to(dtype, at.value), at.value)

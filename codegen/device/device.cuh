@@ -72,6 +72,8 @@ __device__ __forceinline__ T* shared_memory() {
 __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
 __device__ __forceinline__ float log(float x) { return ::logf(x); }
+// Rounded correctly (CUDA C++ Programming Guide, "Mathematical Functions").
+__device__ __forceinline__ float sqrt(float x) { return __fsqrt_rn(x); }
 __device__ __forceinline__ float erf(float x) { return ::erff(x); }
 __device__ __forceinline__ float tanh(float x) { return ::tanhf(x); }
 

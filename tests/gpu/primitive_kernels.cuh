@@ -45,7 +45,7 @@ __device__ __forceinline__ void vectors(const Arguments& arguments) {
 __device__ __forceinline__ void arithmetic(const Arguments arguments) {
   const int thread = static_cast<int>(threadIdx.x);
   const float* in = input<float>(arguments, 96) + thread * 3;
-  float* out = output<float>(arguments, 256) + thread * 8;
+  float* out = output<float>(arguments, 288) + thread * 9;
   const float a = load_global<1>(in).data[0], b = load_global<1>(in + 1).data[0], c = load_global<1>(in + 2).data[0];
   put(out, cukiln::fma(a, b, c));
   put(out + 1, cukiln::exp(a));
@@ -55,6 +55,7 @@ __device__ __forceinline__ void arithmetic(const Arguments arguments) {
   put(out + 5, round_to_bfloat16(a));
   put(out + 6, exact_epilogue() ? 1.0f : 0.0f);
   put(out + 7, cukiln::log(a));
+  put(out + 8, cukiln::sqrt(a));
 }
 
 // Every conversion of a word's bits, and the transposed bytes of four of them.

@@ -131,6 +131,7 @@ CUKILN_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b,
 
 inline float exp(float x) { return __builtin_expf(x); }
 inline float log(float x) { return __builtin_logf(x); }
+inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline float erf(float x) { return __builtin_erff(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 

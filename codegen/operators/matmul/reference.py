@@ -89,7 +89,7 @@ def accumulated(
     bound = gamma * sizes * (1.0 + 2.0**-20) + k * TINY
     if lost is not None:
         return bound + lost
-    shift_a, shift_b = _whole_after(a), _whole_after(b)
+    shift_a, shift_b = whole_after(a), whole_after(b)
     if shift_a is None or shift_b is None:
         return bound
     return xp.where(sizes * 2.0 ** (shift_a + shift_b) <= EXACT_SUM, 0.0, bound)
@@ -104,7 +104,7 @@ def _beyond_tf32(values: Float64) -> Float64:
     return xp.where(values % quantum == 0.0, 0.0, quantum)
 
 
-def _whole_after(values: Float64) -> int | None:
+def whole_after(values: Float64) -> int | None:
     """By which power of two to multiply, so that all values are whole numbers; None where 2^FINEST does not do."""
     xp = namespace_of(values)
     scaled = xp.abs(values) * 2.0**FINEST

@@ -1,0 +1,94 @@
+// Each row of x with mean 0 and variance 1: out = (x - mean) / sqrt(variance + epsilon) * gamma + beta.
+#pragma once
+
+namespace cukiln {
+namespace layer_norm {
+
+using Arguments = rows::Arguments;
+
+#if defined(CUKILN_DEVICE)
+
+// Sums of distances from a value near the mean, and of their squares.
+struct Distances {
+  struct State {
+    float sum, squares;
+  };
+  static __device__ __forceinline__ void merge(State& state, const State& other) {
+    state.sum += other.sum;
+    state.squares += other.squares;
+  }
+};
+
+__device__ __forceinline__ float middle_of(float a, float b, float c) {
+  const float low = a < b ? a : b, high = a < b ? b : a;
+  return c < low ? low : c < high ? c : high;
+}
+
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  using Values = Vector<float, C::vector>;
+  rows::Part<C> part(arguments);
+  const float columns = static_cast<float>(arguments.columns);
+  float mean, variance;
+  if constexpr (C::algorithm == rows::online) {
+    // One pass, with distances from an element of the row (Chan, Golub and LeVeque, The American Statistician 37:3, 1983,
+    // "shifted data"): the middle one of three, so that no single outlier is it. Unlike running means these sums are exact
+    // where fp32 holds them.
+    float origin = 0.0f;
+    if (part.columns > 0) origin = middle_of(part.element(0), part.element(part.columns / 2), part.element(part.columns - 1));
+    Distances::State own = {0.0f, 0.0f};
+    part.each([&](Values& values, unsigned) {
+      Values squares;
+#pragma unroll
+      for (int i = 0; i < C::vector; ++i) {
+        values.data[i] -= origin;
+        squares.data[i] = values.data[i] * values.data[i];
+      }
+      own.sum += fold::added(values);
+      own.squares += fold::added(squares);
+    });
+    own = rows::of_row<C, Distances>(own, 0);
+    const float distance = own.sum / columns;
+    variance = cukiln::fma(-distance, distance, own.squares / columns);
+    if (variance < 0.0f) variance = 0.0f;
+    mean = origin + distance;
+  } else {
+    mean = rows::sum_of<C>(part, 0, [](const Values& values) { return values; }) / columns;
+    variance = rows::sum_of<C>(part, 1, [&](const Values& values) {
+      Values squares;
+#pragma unroll
+      for (int i = 0; i < C::vector; ++i) squares.data[i] = (values.data[i] - mean) * (values.data[i] - mean);
+      return squares;
+    }) / columns;
+  }
+  rows::write_normalised<C>(part, mean, variance);
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, const double* scalars, void*) {
+  return rows::bind(rows::plan_of<C>, pointers, extents, scalars);
+}
+
+template <class C>
+int64_t workspace_bytes(const int64_t*, const int32_t*) {
+  return 0;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return rows::plan(rows::plan_of<C>, arguments, out);
+}
+
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  return rows::check(rows::plan_of<C>, rows::types_of<C>, tensors, count, extents, complaint);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace layer_norm
+}  // namespace cukiln

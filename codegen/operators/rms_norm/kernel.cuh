@@ -1,0 +1,51 @@
+// Each row of x divided by its root mean square: out = x / sqrt(mean of x^2 + epsilon) * gamma + beta.
+#pragma once
+
+namespace cukiln {
+namespace rms_norm {
+
+using Arguments = rows::Arguments;
+
+#if defined(CUKILN_DEVICE)
+
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  using Values = Vector<float, C::vector>;
+  rows::Part<C> part(arguments);
+  const float sum = rows::sum_of<C>(part, 0, [](const Values& values) {
+    Values squares;
+#pragma unroll
+    for (int i = 0; i < C::vector; ++i) squares.data[i] = values.data[i] * values.data[i];
+    return squares;
+  });
+  rows::write_normalised<C>(part, 0.0f, sum / static_cast<float>(arguments.columns));
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, const double* scalars, void*) {
+  return rows::bind(rows::plan_of<C>, pointers, extents, scalars);
+}
+
+template <class C>
+int64_t workspace_bytes(const int64_t*, const int32_t*) {
+  return 0;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return rows::plan(rows::plan_of<C>, arguments, out);
+}
+
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  return rows::check(rows::plan_of<C>, rows::types_of<C>, tensors, count, extents, complaint);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace rms_norm
+}  // namespace cukiln

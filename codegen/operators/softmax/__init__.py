@@ -1,0 +1,88 @@
+"""Softmax along the last axis, with the greatest element of the row subtracted first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files as packaged_files
+from typing import Literal
+
+import numpy as np
+
+from codegen.arrays import as_float64, namespace_of
+from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored
+from codegen.operator import Array, Float64, InputKind
+from codegen.problem import Problem
+from codegen.row_operator import RowOperator, drawn_shape, repeated
+from codegen.row_problem import RowProblem
+from codegen.row_reference import gamma_of
+
+# e^x is 0 in fp32 from here on: below half of its smallest number, 2^-150.
+NOTHING = -104.0
+# How far below the greatest integers lie, or infinitely far: representable in every type, whatever the greatest is.
+FAR = (-128.0, -256.0, -1024.0, -np.inf)
+# Roundings of a term for each merge of two sums: two exponentials of at most 2 ulp, two products, an addition.
+ROUNDINGS = 11.0
+
+
+class SoftmaxProblem(RowProblem):
+    """out = e^x / (the sum of e^x over the row). A row with a NaN or +infinity, or of -infinity alone, is NaN."""
+
+    operator: Literal["softmax"] = "softmax"
+
+
+class Softmax(RowOperator):
+    """See SoftmaxProblem."""
+
+    name = "softmax"
+    problem_type = SoftmaxProblem
+    folder = packaged_files("codegen.operators.softmax")
+    flops = 24  # an exponential, once or twice, a comparison, an addition and a product
+
+    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
+        """`integer`: 2^k equal elements in a row, all others so far below that their weight is 0. `normal`: normals of
+        another mean and another spread in each row."""
+        p = self.own(problem)
+        rows, columns = drawn_shape(p)
+        if kind == "normal":
+            centres, spreads = rng.normal(0.0, 4.0, (rows, 1)), rng.uniform(0.5, 6.0, (rows, 1))
+            return {"x": repeated(p, centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32))}
+        x = rng.choice(np.array(FAR), (rows, columns))
+        for row in range(rows):
+            equal = 1 << int(rng.integers(0, columns.bit_length()))
+            x[row, rng.choice(columns, equal, replace=False)] = 0.0
+        return {"x": repeated(p, x + rng.integers(-16, 16, (rows, 1), endpoint=True))}
+
+    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
+        """In float64, and a bound. A difference from the greatest is rounded once, or in steps that add up to it where
+        the greatest of the elements so far grows; what that changes of e^x is the difference's own rounding. Sums are
+        of positive numbers (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2). Rows whose
+        elements are all the greatest or vanish have exact sums."""
+        p = self.own(problem)
+        x = as_float64(inputs["x"], p.dtype)
+        xp = namespace_of(x)
+        below = x - _greatest(x)
+        vanishes = below < NOTHING
+        below = xp.where(vanishes, 0.0, below)
+        power = xp.where(vanishes, 0.0, _exponential(below))
+        ones = xp.zeros((p.columns, 1)) + 1.0
+        total = xp.matmul(power, ones)
+        lost = xp.matmul(power * xp.abs(below), ones) * U + gamma_of(ROUNDINGS * (p.columns + 16.0)) * total
+        share = power / total
+        error = share * (lost / total + (8.0 + xp.abs(below)) * U) * (1.0 + 2.0**-10) + UNDERFLOW
+        simple = (xp.matmul((below == 0.0).astype(np.float64), ones) == p.columns) & (total < 2.0**24)
+        once = share.astype(np.float32).astype(np.float64)
+        zero = xp.zeros_like(x)
+        final = stored(p.out_dtype, Bounded(xp.where(simple, once, share), xp.where(simple, zero, error)))
+        return final.value, final.error
+
+
+def _greatest(x: Float64) -> Float64:
+    """Of each row, in shape (rows, 1)."""
+    return namespace_of(x).max(x, axis=1).reshape(-1, 1)
+
+
+def _exponential(x: Float64) -> Float64:
+    return namespace_of(x).exp(x)
+
+
+OPERATOR = Softmax()

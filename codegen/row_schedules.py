@@ -1,0 +1,241 @@
+"""Schedules of operators that compute each row of a matrix from all of it (`codegen/device/rows.cuh`): tunables,
+levels, rules, and what they do to the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.joined_space import Kind, build_joined
+from codegen.operator import Cost, Work
+from codegen.row_problem import RowProblem
+from codegen.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.schedule import Schedule, Value
+from codegen.search import Linked, Search, SearchSpace, Tunable
+from codegen.targets import Target
+
+ALGORITHMS = ("registers", "shared", "online")  # in the order of the numbers in rows.cuh
+THREADS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SHARED_BY_ALL = (
+    Tunable("row_threads", THREADS, False, "threads that share a row"),
+    Tunable("rows", THREADS, False, "rows of a block"),
+    Tunable("vector", (1, 2, 4, 8), False, "elements of one access, up to 16 bytes"),
+)
+_STEPS = Tunable("steps", range(1, 513), False, "vectors of a row that a thread has room for")
+_LOADS = Tunable("loads", (1, 2, 4, 8), False, "vectors of a thread that are in flight at once")
+
+
+def _algorithm(*names: str) -> Tunable:
+    return Tunable("algorithm", names, False, "where a row is kept between its two uses; online: nowhere")
+
+
+KNOBS: dict[Value, tuple[Tunable, ...]] = {
+    "registers": (_algorithm("registers"), *_SHARED_BY_ALL, _STEPS),
+    "shared": (_algorithm("shared"), *_SHARED_BY_ALL, _STEPS, _LOADS),
+    "online": (_algorithm("online"), *_SHARED_BY_ALL, _LOADS),
+}
+TUNABLES = (_algorithm(*ALGORITHMS), *_SHARED_BY_ALL, _STEPS, _LOADS)
+
+ACCESS_BYTES = (16, 8, 4)
+LARGEST_INDEX = 2**31 - 1
+# Addresses, counters and predicates: an estimate.
+OVERHEAD_REGISTERS = 32
+# Up to so many values of a thread level 1 keeps in registers; level 2 goes to what the rule allows.
+MODEST_VALUES, MOST_VALUES = 32, 128
+# Threads of a block that level 1 makes of rows with few threads each.
+BLOCK = 128
+# Of the L2, what stays from the first read of a row to the second: the rest goes to what streams through.
+L2_SHARE = 0.75
+
+
+def align(problem: RowProblem) -> int:
+    """The alignment class: elements of the widest access of which a row is a whole number."""
+    size = dtype(problem.dtype).bytes
+    return next(width for width in classes(size) if problem.columns % width == 0)
+
+
+def classes(size: int) -> tuple[int, ...]:
+    """Elements per access that kernels know for elements of so many bytes, the widest first."""
+    return tuple(dict.fromkeys([*(width // size for width in ACCESS_BYTES if width >= size), 1]))
+
+
+def threads(tunables: Mapping[str, Any]) -> int:
+    return int(tunables["row_threads"]) * int(tunables["rows"])
+
+
+def capacity(tunables: Mapping[str, Any]) -> int:
+    """Elements that a row may have; 0: any."""
+    t = tunables
+    return 0 if t["algorithm"] == "online" else int(t["row_threads"]) * int(t["steps"]) * int(t["vector"])
+
+
+def shared_bytes(tunables: Mapping[str, Any], size: int) -> int:
+    """As `shared_bytes` in rows.cuh. `size`: bytes of an element."""
+    t = tunables
+    states = threads(t) // 32 * 16 if int(t["row_threads"]) > 32 else 0
+    return states + (int(t["rows"]) * capacity(t) * size if t["algorithm"] == "shared" else 0)
+
+
+def registers(tunables: Mapping[str, Any]) -> int:
+    """An estimate of a thread's."""
+    t = tunables
+    held = t["steps"] if t["algorithm"] == "registers" else t["loads"]
+    return OVERHEAD_REGISTERS + int(held) * int(t["vector"])
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(0, least - 1).bit_length()
+
+
+def _divisions(
+    vectors: int, most_values: int, width: int, row_threads: tuple[int, ...]
+) -> Iterator[tuple[int, int, int]]:
+    """(row_threads, rows, steps) for rows of so many vectors, with at most that many values in a thread."""
+    for count in row_threads:
+        steps = -(-vectors // count)
+        if steps * width <= max(most_values, width) and count <= _power_of_two(vectors) and steps <= _STEPS.allowed[-1]:
+            yield count, max(1, BLOCK // count), steps
+
+
+def _divided(found: Iterator[tuple[int, int, int]]) -> Linked | None:
+    choices = tuple(found)
+    return Linked(("row_threads", "rows", "steps"), choices) if choices else None
+
+
+def space(
+    problem: RowProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+) -> SearchSpace:
+    """The schedules of a search. Raises InvalidSearch."""
+    width, size = align(problem), dtype(problem.dtype).bytes
+    vectors = -(-problem.columns // width)
+    wide = (64, 128, 256, 512, 1024)
+    kinds: dict[Value, Kind] = {}
+    in_registers = {
+        1: _divided(_divisions(vectors, MODEST_VALUES, width, THREADS[2:])),
+        2: _divided(_divisions(vectors, MOST_VALUES, width, THREADS)),
+    }
+    fitting = target.shared_per_block // size
+    in_shared = {
+        1: _divided(one for one in _divisions(vectors, fitting, width, (128, 256, 512)) if _fits(one, width, fitting)),
+        2: _divided(one for one in _divisions(vectors, fitting, width, THREADS[5:]) if _fits(one, width, fitting)),
+    }
+    one_vector: dict[str, tuple[Value, ...]] = {"vector": (width,)}
+    for name, linked, more in (
+        ("registers", in_registers, {}),
+        ("shared", in_shared, {1: {"loads": (2, 4)}, 2: {"loads": (1, 2, 4, 8)}}),
+    ):
+        both = {level: one for level, one in linked.items() if one is not None}
+        if len(both) == 2:
+            lists = {level: {"algorithm": (name,), **one_vector, **more.get(level, {})} for level in (1, 2)}
+            kinds[name] = Kind(KNOBS[name], lists, both)
+    threads_of_row = tuple(count for count in wide if count <= max(64, _power_of_two(vectors)))
+    small: dict[str, tuple[Value, ...]] = {
+        "algorithm": ("online",), **one_vector, "row_threads": threads_of_row[-2:], "rows": (1,), "loads": (2, 4),
+    }  # fmt: skip
+    full = {**small, "row_threads": threads_of_row, "rows": (1, 2, 4), "loads": (1, 2, 4, 8)}
+    kinds["online"] = Kind(KNOBS["online"], {1: small, 2: full})
+    return build_joined(search, "algorithm", KNOBS, kinds, _default(kinds, judge))
+
+
+def _fits(division: tuple[int, int, int], width: int, fitting: int) -> bool:
+    """Whether shared memory has room for the rows."""
+    row_threads, rows, steps = division
+    return row_threads * rows * steps * width <= fitting
+
+
+def _default(kinds: Mapping[Value, Kind], judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """The level-0 schedule: the first kind's first that breaks no rule, with the fewest values in a thread first."""
+    tried: list[Schedule] = []
+    for kind in kinds.values():
+        lists = {name: values[-1] for name, values in kind.levels[1].items()}
+        divisions = reversed(kind.linked[1].choices) if kind.linked else [()]
+        for choice in divisions:
+            names = kind.linked[1].names if kind.linked else ()
+            tried.append(Schedule.of({**lists, **dict(zip(names, choice, strict=True))}))
+    return next((one for one in tried if isinstance(judge(one), Accepted)), tried[-1])
+
+
+def rules(problem: RowProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
+    """When a schedule cannot work or is not worth compiling. Every static_assert of rows.cuh is a rule here."""
+    p, t = problem, schedule.as_dict()
+    size, width, count = dtype(p.dtype).bytes, int(t["vector"]), threads(t)
+    room, row_threads, rows = capacity(t), int(t["row_threads"]), int(t["rows"])
+    steps = int(t.get("steps", 1))
+    at_once = row_threads * width
+    least = -(-p.columns // at_once)
+    limit = min(target.registers_per_thread, target.registers_per_sm // max(count, 32))
+    return (
+        check(
+            32 <= count <= target.max_threads_per_block,
+            "threads",
+            f"{rows} rows of {row_threads} threads are {count}; a block has 32 to {target.max_threads_per_block}",
+        )
+        or check(
+            width * size <= 16 and p.columns % width == 0,
+            "vector",
+            f"vector = {width} of {size} bytes; rows of {p.columns} elements allow up to {align(p)}",
+        )
+        or check(
+            row_threads == 1 or row_threads < 2 * _power_of_two(-(-p.columns // width)),
+            "row_threads",
+            f"{row_threads} threads for a row of {-(-p.columns // width)} vectors are mostly idle",
+        )
+        or check(
+            rows == 1 or rows * row_threads <= 32 or rows < 2 * _power_of_two(p.rows),
+            "rows",
+            f"{rows} rows of a block are mostly padding for {p.rows}",
+        )
+        or check(
+            not room or p.columns <= room, "steps", f"room for {room} elements; a row has {p.columns} ({least} steps)"
+        )
+        or check(steps < 2 * least, "steps", f"{steps} steps are mostly unused by {least}")
+        or check(
+            registers(t) <= limit, "registers", f"a thread needs about {registers(t)} registers; {limit} are there"
+        )
+        or check(
+            shared_bytes(t, size) <= target.shared_per_block,
+            "shared_memory",
+            f"{shared_bytes(t, size)} bytes of shared memory; {target.shared_per_block} are there",
+        )
+        or ACCEPTED
+    )
+
+
+def cost(problem: RowProblem, of_element: int, vectors: int) -> Cost:
+    """Any algorithm reads x once and writes out once. `of_element`: FLOPs of each; `vectors`: of a row's length that all
+    rows share."""
+    p = problem
+    elements, size = p.rows * p.columns, dtype(p.dtype).bytes
+    return Cost(
+        flops=elements * of_element,
+        bytes_read=(elements + vectors * p.columns) * size,
+        bytes_written=elements * dtype(p.out_dtype).bytes,
+        launches=1,
+        workspace_bytes=0,
+    )
+
+
+def work(problem: RowProblem, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
+    """Counts for the roofline. Of rows that are read twice, the second time is of the DRAM as far as the rows that are
+    under way at once do not stay in the L2."""
+    p, t = problem, tunables
+    size, count = dtype(p.dtype).bytes, threads(t)
+    blocks = -(-p.rows // int(t["rows"]))
+    online, elements = t["algorithm"] == "online", float(p.rows) * p.columns
+    again = elements * size if online else 0.0
+    resident = max(1, target.max_threads_per_sm // count) * target.sm_count * int(t["rows"])
+    under_way = float(min(p.rows, resident)) * p.columns * size
+    missed = max(0.0, 1.0 - L2_SHARE * target.l2_bytes / under_way)
+    steps = -(-p.columns // (int(t["row_threads"]) * int(t["vector"])))
+    trips = 1 if t["algorithm"] == "registers" else -(-steps // int(t["loads"])) * (2 if online else 1)
+    padded = float(blocks) * count * steps * int(t["vector"])
+    reductions = float(blocks) * count * 40.0
+    return Work(
+        blocks=blocks, threads=count, fma=0.0,
+        other_instructions=padded * (least.flops / elements + 12.0 / int(t["vector"])) + reductions,
+        shared_bytes=3.0 * elements * size if t["algorithm"] == "shared" else 0.0,
+        l2_bytes=least.bytes_read + least.bytes_written + again,
+        dram_bytes=least.bytes_read + least.bytes_written + again * missed,
+        dynamic_shared_bytes=shared_bytes(t, size), independent=int(t["vector"]), steps=trips, overlap=0.5,
+    )  # fmt: skip
