@@ -203,8 +203,8 @@ def rules(problem: RowProblem, schedule: Schedule, target: Target) -> Accepted |
 
 
 def cost(problem: RowProblem, of_element: int, vectors: int) -> Cost:
-    """Any algorithm reads x once and writes out once. `of_element`: FLOPs of each; `vectors`: of a row's length that all
-    rows share."""
+    """Any algorithm reads x once and writes out once. `of_element`: FLOPs of each; `vectors`: of a row's length, which
+    all rows share."""
     p = problem
     elements, size = p.rows * p.columns, dtype(p.dtype).bytes
     return Cost(

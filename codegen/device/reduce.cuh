@@ -54,13 +54,13 @@ struct Sum {
 struct WideSum {
   using Value = int;
   struct State {
-    uint64_t sum;
+    unsigned long long sum;
   };
   static __device__ __forceinline__ State nothing() { return {0}; }
   template <int N>
   static __device__ __forceinline__ void take(State& state, const Vector<int, N>& values, int, int) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) state.sum += static_cast<uint64_t>(int64_t(values.data[i]));
+    for (int i = 0; i < N; ++i) state.sum += static_cast<unsigned long long>(int64_t(values.data[i]));
   }
   static __device__ __forceinline__ void merge(State& state, const State& other) { state.sum += other.sum; }
 };
@@ -69,7 +69,7 @@ struct WideSumOfSquares : WideSum {
   template <int N>
   static __device__ __forceinline__ void take(State& state, const Vector<int, N>& values, int, int) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) state.sum += static_cast<uint64_t>(int64_t(values.data[i]) * values.data[i]);
+    for (int i = 0; i < N; ++i) state.sum += static_cast<unsigned long long>(int64_t(values.data[i]) * values.data[i]);
   }
 };
 

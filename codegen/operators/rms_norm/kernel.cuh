@@ -4,7 +4,7 @@
 namespace cukiln {
 namespace rms_norm {
 
-using Arguments = rows::Arguments;
+struct Arguments : rows::Arguments {};
 
 #if defined(CUKILN_DEVICE)
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 
 template <class C>
 Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, const double* scalars, void*) {
-  return rows::bind(rows::plan_of<C>, pointers, extents, scalars);
+  return Arguments{rows::bind(rows::plan_of<C>, pointers, extents, scalars)};
 }
 
 template <class C>
