@@ -102,7 +102,7 @@ class RowOperator(Operator):
         fields = {"shape": (rows, count * wide), "dtype": s["dtype"], "out_dtype": s["out_dtype"]}
         if issubclass(self.problem_type, NormProblem):
             fields |= {"scale": s["scale"], "shift": s["shift"], "epsilon": EPSILONS[number]}
-        return self.problem_type(operator=self.name, **fields)
+        return self.problem_type(**fields)
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return [[]]

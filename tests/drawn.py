@@ -24,8 +24,6 @@ from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.operators.conv2d import Conv2d
-from codegen.operators.matmul import Matmul
 from codegen.operators.matmul.alignment import aligns
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.tensor_rules import LEAST_COPY_BYTES
@@ -222,7 +220,7 @@ class Proof:
         return f"{self.verdict.verdict}: {self.verdict.message}\n{problem}\n{self.candidate.schedule.as_dict()}"
 
 
-class _Drawn(Operator):
+class DrawnOperator(Operator):
     """An operator whose kernels are tested on the problems that were drawn with them, listed in `drawn.json`."""
 
     @cached_property
@@ -238,14 +236,6 @@ class _Drawn(Operator):
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return [launch for one, launch in self.drawn[kernel.id] if one == problem]
-
-
-class DrawnMatmul(_Drawn, Matmul):
-    """See `_Drawn`."""
-
-
-class DrawnConv2d(_Drawn, Conv2d):
-    """See `_Drawn`."""
 
 
 def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, batch: int) -> list[Proof]:
@@ -267,11 +257,12 @@ def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, ba
 def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]) -> Path:
     """The folder of an operator like that of the draws, which tests its kernels on what was drawn."""
     base = drawn[0][1].kernel.operator
-    class_name = base.capitalize()
+    class_name = type(operator(base)).__name__
     write_operator(folder, base, class_name, name, {})
     (folder / "__init__.py").write_text(
-        f"from pathlib import Path\n\nfrom tests.drawn import Drawn{class_name} as Base\n\n\n"
-        f"class Drawn(Base):\n    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
+        f"from pathlib import Path\n\nfrom codegen.operators.{base} import {class_name}\n"
+        f"from tests.drawn import DrawnOperator\n\n\nclass Drawn(DrawnOperator, {class_name}):\n    name = {name!r}\n"
+        "    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
     )
     uses: dict[str, list[Any]] = {}
     for _, candidate in drawn:
