@@ -139,16 +139,16 @@ def statistics(x: Float64) -> tuple[Bounded, Bounded]:
     of_variance_apart = of_around + (2.0 * xp.abs(apart) + of_apart) * of_apart + 3.0 * U * around
     of_mean = xp.maximum(of_mean, of_apart + U * (xp.abs(mean) + of_apart)) + TINY
     of_variance = xp.maximum(of_variance, of_variance_apart) + TINY
-    shift = whole_after(x)
-    if shift is None:
+    shifts = whole_after(x), whole_after(mean)
+    if shifts[0] is None or shifts[1] is None:
         return Bounded(mean, of_mean), Bounded(variance, of_variance)
+    shift = max(shifts[0], shifts[1])
     largest = xp.maximum(xp.maximum(size, around * 2.0**shift), variance * 2.0**shift) * (columns * 2.0**shift)
     exact = (
         (largest <= EXACT_SUM)
-        & _whole(mean * 2.0**shift)
         & _held(mean, sums, columns)
         & _held(variance, all_squares, columns)
-        & _held(around, around * columns, columns)
+        & _held(around, _row_sums(shifted * shifted), columns)
     )
     return Bounded(mean, xp.where(exact, 0.0, of_mean)), Bounded(variance, xp.where(exact, 0.0, of_variance))
 
@@ -164,10 +164,6 @@ def _middle(a: Float64, b: Float64, c: Float64) -> Float64:
     xp = namespace_of(a)
     low, high = xp.where(a < b, a, b), xp.where(a < b, b, a)
     return xp.where(c < low, low, xp.where(c < high, c, high))
-
-
-def _whole(values: Float64) -> Array:
-    return values == namespace_of(values).rint(values)
 
 
 def _held(mean: Float64, sums: Float64, columns: int) -> Array:

@@ -241,7 +241,8 @@ class DrawnOperator(Operator):
 def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, batch: int) -> list[Proof]:
     """`batch` kernels are one g++ file and one child, two of them at a time."""
     parts = [drawn[first : first + batch] for first in range(0, len(drawn), batch)]
-    names = [f"drawn_{number}" for number in range(len(parts))]
+    base = drawn[0][1].kernel.operator
+    names = [f"drawn_{base}_{number}" for number in range(len(parts))]
     made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
     with loaded(made), ThreadPoolExecutor(2) as pool:
         kernels = [[_renamed(name, one.kernel) for _, one in part] for name, part in zip(names, parts, strict=True)]

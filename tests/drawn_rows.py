@@ -1,6 +1,6 @@
 """Softmax and norms drawn over the whole domain, each with one accepted schedule.
 
-What a draw is about (types, target, algorithm, length of the rows, vectors) goes round in steps that share no factor; the
+What a draw is about (types, target, algorithm, length of the rows) goes round in steps that share no factor; the
 extents and the rest are chance.
 """
 

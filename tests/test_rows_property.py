@@ -1,5 +1,5 @@
-"""Softmax and norms drawn over the whole domain, each with a random schedule that the rules accept: exact on their exact
-inputs and within the bound on normals, on the CPU and on their own extents; and nvcc compiles them.
+"""Softmax and norms drawn over the whole domain, each with a random schedule that the rules accept: exact on integers
+and within the bound on normals, on the CPU and on their own extents; and nvcc compiles them.
 
 CUKILN_TEST_SEED repeats a run's draws.
 """
