@@ -91,7 +91,7 @@ class MaskedActivation(Operator):
         )
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
-        """Two whole blocks; several and a part of a vector, in the middle of a word; less than a word; one element."""
+        """Two whole blocks; those and a part of a vector, in the middle of a word; two words; one element."""
         s, t = kernel.signature_dict, spaces.full_tunables(kernel.tunables.as_dict())
         node = node_of(s["node"])
         assert isinstance(node, Node)
@@ -105,7 +105,7 @@ class MaskedActivation(Operator):
                 where_clear=node.where_clear,
                 mask=node.mask,
             )
-            for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 29, 1)
+            for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)
         ]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
