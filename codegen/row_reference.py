@@ -88,7 +88,7 @@ def reference(problem: NormProblem, inputs: Mapping[str, Array], *, centred: boo
     xp = namespace_of(x)
     mean, square = statistics(x) if centred else (Bounded(xp.zeros_like(x[:, :1]), xp.zeros_like(x[:, :1])), squares(x))
     factor = _inverse_root(added(square.value, float(np.float32(p.epsilon)), square.error))
-    state = added(x, -mean.value, mean.error + xp.zeros_like(x))
+    state = added(x, 0.0 - mean.value, mean.error + xp.zeros_like(x))
     state = _product(state, factor)
     zero = xp.zeros_like(x)
     if p.scale:
@@ -175,8 +175,8 @@ def _inverse_root(at: Bounded) -> Bounded:
     """1 / sqrt of it, by a root and a division that round once each."""
     xp = namespace_of(at.value)
     with np.errstate(divide="ignore", invalid="ignore"):
-        value, lowest = 1.0 / at.value**0.5, at.value - at.error
-        far = xp.where(lowest > 0.0, 1.0 / xp.where(lowest > 0.0, lowest, 1.0) ** 0.5, np.inf)
+        value, lowest = 1.0 / xp.sqrt(at.value), at.value - at.error
+        far = xp.where(lowest > 0.0, 1.0 / xp.sqrt(xp.where(lowest > 0.0, lowest, 1.0)), np.inf)
         error = (far - value) + 2.0 * U * far * (1.0 + U)
         held = value.astype(np.float32).astype(np.float64) == value
     exact = (at.error == 0.0) & held & (value * value * at.value == 1.0)

@@ -88,17 +88,23 @@ def _power_of_two(least: int) -> int:
     return 1 << max(0, least - 1).bit_length()
 
 
+def _rows(problem: RowProblem, row_threads: int) -> int:
+    """Rows of a block with so many threads for each: a warp at least, else no more than there are."""
+    return max(1, 32 // row_threads, min(BLOCK // row_threads, _power_of_two(problem.rows)))
+
+
 def _divisions(
-    vectors: int, most_values: int, width: int, row_threads: tuple[int, ...]
+    problem: RowProblem, most_values: int, width: int, counts: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int]]:
-    """(row_threads, rows, steps) for rows of so many vectors, with at most that many values in a thread."""
-    for count in row_threads:
+    """(row_threads, rows, steps) with at most that many values in a thread."""
+    vectors = -(-problem.columns // width)
+    for count in counts:
         steps = -(-vectors // count)
-        if steps * width <= max(most_values, width) and count <= _power_of_two(vectors) and steps <= _STEPS.allowed[-1]:
-            yield count, max(1, BLOCK // count), steps
+        if steps * width <= max(most_values, width) and steps <= _STEPS.allowed[-1]:
+            yield count, _rows(problem, count), steps
 
 
-def _divided(found: Iterator[tuple[int, int, int]]) -> Linked | None:
+def _linked(found: Iterator[tuple[int, int, int]]) -> Linked | None:
     choices = tuple(found)
     return Linked(("row_threads", "rows", "steps"), choices) if choices else None
 
@@ -109,33 +115,34 @@ def space(
     """The schedules of a search. Raises InvalidSearch."""
     width, size = align(problem), dtype(problem.dtype).bytes
     vectors = -(-problem.columns // width)
-    wide = (64, 128, 256, 512, 1024)
-    kinds: dict[Value, Kind] = {}
-    in_registers = {
-        1: _divided(_divisions(vectors, MODEST_VALUES, width, THREADS[2:])),
-        2: _divided(_divisions(vectors, MOST_VALUES, width, THREADS)),
-    }
+    # Threads of a row that all have something to do; level 1 leaves out few threads where more are worth it.
+    counts = tuple(count for count in THREADS if count <= _power_of_two(vectors))
+    several = tuple(count for count in counts if count >= min(4, counts[-1]))
     fitting = target.shared_per_block // size
-    in_shared = {
-        1: _divided(one for one in _divisions(vectors, fitting, width, (128, 256, 512)) if _fits(one, width, fitting)),
-        2: _divided(one for one in _divisions(vectors, fitting, width, THREADS[5:]) if _fits(one, width, fitting)),
+    divided: dict[str, tuple[Linked | None, Linked | None]] = {
+        "registers": (
+            _linked(_divisions(problem, MODEST_VALUES, width, several)),
+            _linked(_divisions(problem, MOST_VALUES, width, counts)),
+        ),
+        "shared": (
+            _linked(one for one in _divisions(problem, fitting, width, several[-3:]) if _fits(one, width, fitting)),
+            _linked(one for one in _divisions(problem, fitting, width, counts) if _fits(one, width, fitting)),
+        ),
+        "online": (_online(problem, several[-2:]), _online(problem, counts)),
     }
-    one_vector: dict[str, tuple[Value, ...]] = {"vector": (width,)}
-    for name, linked, more in (
-        ("registers", in_registers, {}),
-        ("shared", in_shared, {1: {"loads": (2, 4)}, 2: {"loads": (1, 2, 4, 8)}}),
-    ):
-        both = {level: one for level, one in linked.items() if one is not None}
-        if len(both) == 2:
-            lists = {level: {"algorithm": (name,), **one_vector, **more.get(level, {})} for level in (1, 2)}
-            kinds[name] = Kind(KNOBS[name], lists, both)
-    threads_of_row = tuple(count for count in wide if count <= max(64, _power_of_two(vectors)))
-    small: dict[str, tuple[Value, ...]] = {
-        "algorithm": ("online",), **one_vector, "row_threads": threads_of_row[-2:], "rows": (1,), "loads": (2, 4),
-    }  # fmt: skip
-    full = {**small, "row_threads": threads_of_row, "rows": (1, 2, 4), "loads": (1, 2, 4, 8)}
-    kinds["online"] = Kind(KNOBS["online"], {1: small, 2: full})
+    kinds: dict[Value, Kind] = {}
+    for name, (small, full) in divided.items():
+        if small is not None and full is not None:
+            lists: dict[str, tuple[Value, ...]] = {"algorithm": (name,), "vector": (width,)}
+            loads: list[dict[str, tuple[Value, ...]]] = [{"loads": (2, 4)}, {"loads": (1, 2, 4, 8)}]
+            if name == "registers":
+                loads = [{}, {}]
+            kinds[name] = Kind(KNOBS[name], {1: lists | loads[0], 2: lists | loads[1]}, {1: small, 2: full})
     return build_joined(search, "algorithm", KNOBS, kinds, _default(kinds, judge))
+
+
+def _online(problem: RowProblem, counts: tuple[int, ...]) -> Linked:
+    return Linked(("row_threads", "rows"), tuple((count, _rows(problem, count)) for count in counts))
 
 
 def _fits(division: tuple[int, int, int], width: int, fitting: int) -> bool:
@@ -148,11 +155,9 @@ def _default(kinds: Mapping[Value, Kind], judge: Callable[[Schedule], Accepted |
     """The level-0 schedule: the first kind's first that breaks no rule, with the fewest values in a thread first."""
     tried: list[Schedule] = []
     for kind in kinds.values():
-        lists = {name: values[-1] for name, values in kind.levels[1].items()}
-        divisions = reversed(kind.linked[1].choices) if kind.linked else [()]
-        for choice in divisions:
-            names = kind.linked[1].names if kind.linked else ()
-            tried.append(Schedule.of({**lists, **dict(zip(names, choice, strict=True))}))
+        assert kind.linked is not None
+        lists, linked = {name: values[-1] for name, values in kind.levels[1].items()}, kind.linked[1]
+        tried += [Schedule.of({**lists, **dict(zip(linked.names, one, strict=True))}) for one in linked.choices[::-1]]
     return next((one for one in tried if isinstance(judge(one), Accepted)), tried[-1])
 
 

@@ -22,8 +22,8 @@ from codegen.arrays import erf as numpy_erf
 NAME = "strict"
 # What `strict` has. The first operand is an array, but of `where` one of those to choose from is one too.
 FUNCTIONS = (
-    "abs", "all", "argmax", "argmin", "broadcast_to", "clip", "count_nonzero", "frexp", "isfinite", "isposinf",
-    "matmul", "max", "maximum", "min", "nan_to_num", "rint", "tanh", "where", "zeros_like",
+    "abs", "all", "argmax", "argmin", "broadcast_to", "clip", "count_nonzero", "exp", "frexp", "isfinite", "isposinf",
+    "matmul", "max", "maximum", "min", "nan_to_num", "rint", "sqrt", "tanh", "where", "zeros_like",
 )  # fmt: skip
 SCALARS = (bool, int, float)
 TYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "uint32", "uint64")

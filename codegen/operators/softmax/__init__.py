@@ -63,7 +63,7 @@ class Softmax(RowOperator):
         below = x - _greatest(x)
         vanishes = below < NOTHING
         below = xp.where(vanishes, 0.0, below)
-        power = xp.where(vanishes, 0.0, _exponential(below))
+        power = xp.where(vanishes, 0.0, xp.exp(below))
         ones = xp.zeros((p.columns, 1)) + 1.0
         total = xp.matmul(power, ones)
         lost = xp.matmul(power * xp.abs(below), ones) * U + gamma_of(ROUNDINGS * (p.columns + 16.0)) * total
@@ -77,12 +77,16 @@ class Softmax(RowOperator):
 
 
 def _greatest(x: Float64) -> Float64:
-    """Of each row, in shape (rows, 1)."""
-    return namespace_of(x).max(x, axis=1).reshape(-1, 1)
-
-
-def _exponential(x: Float64) -> Float64:
-    return namespace_of(x).exp(x)
+    """Of each row, in shape (rows, 1): of its two halves, and of those the halves. (What is used of namespaces has no
+    maximum along an axis.)"""
+    xp = namespace_of(x)
+    while (columns := x.shape[1]) > 1:
+        half = columns // 2
+        greater = xp.maximum(x[:, :half], x[:, half : 2 * half])
+        if columns % 2:
+            greater[:, :1] = xp.maximum(greater[:, :1], x[:, columns - 1 :])
+        x = greater
+    return x
 
 
 OPERATOR = Softmax()
