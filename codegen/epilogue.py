@@ -269,7 +269,7 @@ Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
 # Scalars of the reduced test problems are powers of two or integers, so that exact inputs stay exact; both ends of the
 # clip are near enough for their results to reach them.
 _MASKS: tuple[Literal["bits", "bytes"], ...] = ("bits", "bytes")
-_FUNCTIONS = (
+_FUNCTIONS: tuple[Function, ...] = (
     Relu(), Gelu(), Silu(), Identity(), Square(), Polynomial(coefficients=(1.0, -2.0, 0.5)),
     Polynomial(coefficients=(-1.0, 0.5, 2.0, 0.25)),
 )  # fmt: skip

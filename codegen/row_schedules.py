@@ -22,7 +22,8 @@ _SHARED_BY_ALL = (
     Tunable("rows", THREADS, False, "rows of a block"),
     Tunable("vector", (1, 2, 4, 8), False, "elements of one access, up to 16 bytes"),
 )
-_STEPS = Tunable("steps", range(1, 513), False, "vectors of a row that a thread has room for")
+MAX_STEPS = 512
+_STEPS = Tunable("steps", range(1, MAX_STEPS + 1), False, "vectors of a row that a thread has room for")
 _LOADS = Tunable("loads", (1, 2, 4, 8), False, "vectors of a thread that are in flight at once")
 
 
@@ -100,7 +101,7 @@ def _divisions(
     vectors = -(-problem.columns // width)
     for count in counts:
         steps = -(-vectors // count)
-        if steps * width <= max(most_values, width) and steps <= _STEPS.allowed[-1]:
+        if steps * width <= max(most_values, width) and steps <= MAX_STEPS:
             yield count, _rows(problem, count), steps
 
 
