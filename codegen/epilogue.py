@@ -273,17 +273,15 @@ _FUNCTIONS: tuple[Function, ...] = (
     Relu(), Gelu(), Silu(), Identity(), Square(), Polynomial(coefficients=(1.0, -2.0, 0.5)),
     Polynomial(coefficients=(-1.0, 0.5, 2.0, 0.25)),
 )  # fmt: skip
-_STRUCTURES: dict[str, AnyNode] = {
-    node.structure: node
-    for node in (
-        Bias(axis="m"), Bias(axis="n"), Residual(), Mask(), Scale(value=0.5), Relu(), LeakyRelu(slope=0.25),
-        Clip(lo=-6.0, hi=9.0), Gelu(), Silu(), Tanh(), Sigmoid(), Cast(dtype="float16"), Cast(dtype="bfloat16"),
-        *(
-            MaskedActivation(mask=mask, where_set=where_set, where_clear=where_clear)
-            for mask, where_set, where_clear in product(_MASKS, _FUNCTIONS, _FUNCTIONS)
-        ),
-    )
-}  # fmt: skip
+_NODES: tuple[AnyNode, ...] = (
+    Bias(axis="m"), Bias(axis="n"), Residual(), Mask(), Scale(value=0.5), Relu(), LeakyRelu(slope=0.25),
+    Clip(lo=-6.0, hi=9.0), Gelu(), Silu(), Tanh(), Sigmoid(), Cast(dtype="float16"), Cast(dtype="bfloat16"),
+    *(
+        MaskedActivation(mask=mask, where_set=where_set, where_clear=where_clear)
+        for mask, where_set, where_clear in product(_MASKS, _FUNCTIONS, _FUNCTIONS)
+    ),
+)  # fmt: skip
+_STRUCTURES = {node.structure: node for node in _NODES}
 
 
 def structures(chain: Sequence[Node]) -> tuple[str, ...]:
