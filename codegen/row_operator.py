@@ -11,6 +11,7 @@ from codegen import row_schedules as schedules
 from codegen.dtypes import dtype
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, LaunchBounds, Operand, Operator, Work
+from codegen.operators.matmul.alignment import classes
 from codegen.problem import Problem
 from codegen.row_problem import NormProblem, RowProblem
 from codegen.rules import Accepted, Rejected
@@ -95,7 +96,7 @@ class RowOperator(Operator):
     def _of_class(self, s: Mapping[str, Any], rows: int, columns: int, downward: bool, number: int) -> RowProblem:
         """The problem whose rows are of about so many elements, at most where `downward`, and of the class."""
         wide = int(s["align"])
-        widest = schedules.classes(dtype(s["dtype"]).bytes)[0]
+        widest = classes(s["dtype"], quads=False)[0]
         count = max(1, columns // wide)
         if wide < widest and count % 2 == 0:  # a wider access would fit
             count += -1 if downward else 1

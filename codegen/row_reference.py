@@ -109,7 +109,7 @@ def squares(x: Float64) -> Bounded:
     """The mean of the squares of each row."""
     columns = x.shape[1]
     sums = _row_sums(x * x)
-    mean = sums * (1.0 / columns) if columns & (columns - 1) == 0 else sums / columns
+    mean = sums / columns
     shift, xp = whole_after(x), namespace_of(x)
     error = gamma_of(columns + 3.0) * mean + TINY
     if shift is None:

@@ -9,6 +9,7 @@ from typing import Any
 from codegen.dtypes import dtype
 from codegen.joined_space import Kind, build_joined
 from codegen.operator import Cost, Work
+from codegen.operators.matmul.alignment import classes
 from codegen.row_problem import RowProblem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
@@ -38,8 +39,6 @@ KNOBS: dict[Value, tuple[Tunable, ...]] = {
 }
 TUNABLES = (_algorithm(*ALGORITHMS), *_SHARED_BY_ALL, _STEPS, _LOADS)
 
-ACCESS_BYTES = (16, 8, 4)
-LARGEST_INDEX = 2**31 - 1
 # Addresses, counters and predicates: an estimate.
 OVERHEAD_REGISTERS = 32
 # Up to so many values of a thread level 1 keeps in registers; level 2 goes to what the rule allows.
@@ -52,13 +51,7 @@ L2_SHARE = 0.75
 
 def align(problem: RowProblem) -> int:
     """The alignment class: elements of the widest access of which a row is a whole number."""
-    size = dtype(problem.dtype).bytes
-    return next(width for width in classes(size) if problem.columns % width == 0)
-
-
-def classes(size: int) -> tuple[int, ...]:
-    """Elements per access that kernels know for elements of so many bytes, the widest first."""
-    return tuple(dict.fromkeys([*(width // size for width in ACCESS_BYTES if width >= size), 1]))
+    return next(width for width in classes(problem.dtype, quads=False) if problem.columns % width == 0)
 
 
 def threads(tunables: Mapping[str, Any]) -> int:

@@ -49,7 +49,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
 def _problem(name: str, number: int, rng: random.Random) -> RowProblem:
     grain, most = GRAINS[number % 7], LENGTHS[number // 2 % 4]
     columns = max(grain, rng.randint(most // 4, most) // grain * grain)
-    leading = [rng.randint(1, 5) for _ in range(rng.randint(0, 3))]
+    leading = [rng.randint(1, 5) for _ in range(rng.randint(0, 5))]
     while math.prod(leading) * columns > MOST_ELEMENTS:
         leading.pop()
     fields: dict[str, Any] = {"shape": [*leading, columns], "dtype": TYPES[number % 5]}

@@ -6,12 +6,11 @@ from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
+from codegen.operators.matmul.alignment import classes
 from codegen.row_problem import NormProblem, RowProblem
-from codegen.row_schedules import classes
 from codegen.schedule import Schedule
 
 OPERATORS = ("softmax", "layer_norm", "rms_norm")
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Small ones: rows of a warp, of half of one, of the whole block, of two warps, and of a single thread.
 SCHEDULES: dict[str, dict[str, int | str]] = {
     "registers, a warp": {"algorithm": "registers", "row_threads": 32, "rows": 2, "steps": 3},
@@ -46,7 +45,7 @@ def kernel(
 ) -> Kernel:
     """`align`: default the widest access of the dtype, which is then the kernel's vector, too."""
     norm = issubclass(operator(name).problem_type, NormProblem)
-    align = align or classes(BYTES[dtype])[0]
+    align = align or classes(dtype, quads=False)[0]
     signature = {
         "dtype": dtype, "out_dtype": out_dtype or dtype, "align": align,
         "scale": norm and scale, "shift": norm and shift,

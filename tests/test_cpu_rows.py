@@ -9,9 +9,9 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.row_schedules import classes
+from codegen.operators.matmul.alignment import classes
 from tests.cpu_helpers import verify
-from tests.row_kernels import BYTES, OPERATORS, SCHEDULES, kernel
+from tests.row_kernels import OPERATORS, SCHEDULES, kernel
 from workers.verify_cpu import CpuVerdict
 
 TYPES = (
@@ -30,7 +30,7 @@ def kernels(name: str) -> dict[str, Kernel]:
             name, schedule, dtype, out_dtype, scale=scale, shift=shift
         )
     for number, ((dtype, out_dtype), align) in enumerate(product(TYPES, (8, 4, 2, 1))):
-        if align in classes(BYTES[dtype]):
+        if align in classes(dtype, quads=False):
             schedule = list(SCHEDULES)[number % len(SCHEDULES)]
             found[f"{schedule}, {dtype} to {out_dtype} by {align}"] = kernel(name, schedule, dtype, out_dtype, align)
     found["narrower than it could be"] = kernel(name, "registers, a warp", "float16", vector=2)
