@@ -254,3 +254,13 @@ def test_the_reference_on_a_device_has_the_values_of_numpy(name: str, kind: Any)
         found = [on_host(one) for one in there]
     for one, other in zip(here, found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-15)
+
+
+@pytest.mark.parametrize("place", [0, 500, 999])
+def test_an_outlier_where_online_looks_for_an_origin_costs_no_precision(place: int) -> None:
+    p = problem("layer_norm", 1, 1000, scale=False, shift=False)
+    inputs = operator("layer_norm").make_inputs(p, "normal", np.random.default_rng(1))
+    inputs["x"][0, place] = 1e4
+    found, bound = operator("layer_norm").reference(p, inputs)
+    assert found[0, place] > 30.0
+    assert bound.max() < 1e-4 * found[0, place]

@@ -194,7 +194,7 @@ def _matrices(count: int, transposed: bool) -> Check:
 
 # How far from the true value the functions are at most, in units in the last place: on the GPU expf 1, erff 2, tanhf 2,
 # logf 1 (CUDA C++ Programming Guide, "Mathematical functions"), on the CPU expf 1, erff 1, tanhf 2, logf 1 (The GNU C
-# Library, "Known maximum errors in math functions"); and one where both round to neighbours.
+# Library, "Known maximum errors in math functions"); and one where both round to neighbours. Roots have no error.
 _ARITHMETIC = within_ulps((0, 3, 4, 5, 0, 0, 0, 3, 0))
 _FUNCTIONS = ("fma", "exp", "erf", "tanh", "round_to_half", "round_to_bfloat16", "exact_epilogue", "log", "sqrt")
 _SHUFFLES = ("shuffle_idx", "shuffle_up", "shuffle_down", "shuffle_xor")
