@@ -74,6 +74,7 @@ def kernels() -> dict[str, Kernel]:
         words = {"layout": layout, "align": (1, 1, 4), "epilogue": ("bias", "masked_activation.bits.square.relu")}
         found[f"direct {layout}, masked"] = direct_kernel(words)
         found[f"tensor {layout}, masked"] = tensor_kernel(words, copy="registers")
+        found[f"separate, direct {layout}, masked"] = direct_kernel(words, **apart)
     found["direct, gelu"] = direct_kernel({"align": (1, 1, 8), "epilogue": ("bias", "gelu")}, filters=8, taps=32)
     return found
 

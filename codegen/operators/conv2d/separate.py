@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of
+from codegen.epilogue import node_of, words_of_mask
 from codegen.operator import Work
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d.product import aligns
@@ -99,7 +99,8 @@ def launches(problem: Conv2dProblem, target: Target) -> tuple[Work, ...]:
     found = []
     for number, node in enumerate(p.epilogue):
         element = node.operand_dtype(p.out_dtype)
-        operand = (p.k if node.op == "bias" else outputs) * dtype(element).bytes if element is not None else 0.0
+        count = p.k if node.op == "bias" else words_of_mask(_outputs(p)) if node.packed_mask else outputs
+        operand = count * dtype(element).bytes if element is not None else 0.0
         last = number == len(p.epilogue) - 1
         written = dtype(p.out_dtype).bytes * outputs if last else moved
         found.append(
