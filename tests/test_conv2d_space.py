@@ -13,6 +13,9 @@ from benchmarks.shapes import shapes_of
 from codegen.errors import InvalidSearch
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.conv2d import direct
+from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.matmul import tensor_rules
 from codegen.predict_before import best_predicted
 from codegen.rules import ACCEPTED, Rejected
 from codegen.schedule import Schedule
@@ -24,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OP = operator("conv2d")
 HALF: dict[str, Any] = {"n": 8, "h": 28, "w": 28, "c": 128, "k": 128, "padding": 1, "dtype": "float16"}
 DEPTHWISE: dict[str, Any] = {**HALF, "groups": 128}
+MOBILENET = [one for one in shapes_of("conv2d") if one["name"].startswith("mobilenet")]
 TENSOR: dict[str, int | str] = {
     "algorithm": "implicit_gemm", "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3,
     "fragments": 2, "mma_k": 16, "copy": "cp_async", "epilogue_path": "shared", "min_blocks": 1, "maxnreg": 0,
@@ -55,6 +59,30 @@ def test_the_example_has_every_convolution_of_its_network() -> None:
     assert plain == {OP.parse({n: v for n, v in one.items() if n != "name"}).digest for one in public}
     search = Search.model_validate(request["search"])
     assert all(len(lower(one, target(request["target"]), search).candidates) == search.limit for one in found)
+
+
+def test_level_1_of_a_large_layer_has_the_warps_that_read_least() -> None:
+    """64 x 64 outputs: what the gather needs beside them fits, too."""
+    found = lower(conv2d(**{**HALF, "n": 256, "c": 256, "k": 256}), target("sm_90a"), Search(level=1)).candidates
+    warps = {tensor_rules.warp_tile(one.schedule.as_dict()) for one in found}
+    assert max(rows * columns for rows, columns in warps) == 64 * 64
+
+
+@pytest.mark.parametrize("problem", MOBILENET, ids=lambda problem: problem["name"])
+def test_depthwise_blocks_of_public_layers_have_no_idle_threads(problem: dict[str, Any]) -> None:
+    asked = OP.parse({name: value for name, value in problem.items() if name != "name"})
+    assert isinstance(asked, Conv2dProblem)
+    (found,) = lower(asked, target("sm_90a"), Search(level=0)).candidates
+    across = direct.block(found.schedule.as_dict())[1]
+    assert asked.k % across == 0
+    assert across * 2 >= 64, "bytes of neighbouring threads that lie together"
+
+
+def test_a_thread_has_no_more_channels_than_one_access() -> None:
+    for channels, most in ((33, 1), (34, 2), (36, 4), (40, 8)):
+        problem = conv2d(**{**HALF, "c": channels, "k": channels, "groups": channels})
+        found = lower(problem, target("sm_90a"), Search(level=1)).candidates
+        assert max(int(one.schedule.get("filters")) for one in found) == most
 
 
 @pytest.mark.parametrize(
@@ -159,6 +187,8 @@ def judge(fields: dict[str, Any], schedule: dict[str, int | str], **changes: int
 def test_good_schedules_are_accepted() -> None:
     assert judge(HALF, TENSOR) == ACCEPTED
     assert judge(DEPTHWISE, DIRECT) == ACCEPTED
+    # A thread that is told to manages with fewer registers than it would take.
+    assert judge(HALF, TENSOR, tile_n=128, fragments=1, maxnreg=128) == ACCEPTED
 
 
 @pytest.mark.parametrize(

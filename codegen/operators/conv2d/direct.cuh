@@ -23,8 +23,13 @@ struct Block {
   static constexpr int tile_k = C::threads_k * C::filters, tile_p = threads_p * C::pixels;
   static constexpr int pitch = tile_k + tap_padding;
   static constexpr int quad = C::filters < 4 ? C::filters : 4;
-  // Elements of one access to the image, where a thread's filters have a channel each, and to the output.
-  static constexpr int width_in = C::filters < C::align_a ? C::filters : C::align_a;
+  // Channels of a tap of a thread: one that all its filters see, or one of each.
+  static constexpr int channels = C::depthwise ? C::filters : 1;
+  // Elements of one access to the image and to the output.
+  static constexpr int width_in = channels < C::align_a ? channels : C::align_a;
+  // What holds them: words, because nvcc 13.2 takes vectors of halves that may be zero apart.
+  static constexpr int bytes_in = width_in * static_cast<int>(sizeof(T));
+  using Held = typename Choose<(bytes_in < 4), Vector<T, width_in>, Vector<unsigned, bytes_in / 4 + (bytes_in < 4)>>::type;
   static constexpr int width_out = C::filters < C::align_c ? C::filters : C::align_c;
   static_assert(C::threads % C::threads_k == 0 && C::threads % 32 == 0, "a block is whole warps and whole rows of threads");
 
@@ -60,22 +65,40 @@ struct Block {
     }
   }
 
-  // Adds one tap of one pixel: `at` is where the image has it, for the group's first channel or the first filter's own.
-  __device__ __forceinline__ void add(int i, const T* at, const float (&weights)[C::filters], const Arguments& arguments) {
-    if constexpr (C::depthwise) {
-#pragma unroll
-      for (int j = 0; j < C::filters; j += width_in) {
-        const bool channel_exists = in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
-        if (!channel_exists) continue;
-        const Vector<T, width_in> values = load_global<width_in>(at + j * arguments.channel_pitch);
-#pragma unroll
-        for (int w = 0; w < width_in; ++w) sums[i][j + w] = fma(to_float(values.data[w]), weights[j + w], sums[i][j + w]);
-      }
+  static __device__ __forceinline__ Held load(const T* from) {
+    if constexpr (bytes_in < 4) {
+      return load_global<width_in>(from);
     } else {
-      const float value = to_float(load_global<1>(at).data[0]);
-#pragma unroll
-      for (int j = 0; j < C::filters; ++j) sums[i][j] = fma(value, weights[j], sums[i][j]);
+      return load_global<bytes_in / 4>(reinterpret_cast<const unsigned*>(from));
     }
+  }
+
+  // Adds one tap of every pixel: `image` has the group's first channel, or that of the thread's first filter. All loads are
+  // on their way before a sum waits for one; what does not exist is zero.
+  __device__ __forceinline__ void add(const T* image, const Corner (&corners)[C::pixels], const Tap& tap,
+                                      const float (&weights)[C::filters], const Arguments& arguments) {
+    Held held[C::pixels][channels / width_in];
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i) {
+      const bool pixel_exists = inside(arguments, corners[i], tap);
+#pragma unroll
+      for (int j = 0; j < channels; j += width_in) {
+        const bool channel_exists = !C::depthwise || in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
+        held[i][j / width_in] = Held{};
+        if (pixel_exists & channel_exists)
+          held[i][j / width_in] = load(image + (corners[i].offset + tap.offset + j * arguments.channel_pitch));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i)
+#pragma unroll
+      for (int j = 0; j < channels; j += width_in) {
+        Vector<T, width_in> values;
+        __builtin_memcpy(&values, &held[i][j / width_in], sizeof(values));
+#pragma unroll
+        for (int filter = j; filter < (C::depthwise ? j + width_in : C::filters); ++filter)
+          sums[i][filter] = fma(to_float(values.data[filter % width_in]), weights[filter], sums[i][filter]);
+      }
   }
 
   // Of a pixel that exists.
@@ -132,10 +155,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 #pragma unroll
         for (int w = 0; w < B::quad; ++w) weights[j + w] = part.data[w];
       }
-      const Tap tap = tap_at<C::channels_last>(arguments, at);
-#pragma unroll
-      for (int i = 0; i < C::pixels; ++i)
-        if (inside(arguments, corners[i], tap)) block.add(i, image + (corners[i].offset + tap.offset), weights, arguments);
+      block.add(image, corners, tap_at<C::channels_last>(arguments, at), weights, arguments);
       count(at, arguments.step, arguments);
     }
   }

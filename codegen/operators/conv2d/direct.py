@@ -10,6 +10,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue import node_of
 from codegen.operator import Cost, Work
 from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.conv2d.product import aligns
 from codegen.operators.matmul import grid
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
@@ -17,10 +18,11 @@ from codegen.search import Tunable
 from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed")
+THREADS, THREADS_K = (64, 96, 128, 192, 256), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 TUNABLES = (
     ALGORITHM,
-    Tunable("threads", (64, 128, 256), False, "threads of a block"),
-    Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters"),
+    Tunable("threads", THREADS, False, "threads of a block"),
+    Tunable("threads_k", THREADS_K, False, "threads of a block along the filters"),
     Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
     Tunable("pixels", (1, 2, 4, 8), False, "output pixels of a thread"),
     Tunable("taps", (16, 32, 64), False, "products of a sum whose filters are in shared memory at a time"),
@@ -69,23 +71,36 @@ def worth(problem: Conv2dProblem) -> bool:
 
 def levels(problem: Conv2dProblem) -> dict[int, Lists]:
     """Level 1 (a dozen) and level 2; 1 is inside 2."""
-    per_group = problem.k if problem.groups == 1 or problem.depthwise else problem.group_filters
-    widest = next(count for count in (8, 4, 2, 1) if per_group % count == 0 or problem.groups == 1 or problem.depthwise)
-    if dtype(problem.dtype).bytes == 4 or not problem.channels_last:
-        widest = min(widest, 4)
-    across = grid.power_of_two(-(-problem.k // widest))
-    most = across if problem.channels_last else min(2, across)
-    threads_k = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= most)
+    widest = _most_filters(problem)
+    threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
+    threads = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
     small: Lists = {
-        "algorithm": ("direct",), "threads": (128, 256), "threads_k": threads_k[-2:],
+        "algorithm": ("direct",), "threads": threads, "threads_k": threads_k,
         "filters": (widest // 2, widest) if widest > 1 else (1,), "pixels": (2, 4),
         "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
     }  # fmt: skip
     full: Lists = {
-        **small, "threads": (64, 128, 256), "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
+        **small, "threads": THREADS, "threads_k": THREADS_K, "filters": (1, 2, 4, 8),
         "pixels": (1, 2, 4, 8), "taps": (16, 32, 64), "min_blocks": (1, 2),
     }  # fmt: skip
     return {1: small, 2: full}
+
+
+def _most_filters(problem: Conv2dProblem) -> int:
+    """Filters of a thread: with a channel each not more than one access has, and none of several groups."""
+    if problem.depthwise and problem.channels_last:
+        return aligns(problem)[0]
+    widest = 4 if dtype(problem.dtype).bytes == 4 or not problem.channels_last else 8
+    if problem.depthwise or problem.groups == 1:
+        return widest
+    return next(count for count in (8, 4, 2, 1) if count <= widest and problem.group_filters % count == 0)
+
+
+def _threads_k(across: int, most: int) -> tuple[int, ...]:
+    """The two numbers of threads along the filters that leave the fewest idle; of those the largest, whose accesses are
+    longest. `across`: how many threads all filters need."""
+    counts = [count for count in THREADS_K if count <= min(most, grid.power_of_two(across))]
+    return tuple(sorted(sorted(counts, key=lambda count: (-(-across // count) * count, -count))[:2]))
 
 
 def default(problem: Conv2dProblem, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:

@@ -7,6 +7,14 @@
 #pragma once
 
 namespace cukiln {
+
+#if defined(CUKILN_DEVICE)
+
+// What is negative as int is beyond every extent as unsigned: one comparison for both ends.
+__device__ __forceinline__ constexpr bool in_bounds(unsigned index, unsigned extent) { return index < extent; }
+
+#endif  // CUKILN_DEVICE
+
 namespace conv2d {
 
 // A number of taps as digits of an odometer: inner digits turn over at `radix_inner` and `radix_middle`.
@@ -96,12 +104,13 @@ __device__ __forceinline__ Tap tap_at(const Arguments& arguments, const Taps& at
   return Tap{h, w, h * arguments.row_pitch + w * arguments.pixel_pitch + channel * arguments.channel_pitch};
 }
 
-// Whether the image has an element there, or only its padding.
+// Whether the image has an element there, or only its padding. Here and below `&`, not `&&`: nvcc makes branches of the
+// latter, one for each vector.
 __device__ __forceinline__ bool inside(const Arguments& arguments, const Corner& corner, const Tap& tap) {
-  const int h = corner.h + tap.h, w = corner.w + tap.w;
-  const bool row_exists = h >= 0 && in_bounds(h, arguments.height);  // bounds: gather row
-  const bool column_exists = w >= 0 && in_bounds(w, arguments.width);  // bounds: gather column
-  return row_exists && column_exists;
+  const unsigned h = static_cast<unsigned>(corner.h + tap.h), w = static_cast<unsigned>(corner.w + tap.w);
+  const bool row_exists = in_bounds(h, static_cast<unsigned>(arguments.height));  // bounds: gather row
+  const bool column_exists = in_bounds(w, static_cast<unsigned>(arguments.width));  // bounds: gather column
+  return row_exists & column_exists;
 }
 
 // The image with channels last, as A: all vectors of a thread are of one tap, each of a pixel of its own.
@@ -114,16 +123,18 @@ struct RowsOfPixels {
   static_assert(V::whole_rows, "a thread's vectors of the image must be of one tap");
 
   const Arguments& arguments;
-  const T* image;
   Taps at;
   Tap tap;
+  // Where the tap lies of a window whose corner is the image's first element. It moves from step to step: of the sum of two
+  // offsets nvcc would make an address anew for every vector, in five instructions.
+  const T* first;
   Corner corners[V::per_thread];
 
   __device__ __forceinline__ RowsOfPixels(const Arguments& given, const Tile& tile, const Share& share)
       : arguments(given),
-        image(static_cast<const T*>(given.a) + tile.matrix * given.stride_a),
         at(taps_of(given, share.first + V::column(0))),
-        tap(tap_at<true>(given, at)) {
+        tap(tap_at<true>(given, at)),
+        first(static_cast<const T*>(given.a) + tile.matrix * given.stride_a + tap.offset) {
 #pragma unroll
     for (int i = 0; i < V::per_thread; ++i) {
       const int pixel = tile.row * C::tile_m + V::row(i);
@@ -132,15 +143,17 @@ struct RowsOfPixels {
     }
   }
 
-  __device__ __forceinline__ const T* address(int i) const { return image + (corners[i].offset + tap.offset); }
+  __device__ __forceinline__ const T* address(int i) const { return first + corners[i].offset; }
   __device__ __forceinline__ bool wanted(int i, int k_left) const {
     const bool tap_exists = in_bounds(V::column(i), k_left);  // bounds: gather tap of a row
-    return tap_exists && inside(arguments, corners[i], tap);
+    return tap_exists & inside(arguments, corners[i], tap);
   }
   __device__ __forceinline__ void next_vector() {}
   __device__ __forceinline__ void next_step() {
     count(at, arguments.step, arguments);
-    tap = tap_at<true>(arguments, at);
+    const Tap next = tap_at<true>(arguments, at);
+    first += next.offset - tap.offset;
+    tap = next;
   }
 };
 
@@ -155,23 +168,22 @@ struct ColumnsOfPixels {
   static_assert(V::whole_rows && V::even, "a thread's vectors of the image must be of one pixel, in all steps alike");
 
   const Arguments& arguments;
-  const T* image;
   Taps at;
   Corner corner;
+  const T* window;  // its corner
 
   __device__ __forceinline__ ColumnsOfPixels(const Arguments& given, const Tile& tile, const Share& share)
-      : arguments(given),
-        image(static_cast<const T*>(given.b) + tile.matrix * given.stride_b),
-        at(taps_of(given, share.first + V::row(0))) {
+      : arguments(given), at(taps_of(given, share.first + V::row(0))) {
     const int pixel = tile.column * C::tile_n + V::column(0);
     const bool exists = in_bounds(pixel, arguments.n);  // bounds: gather pixel of a column
     corner = corner_of(arguments, pixel, exists);
+    window = static_cast<const T*>(given.b) + tile.matrix * given.stride_b + corner.offset;
   }
 
-  __device__ __forceinline__ const T* address(int) const { return image + (corner.offset + tap_at<false>(arguments, at).offset); }
+  __device__ __forceinline__ const T* address(int) const { return window + tap_at<false>(arguments, at).offset; }
   __device__ __forceinline__ bool wanted(int i, int k_left) const {
     const bool tap_exists = in_bounds(V::row(i), k_left);  // bounds: gather tap of a column
-    return tap_exists && inside(arguments, corner, tap_at<false>(arguments, at));
+    return tap_exists & inside(arguments, corner, tap_at<false>(arguments, at));
   }
   __device__ __forceinline__ void next_vector() { count(at, arguments.step, arguments); }
   __device__ __forceinline__ void next_step() {}

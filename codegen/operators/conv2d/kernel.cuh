@@ -261,7 +261,7 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
-  return kernel.pointwise || reached(kernel, a) <= INT32_MAX;
+  return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
 }
 
 // Writes the launch of a direct kernel and returns 1; 0 where the extents are beyond what it can index.

@@ -135,10 +135,10 @@ def copy_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
 
 def registers(tunables: Mapping[str, Any], stored: Stored) -> int:
     """An estimate of a thread's registers, on the safe side: accumulators, fragments of a k-step, copies."""
-    return _least_registers(tunables, stored) - LEAST_OVERHEAD + OVERHEAD_REGISTERS
+    return least_registers(tunables, stored) - LEAST_OVERHEAD + OVERHEAD_REGISTERS
 
 
-def _least_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
+def least_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
     """What a thread manages with where it is told to: addresses are computed again instead of kept."""
     rows, columns = warp_tile(tunables)
     fragments: int = tunables["fragments"] * (rows + columns) // 4
@@ -234,7 +234,7 @@ def _copy_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejecte
 def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     maxnreg, count = t["maxnreg"], threads(t)
     told = maxnreg or t["min_blocks"] > 1
-    wanted = _least_registers(t, stored) if told else registers(t, stored)
+    wanted = least_registers(t, stored) if told else registers(t, stored)
     return (
         check(
             not maxnreg or t["min_blocks"] == 1,
