@@ -73,9 +73,9 @@ struct Block {
     }
   }
 
-  // Adds one tap of every pixel: `image` has the group's first channel, or that of the thread's first filter. All loads are
-  // on their way before a sum waits for one; what does not exist is zero.
-  __device__ __forceinline__ void add(const T* image, const Corner (&corners)[C::pixels], const Tap& tap,
+  // Adds one tap of every pixel: it lies at `first` of a window whose corner is the image's first element. All loads are on
+  // their way before a sum waits for one; what does not exist is zero.
+  __device__ __forceinline__ void add(const T* first, const Corner (&corners)[C::pixels], const Tap& tap,
                                       const float (&weights)[C::filters], const Arguments& arguments) {
     Held held[C::pixels][channels / width_in];
 #pragma unroll
@@ -86,7 +86,7 @@ struct Block {
         const bool channel_exists = !C::depthwise || in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
         held[i][j / width_in] = Held{};
         if (pixel_exists & channel_exists)
-          held[i][j / width_in] = load(image + (corners[i].offset + tap.offset + j * arguments.channel_pitch));
+          held[i][j / width_in] = load(first + corners[i].offset + j * arguments.channel_pitch);
       }
     }
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   // Filters behind the last one read what the last one reads, and are not written.
   const int known = filter < arguments.filters ? filter : arguments.filters - 1;
   const int channel = C::depthwise ? known : known / (arguments.filters / arguments.groups) * arguments.channels;
-  const typename C::Input* const image = static_cast<const typename C::Input*>(arguments.a) + channel * arguments.channel_pitch;
+  const typename C::Input* at_tap = static_cast<const typename C::Input*>(arguments.a) + channel * arguments.channel_pitch;
   Corner corners[C::pixels];
 #pragma unroll
   for (int i = 0; i < C::pixels; ++i) {
@@ -140,6 +140,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   }
   B block;
   Taps at = {0, 0, 0};
+  Tap tap = {0, 0, 0};
 #pragma unroll 1
   for (int first = 0; first < arguments.k; first += C::taps) {
     if (first > 0) __syncthreads();  // every thread has used the taps before
@@ -155,8 +156,11 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 #pragma unroll
         for (int w = 0; w < B::quad; ++w) weights[j + w] = part.data[w];
       }
-      block.add(image, corners, tap_at<C::channels_last>(arguments, at), weights, arguments);
+      block.add(at_tap, corners, tap, weights, arguments);
       count(at, arguments.step, arguments);
+      const Tap next = tap_at<C::channels_last>(arguments, at);
+      at_tap += next.offset - tap.offset;
+      tap = next;
     }
   }
 #pragma unroll

@@ -65,7 +65,9 @@ def default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], 
 
     as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
-        return _of_matmul(tensor_space.default(as_matmul, target, _aligns(problem), judge_product).as_dict())
+        stored = dtype(problem.dtype).bytes * (problem.n * problem.h * problem.w * problem.c + problem.k * problem.taps)
+        found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, stored)
+        return _of_matmul(found.as_dict())
     return _of_matmul(simt_space.default(as_matmul, target, judge_product).as_dict())
 
 
@@ -105,7 +107,8 @@ def _gather_rule(problem: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | Non
 
 def _register_rule(problem: Conv2dProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
     wanted = registers(t, problem.channels_last, aligns(problem), _product_registers(problem, t))
-    limit = tensor_rules.launch_bounds(t).registers(target) if is_tensor(t) else target.registers_per_thread
+    allowed = tensor_rules.launch_bounds(t).registers(target) if is_tensor(t) else target.registers_per_thread
+    limit = min(allowed, target.registers_per_sm // (threads(t) * t["min_blocks"]))
     return check(
         wanted <= limit, "registers", f"about {wanted} registers per thread with the gather; {limit} are allowed"
     )

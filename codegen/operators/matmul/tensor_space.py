@@ -253,20 +253,28 @@ def default(
     target: Target,
     aligns: tuple[int, int],
     judge: Callable[[Schedule], Accepted | Rejected],
+    stored_bytes: float | None = None,
 ) -> Schedule:
-    """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
-    attempts = _preferred(problem, target, *_small(problem, target, aligns), aligns)
+    """The level-0 schedule: the first of level 1 in order of preference that breaks no rule. `stored_bytes`: of both
+    operands, where they are not stored as the problem has them."""
+    stored = input_bytes(problem) if stored_bytes is None else stored_bytes
+    attempts = _preferred(problem, target, *_small(problem, target, aligns), aligns, stored)
     first = next(attempts)
     return next((one for one in chain([first], attempts) if isinstance(judge(one), Accepted)), first)
 
 
 def _preferred(
-    problem: MatmulProblem, target: Target, lists: Lists, division: tuple[Way, ...], aligns: tuple[int, int]
+    problem: MatmulProblem,
+    target: Target,
+    lists: Lists,
+    division: tuple[Way, ...],
+    aligns: tuple[int, int],
+    stored: float,
 ) -> Iterator[Schedule]:
     """Level 1, best guess first: the tiles and slices that `_clocks` likes, then what `_rank` likes within them."""
     grids = sorted(
         product(lists["tile_m"], lists["tile_n"], division),
-        key=lambda grid: _clocks(problem, target, int(grid[0]), int(grid[1]), grid[2][1]),
+        key=lambda grid: _clocks(problem, target, int(grid[0]), int(grid[1]), grid[2][1], stored),
     )
     rest = [name for name in lists if name not in ("tile_m", "tile_n")]
     choices = [dict(zip(rest, values, strict=True)) for values in product(*(lists[name] for name in rest))]
@@ -278,7 +286,7 @@ def _preferred(
         yield from map(Schedule.of, ranked)
 
 
-def _clocks(problem: MatmulProblem, target: Target, tile_m: int, tile_n: int, slices: int) -> float:
+def _clocks(problem: MatmulProblem, target: Target, tile_m: int, tile_n: int, slices: int, stored: float) -> float:
     """A rough time: what the fullest multiprocessor computes and loads, what DRAM delivers, what a split adds."""
     size, device = dtype(problem.dtype).bytes, target.sm_count
     grid = blocks(problem, tile_m, tile_n) * slices
@@ -288,7 +296,7 @@ def _clocks(problem: MatmulProblem, target: Target, tile_m: int, tile_n: int, sl
     busy = -(-grid // device) * (-(-problem.k // slices) * per_k + BLOCK_CLOCKS)
     # One block per multiprocessor keeps DRAM busy most of the time, two all of it.
     active = min(1.0, grid / device) * min(1.0, 0.75 + 0.125 * grid / device)
-    dram = input_bytes(problem) / (target.dram_gb_s * 1e3 / target.clock_mhz * active)
+    dram = stored / (target.dram_gb_s * 1e3 / target.clock_mhz * active)
     if slices == 1:
         return max(busy, dram)
     partials = 2 * slices * SUM_BYTES * problem.batch * problem.m * problem.n
