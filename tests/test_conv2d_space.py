@@ -320,6 +320,17 @@ def test_cost_counts_every_operand_once() -> None:
     assert (cost.bytes_written, cost.launches, cost.workspace_bytes) == (2 * outputs, 1, 0)
 
 
+def test_pixels_that_no_window_meets_cost_nothing() -> None:
+    apart: dict[str, Any] = {**HALF, "r": 1, "s": 1, "padding": 0, "stride": 2}
+    weights, image = 2 * 128 * 128, 2 * 8 * 28 * 28 * 128
+    for layout, seen in (("nhwc", image // 4), ("nchw", image // 2)):
+        problem = conv2d(**apart, layout=layout)
+        schedule = Schedule.of(BY_ELEMENT)
+        assert OP.cost(problem, schedule).bytes_read == seen + weights
+        work, least = OP.work(problem, schedule, target("sm_90a")), OP.cost(problem, schedule)
+        assert work.dram_bytes == least.bytes_read + least.bytes_written
+
+
 def test_work_asks_the_dram_for_the_image_once_and_the_l2_for_every_tap() -> None:
     problem = conv2d(**HALF)
     work = OP.work(problem, Schedule.of(TENSOR), target("sm_90a"))

@@ -166,6 +166,8 @@ class Conv2d(Operator):
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         p, t = _conv2d(problem), schedule.as_dict()
         found = traffic.cost(product(p), _divided(t), self.operands(p))
+        unseen = p.n * p.h * p.w * p.c - p.elements_seen
+        found = replace(found, bytes_read=found.bytes_read - unseen * dtype(p.dtype).bytes)
         if separate.is_separate(t):
             found = replace(found, launches=1 + len(p.epilogue), workspace_bytes=separate.workspace_bytes(p))
         return found
@@ -178,7 +180,7 @@ class Conv2d(Operator):
         least = self.cost(problem, schedule)
         if schedule.get("algorithm") == "direct":
             return direct.work(p, schedule.as_dict(), least, target)
-        return implicit.work(p, schedule, least, self.operands(p), target)
+        return implicit.work(p, schedule, least, target)
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()

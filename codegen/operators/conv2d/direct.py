@@ -37,6 +37,9 @@ TAP_PADDING = 4
 MOST_CHANNELS = 8
 # Addresses, loop counters and predicates; of a pixel its corner. Estimates.
 OVERHEAD_REGISTERS, CORNER_REGISTERS = 40, 3
+# Instructions for an access to the image (two checks, its address, a zero), and for a tap of a thread. Of the 132 for a tap
+# of 8 filters and 4 pixels (sm_90a, fp16, depthwise) 64 are products and conversions.
+LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
 
 
 def block(tunables: Mapping[str, Any]) -> tuple[int, int]:
@@ -170,8 +173,9 @@ def work(problem: Conv2dProblem, tunables: Mapping[str, Any], least: Cost, targe
     loads = fma / (per_load if p.depthwise else t["filters"])
     steps = float(grid_blocks) * t["threads"] * p.taps
     epilogue = 2.0 * len(p.epilogue) * grid_blocks * pixels * filters
-    other = 8.0 * loads + fma * (size < 4) * (1.0 if p.depthwise else 1.0 / t["filters"]) + 16.0 * steps + epilogue
-    image = float(p.n) * p.h * p.w * p.c * size * (1 if p.depthwise else min(down, 4))
+    turned = fma * (size < 4) * (1.0 if p.depthwise else 1.0 / t["filters"])
+    other = LOAD_INSTRUCTIONS * loads + turned + TAP_INSTRUCTIONS * steps + epilogue
+    image = float(p.elements_seen) * size * (1 if p.depthwise else min(down, 4))
     return Work(
         blocks=grid_blocks, threads=t["threads"], fma=fma, other_instructions=other,
         shared_bytes=4.0 * steps * t["filters"] / (32 if not p.channels_last else max(1, 32 // t["threads_k"])),

@@ -8,7 +8,7 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.joined_space import Kind
-from codegen.operator import Cost, Operand, Work
+from codegen.operator import Cost, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d.product import aligns, matmul_tunables, of_product, product
@@ -26,8 +26,8 @@ SIMT_TUNABLES = (ALGORITHM, *simt_space.TUNABLES)
 
 Lists = dict[str, tuple[Value, ...]]
 
-# Registers of a pixel's corner, and of the tap and the geometry; with channels first of all of them. Of 28 kernels of the
-# tensor cores within 12 registers of what they may take (ptxas 13.2, sm_90a, all types, 2 to 16 bytes at once) none spills.
+# Registers of a pixel's corner, and of the tap and the geometry; with channels first of all of them. Of 27 tensor-core
+# kernels within 12 registers of what they may take (ptxas 13.2, sm_90a, all types, 2 to 16 bytes at once) none spills.
 CORNER_REGISTERS, TAP_REGISTERS, COLUMN_REGISTERS = 2, 2, 15
 # Instructions for a gathered vector beside those of a copy: its corner, two checks, its address.
 GATHER_INSTRUCTIONS = 9
@@ -65,8 +65,7 @@ def default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], 
 
     as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
-        stored = dtype(problem.dtype).bytes * (problem.n * problem.h * problem.w * problem.c + problem.k * problem.taps)
-        found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, stored)
+        found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, _input_bytes(problem))
         return _of_matmul(found.as_dict())
     return _of_matmul(simt_space.default(as_matmul, target, judge_product).as_dict())
 
@@ -147,12 +146,10 @@ def _product_registers(problem: Conv2dProblem, t: Mapping[str, Any]) -> int:
     return tensor_rules.least_registers(t, stored) if told else tensor_rules.registers(t, stored)
 
 
-def work(
-    problem: Conv2dProblem, schedule: Schedule, least: Cost, operands: tuple[Operand, ...], target: Target
-) -> Work:
+def work(problem: Conv2dProblem, schedule: Schedule, least: Cost, target: Target) -> Work:
     """Matmul's counts for the product: the L2 is asked for every tap, the DRAM for the image once."""
     t, as_matmul = matmul_tunables(schedule.as_dict()), product(problem)
-    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
+    inputs = _input_bytes(problem)
     expanded = replace(least, bytes_read=least.bytes_read - inputs + int(traffic.input_bytes(as_matmul)))
     x_w_out = (*_aligns(problem), aligns(problem)[2])
     found = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, x_w_out, expanded, target)
@@ -165,6 +162,11 @@ def work(
         dram_bytes=found.dram_bytes - traffic.input_traffic(as_matmul, t, target) + inputs,
         other_instructions=found.other_instructions + gathered,
     )
+
+
+def _input_bytes(problem: Conv2dProblem) -> int:
+    """Of x and w, each once."""
+    return dtype(problem.dtype).bytes * (problem.elements_seen + problem.k * problem.taps)
 
 
 def _aligns(problem: Conv2dProblem) -> tuple[int, int]:

@@ -149,6 +149,13 @@ class Conv2dProblem(Problem):
         return self.taps
 
     @property
+    def elements_seen(self) -> int:
+        """Elements of x that must be read, at most: those of rows that some window meets, and with channels last of
+        columns; with channels first the others of a row come along."""
+        rows = min(self.h, self.p * self.r)
+        return self.n * self.c * rows * (min(self.w, self.q * self.s) if self.channels_last else self.w)
+
+    @property
     def channels_last(self) -> bool:
         return self.layout == "nhwc"
 
