@@ -37,8 +37,8 @@ TAP_PADDING = 4
 MOST_CHANNELS = 8
 # Addresses, loop counters and predicates; of a pixel its corner. Estimates.
 OVERHEAD_REGISTERS, CORNER_REGISTERS = 40, 3
-# Instructions for an access to the image (two checks, its address, a zero), and for a tap of a thread. Of the 132 for a tap
-# of 8 filters and 4 pixels (sm_90a, fp16, depthwise) 64 are products and conversions.
+# Instructions for an access to the image (two checks, its address, a zero), and for a tap of a thread. Of the 132 for a
+# tap of 8 filters and 4 pixels (sm_90a, fp16, depthwise) 64 are products and conversions.
 LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
 
 
