@@ -86,7 +86,7 @@ struct Block {
         const bool channel_exists = !C::depthwise || in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
         held[i][j / width_in] = Held{};
         if (pixel_exists & channel_exists)
-          held[i][j / width_in] = load(first + corners[i].offset + j * arguments.channel_pitch);
+          held[i][j / width_in] = load(first + corners[i].offset + (C::channels_last ? j : j * arguments.channel_pitch));
       }
     }
 #pragma unroll

@@ -101,7 +101,9 @@ __device__ __forceinline__ Tap tap_at(const Arguments& arguments, const Taps& at
   const int h = (channels_last ? at.outer : at.middle) * arguments.dilation_h;
   const int w = (channels_last ? at.middle : at.inner) * arguments.dilation_w;
   const int channel = channels_last ? at.inner : at.outer;
-  return Tap{h, w, h * arguments.row_pitch + w * arguments.pixel_pitch + channel * arguments.channel_pitch};
+  // The axis that is last is packed.
+  const int in_row = channels_last ? w * arguments.pixel_pitch + channel : w + channel * arguments.channel_pitch;
+  return Tap{h, w, h * arguments.row_pitch + in_row};
 }
 
 // Whether the image has an element there, or only its padding. Here and below `&`, not `&&`: nvcc makes branches of the

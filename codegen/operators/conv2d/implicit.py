@@ -134,7 +134,7 @@ def registers(t: Mapping[str, Any], channels_last: bool, x_w_out: tuple[int, int
     """An estimate of a thread's registers where the image is gathered."""
     if not channels_last:
         return of_product_alone + COLUMN_REGISTERS
-    corners = -(-t["tile_m"] * t["tile_k"] // (threads(t) * x_w_out[0]))
+    corners: int = -(-t["tile_m"] * t["tile_k"] // (threads(t) * x_w_out[0]))
     return of_product_alone + CORNER_REGISTERS * corners + TAP_REGISTERS
 
 
