@@ -52,7 +52,7 @@ class Conv2d(Operator):
     problem_type = Conv2dProblem
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.conv2d")
-    shared = GEMM
+    shared = (*GEMM, "conv/launch.cuh")
     files = ("gather.cuh", "direct.cuh", "separate.cuh", "kernel.cuh")
     extent_names = EXTENT_NAMES
 

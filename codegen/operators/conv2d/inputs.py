@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from codegen.operator import Array, InputKind, Operand
-from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.conv2d.problem import Conv2dProblem, Convolution
 from codegen.operators.conv2d.product import product
 from codegen.operators.matmul.inputs import draw_inputs, kept_products
 
 _NAMES = {"x": "a", "w": "b"}
 
 
-def elements_seen(problem: Conv2dProblem) -> Array:
+def elements_seen(problem: Convolution) -> Array:
     """Which rows and columns of the image some window meets, in a shape that x's own broadcasts to."""
     p = problem
     axes = []

@@ -86,14 +86,8 @@ __device__ __forceinline__ void node7(const Arguments& arguments) {
 
 #if defined(CUKILN_HOST)
 
-// What a call's tensors show, in the order of the launch ABI's extents.
-struct Shape {
-  int64_t images, height, width, channels, filters, filter_height, filter_width, out_height, out_width, groups;
-
-  explicit Shape(const int64_t* extents)
-      : images(extents[0]), height(extents[1]), width(extents[2]), channels(extents[3]), filters(extents[4]),
-        filter_height(extents[5]), filter_width(extents[6]), out_height(extents[7]), out_width(extents[8]),
-        groups(extents[9] < 1 ? 1 : extents[9]) {}
+struct Shape : conv::Shape {
+  using conv::Shape::Shape;
 
   // The implicit product.
   gemm::Extents product(bool channels_last) const {
@@ -102,12 +96,6 @@ struct Shape {
     return {images * groups, filters / groups, pixels, k};
   }
 };
-
-// The scalars that stand before those of the epilogue: no tensor shows them.
-enum { stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, geometry_scalars };
-
-// As int; -1, which no geometry has, where it does not fit.
-inline int as_distance(double value) { return value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
 
 // What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the width of a store and the
 // epilogue's counts alone.
@@ -189,24 +177,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
     arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
   }
-  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + geometry_scalars, arguments.epilogue);
-
-  arguments.images = gemm::as_extent(shape.images);
-  arguments.height = gemm::as_extent(shape.height);
-  arguments.width = gemm::as_extent(shape.width);
-  arguments.filters = gemm::as_extent(shape.filters);
-  arguments.filter_height = gemm::as_extent(shape.filter_height);
-  arguments.filter_width = gemm::as_extent(shape.filter_width);
-  arguments.out_height = gemm::as_extent(shape.out_height);
-  arguments.out_width = gemm::as_extent(shape.out_width);
-  arguments.groups = gemm::as_extent(shape.groups);
-  arguments.channels = gemm::as_extent(group_channels);
-  arguments.stride_h = as_distance(scalars[stride_h]);
-  arguments.stride_w = as_distance(scalars[stride_w]);
-  arguments.padding_h = as_distance(scalars[padding_h]);
-  arguments.padding_w = as_distance(scalars[padding_w]);
-  arguments.dilation_h = as_distance(scalars[dilation_h]);
-  arguments.dilation_w = as_distance(scalars[dilation_w]);
+  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + conv::geometry_scalars, arguments.epilogue);
+  conv::bind_geometry(shape, scalars, arguments);
 
   // `plan` refuses what does not fit 32 bits.
   arguments.image_pitch = static_cast<int>(shape.channels * pixels);
@@ -235,12 +207,6 @@ int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
   return gemm::workspace_bytes(plan_of<C>.product, shape.product(C::channels_last), launch);
 }
 
-// Output pixels along an axis; 0 where there are none.
-inline int64_t output_extent(int64_t extent, int64_t padding, int64_t filter, int64_t dilation, int64_t stride) {
-  const int64_t left = extent + 2 * padding - dilation * (filter - 1) - 1;
-  return stride < 1 || dilation < 1 || padding < 0 || left < 0 ? 0 : left / stride + 1;
-}
-
 // Elements between which a kernel reaches with 32 bits: of all images where their pixels are rows, else of one product's; and
 // padding counts as if it were there.
 inline int64_t reached(const Plan& kernel, const Arguments& a) {
@@ -251,14 +217,8 @@ inline int64_t reached(const Plan& kernel, const Arguments& a) {
 
 // Whether the kernel can compute the call: its geometry makes this output, and its class is the call's.
 inline bool takes(const Plan& kernel, const Arguments& a) {
-  const bool complete = a.batch && a.m && a.n && a.k && a.images && a.height && a.width && a.filters && a.filter_height &&
-      a.filter_width && a.out_height && a.out_width && a.groups && a.channels;
-  if (!complete || a.filters % a.groups) return false;
-  if (output_extent(a.height, a.padding_h, a.filter_height, a.dilation_h, a.stride_h) != a.out_height ||
-      output_extent(a.width, a.padding_w, a.filter_width, a.dilation_w, a.stride_w) != a.out_width)
-    return false;
-  const bool one_by_one = a.filter_height == 1 && a.filter_width == 1 && a.stride_h == 1 && a.stride_w == 1 && !a.padding_h && !a.padding_w;
-  if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
+  if (!conv::makes_its_output(a)) return false;
+  if (kernel.pointwise && !(conv::one_by_one(a) && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
   return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
@@ -289,55 +249,6 @@ int plan(const Arguments& arguments, Launch* out) {
   return plan(plan_of<C>, arguments, out);
 }
 
-// A tensor of four axes, packed.
-inline bool check_packed(const char* name, const TensorView& tensor, const char* axes, Complaint complaint) {
-  if (tensor.rank != 4) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank 4 (%s) is allowed", name, tensor.rank, axes);
-  int64_t packed = 1;
-  for (int axis = 3; axis >= 0; --axis) {
-    if (tensor.shape[axis] < 1) CUKILN_REFUSE(complaint, "ValueError: %s is empty; every extent must be at least 1", name);
-    if (tensor.shape[axis] > 1 && tensor.strides[axis] != packed)
-      CUKILN_REFUSE(complaint, "ValueError: %s has stride %lld along axis %d; it must be packed (stride %lld)", name,
-                    static_cast<long long>(tensor.strides[axis]), axis, static_cast<long long>(packed));
-    packed *= tensor.shape[axis];
-  }
-  return true;
-}
-
-inline Matrix as_row(const TensorView& tensor) {
-  int64_t elements = 1;
-  for (int axis = 0; axis < tensor.rank; ++axis) elements *= tensor.shape[axis];
-  return Matrix{1, 1, elements, elements, 0};
-}
-
-inline bool check_multiple(const char* what, int64_t value, int unit, Complaint complaint) {
-  if (value % unit)
-    CUKILN_REFUSE(complaint, "ValueError: %s is %lld; this kernel moves %d elements at once, so it must be a multiple of %d: "
-                  "look up the kernel of this shape", what, static_cast<long long>(value), unit, unit);
-  return true;
-}
-
-template <class C>
-bool check_epilogue(const TensorView* tensors, const TensorView& out, int64_t filters, Complaint complaint) {
-  for (int i = 0; i < C::Epilogue::tensors; ++i) {
-    const EpilogueTensor kind = C::Epilogue::tensor(i);
-    const bool vector = kind == EpilogueTensor::bias_m || kind == EpilogueTensor::bias_n;
-    const bool bits = kind == EpilogueTensor::mask_bits;
-    const char* name = vector ? "bias" : bits || kind == EpilogueTensor::mask ? "mask" : "residual";
-    const int size = C::Epilogue::element_bytes(i), width = bits || kind == EpilogueTensor::bias_m ? 1 : C::align_c;
-    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out.device, size * width, complaint)) return false;
-    if (vector || bits) {
-      const int64_t length = bits ? ceil_div(as_row(out).columns, 32) : filters;
-      if (!check_vector(name, tensors[i], length, complaint)) return false;
-    } else {
-      if (!check_packed(name, tensors[i], "as out", complaint)) return false;
-      for (int axis = 0; axis < 4; ++axis)
-        if (tensors[i].shape[axis] != out.shape[axis]) CUKILN_REFUSE(complaint, "ValueError: %s must have the shape of out", name);
-    }
-    if (!check_apart(name, tensors[i], as_row(tensors[i]), size, out, as_row(out), sizeof(typename C::Output), complaint)) return false;
-  }
-  return true;
-}
-
 // Reads x, w, out and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
@@ -354,33 +265,25 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
     if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
-    if (!check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+    if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
   }
-  const int64_t *x = tensors[0].shape, *w = tensors[1].shape, *out = tensors[2].shape;
-  constexpr int channel = C::channels_last ? 3 : 1, row = C::channels_last ? 1 : 2, column = row + 1;
-  if (!agree("n differs between x and out", x[0], out[0], complaint)) return false;
-  if (!agree("k differs between w and out", w[0], out[channel], complaint)) return false;
-  if (x[channel] % w[channel])
-    CUKILN_REFUSE(complaint, "ValueError: x has %lld channels and w %lld for each group, which do not divide them",
-                  static_cast<long long>(x[channel]), static_cast<long long>(w[channel]));
-  const int64_t groups = x[channel] / w[channel];
-  if (w[0] % groups)
-    CUKILN_REFUSE(complaint, "ValueError: %lld filters cannot be divided among %lld groups", static_cast<long long>(w[0]),
-                  static_cast<long long>(groups));
+  const conv::Tensors named = {"x", "w", "out", tensors[0], tensors[1], tensors[2]};
+  if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
+  const Shape shape(extents);
+  const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
   if (C::channels_last) {
-    if (!check_multiple(C::depthwise ? "c" : "c / groups", C::depthwise ? x[channel] : w[channel], align_x, complaint)) return false;
-    if (!check_multiple(C::depthwise ? "k" : "k / groups", C::depthwise ? w[0] : w[0] / groups, C::align_c, complaint)) return false;
+    const int64_t x = C::depthwise ? shape.channels : channels, out = C::depthwise ? shape.filters : filters;
+    if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", x, align_x, complaint)) return false;
+    if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", out, C::align_c, complaint)) return false;
   } else {
-    if (C::pointwise && !check_multiple("h * w", x[row] * x[column], align_x, complaint)) return false;
-    if (!check_multiple("p * q", out[row] * out[column], C::align_c, complaint)) return false;
+    if (C::pointwise && !conv::check_multiple("h * w", shape.height * shape.width, align_x, complaint)) return false;
+    if (!conv::check_multiple("p * q", shape.out_height * shape.out_width, C::align_c, complaint)) return false;
   }
-  if (!check_multiple("r * s * c / groups", w[1] * w[2] * w[3], align_w, complaint)) return false;
+  if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, align_w, complaint)) return false;
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], as_row(tensors[i]), sizes[i], tensors[2], as_row(tensors[2]), sizes[2], complaint)) return false;
-  if (!check_epilogue<C>(tensors + 3, tensors[2], w[0], complaint)) return false;
-  const int64_t values[] = {x[0], x[row], x[column], x[channel], w[0], w[row], w[column], out[row], out[column], groups};
-  for (int i = 0; i < 10; ++i) extents[i] = values[i];
-  return true;
+    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint))
+      return false;
+  return conv::check_epilogue<C>(tensors + 3, tensors[2], "out", shape.filters, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -84,15 +84,15 @@ Steps = Annotated[tuple[Extent, Extent], BeforeValidator(_pair)]
 Distances = Annotated[tuple[Distance, Distance], BeforeValidator(_pair)]
 
 
-class Conv2dProblem(Problem):
-    """Packed tensors. `nhwc`: x is n, h, w, c; w is k, r, s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w
-    is k, c / groups, r, s; out is n, k, p, q.
+class Convolution(Problem):
+    """A convolution's extents and geometry, forward or of a gradient. Packed tensors. `nhwc`: x is n, h, w, c; w is k, r,
+    s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w is k, c / groups, r, s; out is n, k, p, q.
 
-    x and w are of `dtype`, sums of float32; out, biases and residuals of `out_dtype`. A single number for `stride`,
-    `dilation` or `padding` stands for both axes. Along an axis where the filter has one element dilation becomes 1.
+    What is read is of `dtype`, sums of float32; the result, biases and residuals of `out_dtype`. A single number for
+    `stride`, `dilation` or `padding` stands for both axes. Along an axis where the filter has one element dilation
+    becomes 1.
     """
 
-    operator: Literal["conv2d"] = "conv2d"
     n: Extent
     h: Extent
     w: Extent
@@ -243,6 +243,12 @@ class Conv2dProblem(Problem):
     @classmethod
     def _of_float32_only(cls, value: bool, info: ValidationInfo) -> bool:
         return value and info.data.get("dtype", "float32") == "float32"
+
+
+class Conv2dProblem(Convolution):
+    """out from x and w; see Convolution for shapes."""
+
+    operator: Literal["conv2d"] = "conv2d"
 
 
 def _output_extent(extent: int, padding: int, taps: int, dilation: int, stride: int) -> int:

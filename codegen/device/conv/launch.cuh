@@ -1,0 +1,151 @@
+// Launch code that every convolution shares, forward or a gradient: what a call's tensors and numbers show, and its checks.
+#pragma once
+
+namespace cukiln {
+namespace conv {
+
+#if defined(CUKILN_HOST)
+
+// What a call's tensors show, in the order of the launch ABI's extents.
+struct Shape {
+  int64_t images, height, width, channels, filters, filter_height, filter_width, out_height, out_width, groups;
+
+  explicit Shape(const int64_t* extents)
+      : images(extents[0]), height(extents[1]), width(extents[2]), channels(extents[3]), filters(extents[4]),
+        filter_height(extents[5]), filter_width(extents[6]), out_height(extents[7]), out_width(extents[8]),
+        groups(extents[9] < 1 ? 1 : extents[9]) {}
+};
+
+// The scalars that stand before those of the epilogue: no tensor shows them.
+enum { stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, geometry_scalars };
+
+// As int; -1, which no geometry has, where it does not fit.
+inline int as_distance(double value) { return value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
+
+// The geometry's members of an operator's Arguments; `channels` are those of a group.
+template <class Arguments>
+void bind_geometry(const Shape& shape, const double* scalars, Arguments& arguments) {
+  arguments.images = gemm::as_extent(shape.images);
+  arguments.height = gemm::as_extent(shape.height);
+  arguments.width = gemm::as_extent(shape.width);
+  arguments.filters = gemm::as_extent(shape.filters);
+  arguments.filter_height = gemm::as_extent(shape.filter_height);
+  arguments.filter_width = gemm::as_extent(shape.filter_width);
+  arguments.out_height = gemm::as_extent(shape.out_height);
+  arguments.out_width = gemm::as_extent(shape.out_width);
+  arguments.groups = gemm::as_extent(shape.groups);
+  arguments.channels = gemm::as_extent(shape.channels / shape.groups);
+  arguments.stride_h = as_distance(scalars[stride_h]);
+  arguments.stride_w = as_distance(scalars[stride_w]);
+  arguments.padding_h = as_distance(scalars[padding_h]);
+  arguments.padding_w = as_distance(scalars[padding_w]);
+  arguments.dilation_h = as_distance(scalars[dilation_h]);
+  arguments.dilation_w = as_distance(scalars[dilation_w]);
+}
+
+// Output pixels along an axis; 0 where there are none.
+inline int64_t output_extent(int64_t extent, int64_t padding, int64_t filter, int64_t dilation, int64_t stride) {
+  const int64_t left = extent + 2 * padding - dilation * (filter - 1) - 1;
+  return stride < 1 || dilation < 1 || padding < 0 || left < 0 ? 0 : left / stride + 1;
+}
+
+// Whether every extent fits and the geometry makes this output.
+template <class Arguments>
+bool makes_its_output(const Arguments& a) {
+  const bool complete = a.batch && a.m && a.n && a.k && a.images && a.height && a.width && a.filters && a.filter_height &&
+      a.filter_width && a.out_height && a.out_width && a.groups && a.channels;
+  return complete && a.filters % a.groups == 0 &&
+      output_extent(a.height, a.padding_h, a.filter_height, a.dilation_h, a.stride_h) == a.out_height &&
+      output_extent(a.width, a.padding_w, a.filter_width, a.dilation_w, a.stride_w) == a.out_width;
+}
+
+// Whether every window is one pixel and every pixel has its window.
+template <class Arguments>
+bool one_by_one(const Arguments& a) {
+  return a.filter_height == 1 && a.filter_width == 1 && a.stride_h == 1 && a.stride_w == 1 && !a.padding_h && !a.padding_w;
+}
+
+// A tensor of four axes, packed.
+inline bool check_packed(const char* name, const TensorView& tensor, const char* axes, Complaint complaint) {
+  if (tensor.rank != 4) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank 4 (%s) is allowed", name, tensor.rank, axes);
+  int64_t packed = 1;
+  for (int axis = 3; axis >= 0; --axis) {
+    if (tensor.shape[axis] < 1) CUKILN_REFUSE(complaint, "ValueError: %s is empty; every extent must be at least 1", name);
+    if (tensor.shape[axis] > 1 && tensor.strides[axis] != packed)
+      CUKILN_REFUSE(complaint, "ValueError: %s has stride %lld along axis %d; it must be packed (stride %lld)", name,
+                    static_cast<long long>(tensor.strides[axis]), axis, static_cast<long long>(packed));
+    packed *= tensor.shape[axis];
+  }
+  return true;
+}
+
+inline Matrix as_row(const TensorView& tensor) {
+  int64_t elements = 1;
+  for (int axis = 0; axis < tensor.rank; ++axis) elements *= tensor.shape[axis];
+  return Matrix{1, 1, elements, elements, 0};
+}
+
+inline bool check_multiple(const char* what, int64_t value, int unit, Complaint complaint) {
+  if (value % unit)
+    CUKILN_REFUSE(complaint, "ValueError: %s is %lld; this kernel moves %d elements at once, so it must be a multiple of %d: "
+                  "look up the kernel of this shape", what, static_cast<long long>(value), unit, unit);
+  return true;
+}
+
+// The three tensors of a convolution as a call names them: the image, the filters and the output, or gradients of them.
+struct Tensors {
+  const char *image_name, *filters_name, *output_name;
+  const TensorView &image, &filters, &output;
+};
+
+// Reads the extents of tensors that are packed; false and a sentence where they do not fit each other.
+inline bool read_extents(const Tensors& tensors, bool channels_last, int64_t* extents, Complaint complaint) {
+  const int64_t *x = tensors.image.shape, *w = tensors.filters.shape, *out = tensors.output.shape;
+  const int channel = channels_last ? 3 : 1, row = channels_last ? 1 : 2, column = row + 1;
+  char what[96];
+  snprintf(what, sizeof(what), "n differs between %s and %s", tensors.image_name, tensors.output_name);
+  if (!agree(what, x[0], out[0], complaint)) return false;
+  snprintf(what, sizeof(what), "k differs between %s and %s", tensors.filters_name, tensors.output_name);
+  if (!agree(what, w[0], out[channel], complaint)) return false;
+  if (x[channel] % w[channel])
+    CUKILN_REFUSE(complaint, "ValueError: %s has %lld channels and %s %lld for each group, which do not divide them",
+                  tensors.image_name, static_cast<long long>(x[channel]), tensors.filters_name, static_cast<long long>(w[channel]));
+  const int64_t groups = x[channel] / w[channel];
+  if (w[0] % groups)
+    CUKILN_REFUSE(complaint, "ValueError: %lld filters cannot be divided among %lld groups", static_cast<long long>(w[0]),
+                  static_cast<long long>(groups));
+  const int64_t values[] = {x[0], x[row], x[column], x[channel], w[0], w[row], w[column], out[row], out[column], groups};
+  for (int i = 0; i < 10; ++i) extents[i] = values[i];
+  return true;
+}
+
+// The epilogue's tensors: a bias has a number for each filter, all others have the shape of out, which is called `name`.
+template <class C>
+bool check_epilogue(const TensorView* tensors, const TensorView& out, const char* out_name, int64_t filters, Complaint complaint) {
+  for (int i = 0; i < C::Epilogue::tensors; ++i) {
+    const EpilogueTensor kind = C::Epilogue::tensor(i);
+    const bool vector = kind == EpilogueTensor::bias_m || kind == EpilogueTensor::bias_n;
+    const bool bits = kind == EpilogueTensor::mask_bits;
+    const char* name = vector ? "bias" : bits || kind == EpilogueTensor::mask ? "mask" : "residual";
+    const int size = C::Epilogue::element_bytes(i), width = bits || kind == EpilogueTensor::bias_m ? 1 : C::align_c;
+    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out.device, size * width, complaint)) return false;
+    if (vector || bits) {
+      const int64_t length = bits ? ceil_div(as_row(out).columns, 32) : filters;
+      if (!check_vector(name, tensors[i], length, complaint)) return false;
+    } else {
+      char axes[32];
+      snprintf(axes, sizeof(axes), "as %s", out_name);
+      if (!check_packed(name, tensors[i], axes, complaint)) return false;
+      for (int axis = 0; axis < 4; ++axis)
+        if (tensors[i].shape[axis] != out.shape[axis])
+          CUKILN_REFUSE(complaint, "ValueError: %s must have the shape of %s", name, out_name);
+    }
+    if (!check_apart(name, tensors[i], as_row(tensors[i]), size, out, as_row(out), sizeof(typename C::Output), complaint)) return false;
+  }
+  return true;
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace conv
+}  // namespace cukiln
