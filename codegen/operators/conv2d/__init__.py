@@ -134,11 +134,11 @@ class Conv2d(Operator):
                     continue
                 vector = node.op == "bias"
                 align = aligned[2] if p.channels_last or not vector else 1
-                extra.append(_packed(name, element, "in", (p.k,) if vector else out, align))
+                extra.append(packed(name, element, "in", (p.k,) if vector else out, align))
         return (
-            _packed("x", p.dtype, "in", x, aligned[0]),
-            _packed("w", p.dtype, "in", w, aligned[1]),
-            _packed("out", p.out_dtype, "out", out, aligned[2]),
+            packed("x", p.dtype, "in", x, aligned[0]),
+            packed("w", p.dtype, "in", w, aligned[1]),
+            packed("out", p.out_dtype, "out", out, aligned[2]),
             *extra,
         )
 
@@ -252,7 +252,7 @@ def _stored(kernel: Kernel) -> tensor_rules.Stored:
     return tensor_rules.Stored(dtype(s["dtype"]).bytes, aligns, "nt" if last else "nn")
 
 
-def _packed(name: str, element: str, role: Any, shape: tuple[int, ...], align: int) -> Operand:
+def packed(name: str, element: str, role: Any, shape: tuple[int, ...], align: int) -> Operand:
     strides = [1]
     for extent in reversed(shape[1:]):
         strides.append(strides[-1] * extent)

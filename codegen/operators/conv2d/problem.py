@@ -85,8 +85,8 @@ Distances = Annotated[tuple[Distance, Distance], BeforeValidator(_pair)]
 
 
 class Convolution(Problem):
-    """A convolution's extents and geometry, forward or of a gradient. Packed tensors. `nhwc`: x is n, h, w, c; w is k, r,
-    s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w is k, c / groups, r, s; out is n, k, p, q.
+    """A convolution's extents and geometry, forward or of a gradient. Packed tensors. `nhwc`: x is n, h, w, c; w is k,
+    r, s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w is k, c / groups, r, s; out is n, k, p, q.
 
     What is read is of `dtype`, sums of float32; the result, biases and residuals of `out_dtype`. A single number for
     `stride`, `dilation` or `padding` stands for both axes. Along an axis where the filter has one element dilation

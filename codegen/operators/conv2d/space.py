@@ -19,7 +19,7 @@ MEANING = "how the convolution is computed; each way has tunables of its own"
 MANY_FILTERS = 8
 
 
-def _together(*kinds: tuple[Tunable, ...]) -> tuple[Tunable, ...]:
+def together(*kinds: tuple[Tunable, ...]) -> tuple[Tunable, ...]:
     """Every tunable once, with the values that any kind takes."""
     found: dict[str, Tunable] = {}
     for one in (tunable for kind in kinds for tunable in kind):
@@ -38,7 +38,7 @@ def _both(one: Allowed, other: Allowed) -> Allowed:
 
 
 # The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
-TUNABLES = _together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, (*direct.TUNABLES, separate.TUNABLE))
+TUNABLES = together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, (*direct.TUNABLES, separate.TUNABLE))
 
 
 def space(

@@ -34,18 +34,21 @@ Lists = dict[str, tuple[Value, ...]]
 EVERY_WAY = linked(ways(SLICES), with_stream=False)
 
 
-def levels(problem: MatmulProblem, target: Target) -> dict[int, tuple[Lists, Linked]]:
+def levels(
+    problem: MatmulProblem, target: Target, slices: tuple[int, ...] | None = None
+) -> dict[int, tuple[Lists, Linked]]:
     """Level 1 (about a hundred schedules of a large problem) and level 2 (thousands); 1 is inside 2.
 
-    Slices of k are in them where level 1's smallest tiles leave multiprocessors idle and k is long.
+    Slices of k are in them where level 1's smallest tiles leave multiprocessors idle and k is long, or those given.
     """
     cap = 128
     # Tiles that leave multiprocessors idle lose to smaller ones, whatever their arithmetic is worth.
-    while cap > 32 and blocks(problem, cap // 2, cap // 2) < target.sm_count:
+    while not slices and cap > 32 and blocks(problem, cap // 2, cap // 2) < target.sm_count:
         cap //= 2
     tiles_m, tiles_n = _two_tiles(problem.m, cap), _two_tiles(problem.n, cap)
-    smallest, largest = (tiles_m[0], tiles_n[0]), (tiles_m[-1], tiles_n[-1])
-    slices = useful_slices(problem, smallest, largest, 16, target.sm_count)
+    if slices is None:
+        smallest, largest = (tiles_m[0], tiles_n[0]), (tiles_m[-1], tiles_n[-1])
+        slices = useful_slices(problem, smallest, largest, 16, target.sm_count)
     small: Lists = {
         "tile_m": tiles_m,
         "tile_n": tiles_n,
@@ -78,21 +81,28 @@ def levels(problem: MatmulProblem, target: Target) -> dict[int, tuple[Lists, Lin
     return {1: (small, linked(ways(slices, atomic=False), with_stream=False)), 2: (full, every)}
 
 
-def default(problem: MatmulProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(
+    problem: MatmulProblem,
+    target: Target,
+    judge: Callable[[Schedule], Accepted | Rejected],
+    slices: tuple[int, ...] | None = None,
+) -> Schedule:
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
-    lists, division = levels(problem, target)[1]
-    attempts = (Schedule.of(values) for values in _preferred(problem, target, lists, division))
+    lists, division = levels(problem, target, slices)[1]
+    most = slices[-1] if slices else 1
+    attempts = (Schedule.of(values) for values in _preferred(problem, target, lists, division, most))
     first = next(attempts)
     return next((one for one in chain([first], attempts) if isinstance(judge(one), Accepted)), first)
 
 
-def _preferred(problem: MatmulProblem, target: Target, lists: Lists, division: Linked) -> Iterator[dict[str, Value]]:
-    """Level 1, best guess first: tiles as large as still fill the device, then as many outputs per thread as fit.
-
-    Where none fills it, the smallest tiles with as few slices of k as do.
+def _preferred(
+    problem: MatmulProblem, target: Target, lists: Lists, division: Linked, most: int
+) -> Iterator[dict[str, Value]]:
+    """Level 1, best guess first: tiles as large as still fill the device in `most` slices of k, then as many outputs
+    per thread as fit. Where none fills it, the smallest tiles. Slices are as few as fill it.
     """
     pairs = [(int(tile_m), int(tile_n)) for tile_m, tile_n in product(lists["tile_m"], lists["tile_n"])]
-    fills = [pair for pair in pairs if blocks(problem, *pair) >= 2 * target.sm_count]
+    fills = [pair for pair in pairs if most * blocks(problem, *pair) >= 2 * target.sm_count]
     by_size = sorted(pairs, key=lambda pair: pair[0] * pair[1])
     tiles = [pair for pair in reversed(by_size) if pair in fills] + [pair for pair in by_size if pair not in fills]
     rest = ("thread_m", "thread_n", "tile_k", "warp_m", "fragments", "stages", "padding", "unroll_k", "min_blocks")

@@ -101,12 +101,14 @@ class Tiles:
         return self.n[-1] <= NARROW
 
 
-def levels(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> dict[int, tuple[Lists, Linked]]:
+def levels(
+    problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices: tuple[int, ...] | None = None
+) -> dict[int, tuple[Lists, Linked]]:
     """Level 1 (some dozens of schedules, those that people use) and level 2 (thousands); 1 is inside 2.
 
-    `aligns` are elements per access of A and B.
+    `aligns` are elements per access of A and B, `slices` those of k that level 1 tries; None: the few that seem useful.
     """
-    small, division = _small(problem, target, aligns)
+    small, division = _small(problem, target, aligns, slices)
     full = _full(problem, target, small)
     both = {name: _ordered(full.get(name, ()), values) for name, values in small.items()}
     return {
@@ -148,15 +150,17 @@ def tiles(problem: MatmulProblem, target: Target) -> Tiles:
     return Tiles(_up_to(most_m, (32, 64)), _up_to(most_n, (32, 64)), device)
 
 
-def _small(problem: MatmulProblem, target: Target, aligns: tuple[int, int]) -> tuple[Lists, tuple[Way, ...]]:
+def _small(
+    problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices: tuple[int, ...] | None
+) -> tuple[Lists, tuple[Way, ...]]:
     """Level 1: its lists, and how it divides k."""
     size, k = dtype(problem.dtype).bytes, problem.k
     sizes = tiles(problem, target)
     narrow = sizes.narrow_m or sizes.narrow_n
     asynchronous = _asynchronous(problem, target, size, aligns)
-    slices = useful_slices(
-        problem, (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1]), 128 // size, sizes.wanted_blocks
-    )
+    if slices is None:
+        smallest, largest = (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1])
+        slices = useful_slices(problem, smallest, largest, 128 // size, sizes.wanted_blocks)
     scattered = _scattered(size, aligns)
     row_bytes = SCATTERED_ROW_BYTES if scattered else (128,) if slices else (64, 128)
     deep = [count // size for count in row_bytes]
@@ -254,11 +258,12 @@ def default(
     aligns: tuple[int, int],
     judge: Callable[[Schedule], Accepted | Rejected],
     stored_bytes: float | None = None,
+    slices: tuple[int, ...] | None = None,
 ) -> Schedule:
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule. `stored_bytes`: of both
     operands, where they are not stored as the problem has them."""
     stored = input_bytes(problem) if stored_bytes is None else stored_bytes
-    attempts = _preferred(problem, target, *_small(problem, target, aligns), aligns, stored)
+    attempts = _preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored)
     first = next(attempts)
     return next((one for one in chain([first], attempts) if isinstance(judge(one), Accepted)), first)
 

@@ -1,0 +1,208 @@
+"""The kernel without a product, for filters of one channel: tunables, levels, rules, and what a schedule does to the
+machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product as combinations
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.epilogue import node_of
+from codegen.joined_space import Kind
+from codegen.operator import Cost, Work
+from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
+from codegen.operators.conv2d_wgrad.product import aligns, product
+from codegen.operators.conv2d_wgrad.slices import fill, level_slices
+from codegen.operators.matmul import grid, split, traffic
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.schedule import Schedule, Value
+from codegen.search import Tunable
+from codegen.targets import Target
+
+ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed")
+SPLIT = Tunable("split", ("none", "workspace"), False, "where partial sums go: nowhere, a part of the workspace each")
+MOST_ELEMENTS = 25  # of a filter in a thread
+TUNABLES = (
+    ALGORITHM,
+    Tunable("threads", (64, 128, 256), False, "threads of a block"),
+    Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters"),
+    Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
+    Tunable("elements", range(1, MOST_ELEMENTS + 1), False, "elements of each of its filters of a thread"),
+    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
+    SPLIT,
+    split.SPLIT_K,
+)
+Lists = dict[str, tuple[Value, ...]]
+
+# Elements of a filter that level 1 has in a thread at most.
+USUAL_ELEMENTS = 9
+# Addresses, loop counters and predicates, places in the image. An estimate.
+OVERHEAD_REGISTERS = 44
+# Blocks on a multiprocessor that the first guess has: a pixel's loads are all that a thread waits for.
+WANTED_BLOCKS = 4
+# Of a slice: a few for each thread, or adding up what the threads have is most of the work.
+LEAST_PIXELS = 64
+
+
+def of_product(tunables: Mapping[str, Any]) -> dict[str, Any]:
+    """The schedule as matmul's rules of tiles and splits read it: a step has a pixel for each thread."""
+    t = tunables
+    sizes = {"tile_m": t["threads_k"] * t["filters"], "tile_n": t["elements"], "tile_k": t["threads"] // t["threads_k"]}
+    return {**t, **sizes, "raster": 0, "stream_blocks": 0}
+
+
+def lanes(tunables: Mapping[str, Any], channels_last: bool) -> int:
+    """Threads of a warp with pixels of their own, as `lanes_p` in direct.cuh."""
+    t = tunables
+    return max(1, 32 // t["threads_k"]) if channels_last else min(32, t["threads"] // t["threads_k"])
+
+
+def shared_bytes(tunables: Mapping[str, Any], channels_last: bool) -> int:
+    """As `shared_bytes` in direct.cuh."""
+    t = of_product(tunables)
+    found: int = 4 * (t["tile_k"] // lanes(t, channels_last)) * t["tile_m"]
+    return found
+
+
+def registers(tunables: Mapping[str, Any]) -> int:
+    """An estimate of a thread's registers."""
+    t = tunables
+    return int(t["elements"]) * int(t["filters"]) + 2 * int(t["filters"]) + OVERHEAD_REGISTERS
+
+
+def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
+    """Levels 1 and 2; 1 is inside 2."""
+    p = problem
+    per_group = p.k if p.depthwise else p.group_filters
+    widest = next(count for count in (8, 4, 2, 1) if per_group % count == 0)
+    if dtype(p.dtype).bytes == 4 or not p.channels_last:
+        widest = min(widest, 4)
+    across = grid.power_of_two(-(-p.k // widest))
+    most = min(across, 32 if p.channels_last else 2)
+    threads_k = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= most)[-2:]
+    elements = -(-p.taps // -(-p.taps // USUAL_ELEMENTS))  # a whole filter, or parts of one size
+    small: Lists = {
+        "algorithm": ("direct",), "threads": (128, 256), "threads_k": threads_k,
+        "filters": (widest // 2, widest) if widest > 1 else (1,), "elements": (elements,), "min_blocks": (1,),
+    }  # fmt: skip
+    full: Lists = {
+        **small, "threads": (64, 128, 256), "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
+        "elements": tuple(sorted({1, 3, elements, min(p.taps, MOST_ELEMENTS)})), "min_blocks": (1, 2),
+    }  # fmt: skip
+    slices = _slices(p, target, threads_k[-1] * widest, elements)
+    ways = split.linked(split.ways(slices, atomic=False), with_stream=False)
+    every = split.linked(split.ways(level_slices((2, *slices)), atomic=False), with_stream=False)
+    return Kind(TUNABLES, {1: small, 2: full}, {1: ways, 2: every})
+
+
+def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: int) -> tuple[int, ...]:
+    blocks, most = grid.blocks(product(problem, direct=True), tile_m, tile_n), problem.pixels // LEAST_PIXELS
+    return level_slices(fill(blocks, WANTED_BLOCKS * target.sm_count, most))
+
+
+def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """Of level 1 the first that breaks no rule: wide threads first, and as many slices as fill the device."""
+    found = kind(problem, target)
+    lists, ways = found.levels[1], (found.linked or {})[1]
+    as_product = product(problem, direct=True)
+    first: Schedule | None = None
+    for values in combinations(*(reversed(one) for one in lists.values())):
+        chosen = dict(zip(lists, values, strict=True))
+        t = of_product(chosen)
+        alone = grid.blocks(as_product, t["tile_m"], t["tile_n"])
+
+        def lacks(way: tuple[Value, ...], alone: int = alone) -> int:
+            return abs(WANTED_BLOCKS * target.sm_count - alone * int(way[1]))
+
+        for way in sorted(ways.choices, key=lacks):
+            one = Schedule.of({**chosen, **dict(zip(ways.names, way, strict=True))})
+            first = first or one
+            if isinstance(judge(one), Accepted):
+                return one
+    assert first is not None
+    return first
+
+
+def rules(
+    problem: Conv2dWgradProblem, schedule: Schedule, target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
+    """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
+    p, t = problem, of_product(schedule.as_dict())
+    if not p.one_channel:
+        return Rejected(
+            "algorithm", f"direct is for filters of one channel; those of this problem have {p.group_channels}"
+        )
+    threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
+    as_product, elements = product(p, direct=True), int(t["elements"])
+    return (
+        check(
+            p.depthwise or p.group_filters % filters == 0,
+            "filters",
+            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
+        )
+        or check(
+            filters <= max(1, grid.power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
+        )
+        or check(
+            t["tile_m"] < 2 * max(filters, grid.power_of_two(p.k)),
+            "threads_k",
+            f"blocks of {t['tile_m']} filters are mostly padding for k = {p.k}",
+        )
+        or check(elements <= p.taps, "elements", f"elements = {elements} of filters that have {p.taps}")
+        or check(
+            threads_k == threads or t["tile_k"] < 2 * grid.power_of_two(p.pixels),
+            "threads",
+            f"{t['tile_k']} threads along {p.pixels} pixels",
+        )
+        or split.rules(t, as_product, target)
+        or grid.residency_rules(t, threads, shared_bytes(t, p.channels_last), registers(t), target)
+        or check(
+            t["min_blocks"] == 1 or registers(t) > target.registers_per_sm // (2 * threads),
+            "min_blocks",
+            f"2 blocks of about {registers(t)} registers fit unasked",
+        )
+        or grid.order_rules(t, as_product)
+        or check_workspace(split.workspace_bytes(as_product, t), workspace_limit)
+        or ACCEPTED
+    )
+
+
+def launches_to_test(problem: Conv2dWgradProblem, tunables: Mapping[str, Any]) -> list[list[int]]:
+    """Each number of slices; there is one order of the tiles."""
+    found = split.launches_to_test(of_product(tunables), product(problem, direct=True))
+    return [list(one) for one in dict.fromkeys((0, *launch[1:]) for launch in found)]
+
+
+def work(problem: Conv2dWgradProblem, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
+    """Counts for the roofline: neighbouring windows overlap in L1, which asks the L2 for dy and the image once for each
+    part of the filters' elements."""
+    p, t = problem, of_product(tunables)
+    as_product = product(p, direct=True)
+    dy, x, dw = aligns(p)
+    tiles_n = grid.tiles(as_product, t["tile_m"], t["tile_n"])[1]
+    blocks, size = split.grid_blocks(as_product, t), dtype(p.dtype).bytes
+    thread_pixels = float(grid.blocks(as_product, t["tile_m"], t["tile_n"])) * p.pixels * t["threads_k"]
+    fma = thread_pixels * t["filters"] * t["elements"]
+    wide_x = min(t["filters"], x) if p.depthwise and p.channels_last else 1
+    wide_dy = min(t["filters"], dy) if p.channels_last else 1
+    loads = thread_pixels * (t["filters"] / wide_dy + t["elements"] * (t["filters"] / wide_x if p.depthwise else 1))
+    converted = (fma if p.depthwise else fma / t["filters"]) * (size < 4)
+    sums = float(blocks) * t["threads"] * t["filters"] * t["elements"]
+    to_l2, to_dram = traffic.handed_on(as_product, t, least, target)
+    inputs = float(size) * p.pixels * p.k + size * p.n * p.h * p.w * p.c
+    return Work(
+        blocks=blocks, threads=t["threads"], fma=fma,
+        other_instructions=8.0 * loads + converted + 16.0 * thread_pixels + 10.0 * sums,
+        shared_bytes=8.0 * sums / lanes(t, p.channels_last), l2_bytes=1.5 * tiles_n * inputs + to_l2,
+        dram_bytes=inputs + to_dram, dynamic_shared_bytes=shared_bytes(t, p.channels_last),
+        independent=t["filters"] * t["elements"], steps=split.steps_of_block(as_product, t), overlap=0.5,
+        others=traffic.other_launches(as_product, t, dw, least, target),
+    )  # fmt: skip
+
+
+def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:
+    """CPU seconds of nvcc for one more kernel of a group: grows with the sums of a thread."""
+    nodes = sum(0.0003 if node_of(part).exact else 0.0019 for part in epilogue)
+    sums = int(tunables["filters"]) * int(tunables["elements"])
+    return 0.06 + sums * 0.003 + int(tunables["elements"]) * nodes

@@ -1,0 +1,214 @@
+// The entry points of the gradient of the filters, and the launch code that calls them, for every way of computing it.
+#pragma once
+
+namespace cukiln {
+namespace conv2d_wgrad {
+
+#if defined(CUKILN_DEVICE)
+
+// With channels last a 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  if constexpr (C::direct) {
+    direct::run<C>(arguments);
+  } else if constexpr (C::tensor_cores) {
+    if constexpr (C::pointwise) {
+      gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
+    } else {
+      gemm::tensor::run<C, tensor::Feed<C>>(arguments);
+    }
+  } else {
+    if constexpr (C::pointwise) {
+      gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
+    } else {
+      gemm::simt::run<C, simt::Feed<C>>(arguments);
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void reduce(const Arguments& arguments) {
+  gemm::reduce<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void clear(const Arguments& arguments) {
+  gemm::clear<C>(arguments);
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+struct Shape : conv::Shape {
+  using conv::Shape::Shape;
+
+  int64_t pixels() const { return out_height * out_width; }
+
+  // The implicit product; of a direct kernel all groups are one matrix.
+  gemm::Extents product(bool direct) const {
+    const int64_t n = filter_height * filter_width * (channels / groups), k = images * pixels();
+    if (direct) return {1, filters, n, k};
+    return {groups, filters / groups, n, k};
+  }
+};
+
+// What launches depend on, as values, as in gemm/launch.cuh.
+struct Plan {
+  gemm::Plan product;
+  bool channels_last, direct, pointwise, depthwise;
+  int pixels_of_step;  // from one of a thread's pixels of the image to its next
+  int filters;         // of a thread of a direct kernel
+};
+
+template <class C>
+constexpr Plan make_plan() {
+  Plan plan = {};
+  plan.channels_last = C::channels_last;
+  plan.direct = C::direct;
+  plan.pointwise = C::pointwise;
+  plan.depthwise = C::depthwise;
+  if constexpr (C::direct) {
+    plan.product = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, 0, sizeof(float), direct::shared_bytes<C>(),
+                    C::Epilogue::tensors, C::Epilogue::scalars};
+    plan.pixels_of_step = C::tile_k;
+    plan.filters = C::filters;
+  } else {
+    constexpr int rows_at_once = C::threads / (C::tile_n / C::align_b);
+    plan.product = gemm::plan_of<C>;
+    plan.pixels_of_step = rows_at_once < C::tile_k ? rows_at_once : C::tile_k;
+  }
+  return plan;
+}
+
+template <class C>
+constexpr Plan plan_of = make_plan<C>();
+
+// `plan` refuses what does not fit 32 bits. Where there is one row of outputs, its stride means nothing.
+inline Walk walk_of(const Arguments& a, int pixels) {
+  const int rows = pixels / a.out_width, columns = pixels % a.out_width, images = rows / a.out_height;
+  const unsigned step_w = unsigned(columns) * a.stride_w, step_h = unsigned(rows % a.out_height) * a.stride_h;
+  const unsigned row_h = a.out_height == 1 ? 1 : a.stride_h, row_w = a.out_width == 1 ? 1 : unsigned(a.out_width) * a.stride_w;
+  const unsigned image_h = a.out_height * row_h;
+  return Walk{static_cast<int>(step_w), static_cast<int>(step_h), static_cast<int>(row_w), static_cast<int>(row_h),
+              static_cast<int>(image_h),
+              step_w * a.pixel_pitch + step_h * a.row_pitch + unsigned(images) * a.image_pitch,
+              row_h * a.row_pitch - row_w * a.pixel_pitch, unsigned(a.image_pitch) - image_h * a.row_pitch};
+}
+
+// Pointers: dy, x, dw, then the epilogue's tensors. Extents: n, h, w, c, k, r, s, p, q, groups. Launch: raster, slices of k,
+// blocks of stream-K. Scalars: the geometry, then those of the epilogue.
+inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  const Shape shape(extents);
+  const gemm::Extents product = shape.product(kernel.direct);
+  const int64_t in_pixels = shape.height * shape.width, pixels = shape.pixels();
+  Arguments arguments = {};
+  arguments.a = pointers[0];
+  arguments.b = pointers[1];
+  arguments.out = pointers[2];
+  arguments.workspace = workspace;
+  arguments.batch = gemm::as_extent(product.batch);
+  arguments.m = gemm::as_extent(product.m);
+  arguments.n = gemm::as_extent(product.n);
+  arguments.k = gemm::as_extent(product.k);
+  arguments.lda = kernel.channels_last ? shape.filters : pixels;
+  arguments.ldb = shape.channels;
+  arguments.ldc = product.n;
+  arguments.stride_a = product.m * (kernel.channels_last ? 1 : pixels);
+  arguments.stride_b = shape.channels / shape.groups * (kernel.channels_last ? 1 : in_pixels);
+  arguments.stride_c = product.m * product.n;
+  arguments.raster = launch[0];
+  arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
+  arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
+  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + conv::geometry_scalars, arguments.epilogue);
+  conv::bind_geometry(shape, scalars, arguments);
+
+  arguments.image_pitch = static_cast<int>(shape.channels * in_pixels);
+  arguments.row_pitch = static_cast<int>(kernel.channels_last ? shape.width * shape.channels : shape.width);
+  arguments.pixel_pitch = static_cast<int>(kernel.channels_last ? shape.channels : 1);
+  arguments.channel_pitch = static_cast<int>(kernel.channels_last ? 1 : in_pixels);
+  if (arguments.out_height > 0 && arguments.out_width > 0) {
+    arguments.walk = walk_of(arguments, kernel.pixels_of_step);
+    arguments.step_images = static_cast<int>(kernel.product.tile_k / pixels);
+    arguments.step_within = static_cast<int>(kernel.product.tile_k % pixels);
+    arguments.between_images = (shape.filters - 1) * pixels;
+  }
+  return arguments;
+}
+
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
+}
+
+template <class C>
+int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
+  return gemm::workspace_bytes(plan_of<C>.product, Shape(extents).product(C::direct), launch);
+}
+
+// Whether 32 bits reach every element of all images, padding included, and count the rows and columns of several images.
+constexpr int64_t longest_axis = int64_t(1) << 28;
+inline bool is_reached(const Arguments& a) {
+  const int64_t rows = int64_t(a.height) + 2 * int64_t(a.padding_h), columns = int64_t(a.width) + 2 * int64_t(a.padding_w);
+  const int64_t channels = int64_t(a.images) * a.groups * a.channels;
+  return rows <= longest_axis && columns <= longest_axis && rows <= INT32_MAX / columns && rows * columns <= INT32_MAX / channels;
+}
+
+// Whether the kernel can compute the call: its geometry makes this output, and its class is the call's.
+inline bool takes(const Plan& kernel, const Arguments& a) {
+  if (!conv::makes_its_output(a)) return false;
+  if (kernel.pointwise && !(conv::one_by_one(a) && kernel.channels_last)) return false;
+  if (kernel.direct && a.channels != 1) return false;
+  if (kernel.depthwise && a.filters != a.groups) return false;
+  if (kernel.direct && !kernel.depthwise && a.filters / a.groups % kernel.filters) return false;
+  return kernel.pointwise || is_reached(a);
+}
+
+// Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+  return takes(kernel, arguments) ? gemm::plan(kernel.product, arguments, out) : 0;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return plan(plan_of<C>, arguments, out);
+}
+
+// Reads dy, x, dw and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  if (count != 3 + C::Epilogue::tensors)
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, x, dw and %d of the epilogue", count,
+                  3 + C::Epilogue::tensors, C::Epilogue::tensors);
+  const char* const names[] = {"dy", "x", "dw"};
+  const char* const last[] = {"n, p, q, k", "n, h, w, c", "k, r, s, c / groups"};
+  const char* const first[] = {"n, k, p, q", "n, c, h, w", "k, c / groups, r, s"};
+  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
+  constexpr int aligns[] = {C::align_a, C::align_b, C::align_c};
+  for (int i = 0; i < 3; ++i) {
+    constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
+    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
+    if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+  }
+  const conv::Tensors named = {"x", "dw", "dy", tensors[1], tensors[2], tensors[0]};
+  if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
+  const Shape shape(extents);
+  const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
+  if (C::channels_last) {
+    const int64_t dy = C::depthwise ? shape.filters : filters, x = C::depthwise ? shape.channels : channels;
+    if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", dy, C::align_a, complaint)) return false;
+    if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", x, C::align_b, complaint)) return false;
+  } else if (!conv::check_multiple("p * q", shape.pixels(), C::align_a, complaint)) {
+    return false;
+  }
+  if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, C::align_c, complaint)) return false;
+  for (int i = 0; i < 2; ++i)
+    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint))
+      return false;
+  return conv::check_epilogue<C>(tensors + 3, tensors[2], "dw", shape.filters, complaint);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace conv2d_wgrad
+}  // namespace cukiln

@@ -1,0 +1,41 @@
+"""The conv2d_wgrad problem: the gradient of a convolution's filters, from the gradient of its output and its image.
+
+dw[k, c, r, s] = epilogue(sum over n, p, q of dy[n, k, p, q] * x[n, g C' + c, p stride_h - padding_h + r dilation_h, …])
+for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from codegen.epilogue import Bias, Node
+from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Convolution
+
+
+class Conv2dWgradProblem(Convolution):
+    """dw from dy and x, with the fields of the convolution itself; dy has the shape of its output, dw of its filters.
+
+    dy and x are of `dtype`; dw, biases and residuals of `out_dtype`.
+    """
+
+    operator: Literal["conv2d_wgrad"] = "conv2d_wgrad"
+
+    @property
+    def pixels(self) -> int:
+        """Products in a sum: output pixels of all images."""
+        return self.n * self.p * self.q
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a product of stored matrices. With channels first there would be one for each image."""
+        return super().pointwise and self.channels_last
+
+    @property
+    def one_channel(self) -> bool:
+        """Whether a filter has one channel: depthwise, or several filters for each channel."""
+        return self.group_channels == 1
+
+
+def with_axes(chain: tuple[AnyNode, ...]) -> tuple[Node, ...]:
+    """The chain with its bias along the rows of dw as a matrix, which are filters in both layouts."""
+    return tuple(Bias(axis="m") if isinstance(node, ChannelBias) else node for node in chain)

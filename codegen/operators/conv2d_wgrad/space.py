@@ -1,0 +1,43 @@
+"""Conv2d_wgrad's tunables and search spaces: those of each algorithm that is worth trying for a problem on a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.joined_space import Kind, build_joined
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, together
+from codegen.operators.conv2d_wgrad import direct, implicit
+from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
+from codegen.rules import Accepted, Rejected
+from codegen.schedule import Schedule, Value
+from codegen.search import Search, SearchSpace, Tunable
+from codegen.targets import Target
+
+# The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
+TUNABLES = together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct.TUNABLES)
+
+
+def space(
+    problem: Conv2dWgradProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+) -> SearchSpace:
+    """The schedules of a search. Raises InvalidSearch."""
+    every: dict[Value, tuple[Tunable, ...]] = {
+        "implicit_gemm": implicit.tunables(problem, target),
+        "direct": direct.TUNABLES,
+    }
+    kinds: dict[Value, Kind] = {}
+    if not problem.depthwise:
+        kinds["implicit_gemm"] = implicit.kind(problem, target, search)
+    if problem.one_channel:
+        kinds["direct"] = direct.kind(problem, target)
+    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
+
+
+def _default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """The level-0 schedule."""
+    if problem.depthwise or (problem.one_channel and problem.group_filters < MANY_FILTERS):
+        return direct.default(problem, target, judge)
+    found = implicit.default(problem, target, judge)
+    if isinstance(judge(found), Rejected) and problem.one_channel:
+        return direct.default(problem, target, judge)
+    return found
