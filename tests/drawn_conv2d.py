@@ -1,4 +1,4 @@
-"""Convolutions drawn over the whole domain, each with one accepted schedule.
+"""Convolutions, forward or of a gradient, drawn over the whole domain, each with one accepted schedule.
 
 What a draw is about (dtype, layout, target, kind, split) goes round in steps that share no factor, so that a hundred
 draws have all of it; the extents and the rest are chance.
@@ -14,7 +14,7 @@ from typing import Any
 from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.conv2d.problem import Convolution
 from codegen.rules import Accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search, SearchSpace
@@ -40,16 +40,16 @@ MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 1500
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
-    """Targets and candidates."""
+def draws(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candidate]]:
+    """Targets and candidates. `name`: the operator's."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_draw(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     while True:
-        problem = _problem(number, rng)
+        problem = _problem(name, number, rng)
         arch = TARGETS[number // 4 % 3]
         if arch == "sm_75" and problem.dtype == "bfloat16":
             arch = "sm_86"
@@ -58,7 +58,7 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
             return arch, found
 
 
-def _problem(number: int, rng: random.Random) -> Conv2dProblem:
+def _problem(name: str, number: int, rng: random.Random) -> Convolution:
     dtype, tf32 = INPUTS[number % 4]
     kind, grain = KINDS[number % 7], GRAINS[number // 3 % 5]
     while True:
@@ -67,17 +67,17 @@ def _problem(number: int, rng: random.Random) -> Conv2dProblem:
         fields |= {"r": 1, "s": 1} if kind == "pointwise" else {"r": rng.randint(1, 5), "s": rng.randint(1, 5)}
         fields |= {"h": rng.randint(1, 24), "w": rng.randint(1, 24), "dtype": dtype, "allow_tf32": tf32}
         if kind != "pointwise":
-            for name, most in (("stride", 3), ("dilation", 3), ("padding", 4)):
-                fields[name] = [
-                    rng.randint(name != "padding", most) if rng.random() < 0.6 else name != "padding" for _ in "hw"
+            for field, most in (("stride", 3), ("dilation", 3), ("padding", 4)):
+                fields[field] = [
+                    rng.randint(field != "padding", most) if rng.random() < 0.6 else field != "padding" for _ in "hw"
                 ]
-                fields[name] = [int(one) for one in fields[name]]
+                fields[field] = [int(one) for one in fields[field]]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
         fields["epilogue"] = rng.choices(EVERY_NODE, k=NODES[number // 7 % 5])
         if any(_window(fields, axis) > _padded(fields, axis) for axis in (0, 1)):
             continue
-        problem = operator("conv2d").parse({"operator": "conv2d", **fields})
-        assert isinstance(problem, Conv2dProblem)
+        problem = operator(name).parse({"operator": name, **fields})
+        assert isinstance(problem, Convolution)
         if problem.n * problem.p * problem.q * problem.k * problem.taps <= MOST_PRODUCTS:
             return problem
 
@@ -108,9 +108,9 @@ def _channels(kind: str, grain: int, rng: random.Random) -> dict[str, int]:
     }
 
 
-def _candidate(problem: Conv2dProblem, arch: str, split: str, rng: random.Random) -> Candidate | None:
+def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) -> Candidate | None:
     """A random accepted schedule of level 2, divided in this way where sums can be divided."""
-    op, where = operator("conv2d"), target(arch)
+    op, where = operator(problem.operator), target(arch)
     space = op.space(problem, where, Search(level=2))
     part: SearchSpace = rng.choice([one for one in space.parts if one.tunables["epilogue"] == ("fused",)])
     lists: dict[str, Sequence[Value]] = dict(part.tunables)

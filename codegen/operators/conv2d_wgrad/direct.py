@@ -21,7 +21,6 @@ from codegen.search import Tunable
 from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed")
-SPLIT = Tunable("split", ("none", "workspace"), False, "where partial sums go: nowhere, a part of the workspace each")
 MOST_ELEMENTS = 25  # of a filter in a thread
 TUNABLES = (
     ALGORITHM,
@@ -30,7 +29,7 @@ TUNABLES = (
     Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
     Tunable("elements", range(1, MOST_ELEMENTS + 1), False, "elements of each of its filters of a thread"),
     Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
-    SPLIT,
+    split.SPLIT,
     split.SPLIT_K,
 )
 Lists = dict[str, tuple[Value, ...]]
@@ -92,7 +91,7 @@ def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
     }  # fmt: skip
     slices = _slices(p, target, threads_k[-1] * widest, elements)
     ways = split.linked(split.ways(slices, atomic=False), with_stream=False)
-    every = split.linked(split.ways(level_slices((2, *slices)), atomic=False), with_stream=False)
+    every = split.linked(split.ways(level_slices((2, *slices))), with_stream=False)
     return Kind(TUNABLES, {1: small, 2: full}, {1: ways, 2: every})
 
 

@@ -54,7 +54,8 @@ def correlate(problem: Conv2dWgradProblem, dy: Float64, x: Float64) -> Float64:
             rows = slice(r * apart_h, r * apart_h + (p.p - 1) * step_h + 1, step_h)
             columns = slice(s * apart_w, s * apart_w + (p.q - 1) * step_w + 1, step_w)
             seen = padded[:, rows, columns].reshape(p.pixels, p.groups, p.group_channels)
-            dw[:, :, r, s] = xp.matmul(by_group, seen.transpose(1, 0, 2))
+            element = xp.matmul(by_group, seen.transpose(1, 0, 2))
+            dw[:, :, r : r + 1, s : s + 1] = element.reshape(p.groups, p.group_filters, 1, 1, p.group_channels)
     found: Float64 = dw.reshape(p.k, p.r, p.s, p.group_channels)
     return found
 
