@@ -41,7 +41,7 @@ OVERHEAD_REGISTERS = 44
 # Blocks on a multiprocessor that the first guess has: a pixel's loads are all that a thread waits for.
 WANTED_BLOCKS = 4
 # Of a slice: a few for each thread, or adding up what the threads have is most of the work.
-LEAST_PIXELS = 64
+LEAST_PIXELS = 32
 
 
 def of_product(tunables: Mapping[str, Any]) -> dict[str, Any]:

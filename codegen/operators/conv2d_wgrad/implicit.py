@@ -40,6 +40,8 @@ PLACE_REGISTERS, APART_REGISTERS = 14, 4
 GATHER_INSTRUCTIONS = 14
 # Steps that a slice has, or its pipeline never fills.
 LEAST_STEPS = 3
+# Blocks of the first guess for each multiprocessor, where slices of so many steps allow.
+FILLED = 0.9
 # Rows or columns of a padded image that are counted, as `longest_axis` in kernel.cuh.
 LONGEST_AXIS = 2**28
 
@@ -65,19 +67,28 @@ def kind(problem: Conv2dWgradProblem, target: Target, search: Search) -> Kind:
 
 
 def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
-
-    def judge_product(schedule: Schedule) -> Accepted | Rejected:
-        values = schedule.as_dict()
-        constant = values.get("static_k", 0) != 0
-        return check(not constant, "static_k", "k is no constant here") or judge(_of_matmul(values))
-
+    """Level 1's first schedule that breaks no rule, in matmul's order of preference: of those that fill the device
+    where there are any."""
     as_matmul, slices = product(problem), _slices(problem, target)
-    if on_tensor_cores(as_matmul, target):
-        found = tensor_space.default(as_matmul, target, aligns(problem)[:2], judge_product, slices=slices)
-    else:
-        found = simt_space.default(as_matmul, target, judge_product, slices)
-    return _of_matmul(found.as_dict())
+
+    def first(least_blocks: float) -> Schedule:
+        def judge_product(schedule: Schedule) -> Accepted | Rejected:
+            t = schedule.as_dict()
+            return (
+                check(t.get("static_k", 0) == 0, "static_k", "k is no constant here")
+                or check(split.grid_blocks(as_matmul, t) >= least_blocks, "grid", "multiprocessors would idle")
+                or judge(_of_matmul(t))
+            )
+
+        if on_tensor_cores(as_matmul, target):
+            found = tensor_space.default(as_matmul, target, aligns(problem)[:2], judge_product, slices=slices)
+        else:
+            found = simt_space.default(as_matmul, target, judge_product, slices)
+        return _of_matmul(found.as_dict())
+
+    filling = first(FILLED * target.sm_count)
+    idle = split.grid_blocks(as_matmul, filling.as_dict()) < FILLED * target.sm_count
+    return first(0) if idle or isinstance(judge(filling), Rejected) else filling
 
 
 def _lists(problem: Conv2dWgradProblem, target: Target, slices: tuple[int, ...]) -> dict[int, Lists]:
