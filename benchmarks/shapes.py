@@ -1,4 +1,5 @@
-"""The public shapes that benchmarks use (`shapes.json`): layers of published networks, and square matrices."""
+"""The public shapes that benchmarks use (`shapes.json`): layers of published networks, and square matrices; and
+gradients of the convolutions among them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ import json
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+# By operator: how its gradient of a convolution is named after it, and what differs. Gradients of filters are in fp32.
+GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {"conv2d_wgrad": ("wgrad", {"out_dtype": "float32"})}
 
 
 @cache
@@ -19,10 +23,22 @@ def shape_sets() -> dict[str, list[dict[str, Any]]]:
 
 def public_shape(name: str) -> dict[str, Any]:
     """The problem of that name, without it; raises KeyError."""
-    problems = {problem["name"]: problem for problems in shape_sets().values() for problem in problems}
+    problems = {problem["name"]: problem for problem in _every_problem()}
     return {field: value for field, value in problems[name].items() if field != "name"}
 
 
 def shapes_of(operator: str) -> list[dict[str, Any]]:
     """All problems of an operator, with their names."""
-    return [problem for problems in shape_sets().values() for problem in problems if problem["operator"] == operator]
+    return [problem for problem in _every_problem() if problem["operator"] == operator]
+
+
+@cache
+def _every_problem() -> list[dict[str, Any]]:
+    stored = [problem for problems in shape_sets().values() for problem in problems]
+    derived = [
+        {**problem, "operator": operator, "name": f"{problem['name']}/{suffix}", **changes}
+        for operator, (suffix, changes) in GRADIENTS.items()
+        for problem in stored
+        if problem["operator"] == "conv2d"
+    ]
+    return stored + derived

@@ -24,6 +24,7 @@ from tests.test_matmul_property import require_compiled
 from workers.processes import Processes
 from workers.toolchain import Toolchain
 
+conv2d_wgrad = operator("conv2d_wgrad")
 BATCH = 25  # kernels of one g++ file and one child
 draws = partial(drawn_conv2d.draws, name="conv2d_wgrad")
 
@@ -87,7 +88,7 @@ def require_right(proofs: Sequence[Proof]) -> None:
     wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
     assert wrong == [], f"{len(wrong)} of {len(proofs)}"
     for proof in proofs:
-        own = operator("conv2d_wgrad").extents(proof.candidate.problem)
+        own = conv2d_wgrad.extents(proof.candidate.problem)
         cases = [one for one in proof.verdict.details["cases"] if one["extents"] == own]
         assert {one["kind"] for one in cases} == {"integer", "normal"}, "not run on its own extents"
         assert all(one["max_error"] == 0.0 for one in cases if one["exact"])
@@ -115,6 +116,14 @@ def test_five_thousand_draws_are_right(tmp_path: Path) -> None:
 
 def test_drawn_schedules_compile(toolchain: Toolchain, processes: Processes) -> None:
     require_compiled(draws(12, seed_of_this_run()), toolchain, processes)
+
+
+def test_reduced_problems_have_the_kernel_of_what_was_drawn() -> None:
+    seed = seed_of_this_run()
+    for _, candidate in draws(300, seed):
+        reduced = conv2d_wgrad.test_problems(candidate.kernel)
+        kernels = {conv2d_wgrad.candidate(one, candidate.schedule).kernel for one in reduced}
+        assert kernels == {candidate.kernel}, candidate.problem
 
 
 def test_a_seed_decides_the_draws() -> None:

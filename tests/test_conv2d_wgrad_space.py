@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from codegen.search import Search
 from codegen.targets import target
 from tests.conv2d_wgrad_kernels import DIRECT, wgrad
 
+ROOT = Path(__file__).resolve().parent.parent
 OP = operator("conv2d_wgrad")
 SM_90A = target("sm_90a")
 HALF: dict[str, Any] = {"n": 8, "h": 28, "w": 28, "c": 128, "k": 128, "padding": 1, "dtype": "float16"}
@@ -34,17 +37,26 @@ SLICED: dict[str, int | str] = {**DIRECT, "split": "workspace", "split_k": 8}
 ALONE: dict[str, int | str] = {**DIRECT, "split_k": 1}
 
 
-def gradient_of(shape: dict[str, Any]) -> Conv2dWgradProblem:
-    """Of a public convolution, with the gradient in fp32, as optimisers keep it."""
-    fields = {name: value for name, value in shape.items() if name not in ("name", "operator")}
-    return wgrad(**{**fields, "out_dtype": "float32"})
+def unnamed(problem: dict[str, Any]) -> Conv2dWgradProblem:
+    found = OP.parse({name: value for name, value in problem.items() if name != "name"})
+    assert isinstance(found, Conv2dWgradProblem)
+    return found
 
 
-@pytest.mark.parametrize("shape", shapes_of("conv2d"), ids=lambda shape: shape["name"])
+def test_the_example_has_every_gradient_of_its_network() -> None:
+    request = json.loads((ROOT / "examples" / "resnet18_wgrad.json").read_text())
+    found = [unnamed(one) for one in request["problems"]]
+    public = [one for one in shapes_of("conv2d_wgrad") if one["name"].startswith("resnet18/b8/")]
+    assert {one.digest for one in found} == {unnamed(one).digest for one in public} and len(found) == len(public)
+    search = Search.model_validate(request["search"])
+    assert all(len(lower(one, target(request["target"]), search).candidates) == search.limit for one in found)
+
+
+@pytest.mark.parametrize("shape", shapes_of("conv2d_wgrad"), ids=lambda shape: shape["name"])
 def test_the_gradient_of_a_public_convolution_has_schedules_and_the_first_fills_the_device(
     shape: dict[str, Any],
 ) -> None:
-    asked = gradient_of(shape)
+    asked = unnamed(shape)
     none, one = (lower(asked, SM_90A, Search(level=level, limit=16)) for level in (0, 1))
     (first,) = none.candidates
     assert first in one.candidates

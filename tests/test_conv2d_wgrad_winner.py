@@ -138,7 +138,7 @@ REFUSED = {
         "ValueError",
         "out overlaps x",
     ),
-    "another geometry": ("dy, x, dw, 2, *geometry[1:]", "ValueError", "an extent is below 1 or beyond"),
+    "another geometry": ("dy, x, dw, 2, *geometry[1:]", "ValueError", "stride and padding) do not fit the tensors"),
 }
 
 

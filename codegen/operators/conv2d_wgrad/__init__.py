@@ -74,7 +74,8 @@ class Conv2dWgrad(Operator):
         p, is_direct = _wgrad(problem), schedule.get("algorithm") == "direct"
         if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p)):
             return broken
-        return (direct if is_direct else implicit).rules(p, schedule, target, workspace_limit)
+        judge = direct.rules if is_direct else implicit.rules
+        return judge(p, schedule, target, workspace_limit)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return split.functions(kernel.tunables.as_dict())

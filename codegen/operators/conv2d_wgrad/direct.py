@@ -53,8 +53,8 @@ def of_product(tunables: Mapping[str, Any]) -> dict[str, Any]:
 
 def lanes(tunables: Mapping[str, Any], channels_last: bool) -> int:
     """Threads of a warp with pixels of their own, as `lanes_p` in direct.cuh."""
-    t = tunables
-    return max(1, 32 // t["threads_k"]) if channels_last else min(32, t["threads"] // t["threads_k"])
+    threads, threads_k = int(tunables["threads"]), int(tunables["threads_k"])
+    return max(1, 32 // threads_k) if channels_last else min(32, threads // threads_k)
 
 
 def shared_bytes(tunables: Mapping[str, Any], channels_last: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from codegen.joined_space import Kind, build_joined
+from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES
 from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, together
 from codegen.operators.conv2d_wgrad import direct, implicit
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
@@ -14,7 +15,7 @@ from codegen.search import Search, SearchSpace, Tunable
 from codegen.targets import Target
 
 # The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
-TUNABLES = together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct.TUNABLES)
+TUNABLES = together(SIMT_TUNABLES, TENSOR_TUNABLES, direct.TUNABLES)
 
 
 def space(
