@@ -43,3 +43,11 @@ def test_a_family_of_proofs_has_distinct_kernels_of_its_kind(name: str) -> None:
     assert {"mma_k" in kernel.tunables.as_dict() for kernel in kernels} == {family.tensor_cores}
     if family.splits:
         assert {kernel.tunables.get("split") for kernel in kernels} == set(family.splits)
+
+
+def test_every_public_convolution_has_the_gradient_of_its_filters_in_fp32() -> None:
+    forward, gradients = shapes_of("conv2d"), shapes_of("conv2d_wgrad")
+    assert len(forward) == len(gradients) > 50
+    found = public_shape("resnet18/b8/s1_down3x3/wgrad")
+    assert found["out_dtype"] == "float32"
+    assert {**found, "operator": "conv2d", "out_dtype": "float16"} == public_shape("resnet18/b8/s1_down3x3")

@@ -23,6 +23,7 @@ struct Block {
   // Elements of one access to dy, and to the image where neighbouring filters have neighbouring channels.
   static constexpr int width_dy = !C::channels_last ? 1 : C::filters < C::align_a ? C::filters : C::align_a;
   static constexpr int width_x = C::filters < C::align_b ? C::filters : C::align_b;
+  static constexpr int quad = C::filters < 4 ? C::filters : 4;
   static_assert(C::threads == C::threads_k * threads_p && C::threads % 32 == 0, "a block is whole warps and whole rows of threads");
   static_assert(C::tile_m == C::threads_k * C::filters, "threads must cover the filters");
 
@@ -92,11 +93,16 @@ struct Block {
     for (int i = 0; i < C::tile_n; ++i) {
       if (i > 0) __syncthreads();  // every thread has read the sums of the element before
 #pragma unroll
-      for (int j = 0; j < C::filters; ++j) {
-        float sum = sums[i][j];
+      for (int j = 0; j < C::filters; j += quad) {
+        Vector<float, quad> part;
 #pragma unroll
-        for (int apart = 1; apart < lanes_p; apart *= 2) sum += shuffle_xor(sum, apart * (C::channels_last ? C::threads_k : 1));
-        if (first_lane) store_shared<1>(row + j, Vector<float, 1>{{sum}});
+        for (int w = 0; w < quad; ++w) {
+          float sum = sums[i][j + w];
+#pragma unroll
+          for (int apart = 1; apart < lanes_p; apart *= 2) sum += shuffle_xor(sum, apart * (C::channels_last ? C::threads_k : 1));
+          part.data[w] = sum;
+        }
+        if (first_lane) store_shared<quad>(row + j, part);
       }
       __syncthreads();  // the sums of all warps are complete
 #pragma unroll 1

@@ -37,7 +37,7 @@ Lists = dict[str, tuple[Value, ...]]
 # Elements of a filter that level 1 has in a thread at most.
 USUAL_ELEMENTS = 9
 # Addresses, loop counters and predicates, places in the image. An estimate.
-OVERHEAD_REGISTERS = 44
+OVERHEAD_REGISTERS = 52
 # Blocks on a multiprocessor that the first guess has: a pixel's loads are all that a thread waits for.
 WANTED_BLOCKS = 4
 # Of a slice: a few for each thread, or adding up what the threads have is most of the work.
