@@ -112,9 +112,9 @@ def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) 
     """A random accepted schedule of level 2, divided in this way where sums can be divided."""
     op, where = operator(problem.operator), target(arch)
     space = op.space(problem, where, Search(level=2))
-    part: SearchSpace = rng.choice([one for one in space.parts if one.tunables["epilogue"] == ("fused",)])
+    part: SearchSpace = rng.choice([one for one in space.parts if one.tunables.get("epilogue") in (None, ("fused",))])
     lists: dict[str, Sequence[Value]] = dict(part.tunables)
-    if problem.epilogue and (split == "none" or "split" not in lists):
+    if "epilogue" in lists and problem.epilogue and (split == "none" or "split" not in lists):
         lists["epilogue"] = ("fused", "separate")
     if "split" in lists and split != "level 2":
         split = "workspace" if split == "stream" and "stream_blocks" not in lists else split

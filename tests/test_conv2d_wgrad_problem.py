@@ -54,6 +54,7 @@ def test_the_fields_are_those_of_the_convolution_and_the_keys_are_not() -> None:
     one, other = wgrad(**fields), conv2d(**fields)
     assert {**one.canonical(), "operator": "conv2d"} == other.canonical()
     assert one.digest != other.digest
+    assert (one.sum_length, other.sum_length) == (2 * 6 * 4, 3 * 3 * 4), "sums run over pixels"
     with pytest.raises(TypeError, match="got a problem of operator 'conv2d'"):
         OP.signature(other)
     with pytest.raises(TypeError, match="got a problem of operator 'conv2d_wgrad'"):

@@ -22,8 +22,12 @@ class Conv2dWgradProblem(Convolution):
 
     @property
     def pixels(self) -> int:
-        """Products in a sum: output pixels of all images."""
+        """Output pixels of all images."""
         return self.n * self.p * self.q
+
+    @property
+    def sum_length(self) -> int:
+        return self.pixels
 
     @property
     def pointwise(self) -> bool:
