@@ -130,7 +130,7 @@ class Conv2d(Operator):
             element = node.operand_dtype(p.out_dtype)
             if name is not None and element is not None:
                 if node.packed_mask:
-                    extra.append(_packed(name, element, "in", (words_of_mask(math.prod(out)),), 1))
+                    extra.append(packed(name, element, "in", (words_of_mask(math.prod(out)),), 1))
                     continue
                 vector = node.op == "bias"
                 align = aligned[2] if p.channels_last or not vector else 1
