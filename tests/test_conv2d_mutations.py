@@ -1,5 +1,6 @@
-"""Every barrier and bounds check of conv2d's own text is needed, and other wrong gathers are caught: the CPU execution
-notices. What it shares with matmul (`codegen/device/gemm/`) is mutated in tests/test_mutations.py."""
+"""Every barrier and bounds check of conv2d's own text and of what convolutions share (`codegen/device/conv/`) is needed,
+and other wrong gathers are caught: the CPU execution notices. `codegen/device/gemm/` is mutated in
+tests/test_mutations.py."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from typing import Any
 import pytest
 
 from codegen.kernel import Kernel
+from codegen.operator import CONV
 from codegen.operators import operator
 from tests.conv2d_kernels import direct_kernel, simt_kernel, tensor_kernel
 from tests.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
 from tests.mutants import Site, changed, find_sites, mutants, switched_operator
 
-OWN = operator("conv2d").files
+OWN = (*CONV, *operator("conv2d").files)
 SIMT: Mapping[str, dict[str, Any]] = {
     "simt nhwc": {"words": {"epilogue": ("bias",)}, "stages": 2},
     "simt nchw, split": {"words": {"layout": "nchw"}, "split": "workspace"},
@@ -40,9 +42,9 @@ DIRECT: Mapping[str, dict[str, Any]] = {
     "direct nchw": {"words": {"layout": "nchw", "align": (1, 1, 1), "epilogue": ("bias",)}, "filters": 2},
     "direct nchw, depthwise": {"words": {"layout": "nchw", "align": (1, 1, 1), "depthwise": True}, "threads_k": 2},
 }
-GATHER, OF_DIRECT, OF_NODES = "gather.cuh", "direct.cuh", "separate.cuh"
+GATHER, OF_DIRECT, OWN_GATHER, OF_NODES = "conv/gather.cuh", "conv/direct.cuh", "gather.cuh", "separate.cuh"
 ABOVE, LEFT = (f"(corner.{axis} + tap.{axis} < 0 ? 0 : corner.{axis} + tap.{axis})" for axis in "hw")
-SMALLER, OFFSET = "gemm::smaller(C::taps, arguments.k - first)", "(of_all * arguments.ldb + first + tap)"
+SMALLER, CHUNK = "gemm::smaller(C::taps, arguments.k - first)", "<C::channels_last>(of_all, first, tap)"
 STORED = "store_global<width>(sums, value);"
 APPLIED = "C::Epilogue::template apply_node<index>(value, Position{filter, filter, first}, arguments.epilogue);"
 # What stands in the text, and what is wrong in its place.
@@ -58,12 +60,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the middle digit never turns over": (GATHER, "at.middle >= arguments.radix_middle", "false"),
     "no carry to the middle digit": (GATHER, "step.middle + over_inner", "step.middle"),
     "no carry to the outer digit": (GATHER, "step.outer + over_middle", "step.outer"),
-    "filters of the first group": (GATHER, "arguments.group_of(tile.matrix) * stride", "0 * stride"),
-    "the bias of the first group": (GATHER, "group_of(matrix) * (filters / groups)", "0"),
+    "filters of the first group": (OWN_GATHER, "arguments.group_of(tile.matrix) * stride", "0 * stride"),
+    "the bias of the first group": (OWN_GATHER, "group_of(matrix) * (filters / groups)", "0"),
     "channels of the first group": (OF_DIRECT, "known / (arguments.filters / arguments.groups)", "0"),
     "a depthwise filter sees its neighbour's channel": (OF_DIRECT, "j * arguments.channel_pitch", "0"),
     "the last tap lost": (OF_DIRECT, SMALLER, f"{SMALLER} - 1"),
-    "taps of the first chunk again": (OF_DIRECT, OFFSET, "(of_all * arguments.ldb + tap)"),
+    "taps of the first chunk again": (OF_DIRECT, CHUNK, CHUNK.replace("first", "0")),
     "a node takes the filter of another layout": (
         OF_NODES,
         "C::channels_last ? first : first / per_image",
@@ -76,7 +78,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
         f"for (float& one : value.data) one = round_to_bfloat16(one); {STORED}",
     ),
     "every node applies the first": (OF_NODES, APPLIED, APPLIED.replace("<index>", "<0>")),
-    "channels first written as last": (OF_DIRECT, "(pixel(i) - image * per_image)", "pixel(i)"),
+    "channels first written as last": (OWN_GATHER, "(pixel - image * per_image)", "pixel"),
 }
 
 

@@ -199,12 +199,10 @@ struct Feed {
   }
 };
 
-// One block's work. Every thread of the block calls it; tiles are never empty because m, n and k are at least 1.
+// The product of a tile's rows and columns over a share of k.
 template <class C, class Feed, class Arguments>
-__device__ __forceinline__ void run(const Arguments& arguments) {
+__device__ __forceinline__ void compute(const Arguments& arguments, const Tile& tile, const Share& share) {
   using B = Block<C>;
-  const Tile tile = tile_at<C>(arguments, static_cast<int>(blockIdx.x));
-  const Share share = share_of_block<C>(arguments, arguments.k);
   const int length = share.end - share.first;
   Feed feed(arguments, tile, share);
 
@@ -244,6 +242,12 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     }
   }
   block.write(arguments, tile);
+}
+
+// One block's work. Every thread of the block calls it; tiles are never empty because m, n and k are at least 1.
+template <class C, class Feed, class Arguments>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  compute<C, Feed>(arguments, tile_at<C>(arguments, static_cast<int>(blockIdx.x)), share_of_block<C>(arguments, arguments.k));
 }
 
 #endif  // CUKILN_DEVICE

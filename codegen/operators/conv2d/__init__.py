@@ -16,6 +16,7 @@ from codegen.epilogue import node_of, scalars, structures, words_of_mask
 from codegen.epilogue import operand_names as epilogue_operand_names
 from codegen.kernel import Kernel
 from codegen.operator import (
+    CONV,
     GEMM,
     Array,
     Config,
@@ -52,8 +53,8 @@ class Conv2d(Operator):
     problem_type = Conv2dProblem
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.conv2d")
-    shared = (*GEMM, "conv/launch.cuh")
-    files = ("gather.cuh", "direct.cuh", "separate.cuh", "kernel.cuh")
+    shared = (*GEMM, *CONV)
+    files = ("gather.cuh", "separate.cuh", "kernel.cuh")
     extent_names = EXTENT_NAMES
 
     def signature(self, problem: Problem) -> dict[str, Any]:

@@ -10,7 +10,7 @@ namespace conv2d {
 template <class C>
 __device__ __forceinline__ void multiply(const Arguments& arguments) {
   if constexpr (C::direct) {
-    direct::run<C>(arguments);
+    conv::direct::run<C>(arguments, static_cast<int>(blockIdx.x));
   } else if constexpr (C::tensor_cores) {
     if constexpr (C::pointwise) {
       gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
@@ -124,7 +124,7 @@ constexpr Plan make_plan() {
     plan.tile_p = C::threads / C::threads_k * C::pixels;
     plan.tile_k = C::threads_k * C::filters;
     plan.filters = C::filters;
-    plan.shared_bytes = direct::shared_bytes<C>();
+    plan.shared_bytes = conv::direct::shared_bytes<C>();
   } else {
     plan.product = gemm::plan_of<typename separate::RunOf<C>::type>;
     plan.taps_of_step = C::channels_last ? C::tile_k : C::threads / C::tile_n;

@@ -4,19 +4,29 @@
 // A thread computes `pixels` output pixels of `filters` neighbouring filters. With channels last neighbouring threads have
 // neighbouring filters, with channels first neighbouring pixels. A block's filters come through shared memory, `taps` at a
 // time, as floats.
+//
+// `Arguments` has, beside what conv/gather.cuh reads, how many filters, groups, and channels of a group there are; the image
+// is `a`, with the number of its output pixels in m, and the number of taps is k; `weight<channels_last>(filter, first, tap)`,
+// where b has tap first + tap of a filter; and `output<channels_last>(pixel)`, where an output pixel has its filters.
 #pragma once
 
 namespace cukiln {
-namespace conv2d {
+namespace conv {
 namespace direct {
 
 // Floats between the rows of taps beyond a block's filters: vectors stay aligned, and threads that store a column of taps
 // meet in fewer banks.
 enum { tap_padding = 4 };
 
+// The first filter of an output pixel, and with channels first the elements to the next one; with channels last that is 1.
+struct Output {
+  int64_t first;
+  int pitch;
+};
+
 #if defined(CUKILN_DEVICE)
 
-template <class C>
+template <class C, class Arguments>
 struct Block {
   using T = typename C::Input;
   static constexpr int threads_p = C::threads / C::threads_k;
@@ -42,7 +52,7 @@ struct Block {
     return C::channels_last ? static_cast<int>(threadIdx.x) / C::threads_k : static_cast<int>(threadIdx.x) % threads_p;
   }
   static __device__ __forceinline__ int first_filter() { return static_cast<int>(blockIdx.y) * tile_k + thread_k() * C::filters; }
-  static __device__ __forceinline__ int pixel(int i) { return static_cast<int>(blockIdx.x) * tile_p + thread_p() + i * threads_p; }
+  static __device__ __forceinline__ int pixel(int place, int i) { return place * tile_p + thread_p() + i * threads_p; }
 
   __device__ __forceinline__ Block() {
 #pragma unroll
@@ -60,7 +70,7 @@ struct Block {
       const bool filter_exists = in_bounds(of_all, arguments.filters);  // bounds: direct filter
       const bool tap_exists = in_bounds(first + tap, arguments.k);  // bounds: direct tap
       float value = 0.0f;
-      if (filter_exists && tap_exists) value = to_float(load_global<1>(source + (of_all * arguments.ldb + first + tap)).data[0]);
+      if (filter_exists && tap_exists) value = to_float(load_global<1>(source + arguments.template weight<C::channels_last>(of_all, first, tap)).data[0]);
       store_shared<1>(shared + tap * pitch + filter, Vector<float, 1>{{value}});
     }
   }
@@ -102,15 +112,13 @@ struct Block {
   }
 
   // Of a pixel that exists.
-  __device__ __forceinline__ void write(const Arguments& arguments, int i) const {
-    const int per_image = arguments.out_height * arguments.out_width, image = pixel(i) / per_image;
-    const int64_t first = C::channels_last ? int64_t(pixel(i)) * arguments.filters
-                                           : int64_t(image) * arguments.filters * per_image + (pixel(i) - image * per_image);
+  __device__ __forceinline__ void write(const Arguments& arguments, int pixel, int i) const {
+    const Output output = arguments.template output<C::channels_last>(pixel);
 #pragma unroll
     for (int j = 0; j < C::filters; j += width_out) {
       const int filter = first_filter() + j;
       if (!in_bounds(filter, arguments.filters)) continue;  // bounds: direct write filter
-      const int64_t offset = first + (C::channels_last ? filter : int64_t(filter) * per_image);
+      const int64_t offset = output.first + (C::channels_last ? filter : int64_t(filter) * output.pitch);
       Vector<float, width_out> value;
 #pragma unroll
       for (int w = 0; w < width_out; ++w) value.data[w] = sums[i][j + w];
@@ -123,9 +131,10 @@ struct Block {
   }
 };
 
-template <class C>
-__device__ __forceinline__ void run(const Arguments& arguments) {
-  using B = Block<C>;
+// `place` counts the blocks along the pixels.
+template <class C, class Arguments>
+__device__ __forceinline__ void run(const Arguments& arguments, int place) {
+  using B = Block<C, Arguments>;
   float* const shared = shared_memory<float>();
   const int filter = B::first_filter();
   // Filters behind the last one read what the last one reads, and are not written.
@@ -135,8 +144,8 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   Corner corners[C::pixels];
 #pragma unroll
   for (int i = 0; i < C::pixels; ++i) {
-    const bool exists = in_bounds(B::pixel(i), arguments.m);  // bounds: direct pixel
-    corners[i] = corner_of(arguments, B::pixel(i), exists);
+    const bool exists = in_bounds(B::pixel(place, i), arguments.m);  // bounds: direct pixel
+    corners[i] = corner_of(arguments, B::pixel(place, i), exists);
   }
   B block;
   Taps at = {0, 0, 0};
@@ -165,7 +174,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   }
 #pragma unroll
   for (int i = 0; i < C::pixels; ++i)
-    if (in_bounds(B::pixel(i), arguments.m)) block.write(arguments, i);  // bounds: direct write pixel
+    if (in_bounds(B::pixel(place, i), arguments.m)) block.write(arguments, B::pixel(place, i), i);  // bounds: direct write pixel
 }
 
 #endif  // CUKILN_DEVICE
@@ -180,5 +189,5 @@ constexpr uint32_t shared_bytes() {
 #endif  // CUKILN_HOST
 
 }  // namespace direct
-}  // namespace conv2d
+}  // namespace conv
 }  // namespace cukiln
