@@ -87,10 +87,10 @@ class Conv2d(Operator):
         t = kernel.tunables.as_dict()
         if separate.is_separate(t):
             return separate.functions(kernel.signature_dict["epilogue"])
-        return split.functions(_divided(t))
+        return split.functions(divided(t))
 
     def deterministic(self, kernel: Kernel) -> bool:
-        return split.deterministic(_divided(kernel.tunables.as_dict()), str(kernel.signature_dict["acc_dtype"]))
+        return split.deterministic(divided(kernel.tunables.as_dict()), str(kernel.signature_dict["acc_dtype"]))
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
@@ -104,7 +104,7 @@ class Conv2d(Operator):
             ConfigField("bool", "depthwise", s["depthwise"]),
         ]
         if is_direct:
-            fields += _direct_fields(s, t)
+            fields += direct_fields(s, t)
         else:
             a, b = of_product(last, (s["align_x"], s["align_w"], s["align_out"]))
             fields += config_fields(matmul_tunables(t), "nt" if last else "nn", (a, b, s["align_out"]))
@@ -166,7 +166,7 @@ class Conv2d(Operator):
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         p, t = _conv2d(problem), schedule.as_dict()
-        found = traffic.cost(product(p), _divided(t), self.operands(p))
+        found = traffic.cost(product(p), divided(t), self.operands(p))
         unseen = p.n * p.h * p.w * p.c - p.elements_seen
         found = replace(found, bytes_read=found.bytes_read - unseen * dtype(p.dtype).bytes)
         if separate.is_separate(t):
@@ -197,17 +197,27 @@ class Conv2d(Operator):
         s = separate.stored(kernel.signature_dict, t)
         if t["algorithm"] == "direct":
             return direct.registers(t)
-        of_product_alone = tensor_rules.registers(t, _stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
-        if s["pointwise"]:
-            return of_product_alone
+        of_product_alone = tensor_rules.registers(t, self.stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
+        return of_product_alone if s["pointwise"] else self.gather_registers(kernel, of_product_alone)
+
+    def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
+        """`estimated_registers` of a product whose operands are gathered."""
+        s = kernel.signature_dict
         aligns = (s["align_x"], s["align_w"], s["align_out"])
-        return implicit.registers(t, s["layout"] == "nhwc", aligns, of_product_alone)
+        return implicit.registers(kernel.tunables.as_dict(), s["layout"] == "nhwc", aligns, of_product_alone)
+
+    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
+        """How the operands of the product lie in memory."""
+        s = kernel.signature_dict
+        last = s["layout"] == "nhwc"
+        aligns = of_product(last, (s["align_x"], s["align_w"], s["align_out"]))
+        return tensor_rules.Stored(dtype(s["dtype"]).bytes, aligns, "nt" if last else "nn")
 
     def shared_bytes(self, kernel: Kernel) -> int:
         t = kernel.tunables.as_dict()
         if t["algorithm"] == "direct":
             return direct.shared_bytes(t)
-        return tensor_rules.shared_bytes(t, _stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+        return tensor_rules.shared_bytes(t, self.stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         t, epilogue = matmul_tunables(kernel.tunables.as_dict()), tuple(kernel.signature_dict["epilogue"])
@@ -217,7 +227,7 @@ class Conv2d(Operator):
         if t["algorithm"] == "direct":
             return direct.compile_seconds(t, epilogue)
         if is_tensor(t):
-            return tensor_work.compile_seconds(t, epilogue, _stored(kernel))
+            return tensor_work.compile_seconds(t, epilogue, self.stored(kernel))
         return simt_work.compile_seconds(t, epilogue)
 
     def compile_family(self, kernel: Kernel) -> str:
@@ -229,7 +239,7 @@ class Conv2d(Operator):
         return f"{path}/{s['dtype']}{gathered}" + ("/activation" if activation else "")
 
 
-def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigField]:
+def direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigField]:
     """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
     last = s["layout"] == "nhwc"
     numbers = {
@@ -241,16 +251,9 @@ def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigFie
     return [ConfigField("bool", "tensor_cores", False), *(ConfigField("int", name, v) for name, v in numbers.items())]
 
 
-def _divided(tunables: Mapping[str, Any]) -> dict[str, Any]:
+def divided(tunables: Mapping[str, Any]) -> dict[str, Any]:
     """With how the sums are divided, which `direct` never does."""
     return {"split": "none", "split_k": 1, **tunables}
-
-
-def _stored(kernel: Kernel) -> tensor_rules.Stored:
-    s = kernel.signature_dict
-    last = s["layout"] == "nhwc"
-    aligns = of_product(last, (s["align_x"], s["align_w"], s["align_out"]))
-    return tensor_rules.Stored(dtype(s["dtype"]).bytes, aligns, "nt" if last else "nn")
 
 
 def packed(name: str, element: str, role: Any, shape: tuple[int, ...], align: int) -> Operand:

@@ -5,7 +5,7 @@
 namespace cukiln {
 namespace conv2d {
 
-using conv::Taps;
+using Taps = conv::Taps;
 
 struct Arguments {
   // The implicit product (gemm/tile.cuh). Channels last: a is the image, b the filters, a matrix for each group. Channels

@@ -1,0 +1,48 @@
+"""Phases without a product: conv2d's direct kernel, asked for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.dtypes import dtype
+from codegen.operator import Cost, Operand, Work
+from codegen.operators.conv2d import direct as forward
+from codegen.operators.conv2d_dgrad.implicit import share, together
+from codegen.operators.conv2d_dgrad.phases import count, largest, phases
+from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
+from codegen.rules import Accepted, Rejected, check
+from codegen.schedule import Schedule
+from codegen.targets import Target
+
+
+def worth(problem: Conv2dDgradProblem) -> bool:
+    """Whether a search by level tries it: where a product would be mostly padding, of taps or of columns."""
+    return min(problem.group_channels, problem.group_filters) <= forward.MOST_CHANNELS
+
+
+def rules(problem: Conv2dDgradProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
+    """The forward kernel's rules for the largest phase, and a grid for all of them."""
+    of_phase, times = largest(problem), count(problem)
+    across, _ = forward.blocks(of_phase, schedule.as_dict())
+    return check(
+        across * times <= forward.LARGEST_INDEX,
+        "grid",
+        f"{times} phases of {across} blocks; a launch has at most {forward.LARGEST_INDEX}",
+    ) or forward.rules(of_phase, schedule, target)
+
+
+def work(
+    problem: Conv2dDgradProblem, schedule: Schedule, least: Cost, operands: tuple[Operand, ...], target: Target
+) -> Work:
+    """The forward kernel's counts for each phase, together."""
+    t = schedule.as_dict()
+    across, down = forward.blocks(largest(problem), t)
+    parts = []
+    for number, phase in phases(problem):
+        written = share(phase, problem, least, operands)
+        found = forward.work(phase, t, written, target)
+        if phase.taps == 0:
+            found = replace(found, l2_bytes=float(written.bytes_read + written.bytes_written))
+        parts.append((number, found))
+    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
+    return together(parts, across * down * count(problem), inputs)

@@ -1,0 +1,240 @@
+"""Phases as implicit products: matmul's kernels with two operands that are gathered, one from dy and one from the filters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.joined_space import Kind
+from codegen.operator import Cost, Operand, Work
+from codegen.operators.conv2d import implicit as forward
+from codegen.operators.conv2d.direct import LARGEST_INDEX
+from codegen.operators.conv2d.product import matmul_tunables, of_product
+from codegen.operators.conv2d_dgrad.phases import Phase, phases
+from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
+from codegen.operators.conv2d_dgrad.product import aligns, layout_of, of_phase, product
+from codegen.operators.matmul import (
+    simt_rules,
+    simt_space,
+    simt_work,
+    split,
+    tensor_rules,
+    tensor_space,
+    tensor_work,
+    traffic,
+)
+from codegen.operators.matmul.path import is_tensor, on_tensor_cores
+from codegen.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.schedule import Schedule, Value
+from codegen.search import Linked, Search, Tunable
+from codegen.targets import Target
+
+# Registers of the filters' odometer beside those of a gathered image; an estimate.
+WEIGHT_REGISTERS = 12
+
+
+def tunables(problem: Conv2dDgradProblem, target: Target) -> tuple[Tunable, ...]:
+    """Those of the kernel that computes the product on the target."""
+    on_tensors = on_tensor_cores(product(problem), target)
+    return forward.TENSOR_TUNABLES if on_tensors else forward.SIMT_TUNABLES
+
+
+def kind(problem: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
+    """What searches try."""
+    own, as_matmul = tunables(problem, target), product(problem)
+    with_stream = own is forward.TENSOR_TUNABLES
+    if with_stream:
+        found = tensor_space.levels(as_matmul, target, _aligns(problem))
+        every_way = tensor_space.every_way(target)
+    else:
+        found, every_way = simt_space.levels(as_matmul, target), simt_space.EVERY_WAY
+    lists: dict[int, dict[str, tuple[Value, ...]]] = {
+        level: {
+            "algorithm": ("implicit_gemm",),
+            **{name: list_ for name, list_ in values.items() if name != "static_k"},
+        }
+        for level, (values, _) in found.items()
+    }
+    ways: dict[int, Linked] = {level: division for level, (_, division) in found.items()}
+    if problem.strided:
+        ways = dict.fromkeys(ways, split.linked(split.ways(()), with_stream=with_stream))
+    elif not set(every_way.names).isdisjoint(search.tunables or ()):
+        ways[1] = every_way
+    return Kind(own, lists, ways)
+
+
+def default(
+    problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]
+) -> Schedule:
+    """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
+
+    def judge_product(schedule: Schedule) -> Accepted | Rejected:
+        values = schedule.as_dict()
+        constant = values.get("static_k", 0) != 0
+        return check(not constant, "static_k", "k is no constant here") or judge(_of_matmul(values))
+
+    as_matmul = product(problem)
+    if on_tensor_cores(as_matmul, target):
+        return _of_matmul(tensor_space.default(as_matmul, target, _aligns(problem), judge_product).as_dict())
+    return _of_matmul(simt_space.default(as_matmul, target, judge_product).as_dict())
+
+
+def rules(
+    problem: Conv2dDgradProblem, schedule: Schedule, target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
+    """Matmul's rules for the product, and those of the gather. Every static_assert of filters.cuh and of
+    conv/gather.cuh is a rule here."""
+    t, as_matmul = matmul_tunables(schedule.as_dict()), product(problem)
+    if problem.depthwise:
+        return Rejected(
+            "algorithm", f"{problem.groups} products with one column each are mostly padding: direct computes them"
+        )
+    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    if problem.pointwise:
+        return judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
+    if broken := _split_rule(problem, t) or _gather_rule(problem, t):
+        return broken
+    found = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
+    return found if isinstance(found, Rejected) else _register_rule(problem, t, target) or ACCEPTED
+
+
+def _split_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected | None:
+    return check(
+        not problem.strided or t["split"] == "none",
+        "split",
+        f"with stride {problem.stride[0]} x {problem.stride[1]} sums differ in length: split = {t['split']} would leave "
+        "slices of some empty",
+    )
+
+
+def _gather_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected | None:
+    count, (dy, w, _) = forward.threads(t), aligns(problem)
+    if not problem.channels_last:
+        return check(
+            count % t["tile_n"] == 0 and t["tile_k"] * t["tile_n"] % max(1, count) == 0 and count % t["tile_k"] == 0,
+            "gather",
+            f"{count} threads for {t['tile_n']} pixels and {t['tile_k']} taps: each thread needs one pixel of dy and "
+            "one tap of the filters",
+        )
+    of_taps, of_channels = max(1, t["tile_k"] // dy), max(1, t["tile_n"] // w)
+    return check(
+        count % of_taps == 0,
+        "gather",
+        f"{count} threads for {of_taps} vectors of taps: each thread needs one tap in all its rows",
+    ) or check(
+        count % of_channels == 0 and (t["tile_k"] * of_channels % count == 0 or t["tile_k"] * of_channels < count),
+        "gather",
+        f"{count} threads for {t['tile_k']} x {of_channels} vectors of filters: each thread needs the same channels in "
+        "all its rows",
+    )
+
+
+def _register_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
+    if is_tensor(t):
+        alone = tensor_rules.registers(t, tensor_rules.Stored.of(product(problem), _aligns(problem)))
+        limit = tensor_rules.launch_bounds(t).registers(target)
+    else:
+        alone, limit = simt_rules.registers(t), target.registers_per_thread
+    wanted = registers(t, problem.channels_last, aligns(problem), alone)
+    return check(
+        wanted <= limit, "registers", f"about {wanted} registers per thread with the gathers; {limit} are allowed"
+    )
+
+
+def index_rule(problem: Conv2dDgradProblem, *, whole: bool) -> Rejected | None:
+    """What a kernel reaches with 32 bits, as `reached` in kernel.cuh. `whole`: of all images, not of one product's."""
+    p = problem
+    rows, columns = (
+        extent + 2 * ((taps - 1) * p.dilation[axis] // p.stride[axis] + 1)
+        for axis, (extent, taps) in enumerate(((p.p, p.r), (p.q, p.s)))
+    )
+    elements = rows * columns * (p.n * p.k if whole else p.group_filters)
+    weights = p.group_filters * p.r * p.s * p.group_channels
+    return check(
+        elements <= LARGEST_INDEX,
+        "index",
+        f"dy has {elements} elements with what windows reach beyond it; 32 bits reach {LARGEST_INDEX}",
+    ) or check(
+        weights <= LARGEST_INDEX, "index", f"a group's filters have {weights} elements; 32 bits reach {LARGEST_INDEX}"
+    )
+
+
+def registers(t: Mapping[str, Any], channels_last: bool, dy_w_dx: tuple[int, int, int], of_product_alone: int) -> int:
+    """An estimate of a thread's registers where both operands are gathered."""
+    return forward.registers(t, channels_last, dy_w_dx, of_product_alone) + WEIGHT_REGISTERS
+
+
+def work(
+    problem: Conv2dDgradProblem, schedule: Schedule, least: Cost, operands: tuple[Operand, ...], target: Target
+) -> Work:
+    """Matmul's counts for each phase's product, together: the L2 is asked for every tap, the DRAM for dy once. Blocks
+    beyond a phase's own only start."""
+    t, blocks = matmul_tunables(schedule.as_dict()), split.grid_blocks(product(problem), schedule.as_dict())
+    parts = [(count, _of_phase(problem, phase, t, least, operands, target)) for count, phase in phases(problem)]
+    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
+    return together(parts, blocks, inputs)
+
+
+def together(parts: list[tuple[int, Work]], blocks: int, dram_bytes: float) -> Work:
+    """One launch of `blocks` that does all parts, each so often; `dram_bytes` beside those of the parts."""
+
+    def all_of(name: str) -> float:
+        return float(sum(count * getattr(one, name) for count, one in parts))
+
+    steps = sum(count * one.blocks * one.steps for count, one in parts)
+    most = max((one for _, one in parts), key=lambda one: one.steps)
+    return replace(
+        most, blocks=blocks, steps=max(1, -(-steps // blocks)), dram_bytes=all_of("dram_bytes") + dram_bytes,
+        **{name: all_of(name) for name in ("fma", "other_instructions", "shared_bytes", "l2_bytes", "mma")},
+    )  # fmt: skip
+
+
+def _of_phase(
+    problem: Conv2dDgradProblem,
+    phase: Phase,
+    t: Mapping[str, Any],
+    least: Cost,
+    operands: tuple[Operand, ...],
+    target: Target,
+) -> Work:
+    """Of one phase; of DRAM what it writes and what its epilogue reads."""
+    one = of_phase(phase, layout_of(problem.layout, pointwise=problem.pointwise))
+    written = share(phase, problem, least, operands)
+    as_stored = replace(written, bytes_read=written.bytes_read + int(traffic.input_bytes(one)))
+    dy_w_dx = (*_aligns(problem), aligns(problem)[2])
+    found = (tensor_work.work if is_tensor(t) else simt_work.work)(one, t, dy_w_dx, as_stored, target)
+    if phase.taps == 0:
+        moved = float(written.bytes_read + written.bytes_written)
+        return replace(
+            found, fma=0.0, mma=0.0, other_instructions=8.0 * one.batch * one.m * one.n / dy_w_dx[2], shared_bytes=0.0,
+            l2_bytes=moved, dram_bytes=moved, steps=0,
+        )  # fmt: skip
+    gathered = 0.0
+    if not problem.pointwise:
+        tiles = traffic.tile_bytes(one, t) / dtype(problem.dtype).bytes / 2.0
+        gathered = forward.GATHER_INSTRUCTIONS * (tiles / dy_w_dx[0] + tiles / dy_w_dx[1])
+    return replace(
+        found,
+        dram_bytes=found.dram_bytes - traffic.input_traffic(one, t, target),
+        other_instructions=found.other_instructions + gathered,
+    )
+
+
+def share(phase: Phase, problem: Conv2dDgradProblem, least: Cost, operands: tuple[Operand, ...]) -> Cost:
+    """Of the bytes that the result and the epilogue's tensors take, those of a phase."""
+    of_all = phase.rows * phase.columns / (problem.h * problem.w)
+    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
+    return replace(
+        least, bytes_read=int((least.bytes_read - inputs) * of_all), bytes_written=int(least.bytes_written * of_all)
+    )
+
+
+def _aligns(problem: Conv2dDgradProblem) -> tuple[int, int]:
+    return of_product(problem.channels_last, aligns(problem))
+
+
+def _of_matmul(values: Mapping[str, Value]) -> Schedule:
+    rest = {name: value for name, value in values.items() if name != "static_k"}
+    return Schedule.of({"algorithm": "implicit_gemm", **rest})

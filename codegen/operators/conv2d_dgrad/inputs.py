@@ -1,0 +1,48 @@
+"""Inputs of a gradient's tests: those of the product that it is, with tensors of other shapes.
+
+Elements of dy whose windows lie in the padding altogether are NaN: a kernel that multiplies one with a zero would be right
+on every number, and wrong on an infinity there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from codegen.operator import Array, InputKind, Operand
+from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
+from codegen.operators.conv2d_dgrad.product import product
+from codegen.operators.matmul.inputs import draw_inputs, kept_products
+
+_NAMES = {"dy": "a", "w": "b"}
+
+
+def elements_used(problem: Conv2dDgradProblem) -> Array:
+    """Which rows and columns of dy have a window that meets the image, in a shape that dy's own broadcasts to."""
+    p = problem
+    axes = []
+    for axis, (extent, outputs, taps) in enumerate(((p.h, p.p, p.r), (p.w, p.q, p.s))):
+        corners = np.arange(outputs) * p.stride[axis] - p.padding[axis]
+        met = corners[:, None] + np.arange(taps) * p.dilation[axis]
+        axes.append(((met >= 0) & (met < extent)).any(axis=1))
+    both = axes[0][:, None] & axes[1]
+    return both[:, :, None] if p.channels_last else both
+
+
+def make_inputs(
+    problem: Conv2dDgradProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
+) -> dict[str, Array]:
+    """Arrays of the operands' dtypes and logical shapes; see `codegen/operators/matmul/inputs.py` for their values."""
+    p = problem
+    renamed = [replace(one, name=_NAMES.get(one.name, one.name)) for one in operands]
+    made, terms = draw_inputs(product(p), renamed, kind, rng)
+    if kind == "integer" and product(p).k > terms:
+        kept = kept_products(p.group_filters * p.r * p.s, terms, made["b"].dtype, rng)
+        filters = np.tile(kept.reshape(p.group_filters, p.r, p.s), (p.groups, 1, 1))
+        made["b"] = made["b"] * np.expand_dims(filters, 3 if p.channels_last else 1)
+    used = elements_used(p)
+    if not used.all():
+        made["a"] = np.where(used, made["a"], np.array(np.nan, dtype=made["a"].dtype))
+    return {one.name: made[as_drawn.name] for one, as_drawn in zip(operands, renamed, strict=True) if one.role == "in"}

@@ -1,0 +1,307 @@
+// The entry points of a convolution's gradient of the image, and the launch code that calls them, for every way of computing
+// it.
+#pragma once
+
+namespace cukiln {
+namespace conv2d_dgrad {
+
+#if defined(CUKILN_DEVICE)
+
+// Of a phase without taps.
+template <class C>
+__device__ __forceinline__ void write_zeros(const Phase<C>& phase, const Tile& tile) {
+  constexpr int width = C::align_c, per_row = C::tile_n / width;
+#pragma unroll 1
+  for (int index = static_cast<int>(threadIdx.x); index < C::tile_m * per_row; index += C::threads) {
+    const int row = tile.row * C::tile_m + index / per_row, column = tile.column * C::tile_n + index % per_row * width;
+    const bool row_exists = in_bounds(row, phase.m);  // bounds: zero row
+    const bool column_exists = in_bounds(column, phase.n);  // bounds: zero column
+    if (row_exists && column_exists) gemm::write_output<C, width>(phase, tile.matrix, row, column, Vector<typename C::Accumulator, width>{});
+  }
+}
+
+// One tile of one phase. Phases have as many tiles as the largest: what lies behind a phase's own has nothing to do.
+template <class C>
+__device__ __forceinline__ void run_phase(const Arguments& arguments) {
+  static_assert(C::split == gemm::split_none, "slices of phases would differ");
+  Tile tile = gemm::tile_at<C>(arguments, static_cast<int>(blockIdx.x));
+  const int matrices = arguments.batch / (arguments.h.phases * arguments.w.phases), number = tile.matrix / matrices;
+  tile.matrix -= number * matrices;
+  const Phase<C> phase(arguments, number);
+  const bool row_exists = in_bounds(tile.row * C::tile_m, phase.m);  // bounds: phase row
+  const bool column_exists = in_bounds(tile.column * C::tile_n, phase.n);  // bounds: phase column
+  if (!row_exists || !column_exists) return;
+  if (phase.k == 0) {
+    write_zeros<C>(phase, tile);
+  } else if constexpr (C::tensor_cores) {
+    gemm::tensor::compute<C, conv::tensor::Feed<C, OperandA<C>, OperandB<C>>>(phase, tile, Share{0, phase.k});
+  } else {
+    gemm::simt::compute<C, conv::simt::Feed<C, OperandA<C>, OperandB<C>>>(phase, tile, Share{0, phase.k});
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void run_direct(const Arguments& arguments) {
+  constexpr int tile_p = C::threads / C::threads_k * C::pixels;
+  const int per_phase = (arguments.m - 1) / tile_p + 1, number = static_cast<int>(blockIdx.x) / per_phase;
+  const Phase<C> phase(arguments, number);
+  const int place = static_cast<int>(blockIdx.x) - number * per_phase;
+  if (place * tile_p < phase.m) conv::direct::run<C>(phase, place);
+}
+
+// A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  if constexpr (C::direct) {
+    run_direct<C>(arguments);
+  } else if constexpr (C::strided) {
+    run_phase<C>(arguments);
+  } else if constexpr (C::tensor_cores) {
+    if constexpr (C::pointwise) {
+      gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
+    } else {
+      gemm::tensor::run<C, conv::tensor::Feed<C, OperandA<C>, OperandB<C>>>(Phase<C>(arguments, 0));
+    }
+  } else {
+    if constexpr (C::pointwise) {
+      gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
+    } else {
+      gemm::simt::run<C, conv::simt::Feed<C, OperandA<C>, OperandB<C>>>(Phase<C>(arguments, 0));
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void reduce(const Arguments& arguments) {
+  gemm::reduce<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void clear(const Arguments& arguments) {
+  gemm::clear<C>(arguments);
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+using Shape = conv::Shape;
+
+// What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the epilogue's counts alone.
+struct Plan {
+  gemm::Plan product;
+  bool channels_last, direct, pointwise, depthwise, strided;
+  int threads, tile_p, tile_k, filters;  // of a direct kernel: of a block, and filters of a thread
+  uint32_t shared_bytes;
+};
+
+template <class C>
+constexpr Plan make_plan() {
+  Plan plan = {};
+  plan.channels_last = C::channels_last;
+  plan.direct = C::direct;
+  plan.pointwise = C::pointwise;
+  plan.depthwise = C::depthwise;
+  plan.strided = C::strided;
+  if constexpr (C::direct) {
+    plan.product.epilogue_tensors = C::Epilogue::tensors;
+    plan.product.epilogue_scalars = C::Epilogue::scalars;
+    plan.threads = C::threads;
+    plan.tile_p = C::threads / C::threads_k * C::pixels;
+    plan.tile_k = C::threads_k * C::filters;
+    plan.filters = C::filters;
+    plan.shared_bytes = conv::direct::shared_bytes<C>();
+  } else {
+    plan.product = gemm::plan_of<C>;
+  }
+  return plan;
+}
+
+template <class C>
+constexpr Plan plan_of = make_plan<C>();
+
+// Without phases where a distance is none.
+inline Along along_of(int64_t extent, int64_t taps, double stride_, double padding_, double dilation_) {
+  const int stride = conv::as_distance(stride_), padding = conv::as_distance(padding_), dilation = conv::as_distance(dilation_);
+  Along along = {gemm::as_extent(extent), gemm::as_extent(taps), stride, padding, dilation, 0, 0, 0};
+  if (stride < 1 || dilation < 1 || padding < 0) return along;
+  int common = stride;
+  for (int rest = dilation; rest != 0;) {
+    const int next = common % rest;
+    common = rest;
+    rest = next;
+  }
+  along.phases = stride < along.extent ? stride : along.extent;
+  along.tap_step = stride / common;
+  along.pixel_step = dilation / common;
+  return along;
+}
+
+// The products of a call: of the largest phase, in all of them.
+inline gemm::Extents product(const Plan& kernel, const Shape& shape, const Along& h, const Along& w) {
+  const int64_t phases = int64_t(h.phases) * w.phases;
+  if (phases == 0) return {0, 0, 0, 0};
+  const int64_t pixels = ceil_div(shape.height, h.stride) * ceil_div(shape.width, w.stride);
+  const int64_t k = ceil_div(shape.filter_height, h.tap_step) * ceil_div(shape.filter_width, w.tap_step) * (shape.filters / shape.groups);
+  const int64_t channels = shape.channels / shape.groups;
+  if (kernel.channels_last || kernel.direct) return {shape.groups * phases, shape.images * pixels, channels, k};
+  return {shape.images * shape.groups * phases, channels, pixels, k};
+}
+
+// Pointers: dy, w, dx, then the epilogue's tensors. Extents: n, h, w, c, k, r, s, p, q, groups. Launch: raster, slices of k,
+// blocks of stream-K. Scalars: the geometry, then those of the epilogue.
+inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  const Shape shape(extents);
+  const bool last = kernel.channels_last, dy_is_a = last || kernel.direct;
+  Arguments arguments = {};
+  arguments.a = pointers[dy_is_a ? 0 : 1];
+  arguments.b = pointers[dy_is_a ? 1 : 0];
+  arguments.out = pointers[2];
+  arguments.workspace = workspace;
+  arguments.h = along_of(shape.height, shape.filter_height, scalars[conv::stride_h], scalars[conv::padding_h], scalars[conv::dilation_h]);
+  arguments.w = along_of(shape.width, shape.filter_width, scalars[conv::stride_w], scalars[conv::padding_w], scalars[conv::dilation_w]);
+  const gemm::Extents extent = product(kernel, shape, arguments.h, arguments.w);
+  arguments.batch = gemm::as_extent(extent.batch);
+  arguments.m = gemm::as_extent(extent.m);
+  arguments.n = gemm::as_extent(extent.n);
+  arguments.k = gemm::as_extent(extent.k);
+  const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
+  const int64_t taps = shape.filter_height * shape.filter_width, pixels = shape.height * shape.width;
+  const int64_t dy_pixels = shape.out_height * shape.out_width, stride_dy = filters * (last ? 1 : dy_pixels);
+  const int64_t stride_w = filters * taps * channels;
+  arguments.stride_a = dy_is_a ? stride_dy : stride_w;
+  arguments.stride_b = dy_is_a ? stride_w : stride_dy;
+  arguments.stride_c = channels * (last ? 1 : pixels);
+  arguments.lda = last ? shape.filters : shape.channels;
+  arguments.ldb = last ? channels : dy_pixels;
+  arguments.ldc = last ? shape.channels : pixels;
+  if (kernel.pointwise && !dy_is_a) arguments.stride_a = 0;  // every image has the same filters
+  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + conv::geometry_scalars, arguments.epilogue);
+  if (!kernel.direct) {
+    arguments.raster = launch[0];
+    arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
+    arguments.stream_blocks = gemm::stream_blocks(kernel.product, extent, launch[2]);
+  }
+
+  arguments.images = gemm::as_extent(shape.images);
+  arguments.height = gemm::as_extent(shape.out_height);
+  arguments.width = gemm::as_extent(shape.out_width);
+  arguments.filters = gemm::as_extent(shape.channels);
+  arguments.groups = gemm::as_extent(shape.groups);
+  arguments.channels = gemm::as_extent(filters);
+  // `plan` refuses what does not fit 32 bits.
+  arguments.image_pitch = static_cast<int>(shape.filters * dy_pixels);
+  arguments.row_pitch = static_cast<int>(last ? shape.out_width * shape.filters : shape.out_width);
+  arguments.pixel_pitch = static_cast<int>(last ? shape.filters : 1);
+  arguments.channel_pitch = static_cast<int>(last ? 1 : dy_pixels);
+  arguments.weight_pitch = static_cast<int>(taps * channels);
+  arguments.weight_column = static_cast<int>(last ? channels : 1);
+  arguments.weight_row = static_cast<int>(shape.filter_width * arguments.weight_column);
+  arguments.weight_channel = static_cast<int>(last ? 1 : taps);
+  return arguments;
+}
+
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
+  return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
+}
+
+// Without phases, which divide no sum, all is as with stride 1.
+template <class C>
+int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
+  if constexpr (C::direct || C::strided) return 0;
+  const Shape shape(extents);
+  return gemm::workspace_bytes(plan_of<C>.product, product(plan_of<C>, shape, along_of(shape.height, shape.filter_height, 1, 0, 1),
+                                                           along_of(shape.width, shape.filter_width, 1, 0, 1)), launch);
+}
+
+// Rows of dy between which a phase reaches: of its windows the first begin, and the last end, outside of it.
+inline int64_t rows_reached(int64_t extent, const Along& along) {
+  return extent + 2 * (int64_t(along.taps - 1) * along.dilation / along.stride + 1);
+}
+
+// Elements between which a kernel reaches with 32 bits: of all images where their pixels are rows, else of one product's; or
+// of the filters of a group.
+inline int64_t reached(const Plan& kernel, const Arguments& a) {
+  const int64_t weights = kernel.channels_last || kernel.direct ? a.stride_b : a.stride_a;
+  if (weights > INT32_MAX) return weights;
+  const int64_t rows = rows_reached(a.height, a.h), columns = rows_reached(a.width, a.w);
+  const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * a.channels : a.channels;
+  return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;
+}
+
+// Whether the kernel can compute the call: its geometry makes this output, and its class is the call's.
+inline bool takes(const Plan& kernel, const Arguments& a) {
+  const Along &h = a.h, &w = a.w;
+  const bool complete = a.batch && a.m && a.n && a.k && a.images && a.height && a.width && a.filters && a.groups && a.channels &&
+      h.extent && h.taps && w.extent && w.taps;
+  if (!complete || a.filters % a.groups) return false;
+  if (int64_t(h.extent) * w.extent > gemm::largest_extent / a.images) return false;
+  if (conv::output_extent(h.extent, h.padding, h.taps, h.dilation, h.stride) != a.height ||
+      conv::output_extent(w.extent, w.padding, w.taps, w.dilation, w.stride) != a.width)
+    return false;
+  const bool one_by_one = h.taps == 1 && w.taps == 1 && h.stride == 1 && w.stride == 1 && !h.padding && !w.padding;
+  if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
+  if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
+  if (!kernel.strided && (h.stride > 1 || w.stride > 1)) return false;
+  if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
+  return kernel.pointwise || reached(kernel, a) <= INT32_MAX;
+}
+
+// Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+  if (!takes(kernel, arguments)) return 0;
+  if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
+  const int64_t across = ceil_div(arguments.m, kernel.tile_p), down = ceil_div(arguments.filters, kernel.tile_k);
+  const int64_t phases = int64_t(arguments.h.phases) * arguments.w.phases;
+  if (down > 65535 || across > INT32_MAX / phases || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
+  const uint32_t threads = static_cast<uint32_t>(kernel.threads);
+  out[0] = Launch{0, {static_cast<uint32_t>(across * phases), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
+  return 1;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return plan(plan_of<C>, arguments, out);
+}
+
+// Reads dy, w, dx and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  if (count != 3 + C::Epilogue::tensors)
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, w, dx and %d of the epilogue", count,
+                  3 + C::Epilogue::tensors, C::Epilogue::tensors);
+  const char* const names[] = {"dy", "w", "dx"};
+  const char* const last[] = {"n, p, q, k", "k, r, s, c / groups", "n, h, w, c"};
+  const char* const first[] = {"n, k, p, q", "k, c / groups, r, s", "n, c, h, w"};
+  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
+  constexpr bool dy_is_a = C::channels_last || C::direct;
+  constexpr int align_dy = dy_is_a ? C::align_a : C::align_b, align_w = dy_is_a ? C::align_b : C::align_a;
+  constexpr int aligns[] = {align_dy, align_w, C::align_c};
+  for (int i = 0; i < 3; ++i) {
+    constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
+    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
+    if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+  }
+  const conv::Tensors given = {"dx", "w", "dy", tensors[2], tensors[1], tensors[0]};
+  if (!conv::read_extents(given, C::channels_last, extents, complaint)) return false;
+  const Shape shape(extents);
+  if (C::channels_last) {
+    const int64_t groups = C::depthwise ? 1 : shape.groups;
+    if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", shape.filters / groups, align_dy, complaint)) return false;
+    if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", shape.channels / groups, C::align_c, complaint)) return false;
+  } else {
+    if (C::pointwise && !conv::check_multiple("p * q", shape.out_height * shape.out_width, align_dy, complaint)) return false;
+    if (!conv::check_multiple("h * w", shape.height * shape.width, C::align_c, complaint)) return false;
+  }
+  if (!conv::check_multiple("c / groups", shape.channels / shape.groups, align_w, complaint)) return false;
+  for (int i = 0; i < 2; ++i)
+    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint))
+      return false;
+  return conv::check_epilogue<C>(tensors + 3, tensors[2], "dx", shape.channels, complaint);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace conv2d_dgrad
+}  // namespace cukiln

@@ -1,0 +1,59 @@
+"""The conv2d_dgrad problem: the gradient of a convolution's image.
+
+dx[n, h, w, g C' + c] = epilogue(sum over p, r, q, s, k of dy[n, p, q, g K' + k] * w[g K' + k, r, s, c]) over all p and r
+with p stride_h - padding_h + r dilation_h = h, and q and s likewise; C' and K' are the channels and filters of a group.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from codegen.epilogue import MAX_NODES, Cast, Clip, Mask, Residual, Scale
+from codegen.operators.conv2d.problem import Convolution
+from codegen.problem import LARGEST_EXTENT, refuse
+
+AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
+# Residues of a stride that are told apart along an axis: whoever asks for more has no convolution in mind.
+MOST_RESIDUES = 65536
+
+
+class Conv2dDgradProblem(Convolution):
+    """dx from dy and w. The fields are those of the convolution: dx has the shape that x has there, dy that of out.
+
+    dy and w are of `dtype`, sums of float32; dx and residuals of `out_dtype`.
+    """
+
+    operator: Literal["conv2d_dgrad"] = "conv2d_dgrad"
+    epilogue: Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)] = ()
+
+    @property
+    def strided(self) -> bool:
+        """Whether rows or columns of dx differ in their taps."""
+        return max(self.stride) > 1
+
+    @field_validator("padding", mode="after")
+    @classmethod
+    def _can_be_counted(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+        d = info.data
+        if any(name not in d for name in ("n", "h", "w", "r", "s", "stride")):
+            return value  # another field is already at fault
+        if d["n"] * d["h"] * d["w"] > LARGEST_EXTENT:
+            raise refuse(
+                "too_large",
+                "makes {number} pixels of dx (n h w); at most {allowed} can be indexed",
+                number=d["n"] * d["h"] * d["w"],
+                allowed=LARGEST_EXTENT,
+            )
+        for axis, (extent, taps) in enumerate((("h", "r"), ("w", "s"))):
+            residues = min(d["stride"][axis], max(d[extent], d[taps]))
+            if residues > MOST_RESIDUES:
+                raise refuse(
+                    "too_large",
+                    "makes {number} residues of the stride along {extent}; at most {allowed} are told apart",
+                    number=residues,
+                    extent=extent,
+                    allowed=MOST_RESIDUES,
+                )
+        return value
