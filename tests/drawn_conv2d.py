@@ -36,6 +36,12 @@ EVERY_NODE: list[dict[str, Any]] = [
     {"op": "masked_activation", "where_set": {"op": "square"}},
     {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "gelu"}, "where_clear": {"op": "relu"}},
 ]  # fmt: skip
+# Of gradients: a bias has none there, and activations come before them.
+NODES_OF: dict[str, list[dict[str, Any]]] = {
+    "conv2d": EVERY_NODE,
+    "conv2d_wgrad": EVERY_NODE,
+    "conv2d_dgrad": [one for one in EVERY_NODE if one["op"] in ("residual", "mask", "scale", "clip", "cast")],
+}
 MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 1500
 
@@ -58,7 +64,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
             return arch, found
 
 
-def _problem(name: str, number: int, rng: random.Random) -> Convolution:
+def _problem(operator_name: str, number: int, rng: random.Random) -> Convolution:
     dtype, tf32 = INPUTS[number % 4]
     kind, grain = KINDS[number % 7], GRAINS[number // 3 % 5]
     while True:
@@ -73,10 +79,10 @@ def _problem(name: str, number: int, rng: random.Random) -> Convolution:
                 ]
                 fields[field] = [int(one) for one in fields[field]]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
-        fields["epilogue"] = rng.choices(EVERY_NODE, k=NODES[number // 7 % 5])
+        fields["epilogue"] = rng.choices(NODES_OF[operator_name], k=NODES[number // 7 % 5])
         if any(_window(fields, axis) > _padded(fields, axis) for axis in (0, 1)):
             continue
-        problem = operator(name).parse({"operator": name, **fields})
+        problem = operator(operator_name).parse({"operator": operator_name, **fields})
         assert isinstance(problem, Convolution)
         if problem.n * problem.p * problem.q * problem.k * problem.taps <= MOST_PRODUCTS:
             return problem
@@ -116,7 +122,9 @@ def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) 
     lists: dict[str, Sequence[Value]] = dict(part.tunables)
     if "epilogue" in lists and problem.epilogue and (split == "none" or "split" not in lists):
         lists["epilogue"] = ("fused", "separate")
-    if "split" in lists and split != "level 2":
+    # The sums of a strided gradient differ in length: nothing divides them.
+    divisible = problem.operator != "conv2d_dgrad" or max(problem.stride) == 1
+    if "split" in lists and split != "level 2" and divisible:
         split = "workspace" if split == "stream" and "stream_blocks" not in lists else split
         lists |= {"split": [split], "split_k": (2, 3, 5) if split in ("workspace", "atomic") else [1]}
         if "stream_blocks" in lists:

@@ -28,9 +28,7 @@ __device__ __forceinline__ void run_phase(const Arguments& arguments) {
   const int matrices = arguments.batch / (arguments.h.phases * arguments.w.phases), number = tile.matrix / matrices;
   tile.matrix -= number * matrices;
   const Phase<C> phase(arguments, number);
-  const bool row_exists = in_bounds(tile.row * C::tile_m, phase.m);  // bounds: phase row
-  const bool column_exists = in_bounds(tile.column * C::tile_n, phase.n);  // bounds: phase column
-  if (!row_exists || !column_exists) return;
+  if (tile.row * C::tile_m >= phase.m || tile.column * C::tile_n >= phase.n) return;
   if (phase.k == 0) {
     write_zeros<C>(phase, tile);
   } else if constexpr (C::tensor_cores) {

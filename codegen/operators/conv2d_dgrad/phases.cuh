@@ -71,7 +71,7 @@ __device__ __forceinline__ Part part_of(const Along& along, int phase) {
 
 // From one of a thread's taps to its next, of dy and of the filters: of a step of the product or of its next vector.
 template <class C>
-constexpr int taps_of_step() {
+__device__ __forceinline__ constexpr int taps_of_step() {
   if constexpr (C::direct) {
     return 1;
   } else {
@@ -80,7 +80,7 @@ constexpr int taps_of_step() {
 }
 
 template <class C>
-constexpr int weights_of_step() {
+__device__ __forceinline__ constexpr int weights_of_step() {
   if constexpr (C::direct) {
     return 1;
   } else {

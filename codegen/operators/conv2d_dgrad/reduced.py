@@ -42,7 +42,7 @@ STRIDED = (
     Geometry((3, 3), (2, 1), (1, 1), (1, 1)),
     Geometry((3, 4), (1, 2), (2, 2), (0, 2)),
     Geometry((4, 1), (3, 2), (2, 1), (3, 0)),
-    Geometry((3, 2), (2, 2), (1, 3), (4, 1)),
+    Geometry((3, 3), (2, 2), (1, 3), (4, 1)),
 )
 POINTWISE = Geometry((1, 1), (1, 1), (1, 1), (0, 0))
 
@@ -128,11 +128,11 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         widest = next(width for width in classes(element, quads=quads) if extent % width == 0)
         return widest == int(s[f"align_{operand}"])
 
-    # A window must fit.
+    # A window must fit, and no phase be left out.
     rows, columns = (
-        max(wanted, apart * (taps - 1) + 1 - 2 * padding)
-        for wanted, taps, apart, padding in zip(
-            (wish.rows, wish.columns), g.taps, g.dilation, g.padding, strict=True
+        max(wanted, apart * (taps - 1) + 1 - 2 * padding, step + 1 if step > 1 else 1)
+        for wanted, taps, step, apart, padding in zip(
+            (wish.rows, wish.columns), g.taps, g.stride, g.dilation, g.padding, strict=True
         )
     )
     if not last and not s["strided"]:
