@@ -71,6 +71,7 @@ CASES = {
     "matmul/float16": Case("matmul", ("square/float16_1024",), 48),
     "conv2d": Case("conv2d", ("resnet18_cifar10/first", "resnet18/b8/s1_3x3"), 64, "resnet18_b8"),
     "conv2d_wgrad": Case("conv2d_wgrad", ("resnet18_cifar10/first/wgrad", "resnet18/b8/s1_3x3/wgrad"), 64),
+    "conv2d_dgrad": Case("conv2d_dgrad", ("resnet18/b8/s1_down3x3/dgrad", "resnet18/b8/s1_3x3/dgrad"), 48),
     "reduce": Case("reduce", ("mnist/b100_conv1", "rowsum", "rowmax"), 48),
     "attention": Case("attention", ("bert_base/attn", "llama3_8b/prefill2048"), 24, "bert_base_b8_s128"),
 }

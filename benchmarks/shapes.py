@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 # By operator: how its gradient of a convolution is named after it, and what differs. Gradients of filters are in fp32.
-GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {"conv2d_wgrad": ("wgrad", {"out_dtype": "float32"})}
+GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "conv2d_dgrad": ("dgrad", {}),
+    "conv2d_wgrad": ("wgrad", {"out_dtype": "float32"}),
+}
 
 
 @cache

@@ -64,7 +64,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
             return arch, found
 
 
-def _problem(operator_name: str, number: int, rng: random.Random) -> Convolution:
+def _problem(name: str, number: int, rng: random.Random) -> Convolution:
     dtype, tf32 = INPUTS[number % 4]
     kind, grain = KINDS[number % 7], GRAINS[number // 3 % 5]
     while True:
@@ -79,10 +79,10 @@ def _problem(operator_name: str, number: int, rng: random.Random) -> Convolution
                 ]
                 fields[field] = [int(one) for one in fields[field]]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
-        fields["epilogue"] = rng.choices(NODES_OF[operator_name], k=NODES[number // 7 % 5])
+        fields["epilogue"] = rng.choices(OF_DGRAD if name == "conv2d_dgrad" else EVERY_NODE, k=NODES[number // 7 % 5])
         if any(_window(fields, axis) > _padded(fields, axis) for axis in (0, 1)):
             continue
-        problem = operator(operator_name).parse({"operator": operator_name, **fields})
+        problem = operator(name).parse({"operator": name, **fields})
         assert isinstance(problem, Convolution)
         if problem.n * problem.p * problem.q * problem.k * problem.taps <= MOST_PRODUCTS:
             return problem

@@ -30,6 +30,13 @@ def test_the_public_matmuls_are_those_of_three_sets() -> None:
     assert counts == {"bert_base": 6, "llama3_8b": 24, "square": 12}
 
 
+def test_every_public_convolution_has_its_gradient_of_the_image() -> None:
+    forward, gradients = shapes_of("conv2d"), shapes_of("conv2d_dgrad")
+    assert len(forward) == len(gradients) > 50
+    found = public_shape("resnet18/b8/s1_down3x3/dgrad")
+    assert {**found, "operator": "conv2d"} == public_shape("resnet18/b8/s1_down3x3")
+
+
 @pytest.mark.parametrize("problem", shapes_of("matmul"), ids=lambda problem: problem["name"])
 def test_a_public_matmul_has_schedules_at_level_1(problem: dict[str, Any]) -> None:
     fields = {name: value for name, value in problem.items() if name != "name"}
