@@ -29,7 +29,7 @@ InputKind = Literal["integer", "normal"]
 TYPICAL_REGISTERS = 64
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
 GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/split.cuh", "gemm/launch.cuh")
-# Convolutions: an image gathered on the way, sums without a product, and launch code. After GEMM, of which they are made.
+# Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
 CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/launch.cuh")
 
 

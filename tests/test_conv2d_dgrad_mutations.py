@@ -1,5 +1,5 @@
-"""Every bounds check of conv2d_dgrad's own text is needed, and other wrong phases are caught: the CPU execution notices.
-What convolutions share (`codegen/device/conv/`) is mutated in tests/test_conv2d_mutations.py."""
+"""Every bounds check of conv2d_dgrad's own text is needed, and other wrong phases are caught: the CPU execution
+notices. What convolutions share (`codegen/device/conv/`) is mutated in tests/test_conv2d_mutations.py."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ DIRECT: Mapping[str, dict[str, Any]] = {
 }
 PHASES, FILTERS, KERNEL = "phases.cuh", "filters.cuh", "kernel.cuh"
 FITS = "(phase + along.padding - first * along.dilation) % along.stride != 0"
+OF_PHASE = "(along.extent - 1 - phase) / along.stride + 1"
+OF_PLACE = "static_cast<int>(blockIdx.x) - number * per_phase"
+CORNER = "last * along.dilation - along.padding - phase"
+PLAIN_CORNER = "(along.taps - 1) * along.dilation - along.padding"
 TAPS = "(along.taps - 1 - first) / along.tap_step + 1"
 # What stands in the text, and what is wrong in its place.
 WRONG: dict[str, tuple[str, str, str]] = {
@@ -41,9 +45,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "taps tried beyond those that differ": (PHASES, "gemm::smaller(along.taps, along.tap_step)", "along.taps + 1"),
     "a phase without taps has one": (PHASES, f"first < end ? {TAPS} : 0", "1"),
     "the last tap lost": (PHASES, TAPS, "(along.taps - 1 - first) / along.tap_step"),
-    "rows of a phase rounded down": (PHASES, "(along.extent - 1 - phase) / along.stride + 1", "along.extent / along.stride"),
-    "the phase forgotten in the corner": (PHASES, "last * along.dilation - along.padding - phase", "last * along.dilation - along.padding"),
-    "padding of a whole window": (PHASES, "(along.taps - 1) * along.dilation - along.padding", "along.taps * along.dilation - along.padding"),
+    "rows of a phase rounded down": (PHASES, OF_PHASE, "along.extent / along.stride"),
+    "the phase forgotten in the corner": (PHASES, CORNER, CORNER.removesuffix(" - phase")),
+    "padding of a whole window": (PHASES, PLAIN_CORNER, PLAIN_CORNER.replace(" - 1", "")),
     "the distances in dy swapped": (PHASES, "dilation_h = given.h.pixel_step", "dilation_h = given.w.pixel_step"),
     "the paddings swapped": (PHASES, "padding_w = of_w.padding", "padding_w = of_h.padding"),
     "taps of the other axis": (PHASES, "k = of_h.taps * of_w.taps * channels", "k = of_h.taps * of_h.taps * channels"),
@@ -60,7 +64,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "direct filters of the first group": (PHASES, "group * stride_b", "0 * stride_b"),
     "a phase without taps is left out": (KERNEL, "write_zeros<C>(phase, tile);", ";"),
     "matrices of all phases": (KERNEL, "tile.matrix -= number * matrices;", ";"),
-    "direct blocks of all phases": (KERNEL, "static_cast<int>(blockIdx.x) - number * per_phase", "static_cast<int>(blockIdx.x)"),
+    "direct blocks of all phases": (KERNEL, OF_PLACE, "static_cast<int>(blockIdx.x)"),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from codegen.operators import operator
 from codegen.operators.conv2d_dgrad.phases import count, largest, phases
 from codegen.operators.conv2d_dgrad.problem import MOST_RESIDUES
-from codegen.problem import LARGEST_EXTENT
+from codegen.problem import LARGEST_EXTENT as MOST
 from tests.conv2d_dgrad_kernels import dgrad
 
 OP = operator("conv2d_dgrad")
@@ -25,7 +25,7 @@ OP = operator("conv2d_dgrad")
         ({"groups": 16}, "groups", "is 16, which does not divide the 24 filters (k)"),
         ({"stride": [0, 1]}, "stride.0", "greater than or equal to 1"),
         ({"h": 2}, "padding", "h = 2 is 2 with it, less than the 3 that 3 elements of the filter span with dilation 1"),
-        ({"n": 2**20, "h": 50, "w": 50, "stride": 9}, "padding", f"2621440000 pixels of dx (n h w); at most {LARGEST_EXTENT}"),
+        ({"n": 2**20, "h": 50, "w": 50, "stride": 9}, "padding", f"2621440000 pixels of dx (n h w); at most {MOST}"),
         ({"h": 2**17, "stride": 2**17}, "padding", f"131072 residues of the stride along h; at most {MOST_RESIDUES}"),
         ({"h": 1, "r": 2**17, "padding": 2**17, "stride": 2**18}, "padding", "131072 residues of the stride along h"),
         ({"epilogue": [{"op": "bias"}]}, "epilogue.0", "does not match any of the expected tags"),

@@ -1,5 +1,5 @@
-"""Gradients of images drawn over the whole domain, each with a random schedule that the rules accept: exact on integers and
-within the bound on normals, on the CPU and on their own extents; and nvcc compiles them.
+"""Gradients of images drawn over the whole domain, each with a random schedule that the rules accept: exact on integers
+and within the bound on normals, on the CPU and on their own extents; and nvcc compiles them.
 
 CUKILN_TEST_SEED repeats a run's draws.
 """
@@ -79,7 +79,8 @@ WANTED = {
     "copy registers": 8, "pointwise": 8, "depthwise": 8, "groups": 15, "dense": 15, "stride": 25, "no stride": 10,
     "dilation": 20, "no dilation": 15, "padding": 25, "no padding": 10, "several images": 20, "one image": 20,
     "dilation with groups": 8, "strided tensor cores": 6, "phases without taps": 10, "phases of several lengths": 5,
-    "a stride and a dilation with a divisor": 3, "dilation with groups and stride": 5, "a multiplier": 5, "a stride that leaves elements": 8, "align_x 1": 15, "align_x 8": 1,
+    "a stride and a dilation with a divisor": 3, "dilation with groups and stride": 5, "a multiplier": 5,
+    "a stride that leaves elements": 8, "align_x 1": 15, "align_x 8": 1,
     "align_out 1": 10, "align_out 8": 1, "0 or more nodes": 10, "1 or more nodes": 10, "2 or more nodes": 30,
 }  # fmt: skip
 

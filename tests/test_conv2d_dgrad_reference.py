@@ -1,4 +1,4 @@
-"""The reference of conv2d_dgrad beside other ways of computing it: a loop over every product, and PyTorch where it is."""
+"""The reference of conv2d_dgrad beside other ways of computing it: loops over all products, and PyTorch where it is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "padding": {"n": 2, "h": 4, "w": 3, "c": 2, "k": 3, "padding": [2, 1]},
     "a stride that leaves elements": {"n": 2, "h": 8, "w": 9, "c": 2, "k": 3, "stride": [3, 2]},
     "dilation, groups": {"n": 2, "h": 9, "w": 8, "c": 4, "k": 6, "groups": 2, "dilation": [2, 3], "padding": [1, 2]},
-    "dilation, groups and a stride": {"n": 1, "h": 9, "w": 8, "c": 4, "k": 6, "groups": 2, "dilation": 2, "stride": [2, 3]},
+    "groups, dilation, stride": {"n": 1, "h": 9, "w": 8, "c": 4, "k": 6, "groups": 2, "dilation": 2, "stride": [2, 3]},
     "depthwise": {"n": 2, "h": 6, "w": 5, "c": 4, "k": 4, "groups": 4, "padding": 1, "stride": 2},
     "depthwise, multiplied": {"n": 1, "h": 6, "w": 5, "c": 3, "k": 6, "groups": 3, "stride": 2},
     "windows of padding alone": {"n": 1, "h": 2, "w": 2, "c": 2, "k": 2, "r": 2, "s": 2, "padding": 4, "stride": 2},
@@ -91,7 +91,9 @@ def test_sums_in_fp32_are_within_the_bound_and_a_lost_product_is_not(dtype: str,
     for r in range(3):
         for s in range(3):
             for k in range(12):
-                at = np.s_[:, r : r + stride * (problem.p - 1) + 1 : stride, s : s + stride * (problem.q - 1) + 1 : stride]
+                at = np.s_[
+                    :, r : r + stride * (problem.p - 1) + 1 : stride, s : s + stride * (problem.q - 1) + 1 : stride
+                ]
                 one = dy[:, :, :, k, None] * w[k, r, s]
                 sums[at] += one
                 lost[at] += one if (r, s, k) != (2, 1, 11) else 0
@@ -141,9 +143,9 @@ def test_pytorchs_autograd_computes_the_same(name: str, layout: str) -> None:
     if layout == "nhwc":
         dy, w = dy.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)
     x = torch.zeros((p.n, p.c, p.h, p.w), dtype=torch.float64, requires_grad=True)
-    torch.nn.functional.conv2d(
-        x, w, stride=p.stride, padding=p.padding, dilation=p.dilation, groups=p.groups
-    ).backward(dy)
+    torch.nn.functional.conv2d(x, w, stride=p.stride, padding=p.padding, dilation=p.dilation, groups=p.groups).backward(
+        dy
+    )
     found = x.grad.numpy()
     expected, _ = OP.reference(p, inputs)
     np.testing.assert_allclose(

@@ -1,5 +1,5 @@
-"""Every barrier and bounds check of conv2d's own text and of what convolutions share (`codegen/device/conv/`) is needed,
-and other wrong gathers are caught: the CPU execution notices. `codegen/device/gemm/` is mutated in
+"""Every barrier and bounds check of conv2d's own text and of what convolutions share (`codegen/device/conv/`) is
+needed, and other wrong gathers are caught: the CPU execution notices. `codegen/device/gemm/` is mutated in
 tests/test_mutations.py."""
 
 from __future__ import annotations

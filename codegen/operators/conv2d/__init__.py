@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files as packaged_files
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -50,11 +50,11 @@ class Conv2d(Operator):
     """out = epilogue(x * w); see Conv2dProblem for shapes."""
 
     name = "conv2d"
-    problem_type = Conv2dProblem
+    problem_type: ClassVar[type[Problem]] = Conv2dProblem
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.conv2d")
     shared = (*GEMM, *CONV)
-    files = ("gather.cuh", "separate.cuh", "kernel.cuh")
+    files: ClassVar[tuple[str, ...]] = ("gather.cuh", "separate.cuh", "kernel.cuh")
     extent_names = EXTENT_NAMES
 
     def signature(self, problem: Problem) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of
 from codegen.operator import Cost, Work
-from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d.product import aligns
 from codegen.operators.matmul import grid
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
@@ -48,7 +48,7 @@ def block(tunables: Mapping[str, Any]) -> tuple[int, int]:
     return t["threads"] // t["threads_k"] * t["pixels"], t["threads_k"] * t["filters"]
 
 
-def blocks(problem: Conv2dProblem, tunables: Mapping[str, Any]) -> tuple[int, int]:
+def blocks(problem: Convolution, tunables: Mapping[str, Any]) -> tuple[int, int]:
     """Blocks along the pixels and along the filters."""
     pixels, filters = block(tunables)
     return -(-problem.n * problem.p * problem.q // pixels), -(-problem.k // filters)
@@ -67,12 +67,12 @@ def registers(tunables: Mapping[str, Any]) -> int:
     return sums + 2 * int(t["filters"]) + CORNER_REGISTERS * int(t["pixels"]) + OVERHEAD_REGISTERS
 
 
-def worth(problem: Conv2dProblem) -> bool:
+def worth(problem: Convolution) -> bool:
     """Whether a search by level tries it."""
     return problem.group_channels <= MOST_CHANNELS
 
 
-def levels(problem: Conv2dProblem) -> dict[int, Lists]:
+def levels(problem: Convolution) -> dict[int, Lists]:
     """Level 1 (a dozen) and level 2; 1 is inside 2."""
     widest = _most_filters(problem)
     threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
@@ -89,7 +89,7 @@ def levels(problem: Conv2dProblem) -> dict[int, Lists]:
     return {1: small, 2: full}
 
 
-def _most_filters(problem: Conv2dProblem) -> int:
+def _most_filters(problem: Convolution) -> int:
     """Filters of a thread: with a channel each not more than one access has, and none of several groups."""
     if problem.depthwise and problem.channels_last:
         return aligns(problem)[0]
@@ -106,7 +106,7 @@ def _threads_k(across: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(sorted(counts, key=lambda count: (-(-across // count) * count, -count))[:2]))
 
 
-def default(problem: Conv2dProblem, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: Convolution, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Of level 1 the first that breaks no rule: many filters and many pixels in a thread first."""
     lists = levels(problem)[1]
     every = [
@@ -116,7 +116,7 @@ def default(problem: Conv2dProblem, judge: Callable[[Schedule], Accepted | Rejec
     return next((one for one in every if isinstance(judge(one), Accepted)), every[0])
 
 
-def rules(problem: Conv2dProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
+def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted | Rejected:
     """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
     t, p = schedule.as_dict(), problem
     threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
@@ -161,7 +161,7 @@ def rules(problem: Conv2dProblem, schedule: Schedule, target: Target) -> Accepte
     )
 
 
-def work(problem: Conv2dProblem, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
+def work(problem: Convolution, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
     """Counts for the roofline. Neighbouring windows overlap: what of the image L1 does not hold, L2 is asked for."""
     p, t = problem, tunables
     across, down = blocks(p, t)

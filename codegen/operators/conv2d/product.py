@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
+from codegen.operators.conv2d.problem import Conv2dProblem, Convolution, with_axes
 from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.problem import MatmulProblem
 
@@ -31,7 +31,7 @@ def product(problem: Conv2dProblem) -> MatmulProblem:
 
 
 @lru_cache(maxsize=1024)
-def aligns(problem: Conv2dProblem) -> tuple[int, int, int]:
+def aligns(problem: Convolution) -> tuple[int, int, int]:
     """Elements per access of x, w and out. With channels last vectors are of channels of one group, or of neighbouring
     groups where each has one; with channels first the image is gathered element by element."""
     p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)

@@ -135,8 +135,9 @@ class Conv2dDgrad(Conv2d):
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, least = _dgrad(problem), self.cost(problem, schedule)
-        computed = direct if schedule.get("algorithm") == "direct" else implicit
-        return computed.work(p, schedule, least, self.operands(p), target)
+        if schedule.get("algorithm") == "direct":
+            return direct.work(p, schedule, least, self.operands(p), target)
+        return implicit.work(p, schedule, least, self.operands(p), target)
 
     def stored(self, kernel: Kernel) -> tensor_rules.Stored:
         s = kernel.signature_dict

@@ -1,4 +1,4 @@
-"""Phases as implicit products: matmul's kernels with two operands that are gathered, one from dy and one from the filters."""
+"""Phases as implicit products: matmul's kernels with two gathered operands, one from dy and one from the filters."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def kind(problem: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
     return Kind(own, lists, ways)
 
 
-def default(
-    problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]
-) -> Schedule:
+def default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
 
     def judge_product(schedule: Schedule) -> Accepted | Rejected:
@@ -104,8 +102,8 @@ def _split_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected |
     return check(
         not problem.strided or t["split"] == "none",
         "split",
-        f"with stride {problem.stride[0]} x {problem.stride[1]} sums differ in length: split = {t['split']} would leave "
-        "slices of some empty",
+        f"with stride {problem.stride[0]} x {problem.stride[1]} sums differ in length: split = {t['split']} would "
+        "leave slices of some empty",
     )
 
 
@@ -187,7 +185,8 @@ def together(parts: list[tuple[int, Work]], blocks: int, dram_bytes: float) -> W
     most = max((one for _, one in parts), key=lambda one: one.steps)
     return replace(
         most, blocks=blocks, steps=max(1, -(-steps // blocks)), dram_bytes=all_of("dram_bytes") + dram_bytes,
-        **{name: all_of(name) for name in ("fma", "other_instructions", "shared_bytes", "l2_bytes", "mma")},
+        fma=all_of("fma"), mma=all_of("mma"), other_instructions=all_of("other_instructions"),
+        shared_bytes=all_of("shared_bytes"), l2_bytes=all_of("l2_bytes"),
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Inputs of a gradient's tests: those of the product that it is, with tensors of other shapes.
 
-Elements of dy whose windows lie in the padding altogether are NaN: a kernel that multiplies one with a zero would be right
-on every number, and wrong on an infinity there.
+Elements of dy whose windows lie in the padding altogether are NaN: a kernel that multiplies one with a zero would be
+right on every number, and wrong on an infinity there.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NAMES = {"dy": "a", "w": "b"}
 def elements_used(problem: Conv2dDgradProblem) -> Array:
     """Which rows and columns of dy have a window that meets the image, in a shape that dy's own broadcasts to."""
     p = problem
-    axes = []
+    axes: list[Array] = []
     for axis, (extent, outputs, taps) in enumerate(((p.h, p.p, p.r), (p.w, p.q, p.s))):
         corners = np.arange(outputs) * p.stride[axis] - p.padding[axis]
         met = corners[:, None] + np.arange(taps) * p.dilation[axis]
-        axes.append(((met >= 0) & (met < extent)).any(axis=1))
-    both = axes[0][:, None] & axes[1]
+        axes.append(np.any((met >= 0) & (met < extent), axis=1))
+    both: Array = axes[0][:, None] & axes[1]
     return both[:, :, None] if p.channels_last else both
 
 

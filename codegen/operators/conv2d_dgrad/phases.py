@@ -1,5 +1,5 @@
-"""The phases of a problem: pixels of dx whose rows and columns are equal modulo the stride have their taps in common, and
-each is a convolution of dy with stride 1 (`phases.cuh` says how). Here is what rules and costs ask of them."""
+"""The phases of a problem: pixels of dx whose rows and columns are equal modulo the stride have their taps in common,
+and each phase is a convolution of dy with stride 1 (`phases.cuh` says how). Here is what rules and costs ask."""
 
 from __future__ import annotations
 

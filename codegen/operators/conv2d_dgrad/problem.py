@@ -1,7 +1,8 @@
 """The conv2d_dgrad problem: the gradient of a convolution's image.
 
-dx[n, h, w, g C' + c] = epilogue(sum over p, r, q, s, k of dy[n, p, q, g K' + k] * w[g K' + k, r, s, c]) over all p and r
-with p stride_h - padding_h + r dilation_h = h, and q and s likewise; C' and K' are the channels and filters of a group.
+dx[n, h, w, g C' + c] = epilogue(sum over p, r, q, s, k of dy[n, p, q, g K' + k] * w[g K' + k, r, s, c]) over all p and
+r with p stride_h - padding_h + r dilation_h = h, and q and s likewise; C' and K' are the channels and filters of a
+group.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ GEOMETRIES = (
     Geometry((2, 3), (1, 1), (2, 1), (3, 0)),
     Geometry((1, 2), (1, 1), (1, 1), (0, 1)),
 )
-# Taps that the stride does not divide, a stride that has a divisor in common with the dilation (some phases then have no
-# taps), fewer taps than the stride, windows that lie in the padding altogether.
+# Taps that the stride does not divide, a stride that has a divisor in common with the dilation (some phases then have
+# no taps), fewer taps than the stride, windows that lie in the padding altogether.
 STRIDED = (
     Geometry((3, 3), (2, 1), (1, 1), (1, 1)),
     Geometry((3, 4), (1, 2), (2, 2), (0, 2)),

@@ -1,5 +1,5 @@
-"""The gradient of the image in float64, and how far a kernel may be from it. Shares nothing with the kernel: each element
-of the filter takes dy by a product of matrices to where in dx it was read, added up in float64.
+"""The gradient of the image in float64, and how far a kernel may be from it. Shares nothing with the kernel: each
+element of the filter takes dy by a product of matrices to where the image was read, added up in float64.
 
 The bound is matmul's (`codegen/operators/matmul/reference.py`) for sums of as many products as the longest has.
 """
@@ -18,9 +18,7 @@ from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.reference import accumulated
 
 
-def reference(
-    problem: Conv2dDgradProblem, inputs: Mapping[str, Array], exact: bool = False
-) -> tuple[Float64, Float64]:
+def reference(problem: Conv2dDgradProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound), both of dx's logical shape, in the inputs' namespace."""
     p = problem
     dy, w = (_last(p, as_float64(inputs[name], p.dtype)) for name in ("dy", "w"))

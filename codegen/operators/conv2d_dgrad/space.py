@@ -1,5 +1,5 @@
-"""Conv2d_dgrad's search spaces: those of each algorithm that is worth trying for a problem on a target. The tunables are
-conv2d's."""
+"""Conv2d_dgrad's search spaces: those of each algorithm that is worth trying for a problem on a target. The tunables
+are conv2d's."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def space(
     return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
 
 
-def _default(
-    problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]
-) -> Schedule:
+def _default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: directly where both the channels and the filters of a group are few."""
     few = problem.group_filters <= forward.MOST_CHANNELS and problem.group_channels < MANY_FILTERS
     if problem.depthwise or few:

@@ -1,0 +1,221 @@
+"""Conv2d_dgrad's winners: what nvcc makes of them, what their libraries launch and refuse, and a job over HTTP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search import Search
+from cukiln.client import Client
+from storage.settings import load_settings
+from tests.conv2d_dgrad_kernels import dgrad
+from tests.fixtures_compile import *  # noqa: F403
+from tests.fixtures_compile import LIMITS, SM_90A
+from tests.fixtures_library import *  # noqa: F403
+from tests.fixtures_library import Built, Child, build, calls, launches
+from tests.test_tensor_ptx import Code, codes_of
+from workers.build_winner import plan_launch
+from workers.processes import Processes
+from workers.serve import embedded
+from workers.toolchain import Toolchain
+
+OP = operator("conv2d_dgrad")
+LAYER: dict[str, Any] = {"n": 8, "h": 28, "w": 28, "c": 128, "k": 128, "padding": 1, "dtype": "float16"}
+STRIDED: dict[str, Any] = {**LAYER, "stride": 2}
+
+
+def level_0(**fields: Any) -> Candidate:
+    (found,) = lower(dgrad(**fields), SM_90A, Search(level=0)).candidates
+    return found
+
+
+# ---- what nvcc makes of them
+
+
+@pytest.fixture(scope="module")
+def codes(
+    toolchain: Toolchain, processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Kernel, Code]]:
+    asked = {
+        "fp16 3x3": level_0(**LAYER).kernel,
+        "fp16 3x3 with stride": level_0(**STRIDED).kernel,
+        "tf32 3x3": level_0(**{**LAYER, "dtype": "float32", "allow_tf32": True}).kernel,
+        "fp16 1x1": level_0(**{**LAYER, "r": 1, "s": 1, "padding": 0}).kernel,
+        "fp16 nchw with stride": level_0(**STRIDED, layout="nchw").kernel,
+        "fp32 3x3 with stride": level_0(**{**STRIDED, "dtype": "float32"}).kernel,
+        "fp16 depthwise with stride": level_0(**STRIDED, groups=128).kernel,
+    }
+    folder = tmp_path_factory.mktemp("codes")
+    found = codes_of(list(asked.values()), "sm_90a", folder, toolchain, processes)
+    return {name: (kernel, found[kernel]) for name, kernel in asked.items()}
+
+
+@pytest.mark.parametrize("name", ["fp16 3x3", "fp16 3x3 with stride", "tf32 3x3", "fp16 1x1"])
+def test_aligned_kernels_have_tensor_cores_and_wide_copies(name: str, codes: dict[str, tuple[Kernel, Code]]) -> None:
+    _, code = codes[name]
+    assert code.count("mma.sync") > 0 and code.count("ldmatrix") > 0
+    copies = {one for one in code.instructions if re.match(r"cp\.async\.c[ag]\.", one)}
+    assert copies == {"cp.async.cg.shared.global 16"}
+
+
+def test_other_kernels_are_what_they_say(codes: dict[str, tuple[Kernel, Code]]) -> None:
+    assert codes["fp16 nchw with stride"][1].count("mma.sync") > 0
+    for name in ("fp32 3x3 with stride", "fp16 depthwise with stride"):
+        assert codes[name][1].count("mma.sync") == 0 and codes[name][1].count("fma.rn.f32") > 0
+
+
+def test_no_kernel_spills_or_keeps_its_phase_in_memory(codes: dict[str, tuple[Kernel, Code]]) -> None:
+    assert {name: code.resources.spill_store_bytes for name, (_, code) in codes.items()} == dict.fromkeys(codes, 0)
+    assert {name: code.resources.stack_bytes for name, (_, code) in codes.items()} == dict.fromkeys(codes, 0)
+
+
+def test_depthwise_channels_come_in_16_bytes_at_once(codes: dict[str, tuple[Kernel, Code]]) -> None:
+    assert codes["fp16 depthwise with stride"][1].count("ld.global.nc.v4") > 0
+
+
+# ---- what the launch code does
+
+
+@pytest.mark.parametrize(
+    ("layout", "change"),
+    [
+        ("nhwc", {}),
+        ("nhwc", {"c": 4, "stride": [1, 40]}),
+        ("nchw", {"r": 1, "s": 1, "padding": 0}),
+        ("nchw", {"stride": [2, 3], "groups": 16}),
+    ],
+)
+def test_the_launches_are_what_cost_and_work_say(
+    layout: str, change: dict[str, Any], toolchain: Toolchain, processes: Processes
+) -> None:
+    problem = dgrad(**{**LAYER, "n": 1, "layout": layout, **change})
+    found = lower(problem, SM_90A, Search(level=1)).candidates
+    chosen = {one.schedule.get("algorithm"): one for one in found}
+    chosen |= {one.schedule.get("split"): one for one in found if one.schedule.get("algorithm") == "implicit_gemm"}
+    for one in chosen.values():
+        planned, cost = plan_launch(one, toolchain, processes, LIMITS), OP.cost(problem, one.schedule)
+        work = OP.work(problem, one.schedule, SM_90A)
+        assert (len(planned.functions), planned.workspace_bytes) == (cost.launches, cost.workspace_bytes)
+        run = planned.functions[OP.functions(one.kernel).index("run")]
+        blocks = run.grid[0] * run.grid[1] * run.grid[2]
+        assert (blocks, run.block[0], run.shared_bytes) == (work.blocks, work.threads, OP.shared_bytes(one.kernel))
+
+
+# ---- what a library refuses
+
+OPERANDS = """
+def H(*shape, **where): return T(shape, 'float16', **where)
+dy, w, r = H(2, 6, 5, 24), H(24, 3, 3, 16), H(2, 12, 10, 16)
+dx = H(2, 12, 10, 16, address=0x50000000)
+rest = (2, 2, 1, 1, 1, 1)
+"""
+REFUSED = {
+    "a tensor less": ("dy, w, dx, *rest", "TypeError", "3 tensors were given; this kernel takes 4: dy, w, dx and 1"),
+    "no geometry": ("dy, w, dx, r, 2", "TypeError", "this call takes 4 tensors, then 6 numbers"),
+    "dtype": ("dy, T((24, 3, 3, 16)), dx, r, *rest", "TypeError", "w is float32; float16 is allowed"),
+    "rank": ("H(2, 30, 24), w, dx, r, *rest", "ValueError", "dy has rank 3; rank 4 (n, p, q, k) is allowed"),
+    "channels": ("dy, H(24, 3, 3, 12), dx, r, *rest", "ValueError", "dx has 16 channels and w 12"),
+    "filters": ("dy, H(16, 3, 3, 16), dx, r, *rest", "ValueError", "k differs between w and dy"),
+    "images": ("H(3, 6, 5, 24), w, dx, r, *rest", "ValueError", "n differs between dx and dy"),
+    "strides": (
+        "H(2, 6, 5, 24, strides=(800, 120, 24, 1)), w, dx, r, *rest",
+        "ValueError",
+        "dy has stride 800 along axis 0; it must be packed (stride 720)",
+    ),
+    "vectors of dy": (
+        "H(2, 6, 5, 20), H(20, 3, 3, 16), dx, r, *rest",
+        "ValueError",
+        "k / groups is 20; this kernel moves 8 elements at once",
+    ),
+    "vectors of dx": (
+        "dy, H(24, 3, 3, 12), H(2, 12, 10, 12, address=0x50000000), H(2, 12, 10, 12), *rest",
+        "ValueError",
+        "c / groups is 12; this kernel moves 8 elements at once",
+    ),
+    "address": ("H(2, 6, 5, 24, address=0x40000008), w, dx, r, *rest", "ValueError", "16 bytes"),
+    "residual": ("dy, w, dx, H(2, 12, 5, 32), *rest", "ValueError", "the shape of dx"),
+    "overlap": ("dy, w, dx, dx, *rest", "ValueError", "overlaps residual"),
+    "another geometry": ("dy, w, dx, r, 3, *rest[1:]", "ValueError", "an extent is below 1 or beyond"),
+    "a stride of 0": ("dy, w, dx, r, 0, *rest[1:]", "ValueError", "an extent is below 1 or beyond"),
+    "a negative dilation": ("dy, w, dx, r, *rest[:5], -1", "ValueError", "an extent is below 1 or beyond"),
+}
+
+
+@pytest.fixture(scope="module")
+def winner(folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
+    fields: dict[str, Any] = {"padding": 1, "stride": 2, "dtype": "float16", "epilogue": [{"op": "residual"}]}
+    return build(level_0(**fields), folder, toolchain, processes)
+
+
+def test_the_record_describes_the_call(winner: Built) -> None:
+    launch = winner.launch
+    assert [one.name for one in launch.operands] == ["dy", "w", "dx", "residual"]
+    assert launch.extents == {
+        "n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3, "p": 6, "q": 5, "groups": 1
+    }  # fmt: skip
+    assert launch.scalars == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_a_call_launches_what_the_record_says(winner: Built, child: Child, fake_driver: Path) -> None:
+    body = f"{OPERANDS}\nanswer = attempt('run', dy, w, dx, r, *rest)"
+    answer, log = child(calls(winner.path, body), driver=fake_driver)
+    assert answer is None
+    (function,), (launch,) = winner.launch.functions, launches(log)
+    assert (launch["grid"], launch["block"], launch["shared"]) == (function.grid, function.block, function.shared_bytes)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_cannot_be_right_is_refused(name: str, winner: Built, child: Child, fake_driver: Path) -> None:
+    arguments, kind, said = REFUSED[name]
+    body = f"{OPERANDS}\nanswer = attempt('run', {arguments})"
+    (got, message), log = child(calls(winner.path, body), driver=fake_driver)
+    assert (got, said in message) == (kind, True), message
+    assert launches(log) == []
+
+
+def test_a_kernel_without_phases_refuses_a_stride(
+    folder: Path, toolchain: Toolchain, processes: Processes, child: Child, fake_driver: Path
+) -> None:
+    plain = build(level_0(padding=1, dtype="float16", epilogue=[{"op": "residual"}]), folder, toolchain, processes)
+    body = f"{OPERANDS}\nanswer = attempt('run', dy, w, dx, r, *rest)"
+    (got, message), log = child(calls(plain.path, body), driver=fake_driver)
+    assert (got, "an extent is below 1 or beyond" in message, launches(log)) == ("ValueError", True, []), message
+
+
+# ---- a job, the whole way
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    data = tmp_path_factory.mktemp("conv2d-dgrad-job")
+    settings = load_settings(data_dir=data, port=0, workers=2)
+    with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
+        yield found
+
+
+def test_a_job_ends_with_verified_winners_that_are_found_again(client: Client) -> None:
+    layer = {"operator": "conv2d_dgrad", "n": 2, "h": 14, "w": 14, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1}
+    problems = [
+        {**layer, "name": "strided", "dtype": "float16", "stride": 2, "epilogue": [{"op": "residual"}]},
+        {**layer, "name": "depthwise", "groups": 64, "dtype": "float16", "layout": "nchw"},
+    ]
+    job = client.tune(problems, target="sm_90a", search={"level": 1, "limit": 2})
+    assert job.state == "done"
+    assert {problem.name: problem.state for problem in job.problems} == {one["name"]: "done" for one in problems}
+    assert all(problem.verdicts == {"ok": 2} for problem in job.problems)
+    assert client.tune(problems, target="sm_90a", search={"level": 1, "limit": 2}).cached
+
+
+def test_a_search_without_a_schedule_says_the_numbers(client: Client) -> None:
+    large = {"operator": "conv2d_dgrad", "n": 2**15, "h": 128, "w": 128, "c": 8, "k": 8, "r": 3, "s": 3}
+    job = client.tune([{**large, "dtype": "float16", "name": "large"}], target="sm_90a", search={"level": 0})
+    (problem,) = job.problems
+    assert problem.state == "failed"
+    assert problem.rejected == {"index": 1}
