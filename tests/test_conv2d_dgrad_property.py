@@ -126,6 +126,13 @@ def test_drawn_schedules_compile(toolchain: Toolchain, processes: Processes) -> 
     require_compiled(draws(12, seed_of_this_run(), NAME), toolchain, processes)
 
 
+def test_reduced_problems_have_the_kernel_of_what_was_drawn() -> None:
+    op = operator(NAME)
+    for _, candidate in draws(300, seed_of_this_run(), NAME):
+        kernels = {op.candidate(one, candidate.schedule).kernel for one in op.test_problems(candidate.kernel)}
+        assert kernels == {candidate.kernel}, candidate.problem
+
+
 def test_a_seed_decides_the_draws() -> None:
     assert [one.id for _, one in draws(20, 5, NAME)] == [one.id for _, one in draws(20, 5, NAME)]
     assert [one.id for _, one in draws(20, 5, NAME)] != [one.id for _, one in draws(20, 6, NAME)]

@@ -43,7 +43,7 @@ def test_a_public_gradient_has_schedules_at_levels_0_and_1(problem: dict[str, An
 
 
 def test_the_example_has_every_gradient_of_its_network() -> None:
-    request = json.loads((ROOT / "examples" / "resnet18_grad.json").read_text())
+    request = json.loads((ROOT / "examples" / "resnet18_dgrad.json").read_text())
     asked = [one for one in request["problems"] if one["operator"] == "conv2d_dgrad"]
     found = [OP.parse({name: value for name, value in one.items() if name != "name"}) for one in asked]
     # The stem's image needs no gradient.

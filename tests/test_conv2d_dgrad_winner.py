@@ -110,6 +110,7 @@ def test_the_launches_are_what_cost_and_work_say(
 
 # ---- what a library refuses
 
+DO_NOT_FIT = "or the scalars (such as stride and padding) do not fit"
 OPERANDS = """
 def H(*shape, **where): return T(shape, 'float16', **where)
 dy, w, r = H(2, 6, 5, 24), H(24, 3, 3, 16), H(2, 12, 10, 16)
@@ -142,9 +143,9 @@ REFUSED = {
     "address": ("H(2, 6, 5, 24, address=0x40000008), w, dx, r, *rest", "ValueError", "16 bytes"),
     "residual": ("dy, w, dx, H(2, 12, 5, 32), *rest", "ValueError", "the shape of dx"),
     "overlap": ("dy, w, dx, dx, *rest", "ValueError", "overlaps residual"),
-    "another geometry": ("dy, w, dx, r, 3, *rest[1:]", "ValueError", "an extent is below 1 or beyond"),
-    "a stride of 0": ("dy, w, dx, r, 0, *rest[1:]", "ValueError", "an extent is below 1 or beyond"),
-    "a negative dilation": ("dy, w, dx, r, *rest[:5], -1", "ValueError", "an extent is below 1 or beyond"),
+    "another geometry": ("dy, w, dx, r, 3, *rest[1:]", "ValueError", DO_NOT_FIT),
+    "a stride of 0": ("dy, w, dx, r, 0, *rest[1:]", "ValueError", DO_NOT_FIT),
+    "a negative dilation": ("dy, w, dx, r, *rest[:5], -1", "ValueError", DO_NOT_FIT),
 }
 
 
@@ -186,7 +187,7 @@ def test_a_kernel_without_phases_refuses_a_stride(
     plain = build(level_0(padding=1, dtype="float16", epilogue=[{"op": "residual"}]), folder, toolchain, processes)
     body = f"{OPERANDS}\nanswer = attempt('run', dy, w, dx, r, *rest)"
     (got, message), log = child(calls(plain.path, body), driver=fake_driver)
-    assert (got, "an extent is below 1 or beyond" in message, launches(log)) == ("ValueError", True, []), message
+    assert (got, DO_NOT_FIT in message, launches(log)) == ("ValueError", True, []), message
 
 
 # ---- a job, the whole way

@@ -106,6 +106,8 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
         if number == 0 and not s["pointwise"]:
             size = (long * geometry.stride[0], long * geometry.stride[1])
             geometry = Geometry(size, geometry.stride, (1, 1), (1, 2))
+        if s["pointwise"] and s["layout"] == "nchw":
+            groups = 1  # with groups it is no product of stored matrices there
         per_image = max(3, (blocks * pixels + more) // images)
         rows = max(1, math.isqrt(per_image))
         filters = taps // math.prod(geometry.taps) if number == 0 else 2 if number == 1 else 1
@@ -123,10 +125,12 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
     g, last, depthwise = wish.geometry, s["layout"] == "nhwc", bool(s["depthwise"])
     quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
 
-    def is_of(operand: str, extent: int) -> bool:
+    def widest(operand: str, extent: int) -> int:
         element = s["out_dtype" if operand == "out" else "dtype"]
-        widest = next(width for width in classes(element, quads=quads) if extent % width == 0)
-        return widest == int(s[f"align_{operand}"])
+        return next(width for width in classes(element, quads=quads) if extent % width == 0)
+
+    def is_of(operand: str, extent: int) -> bool:
+        return widest(operand, extent) == int(s[f"align_{operand}"])
 
     # A window must fit, and no phase be left out.
     rows, columns = (
@@ -147,6 +151,8 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         counts = range(max(2, channels), channels + ROOM)
         groups, channels, filters = next(c for c in counts if not last or (is_of("x", c) and is_of("out", c))), 1, 1
     else:
+        if last and any(widest(operand, wish.unit) > int(s[f"align_{operand}"]) for operand in ("w", "out")):
+            groups = 1  # whole threads in each group are of a wider class
         unit = wish.unit if groups > 1 else 1
         counts = range(-(-channels // unit) * unit, channels + 8 * ROOM, unit)
         channels = next(c for c in counts if _has_channels(s, c, is_of))
