@@ -56,7 +56,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "taps one after the other": (PHASES, "s * w.tap_step * weight_column", "s * weight_column"),
     "pixels of dx one after the other": (PHASES, "first_w + column * w.stride", "first_w + column"),
     "all phases at the first row": (PHASES, "first_h + row * h.stride", "row * h.stride"),
-    "all images are the first": (PHASES, "C::channels_last ? image : 0", "0"),
+    "all images are the first": (PHASES, "int64_t(image) * h.extent", "0 * h.extent"),
     "phases of the other axis": (PHASES, "number / given.w.phases", "number / given.h.phases"),
     "filters of the first group": (FILTERS, "given.group_of(tile.matrix) * given.stride_a", "0 * given.stride_a"),
     "filters of the first group, by rows": (FILTERS, "tile.matrix * given.stride_b", "0 * given.stride_b"),

@@ -5,9 +5,10 @@
 // neighbouring filters, with channels first neighbouring pixels. A block's filters come through shared memory, `taps` at a
 // time, as floats.
 //
-// `Arguments` has, beside what conv/gather.cuh reads, how many filters, groups, and channels of a group there are; the image
-// is `a`, with the number of its output pixels in m, and the number of taps is k; `weight<channels_last>(filter, first, tap)`,
-// where b has tap first + tap of a filter; and `output<channels_last>(pixel)`, where an output pixel has its filters.
+// `Arguments` has, beside what conv/gather.cuh reads, how many filters, groups, and channels of a group there are (of a
+// gradient of the image, its channels are the filters); the image is `a`, with the number of its output pixels in m, and the
+// number of taps is k; `weight<channels_last>(filter, first, tap)`, where b has tap first + tap of a filter; and
+// `output<channels_last>(pixel)`, where an output pixel has its filters.
 #pragma once
 
 namespace cukiln {

@@ -137,8 +137,9 @@ struct Phase : Arguments {
   __device__ __forceinline__ int64_t pixel_of(int pixel) const {
     const int per_image = out_height * out_width, image = pixel / per_image, within = pixel - image * per_image;
     const int row = within / out_width, column = within - row * out_width;
-    const int64_t of_all = (int64_t(C::channels_last ? image : 0) * h.extent + first_h + row * h.stride) * w.extent + first_w + column * w.stride;
-    return C::channels_last ? of_all * filters : int64_t(image) * filters * h.extent * w.extent + of_all;
+    const int64_t of_image = int64_t(first_h + row * h.stride) * w.extent + first_w + column * w.stride;
+    const int64_t before = int64_t(image) * h.extent * w.extent;  // pixels of other images
+    return C::channels_last ? (before + of_image) * filters : before * filters + of_image;
   }
 
   __device__ __forceinline__ Position position(int matrix, int row, int column) const {
