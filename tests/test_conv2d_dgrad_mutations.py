@@ -17,7 +17,6 @@ from tests.mutants import Site, changed, find_sites, mutants, switched_operator
 OWN = operator("conv2d_dgrad").files
 SIMT: Mapping[str, dict[str, Any]] = {
     "simt nhwc, strided": {"words": {"strided": True}, "stages": 2},
-    "simt nchw, split": {"words": {"layout": "nchw"}, "split": "workspace"},
 }
 TENSOR: Mapping[str, dict[str, Any]] = {
     "fp16 nhwc": {"words": {"epilogue": ("residual",)}, "stages": 3, "tile_m": 64, "warps_m": 4},

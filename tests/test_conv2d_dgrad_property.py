@@ -123,7 +123,7 @@ def test_five_thousand_draws_are_right(tmp_path: Path) -> None:
 
 
 def test_drawn_schedules_compile(toolchain: Toolchain, processes: Processes) -> None:
-    require_compiled(draws(12, seed_of_this_run(), NAME), toolchain, processes)
+    require_compiled(draws(6, seed_of_this_run(), NAME), toolchain, processes)
 
 
 def test_reduced_problems_have_the_kernel_of_what_was_drawn() -> None:
