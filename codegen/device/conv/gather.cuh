@@ -189,30 +189,6 @@ struct Loader : gemm::simt::Loader<C, Operand::tile_outer, !Operand::along_k, Op
   }
 };
 
-// Both operands for gemm::simt::run, where neither is stored as a matrix.
-template <class C, class OperandA, class OperandB>
-struct Feed {
-  using LoaderA = Loader<C, OperandA>;
-  using LoaderB = Loader<C, OperandB>;
-
-  OperandA a;
-  OperandB b;
-
-  template <class Arguments>
-  __device__ __forceinline__ Feed(const Arguments& arguments, const gemm::Tile& tile, const gemm::Share& share)
-      : a(arguments, tile, share), b(arguments, tile, share) {}
-
-  __device__ __forceinline__ void load(LoaderA& loader_a, LoaderB& loader_b, int k_left) {
-    loader_a.load(a, k_left);
-    loader_b.load(b, k_left);
-  }
-
-  __device__ __forceinline__ void advance() {
-    a.next_step();
-    b.next_step();
-  }
-};
-
 }  // namespace simt
 
 namespace tensor {
@@ -244,53 +220,6 @@ struct Copier : gemm::tensor::Copier<C, SharedTile<C, Operand>, Operand::tile_ou
       if (in_tile && operand.wanted(i, k_left)) this->held[i] = load_global<align>(operand.address(i));
       operand.next_vector();
     }
-  }
-};
-
-// Both operands for gemm::tensor::run, where neither is stored as a matrix.
-template <class C, class OperandA, class OperandB>
-struct Feed {
-  using TileA = SharedTile<C, OperandA>;
-  using TileB = SharedTile<C, OperandB>;
-  using CopierA = Copier<C, OperandA>;
-  using CopierB = Copier<C, OperandB>;
-  static constexpr int stage_bytes = TileA::bytes + TileB::bytes;
-
-  OperandA a;
-  OperandB b;
-  int k_left;
-  CopierA copier_a;
-  CopierB copier_b;
-
-  template <class Arguments>
-  __device__ __forceinline__ Feed(const Arguments& arguments, const gemm::Tile& tile, const gemm::Share& share)
-      : a(arguments, tile, share), b(arguments, tile, share), k_left(share.end - share.first) {}
-
-  __device__ __forceinline__ void advance() {
-    a.next_step();
-    b.next_step();
-    k_left -= C::tile_k;
-  }
-
-  // Every step commits a group, an empty one behind the end of k: so a wait can count steps.
-  __device__ __forceinline__ void start(char* stage) {
-    if (k_left > 0) {
-      CopierA::start(stage, a, k_left);
-      CopierB::start(stage + TileA::bytes, b, k_left);
-      advance();
-    }
-    cp_async_commit();
-  }
-
-  __device__ __forceinline__ void fetch() {
-    copier_a.fetch(a, k_left);
-    copier_b.fetch(b, k_left);
-    advance();
-  }
-
-  __device__ __forceinline__ void deposit(char* stage) const {
-    copier_a.deposit(stage);
-    copier_b.deposit(stage + TileA::bytes);
   }
 };
 

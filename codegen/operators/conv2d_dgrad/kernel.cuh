@@ -32,9 +32,9 @@ __device__ __forceinline__ void run_phase(const Arguments& arguments) {
   if (phase.k == 0) {
     write_zeros<C>(phase, tile);
   } else if constexpr (C::tensor_cores) {
-    gemm::tensor::compute<C, conv::tensor::Feed<C, OperandA<C>, OperandB<C>>>(phase, tile, Share{0, phase.k});
+    gemm::tensor::compute<C, tensor::Feed<C>>(phase, tile, Share{0, phase.k});
   } else {
-    gemm::simt::compute<C, conv::simt::Feed<C, OperandA<C>, OperandB<C>>>(phase, tile, Share{0, phase.k});
+    gemm::simt::compute<C, simt::Feed<C>>(phase, tile, Share{0, phase.k});
   }
 }
 
@@ -58,13 +58,13 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     if constexpr (C::pointwise) {
       gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
     } else {
-      gemm::tensor::run<C, conv::tensor::Feed<C, OperandA<C>, OperandB<C>>>(Phase<C>(arguments, 0));
+      gemm::tensor::run<C, tensor::Feed<C>>(Phase<C>(arguments, 0));
     }
   } else {
     if constexpr (C::pointwise) {
       gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
     } else {
-      gemm::simt::run<C, conv::simt::Feed<C, OperandA<C>, OperandB<C>>>(Phase<C>(arguments, 0));
+      gemm::simt::run<C, simt::Feed<C>>(Phase<C>(arguments, 0));
     }
   }
 }
