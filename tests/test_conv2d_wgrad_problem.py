@@ -41,6 +41,11 @@ def faults(**fields: Any) -> dict[str, str]:
         ({"out_dtype": "int32"}, "out_dtype", "'float32', 'float16' or 'bfloat16'"),
         ({"epilogue": [{"op": "bias", "axis": "m"}]}, "epilogue.0.bias.axis", "'k'"),
         ({"p": 3}, "p", "not permitted"),
+        (
+            {"epilogue": [{"op": "masked_activation", "where_set": {"op": "relu"}}]},
+            "epilogue",
+            "masked_activation is for outputs of a layer",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_computed_is_refused_by_name(fields: dict[str, Any], field: str, said: str) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from codegen.epilogue import Bias, Node
 from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Convolution
+from codegen.problem import refuse
 
 
 class Conv2dWgradProblem(Convolution):
@@ -19,6 +22,13 @@ class Conv2dWgradProblem(Convolution):
     """
 
     operator: Literal["conv2d_wgrad"] = "conv2d_wgrad"
+
+    @field_validator("epilogue", mode="after")
+    @classmethod
+    def _without_activation_masks(cls, value: tuple[AnyNode, ...]) -> tuple[AnyNode, ...]:
+        if any(node.op == "masked_activation" for node in value):
+            raise refuse("no_activation", "masked_activation is for outputs of a layer; a gradient of filters has none")
+        return value
 
     @property
     def pixels(self) -> int:
