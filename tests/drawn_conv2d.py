@@ -36,10 +36,10 @@ EVERY_NODE: list[dict[str, Any]] = [
     {"op": "masked_activation", "where_set": {"op": "square"}},
     {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "gelu"}, "where_clear": {"op": "relu"}},
 ]  # fmt: skip
-# Of gradients: a bias has none there, and activations come before them.
+# Gradients have no masked activations; that of an image neither a bias nor activations.
 NODES_OF: dict[str, list[dict[str, Any]]] = {
     "conv2d": EVERY_NODE,
-    "conv2d_wgrad": EVERY_NODE,
+    "conv2d_wgrad": [one for one in EVERY_NODE if one["op"] != "masked_activation"],
     "conv2d_dgrad": [one for one in EVERY_NODE if one["op"] in ("residual", "mask", "scale", "clip", "cast")],
 }
 MOST_PRODUCTS = 1_500_000
@@ -79,7 +79,7 @@ def _problem(name: str, number: int, rng: random.Random) -> Convolution:
                 ]
                 fields[field] = [int(one) for one in fields[field]]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
-        fields["epilogue"] = rng.choices(OF_DGRAD if name == "conv2d_dgrad" else EVERY_NODE, k=NODES[number // 7 % 5])
+        fields["epilogue"] = rng.choices(NODES_OF[name], k=NODES[number // 7 % 5])
         if any(_window(fields, axis) > _padded(fields, axis) for axis in (0, 1)):
             continue
         problem = operator(name).parse({"operator": name, **fields})
