@@ -18,6 +18,7 @@ from codegen.operators.matmul.problem import MatmulProblem
 from tests.fixtures_codegen import matmul
 from workers.vendor import cublaslt
 from workers.vendor import matmul as vendor_matmul
+from workers.vendor.bench import laid_out
 from workers.vendor.cublaslt import CublasError, CublasLt, Layout, LibraryMissing
 from workers.vendor.plan import Fused, ProductPlan, fused, plans
 
@@ -209,7 +210,7 @@ def test_rows_and_batches_are_laid_out_with_gaps_that_are_not_numbers() -> None:
     problem = matmul(m=3, n=2, k=2, batch=2, lda=5, stride_a=20)
     (a, *_) = operator("matmul").operands(problem)
     values = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
-    flat = vendor_matmul.laid_out(a, values)
+    flat = laid_out(a, values)
     assert flat.shape == (20 + 2 * 5 + 2,)
     assert flat[0:2].tolist() == [0.0, 1.0] and flat[20 + 5 : 20 + 7].tolist() == [8.0, 9.0]
     assert np.isnan(flat[2:5]).all() and np.isnan(flat[12:20]).all()

@@ -389,7 +389,9 @@ def chains(path: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("module", ["gpu/cupy_gpu", "gpu/cupy_timer", "vendor/matmul"])
+@pytest.mark.parametrize(
+    "module", ["gpu/cupy_gpu", "gpu/cupy_timer", "vendor/bench", "vendor/convolution", "vendor/matmul"]
+)
 def test_every_name_that_is_used_of_cupy_is_there(module: str) -> None:
     if importlib.util.find_spec("cupy") is None:
         pytest.skip(NO_CUPY)

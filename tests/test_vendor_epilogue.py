@@ -20,8 +20,9 @@ from codegen.render_group import header_text
 from tests.fixtures_codegen import EVERY_NODE, matmul
 from tests.gpu.run_primitives import find_nvcc
 from workers.build_cpu import CPU_FLAGS
+from workers.vendor.bench import laid_out
 from workers.vendor.epilogue import NAME, After, Matrices
-from workers.vendor.matmul import after, laid_out
+from workers.vendor.matmul import after
 from workers.vendor.plan import Fused, plans
 
 FIRST, SECOND = EVERY_NODE[:8], EVERY_NODE[8:]

@@ -4,47 +4,27 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib.stride_tricks import as_strided
 
 from codegen.arrays import as_float64
-from codegen.dtypes import dtype
 from codegen.operator import Operand
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
-from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused
+from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor import cublaslt
+from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
 from workers.vendor.cublaslt import CublasError, CublasLt, Descriptor, Found, Layout
 from workers.vendor.epilogue import NAME, After, Matrices
 from workers.vendor.plan import ProductPlan, plans
 
-HostArray = npt.NDArray[Any]
 ALGORITHMS = 8
 WORKSPACE_BYTES = 64 * 2**20
 LARGEST_ALIGNMENT = 256  # that cuBLASLt's heuristics tell apart
-
-
-class Bench(Protocol):
-    """What is needed of a GPU: `arrays` is cupy, `stream` the handle of the stream that everything is queued on."""
-
-    arrays: Any
-    stream: int
-
-    def address(self, array: DeviceArray) -> int: ...
-
-    def synchronize(self) -> None: ...
-
-    def faults(self) -> AbstractContextManager[None]: ...
-
-    def kernel(self, text: str, name: str) -> Callable[..., None]:
-        """A kernel from CUDA C++, called with grid, block and arguments (NumPy scalars)."""
 
 
 @dataclass(frozen=True)
@@ -182,24 +162,11 @@ def _calls(
     after = _after(bench, problem, plan) if plan.needs_kernel else None
     prepared = Prepared(plan, (a, b, d, d), products, tuple(made), workspace, after)
     calls = [MatmulCall(bench, library, problem, prepared, one) for one in found]
-    return [call for call in calls if _runs(bench, call)]
+    return [call for call in calls if runs(bench, call)]
 
 
 def _product(library: CublasLt, plan: ProductPlan, bias: int | None) -> Descriptor:
     return library.product(plan.compute, plan.scale, transpose=plan.transpose, epilogue=plan.epilogue, bias=bias)
-
-
-def _runs(bench: Bench, call: MatmulCall) -> bool:
-    """Whether the algorithm can be launched; after it, nothing is loaded or compiled any more."""
-    try:
-        call.run(0)
-    except GpuFault:
-        raise
-    except LaunchRefused:
-        bench.synchronize()  # raises GpuFault where the refusal was a fault
-        return False
-    bench.synchronize()
-    return True
 
 
 def _int32(value: float) -> ctypes.c_int32:
@@ -247,8 +214,8 @@ def upload(bench: Bench, problem: MatmulProblem, plan: ProductPlan, inputs: Mapp
         flat["a"], flat["b"] = packed(problem, plan, inputs)
     with bench.faults():
         moved = {name: bench.arrays.asarray(array) for name, array in flat.items()}
-        product = _poisoned(bench, _elements(plan.d), stored_as(plan.d.dtype))
-        out = product if plan.in_place else _poisoned(bench, operands["out"].elements, stored_as(problem.out_dtype))
+        product = poisoned(bench, _elements(plan.d), stored_as(plan.d.dtype))
+        out = product if plan.in_place else poisoned(bench, operands["out"].elements, stored_as(problem.out_dtype))
     # The library computes the transpose: its A is B.
     return Operands(moved.pop("b"), moved.pop("a"), product, out, moved)
 
@@ -258,16 +225,6 @@ def _copy(one: Operands) -> Operands:
     out = product if one.out is one.product else one.out.copy()
     others = {name: array.copy() for name, array in one.others.items()}
     return Operands(one.first.copy(), one.second.copy(), product, out, others)
-
-
-def laid_out(operand: Operand, values: HostArray) -> HostArray:
-    """The operand's memory with those values; all bits are set in the gaps between its rows."""
-    element = dtype(operand.dtype)
-    flat = np.empty(operand.elements, element.numpy)
-    flat.view(np.uint8)[...] = 0xFF
-    strides = [stride * element.bytes for stride in operand.strides]
-    as_strided(flat, operand.shape, strides)[...] = values.astype(element.numpy, copy=False)
-    return flat.view(stored_as(operand.dtype))
 
 
 def packed(problem: MatmulProblem, plan: ProductPlan, inputs: Mapping[str, HostArray]) -> tuple[HostArray, HostArray]:
@@ -291,10 +248,6 @@ def _padded(values: HostArray, layout: Layout) -> HostArray:
 
 def _elements(layout: Layout) -> int:
     return (layout.batch - 1) * layout.stride + (layout.columns - 1) * layout.pitch + layout.rows
-
-
-def _poisoned(bench: Bench, elements: int, element: np.dtype[Any]) -> DeviceArray:
-    return bench.arrays.full(elements * element.itemsize, 0xFF, np.uint8).view(element)
 
 
 def _out(problem: MatmulProblem) -> Operand:

@@ -1,0 +1,227 @@
+"""cuDNN through its graph API, by NVIDIA's own Python package for it, `nvidia-cudnn-frontend`.
+
+A package that is kept by cuDNN's makers instead of calls of our own: the backend's descriptors are many, and change. It
+takes raw pointers, our stream and a workspace of ours. cuDNN's legacy convolution functions, by ctypes, would not reach
+its fused graphs; PyTorch's functions allocate, and choose by themselves.
+
+That no tf32 is used has no switch in a graph: cuDNN's numerical notes say which engines may use tensor cores, and plans
+with that note are left out, as PyTorch does it. (The heuristics of cuDNN 9.28 for sm_90 then leave the same plans as
+under NVIDIA_TF32_OVERRIDE=0.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sysconfig
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from workers.vendor.convolution_plan import ConvolutionPlan, Tensor
+
+SONAME = "libcudnn.so.9"
+HOW_TO_INSTALL = (
+    "pip install --constraint constraints.txt nvidia-cudnn-frontend nvidia-cudnn-cu13 (about 900 MB of libraries), or "
+    "nvidia-cudnn-frontend beside a PyTorch for CUDA, which brings the library"
+)
+DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
+OUTPUT = 1000  # id of the tensor that a graph writes; those that it reads count from 1
+
+
+class LibraryMissing(Exception):
+    """There is no cuDNN, or no package for its graphs; the message says what was tried and what to install."""
+
+
+class CudnnError(Exception):
+    """A call failed, with cuDNN's words."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan of a graph that is built: its number, what cuDNN calls it, and its workspace."""
+
+    index: int
+    name: str
+    workspace_bytes: int
+
+
+class Cudnn:
+    """The package with its library. Raises LibraryMissing; its calls raise CudnnError.
+
+    `device`: a device's properties, in the JSON of cuDNN, in the place of the current device: graphs are then planned
+    but cannot be executed.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self.package = _load()
+        self._target: dict[str, Any] = {}
+        if device is not None:
+            self._target = {"device_property": self.call(self.package.create_device_properties, device)}
+        self._handle: Any = None
+
+    @property
+    def version(self) -> str:
+        """As the wheel is numbered: 9.28.0."""
+        number = int(self.package.backend_version())
+        # CUDNN_VERSION of cuDNN 9: major * 10000 + minor * 100 + patch.
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    def open(self, stream: int) -> None:
+        """A handle on the current device, whose work is queued on that stream."""
+        self._handle = self.call(self.package.create_handle)
+        # Not __del__, which would keep no order at the interpreter's end.
+        weakref.finalize(self, self.package.destroy_handle, self._handle)
+        self.call(self.package.set_stream, handle=self._handle, stream=stream)
+        self._target = {"handle": self._handle}
+
+    def graph(self, plan: ConvolutionPlan) -> Graph:
+        return Graph(self, plan, self._target)
+
+    def execute(self, graph: Any, index: int, pointers: Mapping[int, int], workspace: int) -> None:
+        self.call(graph.execute_plan_at_index, pointers, workspace, index, handle=self._handle)
+
+    def call(self, function: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (RuntimeError, ValueError, self.package.cudnnGraphNotSupportedError) as error:
+            raise CudnnError(" ".join(str(error).split())[:500]) from error
+
+
+class Graph:
+    """A convolution and the nodes fused after it. `ids`: of the tensors that it reads, by the operand's name."""
+
+    def __init__(self, library: Cudnn, plan: ConvolutionPlan, target: Mapping[str, Any]) -> None:
+        self._library, self._plan = library, plan
+        single = library.package.data_type.FLOAT
+        self.graph = library.call(
+            library.package.pygraph,
+            io_data_type=single,
+            intermediate_data_type=single,
+            compute_data_type=single,
+            **target,
+        )
+        self.ids = {name: number for number, name in enumerate(plan.tensors, start=1)}
+        # Kept as long as the graph: it is given their addresses.
+        self._scalars: dict[int, ctypes.c_float] = {}
+        self._describe()
+
+    def find(self, count: int, workspace_bytes: int, seconds: float) -> Iterator[Found]:
+        """Plans that can be built and compute what the problem asks for, in the order of cuDNN's heuristics; at
+        most `count`, and none is begun after `seconds`: it takes milliseconds where the kernels are in the library,
+        seconds where cuDNN compiles them. Raises CudnnError where there are none at all."""
+        self._list()
+        graph, until, seen = self.graph, time.monotonic() + seconds, set[str]()
+        for index in range(graph.get_execution_plan_count()):
+            if len(seen) == count or time.monotonic() > until:
+                return
+            name = graph.get_plan_name_at_index(index)
+            if name in seen:
+                continue
+            try:
+                self._library.call(graph.build_plan_at_index, index)
+            except CudnnError:
+                continue  # left out by its notes, or not for this device
+            found = Found(index, name, int(graph.get_workspace_size_plan_at_index(index)))
+            if found.workspace_bytes <= workspace_bytes:
+                seen.add(name)
+                yield found
+
+    def execute(self, index: int, pointers: Mapping[str, int], output: int, workspace: int) -> None:
+        """Queues a plan. `pointers`: by the operand's name."""
+        given = {number: pointers[name] for name, number in self.ids.items()}
+        given |= {number: ctypes.addressof(scalar) for number, scalar in self._scalars.items()}
+        self._library.execute(self.graph, index, {**given, OUTPUT: output}, workspace)
+
+    def _describe(self) -> None:
+        plan, graph, library = self._plan, self.graph, self._library
+        tensors = {name: self._tensor(name, described) for name, described in plan.tensors.items()}
+        given = {role: tensors[name] for role, name in plan.form.tensors.items()}
+        value = library.call(
+            getattr(graph, plan.form.method),
+            **given,
+            padding=list(plan.padding),
+            stride=list(plan.stride),
+            dilation=list(plan.dilation),
+        )
+        # The shape of a gradient does not follow from those of the others.
+        value.set_dim(list(plan.product.extents)).set_stride(list(plan.product.strides))
+        for node, name in zip(plan.fused, plan.fused_operands, strict=True):
+            if name is not None:
+                value = graph.add(a=value, b=tensors[name])  # a bias is repeated along its other dimensions
+            elif node.op == "scale":
+                value = graph.mul(a=value, b=self._scalar(node.scalars[0]))
+            elif node.op == "leaky_relu":
+                value = graph.leaky_relu(input=value, negative_slope=node.scalars[0])
+            else:
+                value = getattr(graph, {"silu": "swish"}.get(node.op, node.op))(input=value)
+        value.set_output(True).set_data_type(self._type(plan.product.dtype)).set_uid(OUTPUT)
+        value.set_dim(list(plan.product.extents)).set_stride(list(plan.product.strides))
+        library.call(graph.validate)
+
+    def _list(self) -> None:
+        """The graph's plans, none built yet. Raises CudnnError where there are none."""
+        library, graph = self._library, self.graph
+        modes, notes = library.package.heur_mode, library.package.numerical_note
+        library.call(graph.build_operation_graph)
+        library.call(graph.create_execution_plans, [modes.A, modes.B, modes.FALLBACK])
+        unwanted = [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
+        if not self._plan.tensor_cores:
+            unwanted.append(notes.TENSOR_CORE)
+        library.call(graph.deselect_numeric_notes, unwanted)
+
+    def _tensor(self, name: str, described: Tensor) -> Any:
+        return self._library.call(
+            self.graph.tensor,
+            dim=list(described.extents),
+            stride=list(described.strides),
+            data_type=self._type(described.dtype),
+            name=name,
+            uid=self.ids[name],
+        )
+
+    def _scalar(self, value: float) -> Any:
+        """A number in host memory, read when the graph is executed."""
+        number = OUTPUT + 1 + len(self._scalars)
+        self._scalars[number] = ctypes.c_float(value)
+        return self._library.call(
+            self.graph.tensor,
+            dim=[1, 1, 1, 1],
+            stride=[1, 1, 1, 1],
+            data_type=self._type("float32"),
+            is_pass_by_value=True,
+            uid=number,
+        )
+
+    def _type(self, name: str) -> Any:
+        return getattr(self._library.package.data_type, DATA_TYPES[name])
+
+
+def libraries() -> list[Path]:
+    """The copies of libcudnn on this machine, in the order of the package's own search (`cudnn/__init__.py`) as far as
+    that goes: LD_LIBRARY_PATH, this Python's packages, then all that are imported from, and what PyTorch holds."""
+    folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    folders.append(Path(sysconfig.get_path("purelib"), "nvidia", "cudnn", "lib"))
+    for package, inside in (("nvidia", "cudnn/lib"), ("torch", "lib")):
+        found = importlib.util.find_spec(package)
+        folders += [Path(root, inside) for root in (found.submodule_search_locations or ())] if found else []
+    return [folder / SONAME for folder in folders if (folder / SONAME).exists()]
+
+
+def _load() -> Any:
+    """The package, with a library. What is loaded already is found by its name."""
+    there = libraries()
+    try:
+        if there:
+            ctypes.CDLL(str(there[0]))
+        package: Any = import_module("cudnn")
+        package.backend_version()
+    except (ImportError, OSError, RuntimeError) as error:
+        looked = f"tried {', '.join(map(str, there))}" if there else f"no {SONAME} in any place that is known"
+        raise LibraryMissing(f"no cuDNN: {error}; {looked}. {HOW_TO_INSTALL}") from error
+    return package
