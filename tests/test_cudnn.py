@@ -25,7 +25,7 @@ from codegen.test_plan import judge
 from tests.conv2d_kernels import conv2d
 from workers.gpu.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
-from workers.vendor import convolution, cudnn
+from workers.vendor import convolution, cublaslt, cudnn
 from workers.vendor.convolution_plan import FORMS, ConvolutionPlan, Tensor, after, plans
 from workers.vendor.cudnn import Cudnn, CudnnError, Found, LibraryMissing
 
@@ -216,7 +216,7 @@ class NumpyGraph:
         if index in self.library.broken:
             raise CudnnError("not for this device")
         memory = self.library.bench.memory
-        assert memory[workspace].nbytes >= 64 * 4
+        assert memory[workspace].nbytes >= 64 * index
         given = {name: view(memory[address], self.plan.tensors[name]) for name, address in pointers.items()}
         view(memory[output], self.plan.product, write=True)[...] = computed(self.plan, given)
 
@@ -366,6 +366,24 @@ def test_a_machine_without_the_library_is_told_what_to_install(monkeypatch: pyte
         convolution.offers(NumpyBench(), small()[0], {}, 1)
 
 
+def test_cudnn_is_not_loaded_where_it_would_find_no_cublas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none() -> Any:
+        raise cublaslt.LibraryMissing("no libcublasLt: nowhere")
+
+    there = tmp_path / "nvidia" / "cudnn" / "lib" / cudnn.SONAME
+    there.parent.mkdir(parents=True)
+    there.write_text("no library, and not opened")
+    monkeypatch.setattr(cublaslt, "CublasLt", none)
+    monkeypatch.setattr(cudnn, "libraries", lambda: [there])
+    with pytest.raises(LibraryMissing, match="no libcublasLt: nowhere"):
+        Cudnn()
+    beside = tmp_path / "nvidia" / "cu13" / "lib" / "libcublasLt.so.13"
+    beside.parent.mkdir(parents=True)
+    beside.touch()
+    with pytest.raises(LibraryMissing, match=str(there)):  # opened now
+        Cudnn()
+
+
 def test_the_library_is_found_where_the_package_looks_then_beside_pytorch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -471,7 +489,7 @@ def planned(folder: Path, problems: Sequence[Mapping[str, Any]], **environment: 
     done = subprocess.run(
         [sys.executable, "-c", PLAN],
         cwd=ROOT,
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", **environment},
+        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(sys.path), **environment},
         input=json.dumps({"device": DEVICE, "problems": problems}),
         capture_output=True,
         text=True,

@@ -17,12 +17,13 @@ import os
 import sysconfig
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from workers.vendor import cublaslt
 from workers.vendor.convolution_plan import ConvolutionPlan, Tensor
 
 SONAME = "libcudnn.so.9"
@@ -217,11 +218,22 @@ def _load() -> Any:
     """The package, with a library. What is loaded already is found by its name."""
     there = libraries()
     try:
+        _require_cublas(there)
         if there:
             ctypes.CDLL(str(there[0]))
         package: Any = import_module("cudnn")
         package.backend_version()
-    except (ImportError, OSError, RuntimeError) as error:
-        looked = f"tried {', '.join(map(str, there))}" if there else f"no {SONAME} in any place that is known"
+    except (ImportError, OSError, RuntimeError, cublaslt.LibraryMissing) as error:
+        looked = f"tried {there[0]}" if there else f"no {SONAME} beside PyTorch, in a wheel or in LD_LIBRARY_PATH"
         raise LibraryMissing(f"no cuDNN: {error}; {looked}. {HOW_TO_INSTALL}") from error
     return package
+
+
+def _require_cublas(there: Sequence[Path]) -> None:
+    """cuDNN ends the process where it finds no cuBLASLt: loaded, or in the places that its own parts name."""
+    try:
+        cublaslt.CublasLt()
+    except cublaslt.LibraryMissing:
+        name = "libcublasLt.so.*"
+        if not any((*one.parent.glob(name), *one.parents[2].glob(f"*/lib/{name}")) for one in there[:1]):
+            raise
