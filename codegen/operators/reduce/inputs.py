@@ -1,0 +1,67 @@
+"""Inputs of a reduction's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from codegen.dtypes import dtype
+from codegen.operator import Array, InputKind, Operand
+from codegen.operators.reduce.problem import ReduceProblem
+
+# Sums of fp32 are exact up to 2^24; kept a little below, for squares and products of values up to LARGEST.
+EXACT_TOTAL, LARGEST = 2**22, 4
+# Whole numbers that float64, in which the reference adds, holds all of.
+EXACT_BITS = 52
+NAN_SHARE = 0.3
+
+
+def make_inputs(
+    problem: ReduceProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
+) -> dict[str, Array]:
+    """`integer`: small whole numbers, so few of them other than 0 that sums of their squares are exact; of int32 large
+    ones, whose sums leave 32 bits. `normal`: standard normals. Some rows of an argmax have NaN, and equal values."""
+    found = {}
+    for operand in operands:
+        if operand.role != "in":
+            continue
+        element = dtype(operand.dtype).numpy
+        if operand.name == "mask":
+            found["mask"] = rng.integers(0, 2, operand.shape).astype(element) * np.uint8(rng.integers(1, 256))
+        elif operand.name.startswith("mask"):
+            found[operand.name] = rng.integers(0, 2, operand.shape).astype(element)
+        elif operand.dtype == "int32":
+            found[operand.name] = _whole_numbers(problem, operand.shape, rng)
+        elif kind == "integer":
+            found[operand.name] = _small(problem, operand.shape, rng).astype(element)
+        else:
+            found[operand.name] = rng.standard_normal(operand.shape, dtype=np.float32).astype(element)
+        if operand.name == "x" and problem.fn == "argmax" and operand.dtype != "int32":
+            _put_nans(found["x"], rng)
+    return found
+
+
+def _small(problem: ReduceProblem, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    values = rng.integers(-LARGEST, LARGEST, shape, dtype=np.int32)
+    terms = EXACT_TOTAL // LARGEST**4  # a product or a square may be squared once more
+    if problem.fn not in ("max", "min", "argmax") and problem.count > terms:
+        values *= rng.random(shape) < terms / problem.count
+    return values
+
+
+def _whole_numbers(problem: ReduceProblem, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    bits = 30
+    if problem.fn in ("sum", "mean", "sum_of_squares"):
+        left = EXACT_BITS - problem.count.bit_length()
+        bits = min(bits, left // 2 if problem.fn == "sum_of_squares" else left)
+    if problem.fn in ("variance", "logsumexp"):
+        bits = 3
+    return rng.integers(-(2**bits), 2**bits, shape, dtype=np.int32)
+
+
+def _put_nans(values: Array, rng: np.random.Generator) -> None:
+    """One element in some of them, wherever it lies."""
+    flat = values.reshape(-1)
+    if rng.random() < 0.5:
+        flat[rng.integers(0, flat.size, max(1, flat.size // 200))] = np.nan

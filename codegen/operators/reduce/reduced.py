@@ -1,0 +1,86 @@
+"""Reduced problems of a kernel's signature: the real Config, alignment class and lists of axes on extents a CPU can run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.epilogue import node_of
+from codegen.operators.reduce.axes import WIDEST_BYTES, form_of
+from codegen.operators.reduce.problem import ReduceProblem
+
+Level = tuple[str, int]  # list, extent
+
+
+def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[ReduceProblem]:
+    """Whole blocks with more trips than one; ragged in units and in steps; the smallest; many small axes."""
+    t = tunables
+    by_rows, vector = t["algorithm"] == "row", int(t["vector"])
+    depth = t["threads"] // t["lanes"]
+    units, apart = (depth, t["lanes"]) if by_rows else (t["lanes"], depth)
+    trip = apart * t["unroll"]
+    wishes = ((units, trip + apart), (units + 1 + units // 3, trip + trip // 2 + 1), (1, 1), (2 * units + 1, 3))
+    found = []
+    for number, (kept, steps) in enumerate(wishes):
+        outputs, count = (kept, steps * vector) if by_rows else (kept * vector, steps)
+        found.append(_granted(signature, outputs, count, number % 2 == 1))
+    return found
+
+
+def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> ReduceProblem:
+    """The problem nearest to the wish that has the signature's class; `apart`: with gaps between the levels."""
+    kept = _extents(s, "kept", outputs)
+    reduced = _extents(s, "reduced", count)
+    order = list(_interleaved(s, kept, reduced))
+    size = dtype(s["dtype"]).bytes
+    for gaps in (apart, True):
+        fields = _laid_out(s, order, gaps)
+        own = form_of(fields["shape"], fields["strides"], fields["axes"], s["fn"], size)
+        lists = (len(own.kept.extents), len(own.reduced.extents))
+        if (own.inner, own.align, *lists) == (s["inner"], s["align"], s["kept_axes"], s["reduced_axes"]):
+            break
+    names = ("dtype", "out_dtype", "fn", "map", "write_map")
+    chain = tuple(node_of(part) for part in s["epilogue"])
+    return ReduceProblem(**fields, **{name: s[name] for name in names}, epilogue=chain)
+
+
+def _extents(s: Mapping[str, Any], kind: str, wish: int) -> list[int]:
+    """Of a list, outermost first: small ones, and the innermost as large as the wish leaves it."""
+    outer = [2 + (i == 0) for i in range(s[f"{kind}_axes"] - 1)]
+    inner = max(2 if outer else 1, -(-wish // math.prod(outer)))
+    if s["inner"] == kind:
+        align, widest = s["align"], WIDEST_BYTES // dtype(s["dtype"]).bytes
+        times = max(1, -(-inner // align))
+        # An odd number of the class, so that no wider one divides it; of one element there are no neighbours.
+        inner = align * (times if align == widest else times | 1)
+        inner = max(inner, 3) if align == 1 else inner
+    return [*outer, inner]
+
+
+def _interleaved(s: Mapping[str, Any], kept: list[int], reduced: list[int]) -> Iterator[Level]:
+    """Levels from the innermost to the outermost, the lists in turn."""
+    left = {"kept": list(kept), "reduced": list(reduced)}
+    kind = "kept" if s["inner"] == "kept" else "reduced"
+    while left["kept"] or left["reduced"]:
+        if not left[kind]:
+            kind = "reduced" if kind == "kept" else "kept"
+        yield kind, left[kind].pop()
+        kind = "reduced" if kind == "kept" else "kept"
+
+
+def _laid_out(s: Mapping[str, Any], order: list[Level], gaps: bool) -> dict[str, Any]:
+    """Shape, strides and axes. Where no list has neighbours, elements lie two apart."""
+    align = s["align"]
+    stride = 2 if s["inner"] == "none" else 1
+    shape, strides, axes = [], [], []
+    for place, (kind, extent) in enumerate(order):
+        shape.append(extent)
+        strides.append(stride)
+        if kind == "reduced":
+            axes.append(len(order) - 1 - place)
+        stride *= extent
+        if gaps:
+            stride = -(-stride // align) * align + align
+    return {"shape": tuple(reversed(shape)), "strides": tuple(reversed(strides)), "axes": tuple(axes)}
