@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,13 @@ def namespace_of(array: Array) -> Any:
     """
     says = getattr(array, "__array_namespace__", None)
     return sys.modules[type(array).__module__.partition(".")[0]] if says is None else says()
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Several arrays as one vector, one behind the other; a single one as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return namespace_of(parts[0]).concatenate([one.reshape(-1) for one in parts])
 
 
 def as_float64(array: Array, dtype: str) -> Float64:

@@ -10,11 +10,11 @@ A case is a set of inputs and the launches made with it, which whoever runs it j
 Every launch runs `repeats` times on the same inputs; each output is judged, and all have equal bits where `same_bits`
 says so: a race does not show in every run.
 
-A shipped kernel has no switch that makes its inexact activations the identity, as the CPU's exact build has. So where a
-chain has such a node, and at full extents, where a request's own scalars (a slope of 0.01, say) make the epilogue
-round, the integer case asks for the reference as it is: the sums are exact, which `Operator.reference` notices, so the
-bound is the epilogue's own, and 0 (equality) wherever that does not round either. A wrong sum then shows wherever the
-activation lets it through. That the same text with the identity in its place is equal everywhere the CPU has proved.
+A shipped kernel has no switch that makes what fp32 only approximates exact, as the CPU's exact build has. So where a kernel
+has such a part (`Operator.exact`), and at full extents, where a request's own scalars (a slope of 0.01, say) make the
+epilogue round, the integer case asks for the reference as it is: the sums are exact, which `Operator.reference` notices,
+so the bound is the epilogue's own, and 0 (equality) wherever that does not round either. A wrong sum then shows wherever
+the activation lets it through. That the same text with the identity in its place is equal everywhere the CPU has proved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from codegen.epilogue import node_of
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
 from codegen.problem import Problem
@@ -77,7 +76,7 @@ def reduced_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Gpu
     """The cases of a kernel, whatever problem it is for; `seed` decides all inputs."""
     problems = operator.test_problems(kernel)
     seeds = _seeds(seed, _REDUCED, 2 * len(problems))
-    exact, same_bits = _exact_chain(operator, kernel), operator.deterministic(kernel)
+    exact, same_bits = operator.exact(kernel), operator.deterministic(kernel)
     for number, problem in enumerate(problems):
         launches = tuple(tuple(values) for values in operator.test_launches(kernel, problem))
         yield GpuCase(problem, "integer", exact, seeds[2 * number], launches, REPEATS, same_bits)
@@ -100,11 +99,6 @@ def fresh_case(operator: Operator, candidate: Candidate, seed: int) -> GpuCase:
     return GpuCase(
         candidate.problem, "normal", False, normal_seed, (launch,), 1, operator.deterministic(candidate.kernel)
     )
-
-
-def _exact_chain(operator: Operator, kernel: Kernel) -> bool:
-    """Whether the kernel's epilogue has no node that fp32 only approximates."""
-    return all(node_of(structure).exact for structure in operator.config(kernel).epilogue)
 
 
 def _seeds(seed: int, purpose: int, count: int) -> list[int]:

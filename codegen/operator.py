@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from codegen.epilogue import node_of
 from codegen.kernel import Candidate, Kernel
 from codegen.operand import Operand as Operand  # for operators, which know this module
 from codegen.problem import Problem
@@ -242,11 +243,17 @@ class Operator(ABC):
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        """The result in float64 and a bound on |kernel - result| per element; 0 demands equality, inf forgives.
+        """The result in float64 and a bound on |kernel - result| per element; 0 demands equality, inf forgives. Of
+        several `out` operands all elements as one vector, one operand behind the other.
 
         `exact` makes activations that fp32 only approximates the identity, as the kernel's exact CPU build does.
         At full extents the inputs are arrays of a GPU (`codegen.arrays`): so are then the two answers.
         """
+
+    def exact(self, kernel: Kernel) -> bool:
+        """Whether the kernel computes whole numbers without approximation where its inputs are `integer`, so that the
+        shipped code must give the reference's result of an exact run."""
+        return all(node_of(structure).exact for structure in self.config(kernel).epilogue)
 
     @abstractmethod
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:

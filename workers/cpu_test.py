@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.arrays import as_float64
+from codegen.arrays import as_float64, joined
 from codegen.operand import Operand
 from codegen.test_plan import Case, Kind, Run, describe_case, differing, judge
 from workers.case_details import keep_worst
@@ -112,11 +112,12 @@ class KernelTest:
         bound: NDArray[np.float64],
         described: dict[str, Any],
     ) -> Failure | None:
-        first: NDArray[Any] | None = None
+        first: list[NDArray[Any]] = []
         repeats = not case.exact and self._repeats
-        (out,) = (tensor for tensor in tensors if tensor.operand.role == "out")
+        outs = [tensor for tensor in tensors if tensor.operand.role == "out"]
         for run in case.runs:
-            out.poison()
+            for out in outs:
+                out.poison()
             workspace = workspaces[run.launch]
             if workspace is not None:
                 workspace[...] = 0xFF
@@ -124,19 +125,21 @@ class KernelTest:
             self._count(outcome.shared_memory)
             if outcome.status != "ok":
                 return Failure(outcome.status, f"{outcome.message} [{_where(described, run)}]", outcome.tainted)
-            judgement = judge(as_float64(out.view, out.operand.dtype), expected, bound, exact=case.exact)
+            got = joined([as_float64(out.view, out.operand.dtype) for out in outs])
+            judgement = judge(got, expected, bound, exact=case.exact)
             keep_worst(described, judgement)
             if not judgement.ok:
                 return Failure("incorrect", f"{judgement.sentence()} [{_where(described, run)}]")
-            gap = out.broken_gap()
-            if gap is not None:
-                return Failure(
-                    "incorrect", f"wrote between the rows of out, at element {gap} [{_where(described, run)}]"
+            for out in outs:
+                if (gap := out.broken_gap()) is not None:
+                    words = f"wrote between the rows of {out.operand.name}, at element {gap}"
+                    return Failure("incorrect", f"{words} [{_where(described, run)}]")
+            bits = [out.view.copy() for out in outs]
+            first = first or bits
+            if repeats and (changed := sum(map(differing, first, bits))):
+                words = (
+                    f"{changed} of {sum(one.size for one in bits)} elements differ between two runs on the same inputs"
                 )
-            if first is None:
-                first = out.view.copy()
-            elif repeats and (changed := differing(first, out.view.copy())):
-                words = f"{changed} of {first.size} elements differ between two runs on the same inputs"
                 return Failure("incorrect", f"{words} [{_where(described, run)}]")
         return None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.arrays import Array, as_float64
+from codegen.arrays import Array, as_float64, joined
 from codegen.dtypes import dtype
 from codegen.operand import Operand
 from codegen.test_plan import differing
@@ -103,6 +103,27 @@ class DeviceTensor:
         return None
 
 
+class Outputs:
+    """What a call writes: of several tensors all elements, one tensor behind the other."""
+
+    def __init__(self, tensors: Sequence[DeviceTensor]) -> None:
+        self._tensors = tensors
+
+    def poison(self) -> None:
+        for tensor in self._tensors:
+            tensor.poison()
+
+    def values(self) -> Array:
+        """In float64."""
+        return joined([tensor.values() for tensor in self._tensors])
+
+    def bits(self) -> Array:
+        """A copy of all elements; of several tensors, which may be of different types, their bytes."""
+        if len(self._tensors) == 1:
+            return self._tensors[0].bits()
+        return joined([tensor.bits().reshape(-1).view(np.uint8) for tensor in self._tensors])
+
+
 class Operands:
     """All operands of one call. `proving`: addresses no better aligned than promised, wide zones; else as a framework
     allocates them."""
@@ -117,7 +138,7 @@ class Operands:
             )
             for operand in operands
         ]
-        (self.out,) = (tensor for tensor in self._tensors if tensor.operand.role == "out")
+        self.out = Outputs([tensor for tensor in self._tensors if tensor.operand.role == "out"])
         self.pointers = tuple(tensor.pointer for tensor in self._tensors)
         self._written: Mapping[str, Array] = {}
 

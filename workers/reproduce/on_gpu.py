@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.arrays import as_float64
+from codegen.arrays import as_float64, joined
 from codegen.dtypes import dtype
 from codegen.operand import Operand
 from codegen.test_plan import differing, judge
@@ -124,29 +124,31 @@ def _wrong(
     expected, bound = recorded.reference(case, inputs)
     host = [_Memory(operand, inputs.get(operand.name)) for operand in case.operands]
     memories = [cupy.asarray(one.bytes) for one in host]
-    ((out, out_memory),) = [pair for pair in zip(host, memories, strict=True) if pair[0].operand.role == "out"]
+    outs = [pair for pair in zip(host, memories, strict=True) if pair[0].operand.role == "out"]
     largest = 0.0
     for launch in case.launches:
-        first: NDArray[Any] | None = None
+        first: list[NDArray[Any]] = []
         workspace = kernel.workspace(case.extents, launch)
         call = kernel.call(memories, case.extents, launch, case.scalars, workspace)
         for _ in range(REPEATS):
-            out_memory.fill(POISON)
+            for _, memory in outs:
+                memory.fill(POISON)
             workspace.fill(POISON)
             if not call():
                 return "runtime_error", kernel.last_error()
             try:
-                got = out.values(cupy.asnumpy(out_memory))
+                bits = [out.values(cupy.asnumpy(memory)) for out, memory in outs]
             except Exception as error:  # noqa: BLE001 - CuPy has a type of its own for each part of CUDA that fails
                 return "runtime_error", str(error)
-            judgement = judge(as_float64(got, out.operand.dtype), expected, bound, exact=case.exact)
+            got = joined([as_float64(one, out.operand.dtype) for one, (out, _) in zip(bits, outs, strict=True)])
+            judgement = judge(got, expected, bound, exact=case.exact)
             where = f"[{case.kind} inputs, extents {list(case.extents)}, launch {list(launch)}]"
             if not judgement.ok:
                 return "incorrect", f"{judgement.sentence()} {where}"
             largest = max(largest, judgement.max_error)
-            if first is not None and case.same_bits and (changed := differing(first, got)):
+            first = first or bits
+            if case.same_bits and (changed := sum(map(differing, first, bits))):
                 return "incorrect", f"{changed} of {got.size} elements differ between two runs {where}"
-            first = got
     said.append(f"{case.kind} inputs, extents {', '.join(map(str, case.extents))}: largest error {largest:.3g}")
     return None
 

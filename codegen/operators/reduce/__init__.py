@@ -1,5 +1,5 @@
-"""Reductions over any axes of an array, after a map of one element or of two: threads go along rows of neighbours, or along
-columns of vectors."""
+"""Reductions over any axes of an array, after a map of one element or of two: threads go along rows of neighbours, or
+along columns of vectors."""
 
 from __future__ import annotations
 
@@ -136,6 +136,10 @@ class Reduce(Operator):
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         return reference(_reduce(problem), inputs, exact)
+
+    def exact(self, kernel: Kernel) -> bool:
+        s = kernel.signature_dict
+        return s["map"] not in APPROXIMATE and s["fn"] not in ("variance", "logsumexp") and super().exact(kernel)
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         p = _reduce(problem)

@@ -1,12 +1,13 @@
 """The reduce problem: a function of the values along some axes of an array, after a map of one element or of two.
 
-out[kept axes] = epilogue(fn over the reduced axes of map(x)), or of map(dy, x). `out` is packed, its axes are those that are
-left, in their order.
+out[kept axes] = epilogue(fn over the reduced axes of map(x)), or of map(dy, x). `out` is packed; its axes are
+those that are left, in their order.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
@@ -68,8 +69,9 @@ def _filled_in(field: dict[str, Any]) -> None:
 
 
 class ReduceProblem(Problem):
-    """`axes` count from the end where they are negative; `strides` are in elements. With two inputs (`map` is `multiply`
-    or `…_grad`) both have this shape and these strides, and so has `dx`, the mapped values, where `write_map` asks for it.
+    """`axes` count from the end where they are negative; `strides` are in elements. With two inputs (`map` is
+    `multiply` or `…_grad`) both have this shape and these strides, and so has `dx`, the mapped values, where
+    `write_map` asks for it.
 
     Floats are folded in fp32; int32 in int64 (sum, mean, sum_of_squares), as themselves (max, min, argmax) or as fp32.
     """
@@ -130,7 +132,7 @@ class ReduceProblem(Problem):
                     axis=axis, rank=rank, least=-rank, most=rank - 1,
                 )  # fmt: skip
         from_start = sorted(axis % rank for axis in value)
-        for axis, following in zip(from_start, from_start[1:], strict=False):
+        for axis, following in pairwise(from_start):
             if axis == following:
                 raise refuse("repeated_axis", "names axis {axis} more than once; each is allowed once", axis=axis)
         outputs = math.prod(extent for axis, extent in enumerate(shape) if axis not in from_start)
@@ -221,9 +223,8 @@ class ReduceProblem(Problem):
     @field_validator("out_dtype", mode="before")
     @classmethod
     def _by_default(cls, value: Any, info: ValidationInfo) -> Any:
-        return (
-            allowed_outs(info.data.get("dtype", "float32"), info.data.get("fn", "sum"))[0] if value is None else value
-        )
+        allowed = allowed_outs(info.data.get("dtype", "float32"), info.data.get("fn", "sum"))
+        return allowed[0] if value is None else value
 
     @field_validator("out_dtype", mode="after")
     @classmethod

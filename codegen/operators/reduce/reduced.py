@@ -1,4 +1,5 @@
-"""Reduced problems of a kernel's signature: the real Config, alignment class and lists of axes on extents a CPU can run."""
+"""Reduced problems of a kernel's signature: the real Config, alignment class and lists of axes on extents that a CPU
+can run."""
 
 from __future__ import annotations
 
@@ -42,8 +43,8 @@ def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> Red
         if (own.inner, own.align, *lists) == (s["inner"], s["align"], s["kept_axes"], s["reduced_axes"]):
             break
     names = ("dtype", "out_dtype", "fn", "map", "write_map")
-    chain = tuple(node_of(part) for part in s["epilogue"])
-    return ReduceProblem(**fields, **{name: s[name] for name in names}, epilogue=chain)
+    chain = [node_of(part).model_dump() for part in s["epilogue"]]
+    return ReduceProblem.model_validate({**fields, **{name: s[name] for name in names}, "epilogue": chain})
 
 
 def _extents(s: Mapping[str, Any], kind: str, wish: int) -> list[int]:

@@ -2,19 +2,19 @@
 
 With u = 2^-24, gamma(x) = x / (1 - x), n values v of an output:
 
-- sums: gamma(n u) Σ|v|, in any order (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., (4.4)); nothing
-  where all are whole numbers of one power of two and 24 bits hold their sizes' sum. Of squares and products each term has
-  a rounding more. A mean is divided once more, correctly rounded;
+- sums: gamma(n u) Σ|v|, in any order (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., (4.4));
+  nothing where all are whole numbers of one power of two and 24 bits hold their sizes' sum. Of squares and products
+  each term has a rounding more. A mean is divided once more, correctly rounded;
 - max, min, argmax: nothing. The first of equal values counts, and a NaN is greater than all else;
-- variance: 8 n u sqrt(S Σv²) + 8 (n u)² Σv², where S is the sum of squared distances from the mean: Chan, Golub and LeVeque
-  (The American Statistician 37:3, 1983, table 1) have n u κ S with κ = sqrt(Σv² / S) for updating and pairwise algorithms,
-  and no constant; 8 is what it takes to cover the roundings of a merge, and the second term is that of constant values;
-- logsumexp: a term e^d, d ≤ 0, comes with 2 ulp of expf and |d| u of its argument, and is rescaled where a greater value
-  comes: at most n times, by distances that add up to the values' range. The logarithm makes an absolute error of the sum's
-  relative one, and adds 1 ulp of its own: u (8 n + 2 range + 16) + 2 u |log| + u |result|.
+- variance: 8 n u sqrt(S Σv²) + 8 (n u)² Σv², where S is the sum of squared distances from the mean: Chan, Golub and
+  LeVeque (The American Statistician 37:3, 1983, table 1) have n u κ S with κ = sqrt(Σv² / S) for updating and pairwise
+  algorithms, and no constant; 8 covers the roundings of a merge, and the second term is that of constant values;
+- logsumexp: a term e^d, d ≤ 0, comes with 2 ulp of expf and |d| u of its argument, and is rescaled where a greater
+  value comes: at most n times, by distances that add up to the values' range. The logarithm makes an absolute error of
+  the sum's relative one, and adds 1 ulp of its own: u (8 n + 2 range + 16) + 2 u |log| + u |result|.
 
-What the map adds to each value's error goes through the function: as a sum of errors for sums, as the largest one for max,
-min and logsumexp, as 2 sqrt(S Σe²) + Σe² for the variance.
+What the map adds to each value's error goes through the function: as a sum of errors for sums, as the largest one for
+max, min and logsumexp, as 2 sqrt(S Σe²) + Σe² for the variance.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ def _rounding(value: Float64) -> Float64:
 
 
 def _gelu_slope(x: Float64) -> Bounded:
-    # 3.5u as of gelu's own factor (codegen.epilogue_reference). Of x φ(x): (2 u x² / 2) |x| φ <= 0.47u by the argument's
-    # two roundings, 7u |x| φ <= 1.8u by 2 ulp of expf and three products. The sum: u 1.13.
+    # 3.5u as of gelu's own factor (codegen.epilogue_reference). Of x φ(x): (2 u x² / 2) |x| φ <= 0.47u by the two
+    # roundings of the argument, 7u |x| φ <= 1.8u by 2 ulp of expf and three products. The sum: u 1.13.
     xp = namespace_of(x)
     density = 0.3989422804014327 * _exp(-0.5 * x * x)
     return Bounded(0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * density, xp.zeros_like(x) + 8.0 * U)
 
 
 def _silu_slope(x: Float64) -> Bounded:
-    # y = 1 / (1 + e^-x) within 6u y. Of y (1 + x (1 - y)): 6u y |1 + x (1 - y)| by y, y |x| (6u y + u) by 1 - y, and four
-    # roundings of terms up to 1 + |x|.
+    # y = 1 / (1 + e^-x) within 6u y. Of y (1 + x (1 - y)): 6u y |1 + x (1 - y)| by y, y |x| (6u y + u) by 1 - y, and
+    # four roundings of terms up to 1 + |x|.
     size, y = namespace_of(x).abs(x), _logistic(x)
     return Bounded(y * (1.0 + x * _logistic(-x)), 16.0 * U * (1.0 + size) * y + UNDERFLOW * (1.0 + size))
 
@@ -146,10 +146,7 @@ def _reduced(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
         squares = value * value
         rows = Bounded(squares, 2.0 * xp.abs(value) * error + error * error + _rounding(squares))
     total = rows.value.sum(axis=1)
-    if p.dtype == "int32":
-        whole = Bounded(total, xp.zeros_like(total))
-    else:
-        whole = Bounded(total, _bound_of_sums(rows))
+    whole = Bounded(total, xp.zeros_like(total) if p.dtype == "int32" else _bound_of_sums(rows))
     return whole if p.fn != "mean" else _divided(p, _as_float32(whole) if p.dtype == "int32" else whole)
 
 
@@ -194,7 +191,7 @@ def _first_greatest(value: Float64) -> Bounded:
 
 
 def _variance(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
-    xp, value, n = namespace_of(rows.value), rows.value, float(p.count)
+    value, n = rows.value, float(p.count)
     squares = (value * value).sum(axis=1)
     if exact:  # distances from 0, added up
         terms = value * value

@@ -46,9 +46,9 @@ def form(problem: ReduceProblem) -> Form:
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a schedule makes of a problem, as the launch code has it. A unit is a row, or a vector of columns; `steps` of
-    it are divided into `slices` of `chunk`; `groups` are blocks for a slice, `apart` the steps from one of a thread's
-    loads to its next, `trips` how often it loads `unroll` of them."""
+    """What a schedule makes of a problem, as the launch code has it. A unit is a row, or a vector of columns; `steps`
+    of it are divided into `slices` of `chunk`; `groups` are blocks for a slice, `apart` the steps from one of a
+    thread's loads to its next, `trips` how often it loads `unroll` of them."""
 
     units: int
     steps: int
