@@ -27,7 +27,7 @@ from codegen.operator import (
 from codegen.operators.reduce import inputs, rules, space, work
 from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, packed_strides
 from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem
-from codegen.operators.reduce.reduced import reduced_problems
+from codegen.operators.reduce.reduced import MANY_SLICES, reduced_problems
 from codegen.operators.reduce.reference import reference
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
@@ -127,8 +127,8 @@ class Reduce(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        """One slice, a few, as many as there are steps or more."""
-        return [[1]] if kernel.tunables.get("split") == "none" else [[3], [1], [40]]
+        """A few slices, one, many."""
+        return [[1]] if kernel.tunables.get("split") == "none" else [[3], [1], [MANY_SLICES]]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = _reduce(problem)

@@ -214,21 +214,29 @@ __device__ __forceinline__ void finish(const Arguments& arguments, int first, co
   }
 }
 
+// Steps of the block.
+struct Slice {
+  int begin, end;
+};
+__device__ __forceinline__ Slice slice_of_block(const Arguments& arguments) {
+  const int begin = static_cast<int>(blockIdx.y) * arguments.chunk;
+  return {begin, arguments.steps - begin < arguments.chunk ? arguments.steps : begin + arguments.chunk};
+}
+
 template <class C>
 __device__ __forceinline__ void rows(const Arguments& arguments) {
   const int lane = static_cast<int>(threadIdx.x) % C::lanes;
   const int row = static_cast<int>(blockIdx.x) * (C::threads / C::lanes) + static_cast<int>(threadIdx.x) / C::lanes;
   const bool exists = in_bounds(row, arguments.units);  // bounds: row
   const int64_t base = exists ? offset_along<C::kept_axes>(arguments.kept, row) : 0;
-  const int begin = static_cast<int>(blockIdx.y) * arguments.chunk;
-  const int end = arguments.steps - begin < arguments.chunk ? arguments.steps : begin + arguments.chunk;
+  const Slice slice = slice_of_block(arguments);
   State<C> state[1] = {Fold<C>::nothing()};
-  for (int first = begin + lane; exists && first < end; first += C::lanes * C::unroll) {
+  for (int first = slice.begin + lane; exists && first < slice.end; first += C::lanes * C::unroll) {
     Batch<C> batch;
 #pragma unroll
     for (int u = 0; u < C::unroll; ++u) {
       const int step = first + u * C::lanes;
-      batch.has[u] = in_bounds(step, end);  // bounds: step of a row
+      batch.has[u] = in_bounds(step, slice.end);  // bounds: step of a row
       if (batch.has[u]) load<C>(arguments, base + offset_along<C::reduced_axes>(arguments.reduced, step), u, batch);
     }
 #pragma unroll
@@ -246,17 +254,16 @@ __device__ __forceinline__ void columns(const Arguments& arguments) {
   const int unit = static_cast<int>(blockIdx.x) * C::lanes + x;
   const bool exists = in_bounds(unit, arguments.units);  // bounds: column
   const int64_t base = exists ? offset_along<C::kept_axes>(arguments.kept, unit) : 0;
-  const int begin = static_cast<int>(blockIdx.y) * arguments.chunk;
-  const int end = arguments.steps - begin < arguments.chunk ? arguments.steps : begin + arguments.chunk;
+  const Slice slice = slice_of_block(arguments);
   State<C> states[C::vector];
 #pragma unroll
   for (int i = 0; i < C::vector; ++i) states[i] = Fold<C>::nothing();
-  for (int first = begin + y; exists && first < end; first += depth * C::unroll) {
+  for (int first = slice.begin + y; exists && first < slice.end; first += depth * C::unroll) {
     Batch<C> batch;
 #pragma unroll
     for (int u = 0; u < C::unroll; ++u) {
       const int step = first + u * depth;
-      batch.has[u] = in_bounds(step, end);  // bounds: step of a column
+      batch.has[u] = in_bounds(step, slice.end);  // bounds: step of a column
       if (batch.has[u]) load<C>(arguments, base + offset_along<C::reduced_axes>(arguments.reduced, step), u, batch);
     }
     Vector<typename Fold<C>::Value, C::vector> values[C::unroll];

@@ -13,16 +13,21 @@ from codegen.operators.reduce.axes import WIDEST_BYTES, form_of
 from codegen.operators.reduce.problem import ReduceProblem
 
 Level = tuple[str, int]  # list, extent
+# Outputs beside each other of a block of `combine` that has as many rows of threads as it can, and more slices than those.
+COMBINE_COLUMNS, MANY_SLICES = 8, 70
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[ReduceProblem]:
-    """Whole blocks with more trips than one; ragged in units and in steps; the smallest; many small axes."""
+    """Whole blocks with more trips than one; ragged in units and in steps; the smallest; few steps of many units; more
+    slices than a block of `combine` takes at once."""
     t = tunables
     by_rows, vector = t["algorithm"] == "row", int(t["vector"])
     depth = t["threads"] // t["lanes"]
     units, apart = (depth, t["lanes"]) if by_rows else (t["lanes"], depth)
     trip = apart * t["unroll"]
-    wishes = ((units, trip + apart), (units + 1 + units // 3, trip + trip // 2 + 1), (1, 1), (2 * units + 1, 3))
+    wishes = [(units, trip + apart), (units + 1 + units // 3, trip + trip // 2 + 1), (1, 1), (2 * units + 1, 3)]
+    if t["split"] != "none":
+        wishes.append((COMBINE_COLUMNS if by_rows else max(1, COMBINE_COLUMNS // vector), MANY_SLICES))
     found = []
     for number, (kept, steps) in enumerate(wishes):
         outputs, count = (kept, steps * vector) if by_rows else (kept * vector, steps)
@@ -84,4 +89,4 @@ def _laid_out(s: Mapping[str, Any], order: list[Level], gaps: bool) -> dict[str,
         stride *= extent
         if gaps:
             stride = -(-stride // align) * align + align
-    return {"shape": tuple(reversed(shape)), "strides": tuple(reversed(strides)), "axes": tuple(axes)}
+    return {"shape": tuple(reversed(shape)), "strides": tuple(reversed(strides)), "axes": tuple(sorted(axes))}
