@@ -11,10 +11,11 @@ Every launch runs `repeats` times on the same inputs; each output is judged, and
 says so: a race does not show in every run.
 
 A shipped kernel has no switch that makes what fp32 only approximates exact, as the CPU's exact build has. So where a
-kernel has such a part (`Operator.exact`), and at full extents, where a request's own scalars (a slope of 0.01, say) make
-the epilogue round, the integer case asks for the reference as it is: the sums are exact, which `Operator.reference` notices,
-so the bound is the epilogue's own, and 0 (equality) wherever that does not round either. A wrong sum then shows wherever
-the activation lets it through. That the same text with the identity in its place is equal everywhere the CPU has proved.
+kernel has such a part (`Operator.exact`), and at full extents, where a request's own scalars (a slope of 0.01, say)
+make the epilogue round, the integer case asks for the reference as it is: the sums are exact, which
+`Operator.reference` notices, so the bound is the epilogue's own, and 0 (equality) wherever that does not round either.
+A wrong sum then shows wherever the activation lets it through. That the same text with the identity in its place is
+equal everywhere the CPU has proved.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ COLUMN = {"inner": "kept", "align": 4}
 BY_COLUMNS = {"algorithm": "column", "lanes": 8, "vector": 4, "threads": 64}
 CONFIGS: Mapping[str, dict[str, Any]] = {
     "rows of a warp": {"words": {**ROW, "align": 4, "fn": "mean"}, "vector": 4, "threads": 128},
-    "rows of a block, in slices": {"words": {**ROW, "fn": "variance"}, "lanes": 128, "threads": 256, "split": "workspace"},
+    "rows of warps, in slices": {"words": {**ROW, "fn": "variance"}, "lanes": 64, "threads": 128, "split": "workspace"},
     "short rows": {"words": {**ROW, "fn": "logsumexp", "kept_axes": 2}, "lanes": 4},
     "argmax of rows": {"words": {**ROW, "fn": "argmax", "align": 8, "dtype": "float16"}, "lanes": 64, "vector": 8},
     "argmax of columns": {"words": {**COLUMN, "fn": "argmax", "reduced_axes": 2}, **BY_COLUMNS, "split": "workspace"},
@@ -33,17 +33,18 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "relu's gradient": {"words": {**ROW, "map": "relu_grad", "write_map": True, "dtype": "bfloat16"}},
 }  # fmt: skip
 OWN, SHARED = "kernel.cuh", "reduce.cuh"
+_STATE = "(int64_t(i) * arguments.slices + slice)"
 _TAKE = "Fold<C>::take(states[i], column, first, depth);"
 # What stands in the text, and what is wrong in its place.
 WRONG: dict[str, tuple[str, str, str]] = {
     "an index that is not divided": (OWN, "(index - rest * along.extent[i])", "index"),
     "every slice is the first": (OWN, "static_cast<int>(blockIdx.y) * arguments.chunk", "0"),
     "a slice too long": (OWN, "begin + arguments.chunk", "begin + arguments.chunk + 1"),
-    "the mean is a sum": (OWN, "C::fn == fn_mean ? state.sum / arguments.count : state.sum", "state.sum"),
-    "the variance is not divided": (OWN, "state.squares / arguments.count", "state.squares"),
+    "the mean is a sum": (OWN, "C::fn == fn_mean ? divided(state.sum, arguments.count) : state.sum", "state.sum"),
+    "nothing is divided by the count": (OWN, "sum / count", "sum"),
     "an index that counts vectors": (OWN, "(first + u * C::lanes) * C::vector", "(first + u * C::lanes)"),
     "a column's index that counts trips": (OWN, _TAKE, _TAKE.replace("depth", "1")),
-    "states of the first slice": (OWN, "(int64_t(i) * arguments.slices + slice)", "(int64_t(i) * arguments.slices + y)"),
+    "states of the first slice": (OWN, _STATE, _STATE.replace("slice)", "y)")),
     "relu's gradient at 0": (OWN, "x <= 0.0f", "x < 0.0f"),
     "half of gelu's gradient": (OWN, "0.39894228040143268f", "0.0f"),
     "silu's gradient is sigmoid's": (OWN, "(1.0f + x * (1.0f - y))", "(1.0f - y)"),

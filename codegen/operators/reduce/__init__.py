@@ -139,7 +139,9 @@ class Reduce(Operator):
 
     def exact(self, kernel: Kernel) -> bool:
         s = kernel.signature_dict
-        return s["map"] not in APPROXIMATE and s["fn"] not in ("variance", "logsumexp") and super().exact(kernel)
+        return (
+            s["map"] not in APPROXIMATE and s["fn"] not in ("mean", "variance", "logsumexp") and super().exact(kernel)
+        )
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         p = _reduce(problem)

@@ -12,8 +12,8 @@ from codegen.operators.reduce.problem import ReduceProblem
 
 # Sums of fp32 are exact up to 2^24; kept a little below, for squares and products of values up to LARGEST.
 EXACT_TOTAL, LARGEST = 2**22, 4
-# Whole numbers that float64, in which the reference adds, holds all of.
-EXACT_BITS = 52
+# Of whole numbers that float64, in which the reference adds, holds all of; and of those that an epilogue scales exactly.
+EXACT_BITS, EPILOGUE_BITS = 52, 20
 NAN_SHARE = 0.3
 
 
@@ -34,7 +34,7 @@ def make_inputs(
         elif operand.dtype == "int32":
             found[operand.name] = _whole_numbers(problem, operand.shape, rng)
         elif kind == "integer":
-            found[operand.name] = _small(problem, operand.shape, rng).astype(element)
+            found[operand.name] = _small(problem, operand, rng).astype(element)
         else:
             found[operand.name] = rng.standard_normal(operand.shape, dtype=np.float32).astype(element)
         if operand.name == "x" and problem.fn == "argmax" and operand.dtype != "int32":
@@ -42,7 +42,13 @@ def make_inputs(
     return found
 
 
-def _small(problem: ReduceProblem, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+def _small(problem: ReduceProblem, operand: Operand, rng: np.random.Generator) -> Array:
+    shape = operand.shape
+    if problem.fn == "logsumexp" and operand.name in ("dy", "x"):
+        # Mapped values from -LARGEST to LARGEST: 24 bits hold sums of 2 to the power of their distances.
+        if operand.name == "x" and problem.two_inputs:
+            return rng.integers(0, 2, shape, dtype=np.int32)
+        return rng.integers(-2, 3, shape, dtype=np.int32) if problem.map == "square" else rng.integers(-4, 4, shape)
     values = rng.integers(-LARGEST, LARGEST, shape, dtype=np.int32)
     terms = EXACT_TOTAL // LARGEST**4  # a product or a square may be squared once more
     if problem.fn not in ("max", "min", "argmax") and problem.count > terms:
@@ -55,8 +61,11 @@ def _whole_numbers(problem: ReduceProblem, shape: tuple[int, ...], rng: np.rando
     if problem.fn in ("sum", "mean", "sum_of_squares"):
         left = EXACT_BITS - problem.count.bit_length()
         bits = min(bits, left // 2 if problem.fn == "sum_of_squares" else left)
+    if problem.epilogue:  # goes on in fp32
+        left = max(2, EPILOGUE_BITS - problem.count.bit_length())
+        bits = min(bits, left // 2 if problem.fn == "sum_of_squares" else left)
     if problem.fn in ("variance", "logsumexp"):
-        bits = 3
+        bits = 2
     return rng.integers(-(2**bits), 2**bits, shape, dtype=np.int32)
 
 

@@ -147,6 +147,9 @@ __device__ __forceinline__ Vector<typename Fold<C>::Value, C::vector> values_of(
   }
 }
 
+// A sum over the count. In exact runs the sum, which an epilogue can go on with exactly.
+__device__ __forceinline__ float divided(float sum, float count) { return exact_epilogue() ? sum : sum / count; }
+
 // What an output is of its state.
 template <class C>
 __device__ __forceinline__ auto result_of(const Arguments& arguments, const State<C>& state) {
@@ -156,13 +159,13 @@ __device__ __forceinline__ auto result_of(const Arguments& arguments, const Stat
   } else if constexpr (C::fn == fn_max || C::fn == fn_min) {
     return state.value;
   } else if constexpr (C::fn == fn_variance) {
-    return exact_epilogue() ? state.squares : state.squares / arguments.count;
+    return divided(state.squares, arguments.count);
   } else if constexpr (C::fn == fn_logsumexp) {
     return fold::LogSumExp::result(state);
   } else if constexpr (!whole) {
-    return C::fn == fn_mean ? state.sum / arguments.count : state.sum;
+    return C::fn == fn_mean ? divided(state.sum, arguments.count) : state.sum;
   } else if constexpr (C::fn == fn_mean) {
-    return static_cast<float>(static_cast<int64_t>(state.sum)) / arguments.count;
+    return divided(static_cast<float>(static_cast<int64_t>(state.sum)), arguments.count);
   } else {
     return static_cast<int64_t>(state.sum);
   }

@@ -13,7 +13,7 @@ from codegen.operators.reduce.axes import WIDEST_BYTES, form_of
 from codegen.operators.reduce.problem import ReduceProblem
 
 Level = tuple[str, int]  # list, extent
-# Outputs beside each other of a block of `combine` that has as many rows of threads as it can, and more slices than those.
+# Outputs side by side of a block of `combine` that has as many rows of threads as it can, and more slices than those.
 COMBINE_COLUMNS, MANY_SLICES = 8, 70
 
 

@@ -4,7 +4,8 @@ With u = 2^-24, gamma(x) = x / (1 - x), n values v of an output:
 
 - sums: gamma(n u) Σ|v|, in any order (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., (4.4));
   nothing where all are whole numbers of one power of two and 24 bits hold their sizes' sum. Of squares and products
-  each term has a rounding more. A mean is divided once more, correctly rounded;
+  each term has a rounding more. A mean is divided once more, correctly rounded (not in exact runs: an epilogue could
+  not go on exactly);
 - max, min, argmax: nothing. The first of equal values counts, and a NaN is greater than all else;
 - variance: 8 n u sqrt(S Σv²) + 8 (n u)² Σv², where S is the sum of squared distances from the mean: Chan, Golub and
   LeVeque (The American Statistician 37:3, 1983, table 1) have n u κ S with κ = sqrt(Σv² / S) for updating and pairwise
@@ -147,7 +148,10 @@ def _reduced(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
         rows = Bounded(squares, 2.0 * xp.abs(value) * error + error * error + _rounding(squares))
     total = rows.value.sum(axis=1)
     whole = Bounded(total, xp.zeros_like(total) if p.dtype == "int32" else _bound_of_sums(rows))
-    return whole if p.fn != "mean" else _divided(p, _as_float32(whole) if p.dtype == "int32" else whole)
+    if p.fn != "mean":
+        return whole
+    whole = _as_float32(whole) if p.dtype == "int32" else whole
+    return whole if exact else _divided(p, whole)
 
 
 def _as_float32(whole: Bounded) -> Bounded:
