@@ -20,7 +20,9 @@ class Operand:
 
     @property
     def elements(self) -> int:
-        """How many elements lie between the first and the last one, both included."""
+        """How many elements lie between the first and the last one, both included; 0 where there is none."""
+        if 0 in self.shape:
+            return 0
         return 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
 
     @property

@@ -23,7 +23,7 @@ NAME = "strict"
 # What `strict` has. The first operand is an array, but of `where` one of those to choose from is one too.
 FUNCTIONS = (
     "abs", "all", "argmax", "argmin", "broadcast_to", "clip", "count_nonzero", "exp", "frexp", "isfinite", "isposinf",
-    "matmul", "max", "maximum", "min", "nan_to_num", "rint", "sqrt", "tanh", "where", "zeros_like",
+    "log", "matmul", "max", "maximum", "min", "nan_to_num", "rint", "sqrt", "tanh", "where", "zeros_like",
 )  # fmt: skip
 SCALARS = (bool, int, float)
 TYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -84,8 +84,20 @@ class StrictArray:
     def reshape(self, *shape: int) -> StrictArray:
         return StrictArray(self._values.reshape(*shape))
 
-    def any(self) -> StrictArray:
-        return StrictArray(np.asarray(self._values.any()))
+    def any(self, axis: int | None = None) -> StrictArray:
+        return StrictArray(np.asarray(self._values.any(axis)))
+
+    def sum(self, axis: int) -> StrictArray:
+        return StrictArray(_quiet(lambda: self._values.sum(axis)))
+
+    def max(self, axis: int) -> StrictArray:
+        return StrictArray(self._values.max(axis))
+
+    def min(self, axis: int) -> StrictArray:
+        return StrictArray(self._values.min(axis))
+
+    def argmax(self, axis: int) -> StrictArray:
+        return StrictArray(self._values.argmax(axis))
 
     def __getitem__(self, index: Any) -> StrictArray:
         parts = index if type(index) is tuple else (index,)
@@ -186,6 +198,9 @@ def strict_namespace() -> Iterator[ModuleType]:
     namespace, special = ModuleType(NAME), ModuleType(f"{NAME}x.scipy.special")
     for name in FUNCTIONS:
         setattr(namespace, name, _function(name))
+    namespace.concatenate = lambda parts: StrictArray(  # type: ignore[attr-defined]
+        np.concatenate([_operand(one) for one in parts])
+    )
     namespace.zeros = lambda shape: StrictArray(np.zeros(shape))  # type: ignore[attr-defined]
     special.erf = lambda values: StrictArray(numpy_erf(values._values))  # type: ignore[attr-defined]
     StrictArray.waits = 0

@@ -12,9 +12,8 @@ from codegen.operators.reduce.problem import ReduceProblem
 
 # Sums of fp32 are exact up to 2^24; kept a little below, for squares and products of values up to LARGEST.
 EXACT_TOTAL, LARGEST = 2**22, 4
-# Of whole numbers that float64, in which the reference adds, holds all of; and of those that an epilogue scales exactly.
+# Of whole numbers that float64, in which the reference adds, holds all of; of those that an epilogue scales exactly.
 EXACT_BITS, EPILOGUE_BITS = 52, 20
-NAN_SHARE = 0.3
 
 
 def make_inputs(

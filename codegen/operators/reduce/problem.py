@@ -156,7 +156,8 @@ class ReduceProblem(Problem):
     @field_validator("strides", mode="before")
     @classmethod
     def _packed_unless_given(cls, value: Any, info: ValidationInfo) -> Any:
-        return packed_strides(info.data["shape"]) if value is None and "shape" in info.data else value
+        # Where the shape is at fault, that is enough said.
+        return packed_strides(info.data.get("shape", (1,))) if value is None else value
 
     @field_validator("strides", mode="after")
     @classmethod

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.arrays import Array, Float64, as_float64, erf, namespace_of
+from codegen.arrays import Array, Float64, as_float64, erf, joined, namespace_of, powers_of_two
 from codegen.epilogue import operand_names
 from codegen.epilogue_reference import TINY, UNDERFLOW, Bounded, U, apply_chain, stored
 from codegen.operators.matmul.reference import accumulated
@@ -40,7 +40,7 @@ def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool =
     values = _mapped(p.map, given, exact)
     order = (*p.kept, *p.axes)
     flat = (p.outputs, p.count)
-    rows = Bounded(values.value.transpose(order).reshape(flat), values.error.transpose(order).reshape(flat))
+    rows = Bounded(values.value.transpose(*order).reshape(flat), values.error.transpose(*order).reshape(flat))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         out = _reduced(p, rows, exact)
     if p.out_dtype in ("int32", "int64"):
@@ -52,11 +52,8 @@ def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool =
         final = stored(p.out_dtype, apply_chain(p.epilogue, line, tensors, exact, p.out_dtype))
     if not p.write_map:
         return final.value.reshape(p.out_shape), final.error.reshape(p.out_shape)
-    written, xp = stored(p.dtype, values), namespace_of(values.value)
-    return (
-        xp.concatenate([final.value.reshape(-1), written.value.reshape(-1)]),
-        xp.concatenate([final.error.reshape(-1), written.error.reshape(-1)]),
-    )
+    written = stored(p.dtype, values)
+    return joined([final.value.reshape(-1), written.value]), joined([final.error.reshape(-1), written.error])
 
 
 # ---- the map
@@ -97,7 +94,7 @@ def _silu_slope(x: Float64) -> Bounded:
     # y = 1 / (1 + e^-x) within 6u y. Of y (1 + x (1 - y)): 6u y |1 + x (1 - y)| by y, y |x| (6u y + u) by 1 - y, and
     # four roundings of terms up to 1 + |x|.
     size, y = namespace_of(x).abs(x), _logistic(x)
-    return Bounded(y * (1.0 + x * _logistic(-x)), 16.0 * U * (1.0 + size) * y + UNDERFLOW * (1.0 + size))
+    return Bounded(y * (1.0 + x * _logistic(0.0 - x)), 16.0 * U * (1.0 + size) * y + UNDERFLOW * (1.0 + size))
 
 
 def _tanh_slope(x: Float64) -> Bounded:
@@ -110,7 +107,7 @@ def _tanh_slope(x: Float64) -> Bounded:
 def _sigmoid_slope(x: Float64) -> Bounded:
     # y within 6u y, 1 - y within 6u y + u, and their product.
     y = _logistic(x)
-    return Bounded(y * _logistic(-x), 16.0 * U * y + UNDERFLOW)
+    return Bounded(y * _logistic(0.0 - x), 16.0 * U * y + UNDERFLOW)
 
 
 def _logistic(x: Float64) -> Float64:
@@ -137,8 +134,8 @@ def _reduced(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
     if p.fn == "argmax":
         return _first_greatest(value)
     if p.fn == "max" or p.fn == "min":
-        found = xp.max(value, axis=1) if p.fn == "max" else xp.min(value, axis=1)
-        return Bounded(found, xp.max(error, axis=1))
+        found = value.max(axis=1) if p.fn == "max" else value.min(axis=1)
+        return Bounded(found, error.max(axis=1))
     if p.fn == "variance":
         return _variance(p, rows, exact)
     if p.fn == "logsumexp":
@@ -163,6 +160,8 @@ def _bound_of_sums(rows: Bounded) -> Float64:
     """Of fp32 sums in any order, of values that come with errors of their own."""
     xp, count = namespace_of(rows.value), rows.value.shape[1]
     own = rows.error.sum(axis=1)
+    if count == 0:
+        return own
     sizes = xp.abs(rows.value) + rows.error
 
     def add(left: Any, right: Any) -> Any:
@@ -188,9 +187,9 @@ def _divided(p: ReduceProblem, total: Bounded) -> Bounded:
 def _first_greatest(value: Float64) -> Bounded:
     xp = namespace_of(value)
     nan = value != value
-    greatest = xp.max(xp.where(nan, -np.inf, value), axis=1)
+    greatest = xp.where(nan, -math.inf, value).max(axis=1)
     wanted = xp.where(nan.any(axis=1)[:, None], nan, value == greatest[:, None])
-    found = xp.argmax(wanted, axis=1).astype(np.float64)
+    found = wanted.argmax(axis=1).astype(np.float64)
     return Bounded(found, xp.zeros_like(found))
 
 
@@ -209,26 +208,25 @@ def _variance(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
 
 
 def _sqrt(value: Float64) -> Float64:
-    found: Float64 = value**0.5
-    return found
+    return namespace_of(value).sqrt(value)
 
 
 def _logsumexp(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
     xp, value = namespace_of(rows.value), rows.value
     if p.count == 0:
         nothing = xp.zeros_like(value.sum(axis=1))
-        return Bounded(nothing - np.inf, nothing)
-    greatest = xp.max(value, axis=1)
+        return Bounded(nothing - math.inf, nothing)
+    greatest = value.max(axis=1)
     distances = value - greatest[:, None]
     if exact:  # 2 to each distance, and no logarithm
-        total = (2.0**distances).sum(axis=1)
+        total = powers_of_two(distances).sum(axis=1)
         result = greatest + total
-        least = 2.0 ** xp.min(distances, axis=1)
+        least = powers_of_two(distances.min(axis=1))
         # Whole numbers of the smallest power; 24 bits hold all sums where they hold the result.
         certain = xp.abs(greatest) + total <= least * 2.0**24
         return Bounded(result, xp.where(certain, 0.0, p.count * U * total + U * xp.abs(result)))
     total = _exp(distances).sum(axis=1)
     logarithm = xp.log(total)
-    result, spread = greatest + logarithm, -xp.min(distances, axis=1)
+    result, spread = greatest + logarithm, 0.0 - distances.min(axis=1)
     error = U * (8.0 * p.count + 2.0 * spread + 16.0) + 2.0 * U * xp.abs(logarithm) + U * xp.abs(result)
-    return Bounded(result, error * (1.0 + 2.0**-10) + xp.max(rows.error, axis=1) + TINY)
+    return Bounded(result, error * (1.0 + 2.0**-10) + rows.error.max(axis=1) + TINY)

@@ -36,6 +36,8 @@ Lists = dict[str, tuple[Value, ...]]
 # Resident threads of a multiprocessor that keep its memory busy, and rounds of blocks beyond which a last round that is
 # not full costs little.
 BUSY_THREADS, ROUNDS = 1024, 4
+# Vectors of a problem that a few small blocks have soon.
+SMALL = 4096
 # Bytes of a warp's access that touch no sector of which others need the rest.
 SECTOR = 32
 
@@ -90,12 +92,16 @@ def _next_power(value: int) -> int:
 
 def _lanes(problem: ReduceProblem, algorithm: str, vector: int, threads: int) -> tuple[int, int]:
     """How many threads go side by side, best and second best."""
-    if algorithm == "row":
-        steps = _next_power(max(1, problem.count // vector))
-        many = min(threads, steps)
-        return many, max(1, many // 4 if many > 32 else many // 2)
-    units = _next_power(max(1, problem.outputs // vector))
-    return min(32, units, threads), min(8, units, threads)
+    by_rows = algorithm == "row"
+    units = _next_power(max(1, problem.outputs // (1 if by_rows else vector)))
+    steps = _next_power(max(1, problem.count // (vector if by_rows else 1)))
+    across, down = (steps, units) if by_rows else (units, steps)
+    # So many that the rows of threads have something to do.
+    least = min(max(1, threads // down), across)
+    if by_rows:
+        many = min(threads, across)
+        return many, max(least, many // 4 if many > 32 else many // 2)
+    return max(least, min(32, across)), max(least, min(8, across))
 
 
 def _slices(problem: ReduceProblem, algorithm: str, vector: int, lanes: int, threads: int, target: Target) -> list[int]:
@@ -118,7 +124,8 @@ def _levels(problem: ReduceProblem, algorithm: str, target: Target) -> tuple[dic
     own = form(problem)
     widest = own.align if own.inner == {"row": "reduced", "column": "kept"}[algorithm] else 1
     shapes: dict[int, list[tuple[Value, ...]]] = {1: [], 2: []}
-    for level, sizes in ((1, (128, 256, 512)), (2, (64, 128, 256, 512, 1024))):
+    small = problem.outputs * problem.count // widest < SMALL
+    for level, sizes in ((1, (64, 128, 256) if small else (128, 256, 512)), (2, (64, 128, 256, 512, 1024))):
         for threads in sizes:
             first, second = _lanes(problem, algorithm, widest, threads)
             every = [first, second] if level == 1 else [lanes for lanes in POWERS if lanes <= threads]
@@ -128,7 +135,7 @@ def _levels(problem: ReduceProblem, algorithm: str, target: Target) -> tuple[dic
     shapes[2] = list(dict.fromkeys([*shapes[1], *shapes[2]]))
     vectors = tuple(v for v in (8, 4, 2, 1) if v <= widest)
     lists: dict[int, Lists] = {
-        1: {"algorithm": (algorithm,), "vector": vectors[:1], "unroll": (2, 4, 8)},
+        1: {"algorithm": (algorithm,), "vector": vectors[:1], "unroll": (1, 2, 4) if small else (2, 4, 8)},
         2: {"algorithm": (algorithm,), "vector": vectors[:3], "unroll": (1, 2, 4, 8, 16)},
     }
     names = ("threads", "lanes", "split", "slices")

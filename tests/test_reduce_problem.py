@@ -1,0 +1,155 @@
+"""Reductions: what is refused, where the fault is said to be, and what is filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import ValidationError
+
+from benchmarks.shapes import shapes_of
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.operators.reduce.problem import LARGEST_COUNT
+from codegen.rules import Accepted, Rejected
+from codegen.schedule import Schedule
+from codegen.search import Search
+from codegen.targets import target
+from tests.reduce_kernels import reduction
+
+OP = operator("reduce")
+
+
+def faults(**fields: Any) -> dict[str, str]:
+    """Where the problem is refused, and the sentence."""
+    with pytest.raises(ValidationError) as refused:
+        reduction(**fields)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in refused.value.errors()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "said"),
+    [
+        ({"shape": [], "axes": [0]}, "shape", "at least 1 item"),
+        ({"shape": [2] * 9}, "shape", "at most 8 items"),
+        ({"shape": [60, -1]}, "shape.1", "greater than or equal to 0"),
+        ({"shape": [60, 1.5]}, "shape.1", "valid integer"),
+        ({"axes": []}, "axes", "at least 1 item"),
+        ({"axes": [2]}, "axes", "has 2, and the shape has 2 axes; -2 to 1 are allowed"),
+        ({"axes": [0, -3]}, "axes", "has -3, and the shape has 2 axes; -2 to 1 are allowed"),
+        ({"axes": [1, 1]}, "axes", "names axis 1 more than once; each is allowed once"),
+        ({"axes": [0, -2]}, "axes", "names axis 0 more than once"),
+        ({"axes": [0, "1"]}, "axes.1", "valid integer"),
+        ({"shape": [60, 0]}, "axes", "leave an axis of extent 0, so that there is nothing to compute"),
+        ({"shape": [2**30, 2], "axes": [0, 1]}, "axes", f"2147483648 values of an output; at most {LARGEST_COUNT}"),
+        ({"shape": [2, 2**30, 2]}, "axes", f"2147483648 outputs; at most {LARGEST_COUNT}"),
+        ({"strides": [48]}, "strides", "has 1 strides for 2 axes; one for each axis is allowed"),
+        ({"strides": [48, -1]}, "strides.1", "greater than or equal to 0"),
+        ({"strides": [47, 1]}, "strides", "of axis 0 is 47, less than the 48 elements"),
+        ({"strides": [48, 0]}, "strides", "of axis 1 is 0, less than the 1 elements"),
+        ({"shape": [0, 48], "fn": "max"}, "fn", "allowed there: sum, sum_of_squares, logsumexp"),
+        ({"shape": [0, 48], "fn": "argmax"}, "fn", "is argmax, which has no value where a reduced axis has extent 0"),
+        ({"shape": [0, 48], "fn": "mean"}, "fn", "is mean, which has no value"),
+        ({"fn": "median"}, "fn", "'logsumexp'"),
+        ({"dtype": "int8"}, "dtype", "'int32'"),
+        ({"dtype": "int32", "map": "square"}, "map", "is square; of int32 only identity is allowed"),
+        ({"fn": "argmax", "map": "relu_grad"}, "map", "with argmax only identity is allowed"),
+        ({"write_map": True}, "write_map", "would copy the input"),
+        ({"out_dtype": "int32"}, "out_dtype", "is int32; of sum of float32 allowed are float32, float16, bfloat16"),
+        ({"fn": "argmax", "out_dtype": "float32"}, "out_dtype", "allowed are int32, int64"),
+        ({"dtype": "int32", "fn": "variance", "out_dtype": "int64"}, "out_dtype", "allowed are float32, float16"),
+        ({"fn": "argmax", "epilogue": [{"op": "relu"}]}, "epilogue", "with out_dtype int32 it must be empty"),
+        ({"epilogue": [{"op": "bias", "axis": "n"}]}, "epilogue.0", "does not match any of the expected tags"),
+        ({"keepdims": True}, "keepdims", "not permitted"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_computed_is_refused_by_name(fields: dict[str, Any], field: str, said: str) -> None:
+    found = faults(**fields)
+    assert list(found) == [field]
+    assert said in found[field]
+
+
+def test_defaults_become_explicit() -> None:
+    assert reduction(axes=[-1, 0], shape=[3, 4, 5]).canonical() == {
+        "operator": "reduce", "shape": [3, 4, 5], "axes": [0, 2], "strides": [20, 5, 1], "dtype": "float32",
+        "fn": "sum", "map": "identity", "write_map": False, "out_dtype": "float32", "epilogue": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fn", "out"),
+    [
+        ("float16", "sum", "float16"), ("bfloat16", "argmax", "int32"), ("int32", "sum", "int64"),
+        ("int32", "sum_of_squares", "int64"), ("int32", "max", "int32"), ("int32", "mean", "float32"),
+        ("int32", "variance", "float32"), ("int32", "logsumexp", "float32"),
+    ],
+)  # fmt: skip
+def test_the_output_has_a_dtype_of_its_own(dtype: str, fn: str, out: str) -> None:
+    assert reduction(dtype=dtype, fn=fn).out_dtype == out
+
+
+def test_the_stride_of_one_element_says_nothing() -> None:
+    assert reduction(shape=[4, 1, 6], strides=[6, 77, 1]).digest == reduction(shape=[4, 1, 6]).digest
+
+
+def test_problems_of_the_same_lists_share_kernels() -> None:
+    flat = OP.signature(reduction(shape=[676, 16], axes=[0]))
+    assert OP.signature(reduction(shape=[4, 13, 13, 16], axes=[0, 1, 2])) == flat
+    assert OP.signature(reduction(shape=[4, 13, 13, 16], axes=[0, 2])) != flat
+    assert OP.signature(reduction(shape=[16, 676], axes=[1])) != flat
+
+
+def test_the_schema_takes_what_the_problem_takes() -> None:
+    schema = OP.schema()
+    jsonschema.validate({"operator": "reduce", "shape": [8, 4], "axes": [-1], "fn": "max"}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"operator": "reduce", "shape": [8, 4], "axes": []}, schema)
+
+
+@pytest.mark.parametrize("fields", shapes_of("reduce"), ids=lambda fields: fields["name"])
+def test_a_public_reduction_has_schedules_at_level_1(fields: dict[str, Any]) -> None:
+    problem = OP.parse({name: value for name, value in fields.items() if name != "name"})
+    found = lower(problem, target("sm_90a"), Search(level=1))
+    assert 12 <= len(found.candidates) <= 64
+    vectors = {one.schedule.get("vector") for one in found.candidates}
+    assert vectors == {16 // {"float32": 4, "float16": 2}[fields["dtype"]]}  # 16 bytes
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize(
+    "shape", [[1], [1023, 1023], [17, 5001, 3], [0, 5], [2, 3, 2, 3, 2, 3], [2**20, 8], [8, 2**20]]
+)
+def test_every_problem_has_a_schedule_to_begin_with(shape: list[int], arch: str) -> None:
+    for fn in ("sum", "logsumexp"):
+        for axes in ([0], list(range(len(shape)))):
+            problem = reduction(shape=shape, axes=axes, fn=fn)
+            assert lower(problem, target(arch), Search(level=0)).why_empty is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rule", "said"),
+    [
+        ({"lanes": 128}, "lanes", "128 threads side by side of a block of 64"),
+        ({"vector": 2, "algorithm": "row", "lanes": 8}, "vector", "the reduced axes, whose elements are no neighbours"),
+        ({"vector": 8}, "vector", "vectors of 8 elements; rows begin at multiples of 4 (4 bytes each)"),
+        ({"slices": 3}, "slices", "3 slices where split is none"),
+        ({"split": "workspace"}, "slices", "1 slices where split is workspace"),
+        ({"split": "workspace", "slices": 59}, "slices", "59 slices of 60 steps; 30 have some"),
+        ({"lanes": 32}, "lanes", "32 threads side by side are mostly idle for 12"),
+        ({"threads": 1024}, "threads", "128 rows of threads are mostly idle for 60"),
+        ({"unroll": 16}, "unroll", "16 vectors in flight, 8 apart, are mostly none of 60"),
+    ],
+)  # fmt: skip
+def test_a_rule_says_its_numbers(schedule: dict[str, Any], rule: str, said: str) -> None:
+    right = {"algorithm": "column", "threads": 64, "lanes": 8, "vector": 4, "unroll": 4, "split": "none", "slices": 1}
+    assert isinstance(OP.rules(reduction(), Schedule.of(right), target("sm_90a")), Accepted)
+    found = OP.rules(reduction(), Schedule.of({**right, **schedule}), target("sm_90a"))
+    assert isinstance(found, Rejected)
+    assert (found.rule, said in found.message) == (rule, True), found
+
+
+def test_a_workspace_over_the_limit_breaks_a_rule() -> None:
+    found = lower(reduction(shape=[676000, 16]), target("sm_90a"), Search(level=1), workspace_limit=1000)
+    assert {"workspace"} <= set(found.rejections)
+    assert all(one.schedule.get("split") == "none" for one in found.candidates)
