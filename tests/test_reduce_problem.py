@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,7 +13,7 @@ from pydantic import ValidationError
 from benchmarks.shapes import shapes_of
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.reduce.problem import LARGEST_COUNT
+from codegen.operators.reduce.problem import LARGEST_COUNT, ReduceProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
 from codegen.search import Search
@@ -19,6 +21,7 @@ from codegen.targets import target
 from tests.reduce_kernels import reduction
 
 OP = operator("reduce")
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def faults(**fields: Any) -> dict[str, str]:
@@ -114,6 +117,15 @@ def test_a_public_reduction_has_schedules_at_level_1(fields: dict[str, Any]) -> 
     assert 12 <= len(found.candidates) <= 64
     vectors = {one.schedule.get("vector") for one in found.candidates}
     assert vectors == {16 // {"float32": 4, "float16": 2}[fields["dtype"]]}  # 16 bytes
+
+
+def test_the_example_has_every_public_reduction_and_fused_gradients() -> None:
+    request = json.loads((ROOT / "examples" / "bias_gradients.json").read_text())
+    public = shapes_of("reduce")
+    assert request["problems"][: len(public)] == public
+    fused = [OP.parse({k: v for k, v in one.items() if k != "name"}) for one in request["problems"][len(public) :]]
+    assert len(fused) == 2
+    assert all(isinstance(one, ReduceProblem) and one.write_map for one in fused)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
