@@ -34,6 +34,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 OWN, SHARED = "kernel.cuh", "reduce.cuh"
 _STATE = "(int64_t(i) * arguments.slices + slice)"
+_MAPPED = "static_cast<Input*>(arguments.mapped) + batch.offset[u]"
 _TAKE = "Fold<C>::take(states[i], column, first, depth);"
 # What stands in the text, and what is wrong in its place.
 WRONG: dict[str, tuple[str, str, str]] = {
@@ -49,6 +50,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "half of gelu's gradient": (OWN, "0.39894228040143268f", "0.0f"),
     "silu's gradient is sigmoid's": (OWN, "(1.0f + x * (1.0f - y))", "(1.0f - y)"),
     "tanh's gradient is not squared": (OWN, "1.0f - y * y", "1.0f - y"),
+    "mapped values over the first vector": (OWN, _MAPPED, _MAPPED.replace("[u]", "[0]")),
     "axes merged whatever their strides": (OWN, "found.stride[merged] == found.extent[i] * found.stride[i]", "true"),
     "of equal values the last": (SHARED, "other.index < state.index", "other.index > state.index"),
     "a NaN is no maximum": (SHARED, "(is_nan(other.value) && !is_nan(state.value))", "false"),

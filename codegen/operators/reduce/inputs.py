@@ -51,7 +51,7 @@ def _small(problem: ReduceProblem, operand: Operand, rng: np.random.Generator) -
     values = rng.integers(-LARGEST, LARGEST, shape, dtype=np.int32)
     terms = EXACT_TOTAL // LARGEST**4  # a product or a square may be squared once more
     if problem.fn not in ("max", "min", "argmax") and problem.count > terms:
-        values *= rng.random(shape) < terms / problem.count
+        values *= rng.random(shape, dtype=np.float32) < terms / problem.count
     return values
 
 
