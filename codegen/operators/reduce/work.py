@@ -85,5 +85,6 @@ def compile_seconds(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -
     """CPU seconds of nvcc for one more kernel of a group: grows with the values that a thread has at once."""
     t = tunables
     values = int(t["unroll"]) * int(t["vector"])
-    per_value = 0.003 if signature["map"] in APPROXIMATE or signature["fn"] == "logsumexp" else 0.0008
+    costly = signature["map"] in APPROXIMATE or signature["fn"] in ("variance", "logsumexp")
+    per_value = 0.003 if costly else 0.0008
     return 0.03 + values * per_value + (0.02 if t["split"] != "none" else 0.0)
