@@ -66,8 +66,9 @@ class Kernel:
         `tensors`: anything that speaks DLPack (PyTorch, CuPy, JAX), in the record's operand order (matmul: a, b, out,
         then the epilogue's tensors) and of its dtypes: float32, float16, bfloat16, int8, int32, int64, uint8 (a mask;
         bool is as good). `scalars`: default those of the record. `workspace`: a GPU tensor of at least
-        `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where that is not 0. `stream`:
-        a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the default stream.
+        `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where
+        that is not 0. `stream`: a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the
+        default stream.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
         recorded = tuple(self.entry.launch.scalars) if self.entry is not None else ()
