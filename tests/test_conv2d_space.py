@@ -61,6 +61,22 @@ def test_the_example_has_every_convolution_of_its_network() -> None:
     assert all(len(lower(one, target(request["target"]), search).candidates) == search.limit for one in found)
 
 
+def test_the_training_example_has_every_layer_of_both_networks_in_all_directions() -> None:
+    request = json.loads((ROOT / "examples" / "resnet_training.json").read_text())
+    search, sheet = Search.model_validate(request["search"]), target(request["target"])
+    fields = [{name: value for name, value in one.items() if name != "name"} for one in request["problems"]]
+    found = {operator(one["operator"]).parse(one).digest for one in fields}
+    wanted = set()
+    for way in ("conv2d", "conv2d_dgrad", "conv2d_wgrad"):
+        for layer in shapes_of(way):
+            if layer["name"].startswith(("resnet18/b8/", "resnet50/b32/")):
+                plain = {name: value for name, value in layer.items() if name != "name"}
+                wanted |= {operator(way).parse({**plain, "n": images}).digest for images in (8, 32)}
+    assert found == wanted
+    for one in fields:
+        assert lower(operator(one["operator"]).parse(one), sheet, search).candidates
+
+
 def test_level_1_of_a_large_layer_has_the_warps_that_read_least() -> None:
     """64 x 64 outputs: what the gather needs beside them fits, too."""
     found = lower(conv2d(**{**HALF, "n": 256, "c": 256, "k": 256}), target("sm_90a"), Search(level=1)).candidates
