@@ -26,6 +26,12 @@ OP = operator("conv2d_dgrad")
 HALF: dict[str, Any] = {"n": 8, "h": 28, "w": 28, "c": 128, "k": 128, "padding": 1, "dtype": "float16"}
 STRIDED: dict[str, Any] = {**HALF, "stride": 2}
 DEPTHWISE: dict[str, Any] = {**HALF, "groups": 128}
+# 1024 threads on the CUDA cores, of which none has more than 64 registers.
+WIDE: dict[str, int | str] = {
+    "algorithm": "implicit_gemm", "tile_m": 64, "tile_n": 128, "tile_k": 8, "thread_m": 4, "thread_n": 2, "warp_m": 8,
+    "stages": 2, "fragments": 1, "padding": 0, "unroll_k": 8, "min_blocks": 1, "split": "none", "split_k": 1,
+    "raster": 0,
+}  # fmt: skip
 
 
 def algorithms(fields: dict[str, Any], arch: str = "sm_90a", **search: Any) -> Counter[str]:
@@ -96,6 +102,13 @@ def test_every_kind_of_problem_has_a_schedule_to_begin_with(layout: str, dtype: 
             assert found.why_empty is None, (problem, found.why_empty)
 
 
+def test_the_first_guess_counts_the_bytes_of_dy_once_not_for_every_tap() -> None:
+    layer = {"n": 32, "h": 56, "w": 56, "c": 64, "k": 64, "padding": 1, "dtype": "float16"}
+    for fields in (layer, {**layer, "k": 128, "stride": 2}):
+        (found,) = lower(dgrad(**fields), target("sm_90a"), Search(level=0)).candidates
+        assert (found.schedule.get("tile_m"), found.schedule.get("tile_n")) == (128, 64)
+
+
 def test_a_level_is_inside_the_next() -> None:
     for fields in (HALF, STRIDED, {**STRIDED, "c": 4}, DEPTHWISE):
         one, two = (OP.space(dgrad(**fields), target("sm_90a"), Search(level=level)) for level in (1, 2))
@@ -121,6 +134,9 @@ def test_good_schedules_are_accepted() -> None:
     assert judge(STRIDED, TENSOR) == ACCEPTED
     assert judge(DEPTHWISE, DIRECT) == ACCEPTED
     assert judge({**DEPTHWISE, "stride": 3}, DIRECT, pixels=1) == ACCEPTED
+    # A thread that is told to manages with fewer registers than it would take.
+    tf32 = {**HALF, "dtype": "float32", "allow_tf32": True}
+    assert judge(tf32, TENSOR, tile_n=128, tile_k=16, warps_m=4, mma_k=8, maxnreg=128) == ACCEPTED
 
 
 @pytest.mark.parametrize(
@@ -128,6 +144,7 @@ def test_good_schedules_are_accepted() -> None:
     [
         (DEPTHWISE, TENSOR, {}, "algorithm", "128 products with one column each are mostly padding"),
         (STRIDED, TENSOR, {"split": "workspace", "split_k": 2}, "split", "with stride 2 x 2 sums differ in length"),
+        ({**HALF, "dtype": "float32"}, WIDE, {}, "registers", "about 71 registers per thread with the gather; 64 are"),
         ({**STRIDED, "k": 8}, TENSOR, {}, "stages", "3 stages for 1 steps: k = 32"),
         ({**HALF, "c": 3}, BY_ELEMENT, {"warps_m": 1, "warps_n": 1}, "gather", "32 threads for 32 x 64 vectors"),
         ({**HALF, "k": 3}, BY_ELEMENT, {"warps_m": 1, "warps_n": 1, "tile_k": 64}, "gather", "for 64 vectors of taps"),

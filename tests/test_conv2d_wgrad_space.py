@@ -33,6 +33,12 @@ TENSOR: dict[str, int | str] = {
     "split": "none", "split_k": 1, "stream_blocks": 0, "raster": 0,
 }  # fmt: skip
 BY_ELEMENT: dict[str, int | str] = {**TENSOR, "copy": "registers", "stages": 2, "fragments": 1}
+# 1024 threads on the CUDA cores, of which none has more than 64 registers.
+WIDE: dict[str, int | str] = {
+    "algorithm": "implicit_gemm", "tile_m": 128, "tile_n": 64, "tile_k": 8, "thread_m": 4, "thread_n": 2, "warp_m": 4,
+    "stages": 2, "fragments": 2, "padding": 0, "unroll_k": 8, "min_blocks": 1, "split": "none", "split_k": 1,
+    "raster": 0,
+}  # fmt: skip
 SLICED: dict[str, int | str] = {**DIRECT, "split": "workspace", "split_k": 8}
 ALONE: dict[str, int | str] = {**DIRECT, "split_k": 1}
 
@@ -124,6 +130,12 @@ def test_a_single_tile_gets_as_many_slices_as_fill_the_device() -> None:
         assert OP.work(first.problem, first.schedule, SM_90A).blocks >= SM_90A.sm_count
 
 
+def test_the_first_guess_counts_the_bytes_of_the_image_once_not_for_every_tap() -> None:
+    layer = {"n": 32, "h": 56, "w": 56, "c": 64, "k": 64, "padding": 1, "dtype": "float16"}
+    (found,) = lower(wgrad(**layer), SM_90A, Search(level=0)).candidates
+    assert (found.schedule.get("tile_m"), found.schedule.get("tile_n")) == (64, 128)
+
+
 def test_a_level_is_inside_the_next() -> None:
     for fields in (HALF, {**HALF, "c": 1}, DEPTHWISE, {**HALF, "dtype": "float32"}):
         one, two = (OP.space(wgrad(**fields), SM_90A, Search(level=level)) for level in (1, 2))
@@ -171,12 +183,16 @@ def test_good_schedules_are_accepted() -> None:
     assert judge(HALF, TENSOR) == ACCEPTED
     assert judge(HALF, TENSOR, split="workspace", split_k=16) == ACCEPTED
     assert judge(DEPTHWISE, ALONE) == judge(DEPTHWISE, SLICED) == ACCEPTED
+    # A thread that is told to manages with fewer registers than it would take.
+    tf32 = {**HALF, "dtype": "float32", "allow_tf32": True}
+    assert judge(tf32, TENSOR, tile_k=16, mma_k=8, maxnreg=128) == ACCEPTED
 
 
 @pytest.mark.parametrize(
     ("fields", "schedule", "changes", "rule", "said"),
     [
         (DEPTHWISE, TENSOR, {}, "algorithm", "128 products with one row each are mostly padding"),
+        ({**HALF, "dtype": "float32"}, WIDE, {}, "registers", "about 75 registers per thread with the gather; 64 are"),
         (HALF, ALONE, {}, "algorithm", "filters of one channel; those of this problem have 128"),
         (HALF, TENSOR, {"split": "workspace", "split_k": 256}, "split_k", "256 slices of 196 steps (k = 6272, tile_k"),
         (HALF, TENSOR, {"split": "workspace", "split_k": 64}, "split_k", "36 tiles in 64 slices; sm_90a has enough"),

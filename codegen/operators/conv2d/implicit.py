@@ -105,7 +105,12 @@ def _gather_rule(problem: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | Non
 
 
 def _register_rule(problem: Conv2dProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
-    wanted = registers(t, problem.channels_last, aligns(problem), _product_registers(problem, t))
+    alone = product_registers(t, tensor_rules.Stored.of(product(problem), _aligns(problem)))
+    return register_rule(registers(t, problem.channels_last, aligns(problem), alone), t, target)
+
+
+def register_rule(wanted: int, t: Mapping[str, Any], target: Target) -> Rejected | None:
+    """Whether a thread of an implicit product may take as many registers as it wants."""
     allowed = tensor_rules.launch_bounds(t).registers(target) if is_tensor(t) else target.registers_per_thread
     limit = min(allowed, target.registers_per_sm // (threads(t) * t["min_blocks"]))
     return check(
@@ -138,11 +143,11 @@ def registers(t: Mapping[str, Any], channels_last: bool, x_w_out: tuple[int, int
     return of_product_alone + CORNER_REGISTERS * corners + TAP_REGISTERS
 
 
-def _product_registers(problem: Conv2dProblem, t: Mapping[str, Any]) -> int:
+def product_registers(t: Mapping[str, Any], stored: tensor_rules.Stored) -> int:
     """What a thread needs beside the gather; where it is told how many it may take, with that it manages."""
     if not is_tensor(t):
         return simt_rules.registers(t)
-    stored, told = tensor_rules.Stored.of(product(problem), _aligns(problem)), t["maxnreg"] or t["min_blocks"] > 1
+    told = t["maxnreg"] or t["min_blocks"] > 1
     return tensor_rules.least_registers(t, stored) if told else tensor_rules.registers(t, stored)
 
 

@@ -75,7 +75,8 @@ def default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedu
 
     as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
-        return _of_matmul(tensor_space.default(as_matmul, target, _aligns(problem), judge_product).as_dict())
+        found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, _input_bytes(problem))
+        return _of_matmul(found.as_dict())
     return _of_matmul(simt_space.default(as_matmul, target, judge_product).as_dict())
 
 
@@ -130,15 +131,8 @@ def _gather_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected 
 
 
 def _register_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
-    if is_tensor(t):
-        alone = tensor_rules.registers(t, tensor_rules.Stored.of(product(problem), _aligns(problem)))
-        limit = tensor_rules.launch_bounds(t).registers(target)
-    else:
-        alone, limit = simt_rules.registers(t), target.registers_per_thread
-    wanted = registers(t, problem.channels_last, aligns(problem), alone)
-    return check(
-        wanted <= limit, "registers", f"about {wanted} registers per thread with the gathers; {limit} are allowed"
-    )
+    alone = forward.product_registers(t, tensor_rules.Stored.of(product(problem), _aligns(problem)))
+    return forward.register_rule(registers(t, problem.channels_last, aligns(problem), alone), t, target)
 
 
 def index_rule(problem: Conv2dDgradProblem, *, whole: bool) -> Rejected | None:
@@ -228,6 +222,12 @@ def share(phase: Phase, problem: Conv2dDgradProblem, least: Cost, operands: tupl
     return replace(
         least, bytes_read=int((least.bytes_read - inputs) * of_all), bytes_written=int(least.bytes_written * of_all)
     )
+
+
+def _input_bytes(problem: Conv2dDgradProblem) -> int:
+    """Of dy and w, each once: phases share dy, and taps of a phase its pixels."""
+    p = problem
+    return dtype(p.dtype).bytes * (p.n * p.p * p.q * p.k + p.k * p.taps)
 
 
 def _aligns(problem: Conv2dDgradProblem) -> tuple[int, int]:

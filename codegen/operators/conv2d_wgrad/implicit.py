@@ -10,7 +10,7 @@ from codegen.dtypes import dtype
 from codegen.joined_space import Kind
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
-from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES, threads
+from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES, product_registers, register_rule, threads
 from codegen.operators.conv2d.product import matmul_tunables
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.product import aligns, product
@@ -81,7 +81,8 @@ def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedu
             )
 
         if on_tensor_cores(as_matmul, target):
-            found = tensor_space.default(as_matmul, target, aligns(problem)[:2], judge_product, slices=slices)
+            stored = dtype(problem.dtype).bytes * (problem.pixels * problem.k + problem.elements_seen)
+            found = tensor_space.default(as_matmul, target, aligns(problem)[:2], judge_product, stored, slices)
         else:
             found = simt_space.default(as_matmul, target, judge_product, slices)
         return _of_matmul(found.as_dict())
@@ -144,13 +145,8 @@ def _gather_rule(problem: Conv2dWgradProblem, t: Mapping[str, Any]) -> Rejected 
 
 
 def _register_rule(problem: Conv2dWgradProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
-    stored = tensor_rules.Stored.of(product(problem), aligns(problem)[:2])
-    alone = tensor_rules.registers(t, stored) if is_tensor(t) else simt_rules.registers(t)
-    wanted = registers(problem.channels_last, alone)
-    limit = tensor_rules.launch_bounds(t).registers(target) if is_tensor(t) else target.registers_per_thread
-    return check(
-        wanted <= limit, "registers", f"about {wanted} registers per thread with the gather; {limit} are allowed"
-    )
+    alone = product_registers(t, tensor_rules.Stored.of(product(problem), aligns(problem)[:2]))
+    return register_rule(registers(problem.channels_last, alone), t, target)
 
 
 def index_rule(problem: Conv2dWgradProblem) -> Rejected | None:
