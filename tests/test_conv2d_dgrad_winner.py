@@ -51,6 +51,8 @@ def codes(
         "fp32 3x3 with stride": level_0(**{**STRIDED, "dtype": "float32"}).kernel,
         "fp16 depthwise with stride": level_0(**STRIDED, groups=128).kernel,
     }
+    same = OP.candidate(dgrad(**{**LAYER, "r": 1, "s": 1, "padding": 0}), level_0(**LAYER).schedule)
+    asked["fp16 1x1 in the tiles of the 3x3"] = same.kernel
     folder = tmp_path_factory.mktemp("codes")
     found = codes_of(list(asked.values()), "sm_90a", folder, toolchain, processes)
     return {name: (kernel, found[kernel]) for name, kernel in asked.items()}
@@ -68,6 +70,12 @@ def test_other_kernels_are_what_they_say(codes: dict[str, tuple[Kernel, Code]]) 
     assert codes["fp16 nchw with stride"][1].count("mma.sync") > 0
     for name in ("fp32 3x3 with stride", "fp16 depthwise with stride"):
         assert codes[name][1].count("mma.sync") == 0 and codes[name][1].count("fma.rn.f32") > 0
+
+
+def test_a_gather_has_no_branches_of_its_own(codes: dict[str, tuple[Kernel, Code]]) -> None:
+    """A branch for each vector would keep the copies from being started together."""
+    gathered, stored = (codes[name][1].count("bra") for name in ("fp16 3x3", "fp16 1x1 in the tiles of the 3x3"))
+    assert 0 < gathered <= stored + 1
 
 
 def test_no_kernel_spills_or_keeps_its_phase_in_memory(codes: dict[str, tuple[Kernel, Code]]) -> None:

@@ -71,11 +71,12 @@ __device__ __forceinline__ Tap tap_of(const Arguments& arguments, int column) {
   return Tap{h, w, offset};
 }
 
-// Whether the image has an element there, or only its padding.
+// Whether the image has an element there, or only its padding. Here and below `&`, not `&&`: nvcc makes branches of the
+// latter, one for each vector.
 __device__ __forceinline__ bool inside(const Arguments& arguments, int h, int w) {
-  const bool row_exists = h >= 0 && in_bounds(h, arguments.height);  // bounds: gather row
-  const bool column_exists = w >= 0 && in_bounds(w, arguments.width);  // bounds: gather column
-  return row_exists && column_exists;
+  const bool row_exists = (h >= 0) & in_bounds(h, arguments.height);  // bounds: gather row
+  const bool column_exists = (w >= 0) & in_bounds(w, arguments.width);  // bounds: gather column
+  return row_exists & column_exists;
 }
 
 // Where a tap meets the image at one output pixel of a thread after the other; in its padding `offset` means nothing.
@@ -131,7 +132,7 @@ struct Image {
   __device__ __forceinline__ const T* address() const { return image + static_cast<int>(at.offset); }
   __device__ __forceinline__ bool wanted(int i, int k_left) const {
     const bool pixel_exists = in_bounds(V::row(i), k_left);  // bounds: gather pixel
-    return tap_exists && pixel_exists && inside(arguments, at.h, at.w);
+    return tap_exists & pixel_exists & inside(arguments, at.h, at.w);
   }
 };
 
