@@ -12,10 +12,13 @@ import pytest
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.rules import ACCEPTED
+from codegen.schedule import Schedule
 from codegen.search import Search
 from cukiln.client import Client
 from storage.settings import load_settings
 from tests.conv2d_dgrad_kernels import dgrad
+from tests.conv2d_kernels import DIRECT
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A
 from tests.fixtures_library import *  # noqa: F403
@@ -112,6 +115,16 @@ def test_the_launches_are_what_cost_and_work_say(
         run = planned.functions[OP.functions(one.kernel).index("run")]
         blocks = run.grid[0] * run.grid[1] * run.grid[2]
         assert (blocks, run.block[0], run.shared_bytes) == (work.blocks, work.threads, OP.shared_bytes(one.kernel))
+
+
+def test_more_phases_of_all_groups_than_an_int_holds_are_launched(toolchain: Toolchain, processes: Processes) -> None:
+    sizes = {"n": 1, "h": 2**14, "w": 2**14, "c": 64, "k": 64, "groups": 64, "r": 1, "s": 1, "dtype": "float16"}
+    schedule = Schedule.of({**DIRECT, "threads": 64, "threads_k": 64, "filters": 1, "pixels": 1})
+    one = OP.candidate(dgrad(**sizes, stride=2**14), schedule)
+    assert OP.rules(one.problem, schedule, SM_90A) == ACCEPTED
+    (run,) = plan_launch(one, toolchain, processes, LIMITS).functions
+    assert (run.grid[0], run.grid[1]) == (2**28, 1)
+    assert run.grid[0] * run.grid[1] == OP.work(one.problem, schedule, SM_90A).blocks
 
 
 # ---- what a library refuses

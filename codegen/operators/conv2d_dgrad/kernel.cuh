@@ -135,14 +135,15 @@ inline Along along_of(int64_t extent, int64_t taps, double stride_, double paddi
   return along;
 }
 
-// The products of a call: of the largest phase, in all of them.
+// The products of a call: of the largest phase, in all of them. A direct kernel counts neither groups nor phases as products.
 inline gemm::Extents product(const Plan& kernel, const Shape& shape, const Along& h, const Along& w) {
   const int64_t phases = int64_t(h.phases) * w.phases;
   if (phases == 0) return {0, 0, 0, 0};
   const int64_t pixels = ceil_div(shape.height, h.stride) * ceil_div(shape.width, w.stride);
   const int64_t k = ceil_div(shape.filter_height, h.tap_step) * ceil_div(shape.filter_width, w.tap_step) * (shape.filters / shape.groups);
   const int64_t channels = shape.channels / shape.groups;
-  if (kernel.channels_last || kernel.direct) return {shape.groups * phases, shape.images * pixels, channels, k};
+  if (kernel.direct) return {1, shape.images * pixels, channels, k};
+  if (kernel.channels_last) return {shape.groups * phases, shape.images * pixels, channels, k};
   return {shape.images * shape.groups * phases, channels, pixels, k};
 }
 
