@@ -271,6 +271,25 @@ def test_cost_counts_every_operand_once() -> None:
     assert (cost.bytes_written, cost.launches, cost.workspace_bytes) == (4 * outputs, 2, 4 * 4 * outputs)
 
 
+@pytest.mark.parametrize(("fields", "schedule"), [({}, BY_ELEMENT), ({"groups": 128}, ALONE)])
+def test_pixels_that_no_window_meets_cost_nothing(fields: dict[str, Any], schedule: dict[str, int | str]) -> None:
+    apart: dict[str, Any] = {**HALF, "r": 1, "s": 1, "padding": 0, "stride": 2, **fields}
+    gradient, image = 2 * 8 * 14 * 14 * 128, 2 * 8 * 28 * 28 * 128
+    for layout, seen in (("nhwc", image // 4), ("nchw", image // 2)):
+        problem, one = wgrad(**apart, layout=layout), Schedule.of(schedule)
+        least = OP.cost(problem, one)
+        assert least.bytes_read == gradient + seen
+        assert OP.work(problem, one, SM_90A).dram_bytes == least.bytes_read + least.bytes_written
+
+
+def test_the_launch_that_adds_up_slices_of_direct_sums_writes_no_more_than_the_gradient() -> None:
+    problem, sliced = wgrad(**DEPTHWISE), Schedule.of(SLICED)
+    work, least = OP.work(problem, sliced, SM_90A), OP.cost(problem, sliced)
+    (reduce,) = work.others
+    assert reduce.dram_bytes == least.bytes_written
+    assert work.dram_bytes == least.bytes_read
+
+
 def test_work_asks_the_dram_for_the_image_once_and_the_l2_for_every_tap() -> None:
     problem = wgrad(**HALF)
     work, least = (of(problem, Schedule.of(TENSOR)) for of in (lambda *a: OP.work(*a, SM_90A), OP.cost))

@@ -5,6 +5,7 @@ parallel."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files as packaged_files
 from typing import Any
 
@@ -154,13 +155,15 @@ class Conv2dWgrad(Operator):
             t, as_product = direct.of_product(t), product(p, direct=True)
         else:
             as_product = product(p)
-        return traffic.cost(as_product, t, self.operands(p))
+        found = traffic.cost(as_product, t, self.operands(p))
+        unseen = p.n * p.h * p.w * p.c - p.elements_seen
+        return replace(found, bytes_read=found.bytes_read - unseen * dtype(p.dtype).bytes)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, least = _wgrad(problem), self.cost(problem, schedule)
         if schedule.get("algorithm") == "direct":
             return direct.work(p, schedule.as_dict(), least, target)
-        return implicit.work(p, schedule, least, self.operands(p), target)
+        return implicit.work(p, schedule, least, target)
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()

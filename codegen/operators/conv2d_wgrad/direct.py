@@ -4,6 +4,7 @@ machine."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product as combinations
 from typing import Any
 
@@ -188,15 +189,17 @@ def work(problem: Conv2dWgradProblem, tunables: Mapping[str, Any], least: Cost, 
     loads = thread_pixels * (t["filters"] / wide_dy + t["elements"] * (t["filters"] / wide_x if p.depthwise else 1))
     converted = (fma if p.depthwise else fma / t["filters"]) * (size < 4)
     sums = float(blocks) * t["threads"] * t["filters"] * t["elements"]
-    to_l2, to_dram = traffic.handed_on(as_product, t, least, target)
-    inputs = float(size) * p.pixels * p.k + size * p.n * p.h * p.w * p.c
+    inputs = float(p.input_bytes)
+    # Matmul's counts take its own operands off what is read, to have what its epilogue reads.
+    as_stored = replace(least, bytes_read=least.bytes_read - p.input_bytes + int(traffic.input_bytes(as_product)))
+    to_l2, to_dram = traffic.handed_on(as_product, t, as_stored, target)
     return Work(
         blocks=blocks, threads=t["threads"], fma=fma,
         other_instructions=8.0 * loads + converted + 16.0 * thread_pixels + 10.0 * sums,
         shared_bytes=8.0 * sums / lanes(t, p.channels_last), l2_bytes=1.5 * tiles_n * inputs + to_l2,
         dram_bytes=inputs + to_dram, dynamic_shared_bytes=shared_bytes(t, p.channels_last),
         independent=t["filters"] * t["elements"], steps=split.steps_of_block(as_product, t), overlap=0.5,
-        others=traffic.other_launches(as_product, t, dw, least, target),
+        others=traffic.other_launches(as_product, t, dw, as_stored, target),
     )  # fmt: skip
 
 

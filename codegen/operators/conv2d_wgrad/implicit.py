@@ -8,7 +8,7 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.joined_space import Kind
-from codegen.operator import Cost, Operand, Work
+from codegen.operator import Cost, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
 from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES, product_registers, register_rule, threads
 from codegen.operators.conv2d.product import matmul_tunables
@@ -81,8 +81,8 @@ def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedu
             )
 
         if on_tensor_cores(as_matmul, target):
-            stored = dtype(problem.dtype).bytes * (problem.pixels * problem.k + problem.elements_seen)
-            found = tensor_space.default(as_matmul, target, aligns(problem)[:2], judge_product, stored, slices)
+            stored, aligned = problem.input_bytes, aligns(problem)[:2]
+            found = tensor_space.default(as_matmul, target, aligned, judge_product, stored, slices)
         else:
             found = simt_space.default(as_matmul, target, judge_product, slices)
         return _of_matmul(found.as_dict())
@@ -170,12 +170,10 @@ def registers(channels_last: bool, of_product_alone: int) -> int:
     return of_product_alone + PLACE_REGISTERS + (0 if channels_last else APART_REGISTERS)
 
 
-def work(
-    problem: Conv2dWgradProblem, schedule: Schedule, least: Cost, operands: tuple[Operand, ...], target: Target
-) -> Work:
+def work(problem: Conv2dWgradProblem, schedule: Schedule, least: Cost, target: Target) -> Work:
     """Matmul's counts for the product: the L2 is asked for every tap, the DRAM for the image once."""
     t, as_matmul = matmul_tunables(schedule.as_dict()), product(problem)
-    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
+    inputs = problem.input_bytes
     expanded = replace(least, bytes_read=least.bytes_read - inputs + int(traffic.input_bytes(as_matmul)))
     found = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, aligns(problem), expanded, target)
     gathered = 0.0

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
+from codegen.dtypes import dtype
 from codegen.epilogue import Bias, Node
 from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Convolution
 from codegen.problem import refuse
@@ -34,6 +35,11 @@ class Conv2dWgradProblem(Convolution):
     def pixels(self) -> int:
         """Output pixels of all images."""
         return self.n * self.p * self.q
+
+    @property
+    def input_bytes(self) -> int:
+        """Of dy, and of x what some window meets, each once."""
+        return dtype(self.dtype).bytes * (self.pixels * self.k + self.elements_seen)
 
     @property
     def sum_length(self) -> int:
