@@ -13,11 +13,12 @@ from tests.mutants import Site, changed, find_sites, mutants, switched_operator
 
 FILE = "kernel.cuh"
 BYTE = "load_global<1>(static_cast<const unsigned char*>(arguments.epilogue.tensors[0]) + first + i).data[0]"
-PLACE, CLEAR = "int64_t(blockIdx.x) * (C::threads * C::loads)", "arguments.epilogue.scalars + Node::Set::scalars"
+PLACE, CLEAR = "int64_t(blockIdx.x) * (C::threads * C::loads)", "arguments.epilogue.scalars + Own::Set::scalars"
+MASK = "Parts<typename C::Epilogue>::Node::template read_mask<N>(arguments.epilogue.tensors[0]"
 # What stands in the text, and what is wrong in its place.
 WRONG: dict[str, tuple[str, str]] = {
     "every block is the first": (PLACE, f"0 * {PLACE}"),
-    "the functions of the wrong place": ("Position{0, 0, first}", "Position{0, 0, first + N}"),
+    "the functions of the wrong place": (f"{MASK}, first)", f"{MASK}, first + N)"),
     "scalars of the other function": (CLEAR, "arguments.epilogue.scalars"),
     "words of the lane before": ("first / word_bits", "first / word_bits / 2"),
     "one bit of a byte": (f"{BYTE} != 0 ? 1u : 0u", f"{BYTE} & 1u"),

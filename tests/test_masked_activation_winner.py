@@ -20,9 +20,10 @@ from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A
 from tests.fixtures_library import *  # noqa: F403
 from tests.fixtures_library import Built, Child, build, calls, launches
-from tests.masked_kernels import POLYNOMIAL, masked
-from tests.test_tensor_ptx import codes_of
+from tests.masked_kernels import POLYNOMIAL, masked, vectorised
+from tests.test_tensor_ptx import codes_of, entries
 from workers.build_winner import plan_launch
+from workers.compile_file import PTX
 from workers.processes import Processes
 from workers.serve import embedded
 from workers.toolchain import Toolchain
@@ -57,6 +58,19 @@ def test_one_pass_moves_16_bytes_at_once_and_spills_nothing(
     loads = int(level_0.schedule.get("loads"))
     assert code.count("ld.global.nc.v4") == code.count("st.global.v4") == loads
     assert code.resources.spill_store_bytes == 0
+
+
+@pytest.mark.parametrize("mask", ["bits", "bytes"])
+def test_all_loads_come_before_a_function_that_branches(
+    mask: str, toolchain: Toolchain, processes: Processes, tmp_path: Path
+) -> None:
+    one = vectorised(f"{mask}.gelu.silu", "float16", loads=4)
+    codes_of([one], "sm_90a", tmp_path, toolchain, processes)
+    (body,) = entries((tmp_path / PTX).read_text()).values()
+    before, *_ = body.partition("ex2.")
+    assert before.count("ld.global.nc.v4") == 4  # x
+    assert before.count("ld.global.nc") == 8
+    assert "st.global" not in before
 
 
 OPERANDS = """

@@ -193,28 +193,40 @@ struct MaskedActivation {
 #if defined(CUKILN_DEVICE)
   template <int tensor_index, int scalar_index, int N>
   static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
-    const unsigned bits = bits_of_mask<N>(static_cast<const Element*>(arguments.tensors[tensor_index]), at.offset);
-    const float* const scalars_of_set = arguments.scalars + scalar_index;
+    const auto read = read_mask<N>(arguments.tensors[tensor_index], at.offset);
+    choose(value, bits_of<N>(read, at.offset), arguments.scalars + scalar_index);
+  }
+
+  // What says it of N outputs from `offset` on: a word, or bytes. A vector begins at a multiple of its length, so that its
+  // bits are in one word.
+  template <int N>
+  static __device__ __forceinline__ Vector<Element, packed ? 1 : N> read_mask(const void* tensor, int64_t offset) {
+    static_assert(32 % N == 0, "the bits of a vector are in one word");
+    const Element* const mask = static_cast<const Element*>(tensor);
+    if constexpr (packed) return load_global<1>(mask + (offset >> 5));
+    else return load_global<N>(mask + offset);
+  }
+
+  // Bit i is that of output `offset` + i.
+  template <int N>
+  static __device__ __forceinline__ unsigned bits_of(const Vector<Element, packed ? 1 : N>& read, int64_t offset) {
+    if constexpr (packed) {
+      return static_cast<unsigned>(read.data[0]) >> static_cast<int>(offset & 31);
+    } else {
+      unsigned bits = 0;
+#pragma unroll
+      for (int i = 0; i < N; ++i) bits |= (read.data[i] != 0 ? 1u : 0u) << i;
+      return bits;
+    }
+  }
+
+  // Set of the values whose bits are 1, Clear of the others.
+  template <int N>
+  static __device__ __forceinline__ void choose(Vector<float, N>& value, unsigned bits, const float* scalars_of_set) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float x = value.data[i];
       value.data[i] = (bits >> i & 1u) != 0 ? Set::map(x, scalars_of_set) : Clear::map(x, scalars_of_set + Set::scalars);
-    }
-  }
-
- private:
-  // Bit i is that of output `offset` + i. A vector begins at a multiple of its length: its bits are in one word.
-  template <int N>
-  static __device__ __forceinline__ unsigned bits_of_mask(const Element* mask, int64_t offset) {
-    static_assert(32 % N == 0, "the bits of a vector are in one word");
-    if constexpr (packed) {
-      return static_cast<unsigned>(load_global<1>(mask + (offset >> 5)).data[0]) >> static_cast<int>(offset & 31);
-    } else {
-      const Vector<unsigned char, N> bytes = load_global<N>(mask + offset);
-      unsigned bits = 0;
-#pragma unroll
-      for (int i = 0; i < N; ++i) bits |= (bytes.data[i] != 0 ? 1u : 0u) << i;
-      return bits;
     }
   }
 #endif

@@ -29,30 +29,25 @@ __device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t exten
 template <class Chain> struct Parts;
 template <bool packed_mask, class Set_, class Clear_>
 struct Parts<Chain<MaskedActivation<packed_mask, Set_, Clear_>>> {
+  using Node = MaskedActivation<packed_mask, Set_, Clear_>;
   using Set = Set_;
   using Clear = Clear_;
   static constexpr bool packed = packed_mask;
 };
 
-// Applies the node, or Clear alone, to the elements from `first` on.
+// N elements, and their part of the mask where it is looked at.
 template <class C, int N>
-__device__ __forceinline__ void apply(const Arguments& arguments, Vector<float, N>& value, int64_t first) {
-  using Node = Parts<typename C::Epilogue>;
-  if constexpr (C::gather_scatter) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) value.data[i] = Node::Clear::map(value.data[i], arguments.epilogue.scalars + Node::Set::scalars);
-  } else {
-    C::Epilogue::apply(value, Position{0, 0, first}, arguments.epilogue);
-  }
-}
+struct Loaded {
+  Vector<typename C::Element, N> elements;
+  Vector<typename Parts<typename C::Epilogue>::Node::Element, Parts<typename C::Epilogue>::packed ? 1 : N> mask;
+};
 
 template <class C, int N>
-__device__ __forceinline__ Vector<float, N> load(const Arguments& arguments, int64_t first) {
-  const Vector<typename C::Element, N> read = load_global<N>(static_cast<const typename C::Element*>(arguments.x) + first);
-  Vector<float, N> value;
-#pragma unroll
-  for (int i = 0; i < N; ++i) value.data[i] = to_float(read.data[i]);
-  return value;
+__device__ __forceinline__ Loaded<C, N> load(const Arguments& arguments, int64_t first) {
+  Loaded<C, N> loaded = {};
+  loaded.elements = load_global<N>(static_cast<const typename C::Element*>(arguments.x) + first);
+  if constexpr (!C::gather_scatter) loaded.mask = Parts<typename C::Epilogue>::Node::template read_mask<N>(arguments.epilogue.tensors[0], first);
+  return loaded;
 }
 
 template <class C, int N>
@@ -63,32 +58,44 @@ __device__ __forceinline__ void store(const Arguments& arguments, const Vector<f
   store_global<N>(static_cast<typename C::Element*>(arguments.out) + first, rounded);
 }
 
-// A thread's vectors lie one block's width apart. All are loaded before any is stored.
+// Stores what the node, or Clear alone, makes of the elements from `first` on.
+template <class C, int N>
+__device__ __forceinline__ void finish(const Arguments& arguments, const Loaded<C, N>& loaded, int64_t first) {
+  using Own = Parts<typename C::Epilogue>;
+  Vector<float, N> value;
+#pragma unroll
+  for (int i = 0; i < N; ++i) value.data[i] = to_float(loaded.elements.data[i]);
+  if constexpr (C::gather_scatter) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) value.data[i] = Own::Clear::map(value.data[i], arguments.epilogue.scalars + Own::Set::scalars);
+  } else {
+    Own::Node::choose(value, Own::Node::template bits_of<N>(loaded.mask, first), arguments.epilogue.scalars);
+  }
+  store<C>(arguments, value, first);
+}
+
+// A thread's vectors lie one block's width apart. All of them, and the mask's, are loaded before anything is computed: a
+// function may branch, and no load is moved across a branch.
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   const int64_t place = int64_t(blockIdx.x) * (C::threads * C::loads) + static_cast<int>(threadIdx.x);
-  Vector<float, C::vector> values[C::loads];
+  Loaded<C, C::vector> loaded[C::loads];
 #pragma unroll
   for (int i = 0; i < C::loads; ++i) {
     const int64_t first = (place + i * C::threads) * C::vector;
     const bool whole = in_bounds(first + (C::vector - 1), arguments.elements);  // bounds: whole vector
-    if (!whole) continue;
-    values[i] = load<C, C::vector>(arguments, first);
-    apply<C>(arguments, values[i], first);
+    if (whole) loaded[i] = load<C, C::vector>(arguments, first);
   }
 #pragma unroll
   for (int i = 0; i < C::loads; ++i) {
     const int64_t first = (place + i * C::threads) * C::vector;
     if (first + (C::vector - 1) < arguments.elements) {
-      store<C>(arguments, values[i], first);
+      finish<C>(arguments, loaded[i], first);
     } else {
       // The last vector is one of single elements.
 #pragma unroll 1
-      for (int64_t one = first; in_bounds(one, arguments.elements); ++one) {  // bounds: last elements
-        Vector<float, 1> value = load<C, 1>(arguments, one);
-        apply<C>(arguments, value, one);
-        store<C>(arguments, value, one);
-      }
+      for (int64_t one = first; in_bounds(one, arguments.elements); ++one)  // bounds: last elements
+        finish<C>(arguments, load<C, 1>(arguments, one), one);
     }
   }
 }
@@ -148,7 +155,8 @@ __device__ __forceinline__ void scatter(const Arguments& arguments) {
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); in_bounds(i, count); i += C::threads) {  // bounds: list
     const int index = load_global<1>(arguments.indices + tile + i).data[0];
-    const float value = Set::map(load<C, 1>(arguments, index).data[0], arguments.epilogue.scalars);
+    const float x = to_float(load<C, 1>(arguments, index).elements.data[0]);
+    const float value = Set::map(x, arguments.epilogue.scalars);
     store<C>(arguments, Vector<float, 1>{{value}}, index);
   }
 }
