@@ -19,7 +19,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     part.each([&](Values& values, unsigned) { fold::LogSumExp::take(own, values, 0, 0); });
     own = rows::of_row<C, fold::LogSumExp>(own, 0);
     greatest = own.greatest;
-    sum = own.sum;
+    sum = own.sum + (greatest - greatest);  // of an infinity NaN, as e^(x - greatest) is then where x is that
   } else {
     using Greatest = fold::Extreme<float, true>;
     Greatest::State own = Greatest::nothing();
