@@ -63,9 +63,11 @@ struct Part {
     offset = row * given.columns;
     columns = exists ? static_cast<unsigned>(given.columns) : 0;
     if constexpr (C::algorithm == in_registers) {
+      Vector<T, C::vector> vectors[in_flight];
+      read_several(vectors, 0);
 #pragma unroll
       for (int step = 0; step < C::steps; ++step)
-        if (has(step)) held[step] = widened(read(step));
+        if (has(step)) held[step] = widened(vectors[step]);
     } else if constexpr (C::algorithm == in_shared) {
 #pragma unroll 1
       for (int first = 0; has(first); first += in_flight) {
