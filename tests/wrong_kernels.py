@@ -211,7 +211,7 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
         "(bits >> i & 1u) != 0",
         "(bits >> i & 1u) == 0",
     ),
-    "one bit of a mask's byte": (("masked_activation.bytes.relu.square",), "bytes.data[i] != 0", "bytes.data[i] & 1"),
+    "one bit of a mask's byte": (("masked_activation.bytes.relu.square",), "read.data[i] != 0", "read.data[i] & 1"),
     "the bits of a word from the highest": (
         ("masked_activation.bits.relu.square",),
         "static_cast<int>(offset & 31)",

@@ -275,12 +275,12 @@ struct Chain {
   }
 
  private:
-  template <int index, int tensor_index, int scalar_index, int N, class Node, class... Rest>
+  template <int index, int tensor_at, int scalar_at, int N, class Node, class... Rest>
   static __device__ __forceinline__ void apply_at(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
     if constexpr (index == 0) {
-      Node::template apply<tensor_index, scalar_index, N>(value, at, arguments);
+      Node::template apply<tensor_at, scalar_at, N>(value, at, arguments);
     } else {
-      apply_at<index - 1, tensor_index + Node::tensors, scalar_index + Node::scalars, N, Rest...>(value, at, arguments);
+      apply_at<index - 1, tensor_at + Node::tensors, scalar_at + Node::scalars, N, Rest...>(value, at, arguments);
     }
   }
 
