@@ -73,6 +73,10 @@ CASES = {
     "conv2d_wgrad": Case("conv2d_wgrad", ("resnet18_cifar10/first/wgrad", "resnet18/b8/s1_3x3/wgrad"), 64),
     "conv2d_dgrad": Case("conv2d_dgrad", ("resnet18/b8/s1_down3x3/dgrad", "resnet18/b8/s1_3x3/dgrad"), 48),
     "reduce": Case("reduce", ("mnist/b100_conv1", "rowsum", "rowmax"), 48),
+    "softmax": Case("softmax", ("bert_base/scores", "llama3_8b/vocabulary"), 24),
+    "layer_norm": Case("layer_norm", ("bert_base/layer_norm",), 24),
+    "rms_norm": Case("rms_norm", ("llama3_8b/rms_norm",), 24),
+    "masked_activation": Case("masked_activation", ("partial/relu", "partial/gelu_bytes"), 24),
     "attention": Case("attention", ("bert_base/attn", "llama3_8b/prefill2048"), 24, "bert_base_b8_s128"),
 }
 

@@ -1,5 +1,5 @@
-"""The public shapes that benchmarks use (`shapes.json`): layers of published networks, and square matrices; and
-gradients of the convolutions among them."""
+"""The public shapes that benchmarks use (`shapes.json`): layers of published networks, square matrices, reductions,
+rows and masked activations; and gradients of the convolutions among them."""
 
 from __future__ import annotations
 

@@ -58,3 +58,16 @@ def test_every_public_convolution_has_the_gradient_of_its_filters_in_fp32() -> N
     found = public_shape("resnet18/b8/s1_down3x3/wgrad")
     assert found["out_dtype"] == "float32"
     assert {**found, "operator": "conv2d", "out_dtype": "float16"} == public_shape("resnet18/b8/s1_down3x3")
+
+
+@pytest.mark.parametrize("problem", [*shape_sets()["rows"], *shape_sets()["masked"]], ids=lambda problem: problem["name"])
+def test_public_rows_and_masked_activations_have_every_algorithm_of_level_1(problem: dict[str, Any]) -> None:
+    own = operator(problem["operator"])
+    found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1)).candidates
+    algorithms = {one.schedule.get("algorithm") for one in found}
+    if problem["operator"] == "masked_activation":
+        assert algorithms == {"vectorised", "gather_scatter"}
+    elif problem["name"] == "llama3_8b/vocabulary":  # longer than registers or shared memory hold
+        assert algorithms == {"online"}
+    else:
+        assert algorithms == {"registers", "shared", "online"}
