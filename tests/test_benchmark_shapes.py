@@ -60,7 +60,10 @@ def test_every_public_convolution_has_the_gradient_of_its_filters_in_fp32() -> N
     assert {**found, "operator": "conv2d", "out_dtype": "float16"} == public_shape("resnet18/b8/s1_down3x3")
 
 
-@pytest.mark.parametrize("problem", [*shape_sets()["rows"], *shape_sets()["masked"]], ids=lambda problem: problem["name"])
+ROWS_AND_MASKED = [*shape_sets()["rows"], *shape_sets()["masked"]]
+
+
+@pytest.mark.parametrize("problem", ROWS_AND_MASKED, ids=lambda problem: problem["name"])
 def test_public_rows_and_masked_activations_have_every_algorithm_of_level_1(problem: dict[str, Any]) -> None:
     own = operator(problem["operator"])
     found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1)).candidates
