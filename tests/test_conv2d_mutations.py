@@ -44,7 +44,8 @@ DIRECT: Mapping[str, dict[str, Any]] = {
 }
 GATHER, OF_DIRECT, OWN_GATHER, OF_NODES = "conv/gather.cuh", "conv/direct.cuh", "gather.cuh", "separate.cuh"
 ABOVE, LEFT = (f"(corner.{axis} + tap.{axis} < 0 ? 0 : corner.{axis} + tap.{axis})" for axis in "hw")
-SMALLER, CHUNK = "gemm::smaller(C::taps, arguments.k - first)", "<C::channels_last>(of_all, first, tap)"
+SMALLER = "gemm::smaller(C::taps, arguments.k - first)"
+WEIGHT = "arguments.template weight<C::channels_last>(of_all, first, tap)"
 STORED = "store_global<width>(sums, value);"
 APPLIED = "C::Epilogue::template apply_node<index>(value, Position{filter, filter, first}, arguments.epilogue);"
 # What stands in the text, and what is wrong in its place.
@@ -65,7 +66,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "channels of the first group": (OF_DIRECT, "known / (arguments.filters / arguments.groups)", "0"),
     "a depthwise filter sees its neighbour's channel": (OF_DIRECT, "j * arguments.channel_pitch", "0"),
     "the last tap lost": (OF_DIRECT, SMALLER, f"{SMALLER} - 1"),
-    "taps of the first chunk again": (OF_DIRECT, CHUNK, CHUNK.replace("first", "0")),
+    "taps of the first chunk again": (OF_DIRECT, WEIGHT, WEIGHT.replace("first", "0")),
     "a node takes the filter of another layout": (
         OF_NODES,
         "C::channels_last ? first : first / per_image",
