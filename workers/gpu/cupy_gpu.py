@@ -34,6 +34,7 @@ from workers.gpu.library_entries import LibraryEntries
 from workers.gpu.tensors import Operands, on_device
 from workers.vendor import convolution as vendor_convolution
 from workers.vendor import matmul as vendor_matmul
+from workers.vendor import reduction as vendor_reduction
 
 # The vendor's library for each operator; what is not here has none.
 VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], int], Sequence[VendorCall]]] = {
@@ -41,6 +42,7 @@ VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], in
     "conv2d": vendor_convolution.offers,
     "conv2d_dgrad": vendor_convolution.offers,
     "conv2d_wgrad": vendor_convolution.offers,
+    "reduce": vendor_reduction.offers,
 }
 INSTALL = "pip install --constraint constraints.txt --group gpu"
 # The words for what a machine without a usable GPU answers (CUDA runtime API, cudaError_t).

@@ -1,0 +1,106 @@
+"""A reduction by CuPy, as a program that has no kernel of its own would ask for it: the peer in a comparison.
+
+CuPy has its own kernels and CUB's behind one function; which of them runs is its choice (`CUPY_ACCELERATORS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from codegen.operators import operator
+from codegen.operators.reduce.problem import ReduceProblem
+from codegen.problem import Problem
+from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
+from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
+
+# By the problem's function: CuPy's, with its arguments. It has none for sums of squares and logsumexp in one call.
+FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "sum": ("sum", {}),
+    "mean": ("mean", {}),
+    "max": ("amax", {}),
+    "min": ("amin", {}),
+    "argmax": ("argmax", {}),
+    "variance": ("var", {}),
+}
+
+
+class ReductionCall:
+    """A `workers.gpu.interface.VendorCall`."""
+
+    def __init__(
+        self, bench: Bench, problem: ReduceProblem, inputs: list[DeviceArray], outs: list[DeviceArray]
+    ) -> None:
+        name, arguments = FUNCTIONS[problem.fn]
+        self._function: Callable[..., Any] = getattr(bench.arrays, name)
+        self._arguments = {"axis": axes_of(problem), **arguments}
+        self._bench, self._name, self._inputs, self._outs = bench, name, inputs, outs
+        self._shape = problem.out_shape
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "library": "CuPy",
+            "version": self._bench.arrays.__version__,
+            "algorithm": f"{self._bench.arrays.__name__}.{self._name}, into {self._outs[0].dtype}",
+            "fused": True,
+            "workspace_bytes": 0,
+        }
+
+    def run(self, number: int) -> None:
+        with self._bench.faults():
+            try:
+                self._function(self._inputs[number], out=self._outs[number], **self._arguments)
+            except (TypeError, ValueError) as error:
+                raise LaunchRefused(f"CuPy's {self._name}: {error}") from error
+
+    def result(self, number: int) -> DeviceArray:
+        with self._bench.faults():
+            return self._outs[number].reshape(self._shape).astype(np.float64)
+
+
+def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[ReductionCall]:
+    """CuPy's function, where one call of it is the whole problem. Raises GpuError where the GPU has no memory for the
+    operands, GpuFault."""
+    if not isinstance(problem, ReduceProblem):
+        raise TypeError(f"a reduction is expected, not {problem.operator}")
+    if not computes(problem):
+        return []
+    (x,) = (one for one in operator("reduce").operands(problem) if one.name == "x")
+    flat = laid_out(x, inputs["x"])
+    try:
+        with bench.faults():
+            strides = [stride * flat.itemsize for stride in x.strides]
+            as_strided = bench.arrays.lib.stride_tricks.as_strided
+            arrays = [as_strided(bench.arrays.asarray(flat), x.shape, strides) for _ in range(sets)]
+            element = out_dtype(problem, flat.dtype)
+            shape = tuple(problem.shape[axis] for axis in problem.kept)
+            outs = [poisoned(bench, problem.outputs, element).reshape(shape) for _ in range(sets)]
+    except MemoryError as error:
+        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
+    call = ReductionCall(bench, problem, arrays, outs)
+    return [call] if runs(bench, call) else []
+
+
+def computes(problem: ReduceProblem) -> bool:
+    """Whether one call does what the problem asks: no map, no epilogue, a type that CuPy has, values to reduce; of
+    argmax one axis or all of them; no mean of whole numbers, which CuPy does not round."""
+    plain = problem.map == "identity" and not problem.epilogue and not problem.write_map
+    all_or_one = problem.fn != "argmax" or len(problem.axes) in (1, len(problem.shape))
+    known = problem.fn in FUNCTIONS and problem.dtype != "bfloat16" and (problem.fn, problem.dtype) != ("mean", "int32")
+    return plain and all_or_one and known and 0 not in problem.shape
+
+
+def axes_of(problem: ReduceProblem) -> Any:
+    """As CuPy takes them."""
+    if len(problem.axes) == len(problem.shape):
+        return None
+    return problem.axes[0] if problem.fn == "argmax" else tuple(problem.axes)
+
+
+def out_dtype(problem: ReduceProblem, element: np.dtype[Any]) -> np.dtype[Any]:
+    """Of what CuPy writes by itself, which is as NumPy has it."""
+    if problem.fn == "argmax" or (problem.fn == "sum" and element.kind == "i"):
+        return np.dtype(np.int64)
+    return np.dtype(np.float64) if problem.fn == "variance" and element.kind == "i" else element
