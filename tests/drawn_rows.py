@@ -68,8 +68,11 @@ def _candidate(problem: RowProblem, arch: str, algorithm: str, rng: random.Rando
     """A random accepted schedule of that algorithm."""
     own, where = operator(problem.operator), target(arch)
     lists: dict[str, Sequence[Value]] = {one.name: one.allowed for one in KNOBS[algorithm]}
-    for _ in range(ATTEMPTS):
+    wide = rng.random() < 0.4  # few rows have so wide a class: chance alone would hardly ever meet one
+    for attempt in range(ATTEMPTS):
         chosen = {name: rng.choice(values) for name, values in lists.items()}
+        if wide and attempt < ATTEMPTS // 4:
+            chosen["vector"] = 8
         if "steps" in chosen:
             per_step = int(chosen["row_threads"]) * int(chosen["vector"])
             chosen["steps"] = -(-problem.columns // per_step) + rng.choice((0, 0, 1))
