@@ -11,6 +11,7 @@ import math
 import os
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -253,6 +254,27 @@ def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, ba
         for asked, part in zip(kernels, parts, strict=True)
         for kernel, (arch, candidate) in zip(asked, part, strict=True)
     ]
+
+
+def require_spread(counts: Counter[str], wanted: Mapping[str, int], drawn: int) -> None:
+    """At least the percentage of the draws that is wanted of everything that a draw can be about."""
+    sys.stdout.write(f"drawn: {dict(sorted(counts.items()))}\n")
+    missing = {name: counts[name] for name, percent in wanted.items() if 100 * counts[name] < percent * drawn}
+    assert missing == {}, "fewer than wanted"
+
+
+def require_right(proofs: Sequence[Proof], extents: int | None = None) -> None:
+    """Equal on integers, within the bound on normals, on the draw's own extents; `extents`: of the launch ABI's, how
+    many tell problems apart (default: all)."""
+    wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
+    assert wrong == [], f"{len(wrong)} of {len(proofs)}"
+    for proof in proofs:
+        problem = proof.candidate.problem
+        own = operator(problem.operator).extents(problem)[:extents]
+        cases = [one for one in proof.verdict.details["cases"] if one["extents"][:extents] == own]
+        assert {one["kind"] for one in cases} == {"integer", "normal"}, "not run on its own extents"
+        assert all(one["max_error"] == 0.0 for one in cases if one["exact"])
+        assert all(one["max_ratio"] <= 1.0 for one in cases)
 
 
 def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]) -> Path:

@@ -6,7 +6,6 @@ CUKILN_TEST_SEED repeats a run's draws.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +25,11 @@ from tests.drawn import (
     LAYOUTS,
     MOST,
     TARGETS,
-    Proof,
     draw_problems,
     draws,
     prove,
+    require_right,
+    require_spread,
     seed_of_this_run,
 )
 from tests.fixtures_codegen import matmul
@@ -87,34 +87,12 @@ WANTED = {
 }  # fmt: skip
 
 
-def require_spread(drawn: Sequence[tuple[str, Candidate]]) -> None:
-    counts = what_was_drawn(drawn)
-    sys.stdout.write(f"drawn: {dict(sorted(counts.items()))}\n")
-    missing = {name: counts[name] for name, percent in WANTED.items() if 100 * counts[name] < percent * len(drawn)}
-    assert missing == {}, "fewer than wanted"
-
-
-def require_right(proofs: Sequence[Proof]) -> None:
-    wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
-    assert wrong == [], f"{len(wrong)} of {len(proofs)}"
-    for proof in proofs:
-        cases = [one for one in proof.verdict.details["cases"] if one["extents"][:4] == extents(proof)]
-        assert {one["kind"] for one in cases} == {"integer", "normal"}, "not run on its own extents"
-        assert all(one["max_error"] == 0.0 for one in cases if one["exact"])
-        assert all(one["max_ratio"] <= 1.0 for one in cases)
-
-
-def extents(proof: Proof) -> list[int]:
-    problem = proof.candidate.problem
-    assert isinstance(problem, MatmulProblem)
-    return [problem.batch, problem.m, problem.n, problem.k]
-
-
 def test_a_hundred_draws_are_right(tmp_path: Path) -> None:
     seed = seed_of_this_run()
     proofs = prove(draws(100, seed), tmp_path, seed=seed, batch=BATCH)
-    require_right(proofs)
-    require_spread([(proof.arch, proof.candidate) for proof in proofs])
+    require_right(proofs, extents=4)
+    counts = what_was_drawn([(proof.arch, proof.candidate) for proof in proofs])
+    require_spread(counts, WANTED, len(proofs))
 
 
 def test_every_problem_has_a_schedule_to_begin_with() -> None:
@@ -136,9 +114,9 @@ def test_five_thousand_draws_are_right(tmp_path: Path) -> None:
     drawn: list[tuple[str, Candidate]] = []
     for part in range(20):
         proofs = prove(draws(250, seed + part), tmp_path / str(part), seed=seed, batch=BATCH)
-        require_right(proofs)
+        require_right(proofs, extents=4)
         drawn += [(proof.arch, proof.candidate) for proof in proofs]
-    require_spread(drawn)
+    require_spread(what_was_drawn(drawn), WANTED, len(drawn))
 
 
 def require_compiled(drawn: Sequence[tuple[str, Candidate]], toolchain: Toolchain, processes: Processes) -> None:

@@ -6,7 +6,6 @@ CUKILN_TEST_SEED repeats a run's draws.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.operators.reduce.problem import FUNCTIONS, MAPS, ReduceProblem
-from tests.drawn import Proof, prove, seed_of_this_run
+from tests.drawn import prove, require_right, require_spread, seed_of_this_run
 from tests.drawn_reduce import draws
 from tests.fixtures_compile import *  # noqa: F403
 from tests.test_matmul_property import require_compiled
@@ -61,29 +60,12 @@ WANTED = {
 }  # fmt: skip
 
 
-def require_spread(drawn: Sequence[tuple[str, Candidate]]) -> None:
-    counts = what_was_drawn(drawn)
-    sys.stdout.write(f"drawn: {dict(sorted(counts.items()))}\n")
-    missing = {name: counts[name] for name, percent in WANTED.items() if 100 * counts[name] < percent * len(drawn)}
-    assert missing == {}, "fewer than wanted"
-
-
-def require_right(proofs: Sequence[Proof]) -> None:
-    wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
-    assert wrong == [], f"{len(wrong)} of {len(proofs)}"
-    for proof in proofs:
-        own = operator("reduce").extents(proof.candidate.problem)
-        cases = [one for one in proof.verdict.details["cases"] if one["extents"] == own]
-        assert {one["kind"] for one in cases} == {"integer", "normal"}, "not run on its own extents"
-        assert all(one["max_error"] == 0.0 for one in cases if one["exact"])
-        assert all(one["max_ratio"] <= 1.0 for one in cases)
-
-
 def test_a_hundred_draws_are_right(tmp_path: Path) -> None:
     seed = seed_of_this_run()
     proofs = prove(draws(100, seed), tmp_path, seed=seed, batch=BATCH)
     require_right(proofs)
-    require_spread([(proof.arch, proof.candidate) for proof in proofs])
+    counts = what_was_drawn([(proof.arch, proof.candidate) for proof in proofs])
+    require_spread(counts, WANTED, len(proofs))
 
 
 @pytest.mark.long
@@ -95,7 +77,7 @@ def test_five_thousand_draws_are_right(tmp_path: Path) -> None:
         proofs = prove(draws(250, seed + part), tmp_path / str(part), seed=seed, batch=BATCH)
         require_right(proofs)
         drawn += [(proof.arch, proof.candidate) for proof in proofs]
-    require_spread(drawn)
+    require_spread(what_was_drawn(drawn), WANTED, len(drawn))
     counts = what_was_drawn(drawn)
     assert min(counts[f"3 {kind} lists"] for kind in ("kept", "reduced")) >= 10
 

@@ -193,8 +193,7 @@ class Conv2d(Operator):
         return LaunchBounds(threads, int(t["min_blocks"]))
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        t = kernel.tunables.as_dict()
-        s = separate.stored(kernel.signature_dict, t)
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
         if t["algorithm"] == "direct":
             return direct.registers(t)
         of_product_alone = tensor_rules.registers(t, self.stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
