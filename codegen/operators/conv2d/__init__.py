@@ -31,7 +31,7 @@ from codegen.operator import (
 )
 from codegen.operators.conv2d import direct, implicit, inputs, separate
 from codegen.operators.conv2d import space as spaces
-from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
+from codegen.operators.conv2d.problem import Conv2dProblem, Convolution, with_axes
 from codegen.operators.conv2d.product import aligns, matmul_tunables, of_product, product
 from codegen.operators.conv2d.reduced import reduced_problems
 from codegen.operators.conv2d.reference import reference
@@ -47,13 +47,13 @@ EXTENT_NAMES = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")
 
 
 class Conv2d(Operator):
-    """out = epilogue(x * w); see Conv2dProblem for shapes."""
+    """out = epilogue(x * w); see Conv2dProblem for shapes. What is the same for the gradients they inherit."""
 
     name = "conv2d"
     problem_type: ClassVar[type[Problem]] = Conv2dProblem
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.conv2d")
-    shared = (*GEMM, *CONV)
+    shared: ClassVar[tuple[str, ...]] = (*GEMM, *CONV)
     files: ClassVar[tuple[str, ...]] = ("gather.cuh", "separate.cuh", "kernel.cuh")
     extent_names = EXTENT_NAMES
 
@@ -116,8 +116,9 @@ class Conv2d(Operator):
 
     def scalars(self, problem: Problem) -> list[float]:
         """The geometry, which no tensor shows, then what the epilogue has."""
-        p = _conv2d(problem)
-        return [*map(float, (*p.stride, *p.padding, *p.dilation)), *scalars(p.epilogue)]
+        if not isinstance(problem, Convolution):
+            raise TypeError(f"{self.name} got a problem of operator {problem.operator!r}")
+        return [*map(float, (*problem.stride, *problem.padding, *problem.dilation)), *scalars(problem.epilogue)]
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""

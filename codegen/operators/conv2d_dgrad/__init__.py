@@ -11,7 +11,7 @@ import numpy as np
 
 from codegen.dtypes import dtype
 from codegen.epilogue import operand_names as epilogue_operand_names
-from codegen.epilogue import scalars, structures
+from codegen.epilogue import structures
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, Float64, InputKind, Operand, Work
 from codegen.operators.conv2d import Conv2d, direct_fields, divided, packed
@@ -78,11 +78,6 @@ class Conv2dDgrad(Conv2d):
             fields += config_fields(matmul_tunables(t), stored.layout, (*stored.aligns, s["align_out"]))
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
         return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
-
-    def scalars(self, problem: Problem) -> list[float]:
-        """The geometry, which no tensor shows, then what the epilogue has."""
-        p = _dgrad(problem)
-        return [*map(float, (*p.stride, *p.padding, *p.dilation)), *scalars(p.epilogue)]
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed. Accesses go over the ends of rows, so their alignment is said."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of, scalars, structures
 from codegen.epilogue import operand_names as epilogue_operand_names
+from codegen.epilogue import structures
 from codegen.kernel import Kernel
 from codegen.operator import (
     GEMM,
@@ -23,12 +23,10 @@ from codegen.operator import (
     Cost,
     Float64,
     InputKind,
-    LaunchBounds,
     Operand,
-    Operator,
     Work,
 )
-from codegen.operators.conv2d import EXTENT_NAMES, packed
+from codegen.operators.conv2d import Conv2d, packed
 from codegen.operators.conv2d.product import matmul_tunables
 from codegen.operators.conv2d_wgrad import direct, implicit, inputs
 from codegen.operators.conv2d_wgrad import space as spaces
@@ -36,8 +34,7 @@ from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
 from codegen.operators.conv2d_wgrad.product import aligns, product
 from codegen.operators.conv2d_wgrad.reduced import reduced_problems
 from codegen.operators.conv2d_wgrad.reference import reference
-from codegen.operators.matmul import config_fields, simt_rules, simt_work, split, tensor_rules, tensor_work, traffic
-from codegen.operators.matmul.path import is_tensor
+from codegen.operators.matmul import config_fields, split, tensor_rules, traffic
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
@@ -45,7 +42,7 @@ from codegen.search import Search, SearchSpace
 from codegen.targets import Target
 
 
-class Conv2dWgrad(Operator):
+class Conv2dWgrad(Conv2d):
     """dw = epilogue(dy * x); see Conv2dWgradProblem for shapes."""
 
     name = "conv2d_wgrad"
@@ -54,7 +51,6 @@ class Conv2dWgrad(Operator):
     folder = packaged_files("codegen.operators.conv2d_wgrad")
     shared = (*GEMM, "conv/launch.cuh")
     files = ("gather.cuh", "direct.cuh", "kernel.cuh")
-    extent_names = EXTENT_NAMES
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = _wgrad(problem)
@@ -78,12 +74,6 @@ class Conv2dWgrad(Operator):
         judge = direct.rules if is_direct else implicit.rules
         return judge(p, schedule, target, workspace_limit)
 
-    def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        return split.functions(kernel.tunables.as_dict())
-
-    def deterministic(self, kernel: Kernel) -> bool:
-        return split.deterministic(kernel.tunables.as_dict(), str(kernel.signature_dict["acc_dtype"]))
-
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
         last, is_direct = s["layout"] == "nhwc", t["algorithm"] == "direct"
@@ -99,14 +89,6 @@ class Conv2dWgrad(Operator):
             fields += config_fields(matmul_tunables(t), "tn" if last else "nn", _aligns(s))
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
         return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
-
-    def extents(self, problem: Problem) -> list[int]:
-        return [int(getattr(problem, name)) for name in EXTENT_NAMES]
-
-    def scalars(self, problem: Problem) -> list[float]:
-        """The geometry, which no tensor shows, then what the epilogue has."""
-        p = _wgrad(problem)
-        return [*map(float, (*p.stride, *p.padding, *p.dilation)), *scalars(p.epilogue)]
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""
@@ -130,11 +112,6 @@ class Conv2dWgrad(Operator):
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
-
-    def launch_values(self, schedule: Schedule) -> list[int]:
-        """0 for what an algorithm does not have."""
-        values = schedule.as_dict()
-        return [int(values.get(name, 0)) for name in self.launch_tunables]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         t, p = kernel.tunables.as_dict(), _wgrad(problem)
@@ -165,43 +142,27 @@ class Conv2dWgrad(Operator):
             return direct.work(p, schedule.as_dict(), least, target)
         return implicit.work(p, schedule, least, target)
 
-    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
-        t = kernel.tunables.as_dict()
-        if function != "run":
-            return LaunchBounds(split.REDUCE_THREADS)
-        if is_tensor(t):
-            return tensor_rules.launch_bounds(t)
-        threads = int(t["threads"]) if t["algorithm"] == "direct" else simt_rules.threads(t)
-        return LaunchBounds(threads, int(t["min_blocks"]))
-
     def estimated_registers(self, kernel: Kernel) -> int:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        if t["algorithm"] == "direct":
-            return direct.registers(t)
-        alone = tensor_rules.registers(t, _stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
-        return alone if s["pointwise"] else implicit.registers(s["layout"] == "nhwc", alone)
+        t = kernel.tunables.as_dict()
+        return direct.registers(t) if t["algorithm"] == "direct" else super().estimated_registers(kernel)
+
+    def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
+        return implicit.registers(kernel.signature_dict["layout"] == "nhwc", of_product_alone)
+
+    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
+        s = kernel.signature_dict
+        return tensor_rules.Stored(dtype(s["dtype"]).bytes, _aligns(s)[:2], "tn" if s["layout"] == "nhwc" else "nn")
 
     def shared_bytes(self, kernel: Kernel) -> int:
-        t = kernel.tunables.as_dict()
-        if t["algorithm"] == "direct":
-            return direct.shared_bytes(t, kernel.signature_dict["layout"] == "nhwc")
-        return tensor_rules.shared_bytes(t, _stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        is_direct = t["algorithm"] == "direct"
+        return direct.shared_bytes(t, s["layout"] == "nhwc") if is_direct else super().shared_bytes(kernel)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        t, epilogue = matmul_tunables(kernel.tunables.as_dict()), tuple(kernel.signature_dict["epilogue"])
-        if t["algorithm"] == "direct":
-            return direct.compile_seconds(t, epilogue)
-        if is_tensor(t):
-            return tensor_work.compile_seconds(t, epilogue, _stored(kernel))
-        return simt_work.compile_seconds(t, epilogue)
-
-    def compile_family(self, kernel: Kernel) -> str:
-        """By algorithm, cores, input type, whether the image is gathered, and whether the epilogue has activations."""
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        path = "direct" if t["algorithm"] == "direct" else "tensor" if is_tensor(t) else "simt"
-        gathered = "" if s["pointwise"] or path == "direct" else "/gathered"
-        activation = any(not node_of(part).exact for part in s["epilogue"])
-        return f"{path}/{s['dtype']}{gathered}" + ("/activation" if activation else "")
+        if t["algorithm"] == "direct":
+            return direct.compile_seconds(t, tuple(s["epilogue"]))
+        return super().predicted_compile_seconds(kernel)
 
 
 def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigField]:
@@ -219,11 +180,6 @@ def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigFie
 
 def _aligns(signature: Mapping[str, Any]) -> tuple[int, int, int]:
     return signature["align_dy"], signature["align_x"], signature["align_dw"]
-
-
-def _stored(kernel: Kernel) -> tensor_rules.Stored:
-    s = kernel.signature_dict
-    return tensor_rules.Stored(dtype(s["dtype"]).bytes, _aligns(s)[:2], "tn" if s["layout"] == "nhwc" else "nn")
 
 
 def _wgrad(problem: Problem) -> Conv2dWgradProblem:
