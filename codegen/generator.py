@@ -7,7 +7,7 @@ from functools import cache
 from codegen.canonical import digest
 from codegen.operators import operator
 from codegen.render_group import headers_digest
-from codegen.search import allowed_json
+from codegen.search_space import allowed_json
 
 # Raised when rules, levels or the prediction change which candidates are tried or which of them win.
 GENERATOR_VERSION = 3

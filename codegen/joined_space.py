@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from codegen.errors import InvalidSearch
 from codegen.schedule import Schedule, Value
-from codegen.search import (
+from codegen.search import Search, distinct
+from codegen.search_space import (
     Linked,
-    Search,
     SearchSpace,
     Tunable,
     build_space,
-    distinct,
     require_allowed,
     require_known,
     require_whole,

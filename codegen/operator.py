@@ -20,7 +20,8 @@ from codegen.operand import Operand as Operand  # for operators, which know this
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable
 from codegen.targets import Target
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,8 @@ from codegen.problem import Problem
 from codegen.row_problem import NormProblem, RowProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import Target
 
 # Above so many elements rows are repeated.

@@ -13,7 +13,8 @@ from codegen.operators.matmul.alignment import classes
 from codegen.row_problem import RowProblem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search import Linked, Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import Linked, SearchSpace, Tunable
 from codegen.targets import Target
 
 ALGORITHMS = ("registers", "shared", "online")  # in the order of the numbers in rows.cuh

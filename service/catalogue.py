@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from codegen.operator import Operator
 from codegen.operators import operators
-from codegen.search import Search, allowed_json
+from codegen.search import Search
+from codegen.search_space import allowed_json
 from codegen.targets import targets
 from cukiln.types import DeviceReport, Grouping, OperatorReport, Operators, TargetReport, Targets, Timings
 from service.answers import json_response

@@ -17,7 +17,8 @@ from codegen.operators import operator
 from codegen.operators.conv2d.problem import Convolution
 from codegen.rules import Accepted
 from codegen.schedule import Schedule, Value
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import target
 
 # (dtype, allow_tf32)

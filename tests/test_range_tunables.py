@@ -11,7 +11,8 @@ from codegen import generator as generator_module
 from codegen.errors import InvalidSearch, UnknownTunable
 from codegen.generator import generator
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, Tunable, allowed_json, allowed_words
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable, allowed_json, allowed_words
 from codegen.targets import target
 from tests.fixtures_compile import PROBE, probe_candidate
 

@@ -14,7 +14,8 @@ from codegen.errors import InvalidSearch
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.schedule import Schedule
-from codegen.search import Linked, Search, SearchSpace, Tunable, build_space, covers, permuted
+from codegen.search import Search, covers
+from codegen.search_space import Linked, SearchSpace, Tunable, build_space, permuted
 from codegen.targets import target
 from tests.fixtures_codegen import default_candidate, matmul
 

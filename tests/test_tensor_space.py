@@ -15,7 +15,8 @@ from codegen.operators.matmul.grid import blocks
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.rules import Accepted
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import target
 from tests.drawn import AMPERE_ONLY, KINDS, LAYOUTS
 from tests.fixtures_codegen import matmul

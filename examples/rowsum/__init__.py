@@ -24,7 +24,8 @@ from codegen.operator import (
 from codegen.problem import Extent, Problem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, Tunable, build_space
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
 THREADS, TILE_ROWS, TILE_COLUMNS = 64, 32, 32  # as in kernel.cuh

@@ -40,7 +40,8 @@ from codegen.operators.matmul.path import is_tensor
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import Target
 
 EXTENT_NAMES = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")

@@ -14,7 +14,7 @@ from codegen.operators.conv2d.product import aligns
 from codegen.operators.matmul import grid
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search import Tunable
+from codegen.search_space import Tunable
 from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed")

@@ -16,7 +16,8 @@ from codegen.operators.matmul import simt_rules, simt_space, simt_work, tensor_r
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search import Linked, Search, Tunable
+from codegen.search import Search
+from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("implicit_gemm",), False, "how the convolution is computed")

@@ -20,7 +20,7 @@ from codegen.operators.matmul import traffic
 from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.rules import Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search import SearchSpace, Tunable
+from codegen.search_space import SearchSpace, Tunable
 from codegen.targets import Target
 
 NAME = "epilogue"

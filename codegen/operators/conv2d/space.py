@@ -10,7 +10,8 @@ from codegen.operators.conv2d import direct, implicit, separate
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
-from codegen.search import Allowed, Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import Allowed, SearchSpace, Tunable
 from codegen.targets import Target
 
 ALGORITHM = "algorithm"

@@ -28,7 +28,8 @@ from codegen.operators.matmul import (
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search import Linked, Search, Tunable
+from codegen.search import Search
+from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
 
 # Registers of the filters' odometer beside those of a gathered image; an estimate.

@@ -13,7 +13,8 @@ from codegen.operators.conv2d_dgrad.phases import largest
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
-from codegen.search import Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable
 from codegen.targets import Target
 
 

@@ -38,7 +38,8 @@ from codegen.operators.matmul import config_fields, split, tensor_rules, traffic
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import Target
 
 

@@ -18,7 +18,7 @@ from codegen.operators.conv2d_wgrad.slices import fill, level_slices
 from codegen.operators.matmul import grid, split, traffic
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule, Value
-from codegen.search import Tunable
+from codegen.search_space import Tunable
 from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed")

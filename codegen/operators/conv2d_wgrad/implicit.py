@@ -29,7 +29,8 @@ from codegen.operators.matmul import (
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search import Search, Tunable
+from codegen.search import Search
+from codegen.search_space import Tunable
 from codegen.targets import Target
 
 Lists = dict[str, tuple[Value, ...]]

@@ -11,7 +11,8 @@ from codegen.operators.conv2d_wgrad import direct, implicit
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
-from codegen.search import Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable
 from codegen.targets import Target
 
 # The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.

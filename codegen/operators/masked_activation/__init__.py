@@ -31,7 +31,8 @@ from codegen.operators.masked_activation.problem import MaskedActivationProblem
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import Target
 
 # Up to which integers inputs are drawn: polynomials of degree 3 stay inside of float16.

@@ -13,7 +13,8 @@ from codegen.operator import Cost, Work
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule, Value
-from codegen.search import Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable
 from codegen.targets import Target
 
 THREADS = (64, 128, 256, 512, 1024)

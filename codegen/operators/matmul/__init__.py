@@ -44,7 +44,8 @@ from codegen.operators.matmul.reference import reference
 from codegen.problem import Problem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace
+from codegen.search import Search
+from codegen.search_space import SearchSpace
 from codegen.targets import Target
 
 EXTENT_NAMES = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")

@@ -8,7 +8,7 @@ from typing import Any
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.rules import Rejected, check
-from codegen.search import Tunable
+from codegen.search_space import Tunable
 from codegen.targets import Target
 
 RASTER = Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows")

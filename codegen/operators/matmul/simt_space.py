@@ -10,7 +10,7 @@ from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES, SPLIT, SPLIT_K, linked, useful_slices, ways
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
-from codegen.search import Linked, Tunable
+from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
 
 TUNABLES = (

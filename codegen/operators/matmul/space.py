@@ -10,7 +10,8 @@ from codegen.operators.matmul.path import on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
-from codegen.search import Allowed, Linked, Search, SearchSpace, Tunable, build_space
+from codegen.search import Search
+from codegen.search_space import Allowed, Linked, SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
 CUDA_CORES, TENSOR_CORES = "CUDA cores", "tensor cores"

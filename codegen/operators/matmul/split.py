@@ -15,7 +15,7 @@ from typing import Any
 from codegen.operators.matmul.grid import RASTER, blocks, k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.rules import Rejected, check
-from codegen.search import Linked, Tunable
+from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
 
 MOST_SLICES, MOST_STREAM_BLOCKS = 1024, 4096

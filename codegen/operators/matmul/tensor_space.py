@@ -37,7 +37,7 @@ from codegen.operators.matmul.tensor_rules import (
 from codegen.operators.matmul.traffic import L2_SHARE, input_bytes
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
-from codegen.search import Linked, Tunable
+from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
 
 TUNABLES = (

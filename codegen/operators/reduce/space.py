@@ -12,7 +12,8 @@ from codegen.operators.reduce.axes import Form, form_of
 from codegen.operators.reduce.problem import ReduceProblem, size_of
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule, Value
-from codegen.search import Linked, Search, SearchSpace, Tunable
+from codegen.search import Search
+from codegen.search_space import Linked, SearchSpace, Tunable
 from codegen.targets import Target
 
 ALGORITHM = "algorithm"

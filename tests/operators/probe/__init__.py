@@ -28,7 +28,8 @@ from codegen.operator import (
 from codegen.problem import Extent, Problem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
-from codegen.search import Search, SearchSpace, Tunable, build_space
+from codegen.search import Search
+from codegen.search_space import SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
 FAULTS = {"none": 0, "front_end": 1, "ptxas_line": 2, "ptxas_symbol": 3, "host": 4}
