@@ -197,9 +197,10 @@ class ReduceProblem(Problem):
         if shape is not None and axes is not None and 0 in (shape[a] for a in axes) and value not in OF_NOTHING:
             raise refuse(
                 "of_nothing",
-                "is {fn}, which has no value where a reduced axis has extent 0; allowed there: {allowed}",
+                "is {fn}, which has no value where a reduced axis has extent 0; allowed there: {words}",
                 fn=value,
-                allowed=", ".join(OF_NOTHING),
+                words=", ".join(OF_NOTHING),
+                allowed=list(OF_NOTHING),
             )
         return value
 
@@ -234,11 +235,12 @@ class ReduceProblem(Problem):
         if value not in allowed:
             raise refuse(
                 "out_dtype",
-                "is {given}; of {fn} of {dtype} allowed are {allowed}",
+                "is {given}; of {fn} of {dtype} allowed are {words}",
                 given=value,
                 fn=info.data.get("fn"),
                 dtype=info.data.get("dtype"),
-                allowed=", ".join(allowed),
+                words=", ".join(allowed),
+                allowed=list(allowed),
             )
         return value
 
