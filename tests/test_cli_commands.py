@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from cukiln import load_kernel
 from cukiln.cli import main
+from cukiln.errors import ServiceUnreachable
 from tests.fixtures_client import *  # noqa: F403
 from tests.fixtures_client import ScriptedService, job_json, problem_json, progress_json, record_json
 
@@ -186,7 +187,46 @@ def test_ctrl_c_cancels_the_job_only_when_asked_to(
     assert out == ""
     assert len(scripted.calls("DELETE", "/v1/jobs/job1")) == cancel
     assert ("Job job1 is cancelled" in err) == cancel
-    assert ("Job job1 goes on in the service" in err) != cancel
+    assert ("Job job1 is kept" in err and "`cukiln watch job1` follows it" in err) != cancel
+
+
+def test_watch_takes_up_a_job_and_says_how_long_it_took(cukiln: Run, scripted: ScriptedService) -> None:
+    ended = {**job_json("done"), "created_at": 1000.0, "finished_at": 1185.0}
+    scripted.on("GET", "/v1/jobs/job1", ended)
+    code, out, _ = cukiln("watch", "job1", "--url", scripted.url)
+    assert code == 0
+    assert "Job job1: done" in out
+    assert "3 min 5 s." in out
+    assert scripted.calls("POST", "/v1/jobs") == []
+    code, out, _ = cukiln("watch", "job1", "--json", "--url", scripted.url)
+    assert (code, json.loads(out)["job"]) == (0, "job1")
+
+
+def test_watch_never_cancels(cukiln: Run, scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    scripted.on("GET", "/v1/jobs/job1", job_json("running"))
+    monkeypatch.setattr("cukiln.client.Client.wait", interrupted)
+    code, _, err = cukiln("watch", "job1", "--url", scripted.url)
+    assert code == 130
+    assert "Job job1 is kept" in err
+    assert scripted.calls("DELETE", "/v1/jobs/job1") == []
+
+
+def test_a_lost_service_says_how_its_job_is_found_again(
+    cukiln: Run, scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: Any, **__: Any) -> None:
+        raise ServiceUnreachable("no answer from the cukiln service", method="GET", url=scripted.url)
+
+    scripted.on("POST", "/v1/jobs", job_json("queued"))
+    monkeypatch.setattr("cukiln.client.Client.wait", lost)
+    code, _, err = cukiln("tune", "request.json", "--url", scripted.url)
+    assert code == 1
+    assert "Job job1 is kept" in err
+    assert "`cukiln watch job1` follows it" in err
+    assert "no answer from the cukiln service" in err
 
 
 def targets_json(**classes: list[str]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The command line: `cukiln tune`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`, `reproduce`,
-`export-bundle`, `import-results`, `doctor`, `serve`, `worker`, `quickstart`.
+"""The command line: `cukiln tune`, `watch`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`,
+`reproduce`, `export-bundle`, `import-results`, `doctor`, `serve`, `worker`, `quickstart`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start as it is set up; 130 interrupted.
@@ -95,6 +95,17 @@ def tune(
 
 
 @app.command()
+def watch(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")] = False,
+) -> None:
+    """Follow JOB to its end and show its winners, as `cukiln tune` does. Ctrl-C leaves it running."""
+    consoles = Consoles(_console(), _console(stderr=True))
+    raise typer.Exit(_follow(Tuning.of_job(job, consoles, as_json=as_json), consoles, url, cancel=False))
+
+
+@app.command()
 def quickstart() -> None:
     """Tune examples/quickstart.json (the matmuls of BERT-base), then ask again: what `make run` does.
 
@@ -114,6 +125,7 @@ def _follow(tuning: Tuning, consoles: Consoles, url: str | None, cancel: bool) -
             except ServiceUnreachable:
                 # The job is in the data folder, and so is all that a service of our own needs to go on with it.
                 if not service.borrowed or losses == LOSSES:
+                    tuning.unreachable()
                     raise
                 tuning.lost(service.url)
     raise AssertionError("the last loss is raised")

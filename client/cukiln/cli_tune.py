@@ -1,4 +1,4 @@
-"""`cukiln tune`: submit a request, watch it, show the winners."""
+"""`cukiln tune` and `cukiln watch`: submit a request or take up a job, watch it, show the winners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -44,12 +44,23 @@ class Tuning:
         self._on_any_gpu = on_any_gpu
         self._start = time.perf_counter()
         self._sent: str | None = None
+        self._watching = False
+
+    @classmethod
+    def of_job(cls, job: str, consoles: Consoles, *, as_json: bool) -> Self:
+        """One run of `cukiln watch`: goes on with a job that was sent before, and never cancels it."""
+        found = cls({}, consoles, as_json=as_json, again=False)
+        found._sent, found._watching = job, True
+        return found
 
     def run(self, client: Client, *, cancel: bool) -> int:
         """Follow the job to its end and print the outcome; returns the exit code. `cancel`: an interrupt cancels the
         job too."""
         job = self._finished_job(client, cancel)
-        seconds = time.perf_counter() - self._start
+        if self._watching and job.finished_at is not None:
+            seconds = job.finished_at - job.created_at
+        else:
+            seconds = time.perf_counter() - self._start
         repeated = _repeat(client, self._request) if self._again else None
         out = self._consoles.out
         if self._as_json:
@@ -71,6 +82,14 @@ class Tuning:
         goes_on = f"job {self._sent} is kept and goes on" if self._sent else "the request is sent again"
         _say(self._consoles.progress, f"The service at {url}, which another command had started, has ended: {goes_on}.")
 
+    def unreachable(self) -> None:
+        """Say how a job is found again whose service does not answer."""
+        if self._sent:
+            _say(
+                self._consoles.progress,
+                f"Job {self._sent} is kept, and goes on when its service runs: {_watch(self._sent)}.",
+            )
+
     def _finished_job(self, client: Client, cancel: bool) -> Job:
         if self._sent is None:
             if self._on_any_gpu:
@@ -84,7 +103,7 @@ class Tuning:
             return job
         console, count = self._consoles.progress, len(job.problems)
         _say(console, f"Job {job.job}: {count} problem{'s' if count != 1 else ''} at {client.url}")
-        with _cancelling(client, job, console, cancel), show_progress(console) as update:
+        with _cancelling(client, job, console, cancel and not self._watching), show_progress(console) as update:
             return client.wait(job, progress=update)
 
 
@@ -117,7 +136,7 @@ def _cancelling(client: Client, job: Job, console: Console, cancel: bool) -> Ite
         yield
     except KeyboardInterrupt:
         if not cancel:
-            _say(console, f"Interrupted. Job {job.job} goes on in the service at {client.url}.")
+            _say(console, f"Interrupted. Job {job.job} is kept, and goes on while a service runs: {_watch(job.job)}.")
             raise
         try:
             client.cancel(job.job)
@@ -141,6 +160,10 @@ def _repeated_sentence(job: Job, seconds: float) -> str:
     if job.cached:
         return f"The same request again was answered from the cache in {duration(seconds)}."
     return "The same request again was not answered from the cache: some of its problems have no winner."
+
+
+def _watch(job: str) -> str:
+    return f"`cukiln watch {job}` follows it"
 
 
 def _say(console: Console, text: str) -> None:
