@@ -300,6 +300,14 @@ def test_what_keep_left_out_broke_no_rule() -> None:
     assert "broke a rule" not in printed(job)
 
 
+def test_a_long_name_is_whole_in_several_lines() -> None:
+    job = job_json("done")
+    (one,) = job["problems"]
+    one["name"] = "resnet50/b32/s2_1x1_reduce/wgrad"
+    starts = [line.split(" ")[0] for line in printed(job, 200).splitlines()]
+    assert starts[1:3] == ["resnet50/b32/", "s2_1x1_reduce/wgrad"]
+
+
 def test_problems_on_several_classes_say_which() -> None:
     wide = 200
     job = measured_job()
@@ -307,7 +315,8 @@ def test_problems_on_several_classes_say_which() -> None:
     predicted = job_json("done")["problems"][0]
     job["problems"] = [{**one, "name": "n" * 30}, {**predicted, "name": "n" * 30}]
     lines = [line.strip() for line in printed(job, wide).splitlines()]
-    assert sum(line.startswith("n" * 19 + "…") for line in lines) == 2
+    assert sum(line.startswith("n" * 20 + " ") for line in lines) == 2
+    assert sum(line.split(" ")[0] == "n" * 10 for line in lines) == 2
     assert any(line.startswith(f"on {H200}") for line in lines)
     assert any(line.startswith("on predicted:sm_90a") for line in lines)
     assert f"\non {H200}" not in printed(measured_job(), wide)

@@ -20,7 +20,7 @@ _VERIFIED = {
     "never compared with a real GPU",
 }
 _ANY_LIBRARY = "vendor"
-_LONGEST_NAME = 20  # of a problem; the rest is cut
+_NAME_WIDTH = 20  # characters of a problem's name in a line
 # Winners from which on what all of them have is said once, below the table.
 _MANY_WINNERS = 4
 _PREDICTED = (
@@ -123,8 +123,18 @@ def _side_by_side(parts: Sequence[_Part], width: int) -> list[list[_Part]]:
 
 def _name(problem: ProblemReport, several: bool) -> str:
     """Of a problem that is tuned on several device classes, the class too."""
-    name = problem.name if len(problem.name) <= _LONGEST_NAME else f"{problem.name[: _LONGEST_NAME - 1]}…"
+    name = _folded(problem.name)
     return f"{name}\non {problem.device_class}" if several else name
+
+
+def _folded(name: str) -> str:
+    """In lines that fit the column, broken behind a slash where they can be: models' names differ at their ends."""
+    lines = []
+    while len(name) > _NAME_WIDTH:
+        end = name.rfind("/", 0, _NAME_WIDTH) + 1 or _NAME_WIDTH
+        lines.append(name[:end])
+        name = name[end:]
+    return "\n".join([*lines, name])
 
 
 def _winners(job: Job) -> list[WinnerSummary]:
