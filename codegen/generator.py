@@ -10,7 +10,7 @@ from codegen.render_group import headers_digest
 from codegen.search_space import allowed_json
 
 # Raised when rules, levels or the prediction change which candidates are tried or which of them win.
-GENERATOR_VERSION = 3
+GENERATOR_VERSION = 4
 
 
 @cache

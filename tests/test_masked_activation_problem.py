@@ -139,6 +139,13 @@ def test_rules_say_the_numbers(
     assert (found.rule, said in found.message) == (rule, True), found.message
 
 
+def test_a_sample_has_the_lists_to_compare_with() -> None:
+    large = masked(shape=[2**24], dtype="float16")
+    for level in (1, 2):
+        sample = lower(large, SM_90A, Search(level=level, limit=2)).candidates
+        assert [one.schedule.get("algorithm") for one in sample] == ["vectorised", "gather_scatter"]
+
+
 def test_level_1_tries_one_pass_and_lists_and_predicts_that_lists_are_slow() -> None:
     problem = masked(2**24, dtype="float16", where_set={"op": "gelu"})
     found = lower(problem, SM_90A, Search(level=1)).candidates

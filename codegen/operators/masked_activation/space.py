@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -32,6 +33,8 @@ TUNABLES = (
     Tunable("algorithm", ("vectorised", "gather_scatter"), False, "one pass, or lists of the indices of set bits"),
     *VECTORISED[1:],
 )
+# What level 1 has of `gather_scatter`.
+LISTS = Schedule.of({"algorithm": "gather_scatter", "threads": 256})
 LARGEST_INDEX = 2**31 - 1
 WORD_BITS = 32  # as in kernel.cuh
 INDEX_BYTES = 4
@@ -84,7 +87,7 @@ def space(
     }  # fmt: skip
     full: dict[str, tuple[Value, ...]] = {**small, "threads": THREADS, "vector": vectors, "loads": (1, 2, 4, 8)}
     lists: dict[int, dict[str, tuple[Value, ...]]] = {
-        1: {"algorithm": ("gather_scatter",), "threads": (256,)},
+        1: {name: (value,) for name, value in LISTS.values},
         2: {"algorithm": ("gather_scatter",), "threads": THREADS},
     }
     every: dict[Value, tuple[Tunable, ...]] = {"vectorised": VECTORISED, "gather_scatter": GATHER_SCATTER}
@@ -97,7 +100,8 @@ def space(
         for loads, threads in product((4, 2, 1), (256, 128, 64))
     ]
     default = next((one for one in wanted if isinstance(judge(one), Accepted)), wanted[-1])
-    return build_joined(search, "algorithm", every, kinds, default)
+    # However few are asked for, the winner is seen beside what it replaces.
+    return replace(build_joined(search, "algorithm", every, kinds, default), compared=(LISTS,))
 
 
 def rules(
