@@ -39,8 +39,9 @@ Lists = dict[str, tuple[Value, ...]]
 USUAL_ELEMENTS = 9
 # Addresses, loop counters and predicates, places in the image. An estimate.
 OVERHEAD_REGISTERS = 52
-# Blocks on a multiprocessor that the first guess has: a pixel's loads are all that a thread waits for.
-WANTED_BLOCKS = 4
+# Blocks on a multiprocessor: up to so many are worth trying, because a pixel's loads are all that a thread waits for;
+# the first guess has fewer, because each slice more is added up again.
+MOST_BLOCKS, FIRST_BLOCKS = 4, 1.5
 # Of a slice: a few for each thread, or adding up what the threads have is most of the work.
 LEAST_PIXELS = 32
 
@@ -98,22 +99,23 @@ def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
 
 def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: int) -> tuple[int, ...]:
     blocks, most = grid.blocks(product(problem, direct=True), tile_m, tile_n), problem.pixels // LEAST_PIXELS
-    return level_slices(fill(blocks, WANTED_BLOCKS * target.sm_count, most))
+    return level_slices(fill(blocks, MOST_BLOCKS * target.sm_count, most))
 
 
 def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """Of level 1 the first that breaks no rule: wide threads first, and as many slices as fill the device."""
+    """Of level 1 the first that breaks no rule: wide threads first, and about as many slices as fill the device."""
     found = kind(problem, target)
     lists, ways = found.levels[1], (found.linked or {})[1]
     as_product = product(problem, direct=True)
     first: Schedule | None = None
-    for values in combinations(*(reversed(one) for one in lists.values())):
+    wide = {**lists, "threads": lists["threads"][::-1], "filters": lists["filters"][::-1]}
+    for values in combinations(*wide.values()):
         chosen = dict(zip(lists, values, strict=True))
         t = of_product(chosen)
         alone = grid.blocks(as_product, t["tile_m"], t["tile_n"])
 
-        def lacks(way: tuple[Value, ...], alone: int = alone) -> int:
-            return abs(WANTED_BLOCKS * target.sm_count - alone * int(way[1]))
+        def lacks(way: tuple[Value, ...], alone: int = alone) -> float:
+            return abs(FIRST_BLOCKS * target.sm_count - alone * int(way[1]))
 
         for way in sorted(ways.choices, key=lacks):
             one = Schedule.of({**chosen, **dict(zip(ways.names, way, strict=True))})
