@@ -200,7 +200,12 @@ class Frameworks:
     def __init__(self) -> None:
         self.seen: list[tuple[Any, ...]] = []
         self.current: tuple[int, int] | None = None
-        streams = SimpleNamespace(stream=self._entered, ExternalStream=lambda stream, device: (device, stream))
+        streams = SimpleNamespace(
+            stream=self._entered,
+            # torch/csrc/cuda/Stream.cpp: without a handle a stream of PyTorch's own pool.
+            ExternalStream=lambda stream, device: (device, stream or 0xABCD),
+            default_stream=lambda device: (device, 0),
+        )
         self.torch = SimpleNamespace(Tensor=type("Tensor", (), {}), cuda=streams, uint8="uint8", empty=self._empty)
         cuda = SimpleNamespace(
             Device=lambda device: self._entered((device, -1)),
@@ -238,9 +243,12 @@ class NoCapture(GpuMemory):
         return 0
 
 
-@pytest.mark.parametrize("name", ["torch", "cupy"])
+@pytest.mark.parametrize(
+    ("name", "stream", "named"),
+    [("torch", 7, 7), ("torch", 2, 2), ("torch", 1, 0), ("torch", 0, 0), ("cupy", 7, 7), ("cupy", 0, 0)],
+)
 def test_memory_comes_from_the_tensors_framework_on_the_calls_stream(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, stream: int, named: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frameworks = Frameworks()
     monkeypatch.setitem(sys.modules, "torch", frameworks.torch)
@@ -249,11 +257,11 @@ def test_memory_comes_from_the_tensors_framework_on_the_calls_stream(
     pool = WorkspacePool(NoCapture())
     addresses = []
     for size in (100, 60, 200):
-        with pool.lend(1, 7, size, tensor) as address:
+        with pool.lend(1, stream, size, tensor) as address:
             addresses.append(address)
     assert addresses[0] == addresses[1] != addresses[2]
     # The framework keeps what it is given back for the stream that it was taken on: kernels there may still use it.
-    on = (1, 7)
+    on = (1, named)
     assert frameworks.seen == [
         ("taken", name, 100, on), ("given back", name, 100, on), ("taken", name, 200, on)
     ]  # fmt: skip

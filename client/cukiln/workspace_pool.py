@@ -114,7 +114,10 @@ class GpuMemory:
         # What a tensor belongs to is imported already.
         torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
         if torch is not None and isinstance(tensor, torch.Tensor):
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device)):
+            # PyTorch takes 0 as the handle of no stream, and makes a new one.
+            legacy = stream in LEGACY_STREAMS
+            of_call = torch.cuda.default_stream(device) if legacy else torch.cuda.ExternalStream(stream, device=device)
+            with torch.cuda.stream(of_call):
                 made = torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
             return Buffer(made.data_ptr(), size, made)
         if cupy is not None and isinstance(tensor, cupy.ndarray):

@@ -115,23 +115,31 @@ def check_graph(kernel: cukiln.Kernel, cupy: Any) -> str:
 
 
 def check_torch(kernel: cukiln.Kernel) -> str:
-    """PyTorch's current stream, and its allocator."""
+    """PyTorch's current stream, the default one and another, and its allocator."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed: not checked"
     import torch
 
     sets, expected = operands(lambda array: torch.from_numpy(array).cuda())
+
+    def kept_for(stream: Any) -> int:
+        """Bytes in use of what the allocator took for the stream."""
+        segments = torch.cuda.memory_snapshot()
+        return sum(int(one["allocated_size"]) for one in segments if one["stream"] == stream.cuda_stream)
+
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        for _ in range(CALLS):
-            kernel(*sets[0])
-    torch.cuda.synchronize()
-    taken, needed = torch.cuda.memory_allocated() - before, kernel.workspace_bytes(*sets[0])
-    if not np.array_equal(sets[0][2].cpu().numpy(), expected[0]) or not needed <= taken < needed + 512:
-        raise AssertionError(f"{taken} bytes were taken for {needed}, or the result is wrong")
-    cukiln.release_workspaces()
-    return f"{CALLS} calls, {taken} bytes of PyTorch's"
+    needed = kernel.workspace_bytes(*sets[0])
+    for number, stream in enumerate((torch.cuda.Stream(), torch.cuda.default_stream())):
+        before = kept_for(stream)
+        with torch.cuda.stream(stream):
+            for _ in range(CALLS):
+                kernel(*sets[number])
+        torch.cuda.synchronize()
+        taken = kept_for(stream) - before
+        if not np.array_equal(sets[number][2].cpu().numpy(), expected[number]) or not needed <= taken < needed + 512:
+            raise AssertionError(f"{stream}: {taken} bytes were taken for {needed}, or the result is wrong")
+        cukiln.release_workspaces()
+    return f"2 × {CALLS} calls, {needed} bytes of PyTorch's on each stream"
 
 
 def main() -> int:
