@@ -117,6 +117,16 @@ def test_the_launches_are_what_cost_and_work_say(
         assert (blocks, run.block[0], run.shared_bytes) == (work.blocks, work.threads, OP.shared_bytes(one.kernel))
 
 
+@pytest.mark.parametrize(("n", "launches"), [(4096, 1), (32768, 0)])
+def test_a_direct_kernel_has_no_launch_for_a_dy_that_32_bits_cannot_reach(
+    n: int, launches: int, toolchain: Toolchain, processes: Processes
+) -> None:
+    problem = dgrad(n=n, h=128, w=128, c=4, k=4, r=1, s=1, dtype="float16")
+    assert problem.pointwise
+    candidate = OP.candidate(problem, Schedule.of(DIRECT))
+    assert len(plan_launch(candidate, toolchain, processes, LIMITS).functions) == launches
+
+
 def test_more_phases_of_all_groups_than_an_int_holds_are_launched(toolchain: Toolchain, processes: Processes) -> None:
     sizes = {"n": 1, "h": 2**14, "w": 2**14, "c": 64, "k": 64, "groups": 64, "r": 1, "s": 1, "dtype": "float16"}
     schedule = Schedule.of({**DIRECT, "threads": 64, "threads_k": 64, "filters": 1, "pixels": 1})

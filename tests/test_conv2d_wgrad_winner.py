@@ -12,10 +12,11 @@ import pytest
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.schedule import Schedule
 from codegen.search import Search
 from cukiln.client import Client
 from storage.settings import load_settings
-from tests.conv2d_wgrad_kernels import wgrad
+from tests.conv2d_wgrad_kernels import DIRECT, wgrad
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A
 from tests.fixtures_library import *  # noqa: F403
@@ -118,6 +119,16 @@ def test_the_launches_are_what_cost_and_work_say(
         run = planned.functions[OP.functions(one.kernel).index("run")]
         blocks = run.grid[0] * run.grid[1] * run.grid[2]
         assert (blocks, run.block[0], run.shared_bytes) == (work.blocks, work.threads, OP.shared_bytes(one.kernel))
+
+
+@pytest.mark.parametrize(("n", "launches"), [(4096, 1), (32768, 0)])
+def test_a_direct_kernel_has_no_launch_for_an_image_that_32_bits_cannot_reach(
+    n: int, launches: int, toolchain: Toolchain, processes: Processes
+) -> None:
+    problem = wgrad(n=n, h=128, w=128, c=4, k=8, groups=4, r=1, s=1, dtype="float16")
+    assert problem.pointwise and not problem.depthwise
+    candidate = OP.candidate(problem, Schedule.of({**DIRECT, "threads_k": 2, "elements": 1, "filters": 2}))
+    assert len(plan_launch(candidate, toolchain, processes, LIMITS).functions) == launches
 
 
 # ---- what a library refuses

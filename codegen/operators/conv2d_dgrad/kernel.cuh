@@ -244,7 +244,7 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
   if (!kernel.strided && (h.stride > 1 || w.stride > 1)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
-  return kernel.pointwise || reached(kernel, a) <= INT32_MAX;
+  return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
 }
 
 // Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.

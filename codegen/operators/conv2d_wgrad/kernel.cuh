@@ -161,7 +161,7 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (kernel.direct && a.channels != 1) return false;
   if (kernel.depthwise && a.filters != a.groups) return false;
   if (kernel.direct && !kernel.depthwise && a.filters / a.groups % kernel.filters) return false;
-  return kernel.pointwise || is_reached(a);
+  return (kernel.pointwise && !kernel.direct) || is_reached(a);
 }
 
 // Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
