@@ -35,7 +35,8 @@ def build_joined(
     """The schedules of a search. The tunable `by`, which each kind has with a single value, tells kinds apart.
 
     `every` has the tunables of all kinds that there are, `kinds` what levels and value lists try for this problem. A
-    search that names a tunable tries the kinds that have it. Raises InvalidSearch.
+    search that names a tunable tries the kinds that have it. `default` is in every level, whatever its lists are.
+    Raises InvalidSearch.
     """
     allowed = {value: {one.name: one.allowed for one in tunables} for value, tunables in every.items()}
     if search.schedules is not None:
@@ -71,4 +72,7 @@ def build_joined(
             field="search.tunables",
             allowed=sorted({one.name for kind in kinds.values() for one in kind.tunables}),
         )
+    if not named and all(part.index_of(default) is None for part in parts):
+        launch_time = frozenset(one.name for kind in kinds.values() for one in kind.tunables if one.launch_time)
+        parts.append(SearchSpace.of_one(default, launch_time))
     return SearchSpace(limit=search.limit, seed=search.seed, first=default, parts=tuple(parts))

@@ -86,6 +86,11 @@ class SearchSpace:
         radix = [*(len(values) for _, values in self.values), *(len(one.choices) for one in self.linked)]
         object.__setattr__(self, "_radix", tuple(radix))
 
+    @classmethod
+    def of_one(cls, schedule: Schedule, launch_time: frozenset[str]) -> SearchSpace:
+        """A single schedule, which may be a part."""
+        return cls(values=tuple((name, (value,)) for name, value in schedule.values), launch_time=launch_time)
+
     @cached_property
     def size(self) -> int:
         """How many schedules there are before any rule."""

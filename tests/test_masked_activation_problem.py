@@ -139,6 +139,17 @@ def test_rules_say_the_numbers(
     assert (found.rule, said in found.message) == (rule, True), found.message
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("elements", [1, 31, 32, 63, 64, 255, 256, 511, 1000, 2**20])
+def test_every_level_has_schedules_and_that_of_level_0(elements: int, dtype: str) -> None:
+    problem = masked(shape=[elements], dtype=dtype)
+    zero, one, two = (
+        {found.schedule for found in lower(problem, SM_90A, Search(level=level)).candidates} for level in (0, 1, 2)
+    )
+    assert len(zero) == 1
+    assert zero <= one <= two
+
+
 def test_a_sample_has_the_lists_to_compare_with() -> None:
     large = masked(shape=[2**24], dtype="float16")
     for level in (1, 2):

@@ -20,7 +20,7 @@ from codegen.operators.matmul import traffic
 from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.rules import Rejected, check
 from codegen.schedule import Schedule, Value
-from codegen.search_space import SearchSpace, Tunable
+from codegen.search_space import Tunable
 from codegen.targets import Target
 
 NAME = "epilogue"
@@ -41,11 +41,10 @@ def fused(schedule: Schedule) -> Schedule:
     return Schedule.of({**schedule.as_dict(), NAME: "fused"})
 
 
-def alone(default: Schedule, launch_time: frozenset[str]) -> SearchSpace:
+def alone(default: Schedule) -> Schedule:
     """The one schedule of its kind that levels 1 and 2 try: the default's, undivided."""
     changed: dict[str, Value] = {"split": "none", "split_k": 1, "stream_blocks": 0, NAME: "separate"}
-    lists = tuple((name, (changed.get(name, value),)) for name, value in default.as_dict().items())
-    return SearchSpace(values=lists, launch_time=launch_time)
+    return Schedule.of({name: changed.get(name, value) for name, value in default.as_dict().items()})
 
 
 def sums(problem: Conv2dProblem) -> Conv2dProblem:

@@ -61,8 +61,8 @@ def space(
     if not (problem.epilogue and by_level):
         return found
     launch_time = frozenset(one.name for one in TUNABLES if one.launch_time)
-    alone = separate.alone(default, launch_time)
-    return replace(found, parts=(*found.parts, alone), compared=tuple(alone))
+    alone = separate.alone(default)
+    return replace(found, parts=(*found.parts, SearchSpace.of_one(alone, launch_time)), compared=(alone,))
 
 
 def _fused(kind: Kind) -> Kind:

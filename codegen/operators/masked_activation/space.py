@@ -96,8 +96,8 @@ def space(
         "gather_scatter": Kind(GATHER_SCATTER, lists),
     }
     wanted = [
-        Schedule.of({"algorithm": "vectorised", "threads": threads, "vector": widest, "loads": loads})
-        for loads, threads in product((4, 2, 1), (256, 128, 64))
+        Schedule.of({"algorithm": "vectorised", "threads": threads, "vector": vector, "loads": loads})
+        for vector, loads, threads in product(reversed(vectors), (4, 2, 1), (256, 128, 64))
     ]
     default = next((one for one in wanted if isinstance(judge(one), Accepted)), wanted[-1])
     # However few are asked for, the winner is seen beside what it replaces.
