@@ -1,9 +1,9 @@
 """How far kernels are from float64, by dtype and length of the sum, with other ways to add the same products beside.
 
 `python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON]] [--no-keep]`; `make bench-accuracy` keeps the
-result. Without `--problem` the default list: matmuls of 64 x 64 outputs whose sums are as long as those of one filter
-gradient of ResNet-50 at batch 8 (n p q = 25,088 products for 56 x 56 pixels) and as shorter ones. The problem may be
-of any operator: each output is computed as at full extents, so few of them are enough.
+result. Without `--problem` the default list: a filter gradient as long as one of ResNet-50 at batch 8 (n p q = 25,088
+products for 56 x 56 pixels), and matmuls of 64 x 64 outputs whose sums are as long and shorter. The problem may be of
+any operator: each output is computed as at full extents, so few of them are enough.
 
 Ours is the kernel's own text, run on the CPU (`codegen/device/cpu`): its order of summation, and the twin's arithmetic
 on tensor cores. Beside it, on the same inputs and judged by the same float64 reference:
@@ -11,9 +11,10 @@ on tensor cores. Beside it, on the same inputs and judged by the same float64 re
 - `numpy`: sums of fp32 in NumPy's order, rounded to the output's dtype: the same precision in another order, no library
   that anyone ships kernels of. Of matmul alone;
 - `torch`: PyTorch's own result on the CPU, where it is installed and the output has the inputs' dtype. Of matmul and
-  conv2d;
+  the convolutions;
 - `vendor`: the vendor's library, where there is a GPU and it has the problem;
-- `one product left out`: a wrong kernel, exact but for the last product of each sum. Of matmul alone.
+- `one product left out`: a wrong kernel, exact but for the last product of each sum. Of matmul and, where no pixel is
+  padding, of a gradient of filters.
 
 `max`: the largest |result - float64|; `rms`: its root mean square; both over the root mean square of the float64
 results. `of_bound`: the most of its own bound that an element used, above 1 is called wrong. `integers_wrong`: the
@@ -39,6 +40,8 @@ from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operator import InputKind
 from codegen.operators import operator
+from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
 from codegen.search import Search
@@ -62,6 +65,9 @@ TYPES: tuple[dict[str, Any], ...] = (
     {"dtype": "bfloat16"},
 )
 WHOLE = {"split": ["none"]}
+# Few channels are enough: each output is computed as with many. The image has its padding in it, so that every sum has
+# every pixel.
+GRADIENT: dict[str, Any] = {"operator": "conv2d_wgrad", "n": 8, "h": 58, "w": 58, "c": 16, "k": 16, "r": 3, "s": 3}
 
 Inputs = Mapping[str, np.ndarray[Any, Any]]
 Way = Callable[[Problem, Inputs], "np.ndarray[Any, Any] | None"]
@@ -70,6 +76,10 @@ Way = Callable[[Problem, Inputs], "np.ndarray[Any, Any] | None"]
 def default_problems() -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Problems with the tunables that are asked for: the longest sums, which level 0 divides, also whole."""
     for fields in TYPES:
+        gradient = {**GRADIENT, **fields}
+        yield gradient, None
+        if "allow_tf32" not in fields and "out_dtype" not in fields:
+            yield gradient, WHOLE
         for length in LENGTHS:
             problem = {"operator": "matmul", "m": 64, "n": 64, "k": length, "layout": "tn", **fields}
             yield problem, None
@@ -123,6 +133,10 @@ def by_numpy(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
 
 
 def without_last_product(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
+    if isinstance(problem, Conv2dWgradProblem) and not problem.epilogue and problem.padding == (0, 0):
+        dy = inputs["dy"].copy()
+        dy[(-1, -1, -1) if problem.channels_last else (-1, slice(None), -1, -1)] = 0  # the last pixel of the last image
+        return operator(problem.operator).reference(problem, {**inputs, "dy": dy})[0]
     if not isinstance(problem, MatmulProblem) or problem.epilogue:
         return None
     a, b = _factors(problem, inputs, np.float64)
@@ -140,12 +154,18 @@ def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
 
     if isinstance(problem, MatmulProblem):
         made = torch.matmul(*map(tensor, _factors(problem, inputs, np.float32)))
-    elif problem.operator == "conv2d":
-        last = p.layout == "nhwc"
-        x, w = (values.transpose(0, 3, 1, 2) if last else values for values in (inputs["x"], inputs["w"]))
-        x = np.nan_to_num(x.astype(np.float32))  # what no window meets
+    elif isinstance(problem, Convolution):
+        last = problem.layout == "nhwc"
+        # What no window meets is no number.
+        given = {name: np.nan_to_num(values.astype(np.float32)) for name, values in inputs.items()}
+        of = {name: tensor(values.transpose(0, 3, 1, 2) if last else values) for name, values in given.items()}
         options = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation, "groups": p.groups}
-        made = torch.nn.functional.conv2d(tensor(x), tensor(w), **options)
+        if p.operator == "conv2d":
+            made = torch.nn.functional.conv2d(of["x"], of["w"], **options)
+        elif p.operator == "conv2d_dgrad":
+            made = torch.nn.grad.conv2d_input((p.n, p.c, p.h, p.w), of["w"], of["dy"], **options)
+        else:
+            made = torch.nn.grad.conv2d_weight(of["x"], (p.k, p.group_channels, p.r, p.s), of["dy"], **options)
         made = made.permute(0, 2, 3, 1) if last else made
     else:
         return None

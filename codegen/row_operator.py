@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codegen import row_schedules as schedules
+from codegen.alignment import classes
 from codegen.dtypes import dtype
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, LaunchBounds, Operand, Operator, Work
-from codegen.operators.matmul.alignment import classes
 from codegen.problem import Problem
 from codegen.row_problem import NormProblem, RowProblem
 from codegen.rules import Accepted, Rejected

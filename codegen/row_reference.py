@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue_reference import TINY, Bounded, U, added, stored
+from codegen.exact_sums import EXACT_SUM, whole_after
 from codegen.operator import InputKind
-from codegen.operators.matmul.reference import EXACT_SUM, whole_after
 from codegen.row_operator import drawn_shape, repeated, vectors_of
 from codegen.row_problem import NormProblem
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from codegen.alignment import classes
 from codegen.dtypes import dtype
 from codegen.joined_space import Kind, build_joined
 from codegen.operator import Cost, Work
-from codegen.operators.matmul.alignment import classes
 from codegen.row_problem import RowProblem
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
 from codegen.schedule import Schedule, Value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from codegen.alignment import classes
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.operators.matmul.alignment import classes
 from codegen.row_problem import NormProblem, RowProblem
 from codegen.schedule import Schedule
 

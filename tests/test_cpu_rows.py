@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
+from codegen.alignment import classes
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.operators.matmul.alignment import classes
 from tests.cpu_helpers import verify
 from tests.row_kernels import OPERATORS, SCHEDULES, kernel
 from workers.verify_cpu import CpuVerdict

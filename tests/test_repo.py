@@ -242,6 +242,14 @@ def test_the_wheel_holds_the_client_only(tmp_path: Path) -> None:
 # ---- the allowed imports
 
 
+def test_no_module_beside_the_operators_imports_one() -> None:
+    """They are found by their folders: what two of them share is no part of either."""
+    for path in sorted((ROOT / "codegen").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        found = [one.module or "" for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+        assert not [name for name in found if name.startswith("codegen.operators.")], path.name
+
+
 def test_the_imports_are_the_allowed_ones() -> None:
     done = run(sys.executable, "-c", LINT_IMPORTS)
     assert done.returncode == 0, done.stdout

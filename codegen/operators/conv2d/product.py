@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.operators.conv2d.problem import Conv2dProblem, Convolution, with_axes
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.problem import MatmulProblem
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import AnyNode as MatrixNode
 from codegen.epilogue import Bias, node_of
 from codegen.operators.conv2d import direct
 from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Conv2dProblem
 from codegen.operators.conv2d.product import matmul_tunables, of_product
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 
 # Elements beyond what is wished for among which one of the right class is looked for.

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue import operand_names
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
 from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
-from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.reference import accumulated
 
 

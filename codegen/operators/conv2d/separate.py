@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of, words_of_mask
 from codegen.operator import Work
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d.product import aligns
 from codegen.operators.matmul import traffic
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.rules import Rejected, check
 from codegen.schedule import Schedule, Value
 from codegen.search_space import Tunable

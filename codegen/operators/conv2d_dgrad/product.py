@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.operators.conv2d_dgrad.phases import Phase, count, largest
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 
 

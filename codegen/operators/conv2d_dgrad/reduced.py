@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import node_of
 from codegen.operators.conv2d import direct
 from codegen.operators.conv2d.product import matmul_tunables, of_product
 from codegen.operators.conv2d_dgrad.problem import AnyNode, Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import layout_of
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 
 # Elements beyond what is wished for among which one of the right class is looked for.

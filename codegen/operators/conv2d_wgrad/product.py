@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.problem import MatmulProblem
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import AnyNode as MatrixNode
 from codegen.epilogue import Bias, node_of
 from codegen.operators.conv2d.problem import AnyNode, ChannelBias
@@ -15,7 +16,6 @@ from codegen.operators.conv2d.product import matmul_tunables
 from codegen.operators.conv2d.reduced import GEOMETRIES, POINTWISE, Geometry
 from codegen.operators.conv2d_wgrad import direct
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 
 # Elements beyond what is wished for among which one of the right class is looked for.

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue import operand_names
 from codegen.epilogue_reference import Bounded, apply_chain, stored
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
-from codegen.operators.matmul.alignment import needs_cuda_cores
 from codegen.operators.matmul.reference import accumulated
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import AnyNode, Scale, node_of
-from codegen.operators.matmul.alignment import classes, needs_cuda_cores
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.problem import MatmulProblem
 

@@ -25,18 +25,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-import numpy as np
-
+from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of, powers_of_two
 from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored, unpacked_masks
-from codegen.operators.matmul.alignment import needs_cuda_cores
+from codegen.exact_sums import EXACT_SUM, whole_after
 from codegen.operators.matmul.problem import MatmulProblem
 
-# The largest integer up to which fp32 holds every integer: sums of integers below it are exact in any order, and on
-# tensor cores, whose 24 bits reach down to the last one.
-EXACT_SUM = 2.0**24
-# Bits behind the binary point up to which values count as whole numbers of a power of two.
-FINEST = 40
 TF32_SIGNIFICANT_BITS = 11
 SMALLEST_EXPONENT = -125  # of a normal fp32 number whose significand is in [0.5, 1), as frexp gives it
 
@@ -102,16 +96,3 @@ def _beyond_tf32(values: Float64) -> Float64:
     _, exponent = xp.frexp(values)
     quantum = powers_of_two(xp.maximum(exponent, SMALLEST_EXPONENT) - TF32_SIGNIFICANT_BITS)
     return xp.where(values % quantum == 0.0, 0.0, quantum)
-
-
-def whole_after(values: Float64) -> int | None:
-    """By which power of two to multiply, so that all values are whole numbers; None where 2^FINEST does not do."""
-    xp = namespace_of(values)
-    scaled = xp.abs(values) * 2.0**FINEST
-    if not bool(xp.all((scaled < 2.0**62) & (scaled == xp.rint(scaled)))):
-        return None
-    bits = scaled.astype(np.int64)
-    del scaled  # of a large problem each copy is hundreds of megabytes
-    # A number and the one before it differ in the last bit that is set and in those behind it; 0 and -1 in all.
-    bits ^= bits - 1
-    return FINEST + 1 - int(xp.min(bits.view(np.uint64))).bit_length()
