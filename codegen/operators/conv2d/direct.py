@@ -41,16 +41,16 @@ LARGEST_INDEX = 2**31 - 1
 TAP_PADDING = 4
 # Above so many channels of a group a product of matrices is no longer mostly padding.
 MOST_CHANNELS = 8
-# Addresses, loop counters and predicates; of a pixel its corner. Estimates. With a window ptxas keeps about three columns of
-# the filters beside the sums and what is loaded, and 18 to 38 more (sm_90a, the widest vectors of fp16 and fp32, 2 to 8
-# pixels, all windows).
+# Addresses, loop counters and predicates; of a pixel its corner. Estimates. With a window ptxas keeps about three
+# columns of the filters beside the sums and what is loaded, and 18 to 38 registers more (sm_90a, the widest vectors of
+# fp16 and fp32, 2 to 8 pixels, all windows).
 OVERHEAD_REGISTERS, CORNER_REGISTERS = 40, 3
 WINDOW_COLUMNS, WINDOW_OVERHEAD_REGISTERS = 3, 30
 # Instructions for an access to the image (two checks, its address, a zero), and for a tap of a thread. Of the 132 for a
 # tap of 8 filters and 4 pixels (sm_90a, fp16, depthwise) 64 are products and conversions.
 LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
-# With a window of 3, those 3 x 132 are 205 for a row of the filter: 96 products, 48 conversions, 6 vectors loaded and 6 of
-# filters. The other windows, pixels and fp32 also have 8 to 10 for a vector of the image, its load included (sm_90a).
+# With a window of 3 those are 205 for a row of 3 taps, not 3 x 132: 96 products, 48 conversions, 6 loads of filters,
+# and 55 for 6 vectors of the image. Of fp32, other windows and other pixels also 8 to 10 for each of these.
 WINDOW_LOAD_INSTRUCTIONS = 9.5
 
 
@@ -109,15 +109,13 @@ def worth(problem: Convolution) -> bool:
 
 
 def levels(problem: Convolution, window: int) -> dict[int, Lists]:
-    """Level 1 (a dozen) and level 2; 1 is inside 2. `window`: that the problem can have, which is tried beside none, and
-    with blocks of one size."""
+    """Level 1 (a dozen) and level 2; 1 is inside 2. `window`: which the problem can have; it is tried beside none, and
+    blocks of one size are."""
     widest = _most_filters(problem)
     threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
-    threads = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
-    if window:
-        threads = threads[:1]
+    threads: tuple[Value, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
     small: Lists = {
-        "algorithm": ("direct",), "threads": threads, "threads_k": threads_k,
+        "algorithm": ("direct",), "threads": threads[:1] if window else threads, "threads_k": threads_k,
         "filters": (widest // 2, widest) if widest > 1 else (1,), "pixels": (2, 4),
         "window": (0, window) if window else (0,), "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
     }  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 
 from codegen.epilogue import node_of
 from codegen.operators.conv2d import direct
-from codegen.operators.conv2d.reduced import strip_columns
 from codegen.operators.conv2d.product import matmul_tunables, of_product
+from codegen.operators.conv2d.reduced import strip_columns
 from codegen.operators.conv2d_dgrad.problem import AnyNode, Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import layout_of
 from codegen.operators.matmul.alignment import classes, needs_cuda_cores
