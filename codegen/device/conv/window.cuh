@@ -21,7 +21,7 @@ struct Strip : Block<C, Arguments> {
 
   const typename B::T* row;  // where the strip's first window has its first element
   Corner corner;
-  int h = 0;                 // from there to the row of the filter that is next
+  int h = 0;  // from there to the row of the filter that is next
   int first, left;  // pixels: the first one, and how many there are from there to the end of its row
 
   __device__ __forceinline__ Strip(const Arguments& arguments, int place) : row(B::image(arguments)) {
