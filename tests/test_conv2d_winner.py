@@ -55,7 +55,7 @@ def codes(
         "fp16 depthwise": level_0(**LAYER, groups=128).kernel,
         "fp16 depthwise with stride": level_0(**{**LAYER, "stride": 2}, groups=128).kernel,
     }
-    wide = {"depthwise": True, "epilogue": ("bias", "relu")}
+    wide = {"depthwise": True, "epilogue": ("relu",)}
     asked |= {
         "fp16 depthwise 7x7": direct_kernel(wide | {"align": (8, 1, 8)}, window=7, filters=8, pixels=8, threads=256),
         "fp32 depthwise 7x7": direct_kernel(

@@ -116,8 +116,8 @@ def levels(problem: Convolution, window: int) -> dict[int, Lists]:
     threads: tuple[Value, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
     small: Lists = {
         "algorithm": ("direct",), "threads": threads[:1] if window else threads, "threads_k": threads_k,
-        "filters": (widest // 2, widest) if widest > 1 else (1,), "pixels": (2, 4),
-        "window": (0, window) if window else (0,), "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
+        "filters": (widest // 2, widest) if widest > 1 else (1,), "window": (0, window) if window else (0,),
+        "pixels": (2, 4), "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
     }  # fmt: skip
     full: Lists = {
         **small, "threads": THREADS, "threads_k": THREADS_K, "filters": (1, 2, 4, 8),
