@@ -32,7 +32,7 @@ TYPICAL_REGISTERS = 64
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
 GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/split.cuh", "gemm/launch.cuh")
 # Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
-CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/launch.cuh")
+CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
 
 
 @dataclass(frozen=True)

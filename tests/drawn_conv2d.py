@@ -14,6 +14,7 @@ from typing import Any
 from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate
 from codegen.operators import operator
+from codegen.operators.conv2d.direct import WINDOWS
 from codegen.operators.conv2d.problem import Convolution
 from codegen.rules import Accepted
 from codegen.schedule import Schedule, Value
@@ -25,7 +26,8 @@ from codegen.targets import target
 INPUTS = (("float16", False), ("bfloat16", False), ("float32", True), ("float32", False))
 LAYOUTS = ("nhwc", "nchw")
 TARGETS = ("sm_80", "sm_90a", "sm_75")
-# Of the filters and the groups; "few": channels that `direct` computes.
+# Of the filters and the groups; "few": channels that `direct` computes. Every other depthwise one is of neighbouring
+# pixels that share what they load, with each window in turn.
 KINDS = ("dense", "pointwise", "grouped", "depthwise", "few", "multiplied", "dense")
 SPLITS = ("none", "level 2", "workspace", "stream", "atomic")
 NODES = (0, 1, 2, 3, MAX_NODES)
@@ -81,6 +83,9 @@ def _problem(name: str, number: int, rng: random.Random) -> Convolution:
                 fields[field] = [int(one) for one in fields[field]]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
         fields["epilogue"] = rng.choices(NODES_OF[name], k=NODES[number // 7 % 5])
+        if kind == "depthwise" and number // 7 % 2 == 0:
+            fields |= {"layout": "nhwc", "s": WINDOWS[number // 14 % 3]}
+            fields |= {name: [fields[name][0], 1] for name in ("stride", "dilation")}
         if any(_window(fields, axis) > _padded(fields, axis) for axis in (0, 1)):
             continue
         problem = operator(name).parse({"operator": name, **fields})
@@ -130,6 +135,8 @@ def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) 
         lists |= {"split": [split], "split_k": (2, 3, 5) if split in ("workspace", "atomic") else [1]}
         if "stream_blocks" in lists:
             lists["stream_blocks"] = (2, 3, 5, 7) if split == "stream" else [0]
+    if "window" in lists:
+        lists["window"] = lists["window"][-1:]
     if "copy" in lists:
         lists |= {
             "tile_m": (16, 32, 64),

@@ -28,6 +28,7 @@ TENSOR: Mapping[str, dict[str, Any]] = {
 DIRECT: Mapping[str, dict[str, Any]] = {
     "direct nhwc, strided": {"words": {"align": (1, 4, 4), "strided": True, "epilogue": ("residual",)}},
     "direct nhwc, depthwise": {"words": {"align": (4, 1, 4), "depthwise": True, "strided": True}},
+    "direct nhwc, neighbours": {"words": {"align": (4, 1, 4), "depthwise": True, "strided": True}, "window": 3},
     "direct nchw": {"words": {"layout": "nchw", "align": (1, 1, 1)}, "filters": 2},
     "direct nchw, strided": {"words": {"layout": "nchw", "strided": True}, "filters": 2},
 }

@@ -134,6 +134,7 @@ def test_good_schedules_are_accepted() -> None:
     assert judge(STRIDED, TENSOR) == ACCEPTED
     assert judge(DEPTHWISE, DIRECT) == ACCEPTED
     assert judge({**DEPTHWISE, "stride": 3}, DIRECT, pixels=1) == ACCEPTED
+    assert judge({**DEPTHWISE, "stride": [2, 1]}, DIRECT, window=3) == ACCEPTED
     # A thread that is told to manages with fewer registers than it would take.
     tf32 = {**HALF, "dtype": "float32", "allow_tf32": True}
     assert judge(tf32, TENSOR, tile_n=128, tile_k=16, warps_m=4, mma_k=8, maxnreg=128) == ACCEPTED
@@ -155,6 +156,8 @@ def test_good_schedules_are_accepted() -> None:
         ({**HALF, "c": 2**14, "k": 2**14, "n": 1}, TENSOR, {}, "index", "a group's filters have 2415919104 elements"),
         ({**HALF, "groups": 16, "c": 96}, DIRECT, {}, "filters", "would be of several groups of 6"),
         ({**DEPTHWISE, "stride": 14}, DIRECT, {"pixels": 8}, "pixels", "128 pixels are mostly padding for 32"),
+        ({**DEPTHWISE, "stride": 2}, DIRECT, {"window": 3}, "window", "stride_w = 2"),
+        ({**DEPTHWISE, "dilation": 2}, DIRECT, {"window": 3}, "window", "dilation_w = 2"),
     ],
 )  # fmt: skip
 def test_each_rule_says_why(

@@ -39,13 +39,28 @@ SEPARATE: Mapping[str, dict[str, Any]] = {
 DIRECT: Mapping[str, dict[str, Any]] = {
     "direct nhwc": {"words": {"align": (1, 1, 4), "epilogue": ("bias", "residual")}},
     "direct nhwc, depthwise": {"words": {"align": (4, 1, 4), "depthwise": True, "epilogue": ("bias",)}},
+    "direct nhwc, neighbours": {
+        "words": {"align": (4, 1, 4), "depthwise": True, "epilogue": ("bias",)},
+        "window": 3,
+        "pixels": 4,
+    },
+    # Several vectors of a pixel, and more rows of the filter than come at once.
+    "direct nhwc, neighbours by 2 channels": {
+        "words": {"align": (2, 1, 2), "depthwise": True},
+        "window": 5,
+        "threads_k": 3,
+        "threads": 96,
+    },
     "direct nchw": {"words": {"layout": "nchw", "align": (1, 1, 1), "epilogue": ("bias",)}, "filters": 2},
     "direct nchw, depthwise": {"words": {"layout": "nchw", "align": (1, 1, 1), "depthwise": True}, "threads_k": 2},
 }
-GATHER, OF_DIRECT, OWN_GATHER, OF_NODES = "conv/gather.cuh", "conv/direct.cuh", "gather.cuh", "separate.cuh"
+GATHER, OF_DIRECT, OF_WINDOW = "conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh"
+OWN_GATHER, OF_NODES = "gather.cuh", "separate.cuh"
 ABOVE, LEFT = (f"(corner.{axis} + tap.{axis} < 0 ? 0 : corner.{axis} + tap.{axis})" for axis in "hw")
-SMALLER = "gemm::smaller(C::taps, arguments.k - first)"
+SMALLER = "gemm::smaller(Pixels::taps, arguments.k - first)"
 WEIGHT = "arguments.template weight<C::channels_last>(of_all, first, tap)"
+OVER_THE_END = "arguments.out_width / C::pixels + (arguments.out_width < C::pixels)"
+ROW = "row += arguments.dilation_h * arguments.row_pitch;"
 STORED = "store_global<width>(sums, value);"
 APPLIED = "C::Epilogue::template apply_node<index>(value, Position{filter, filter, first}, arguments.epilogue);"
 # What stands in the text, and what is wrong in its place.
@@ -67,6 +82,17 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a depthwise filter sees its neighbour's channel": (OF_DIRECT, "j * arguments.channel_pitch", "0"),
     "the last tap lost": (OF_DIRECT, SMALLER, f"{SMALLER} - 1"),
     "taps of the first chunk again": (OF_DIRECT, WEIGHT, WEIGHT.replace("first", "0")),
+    "strips go over the ends of rows": (OF_WINDOW, "(arguments.out_width - 1) / C::pixels + 1", OVER_THE_END),
+    "strips of the first image": (OF_WINDOW, "arguments.images * arguments.out_height", "arguments.out_height"),
+    "rows of a strip without their stride": (OF_WINDOW, "h += arguments.dilation_h;", "h += 1;"),
+    "the dilation counted and not moved": (OF_WINDOW, ROW, "row += arguments.row_pitch;"),
+    "every column the first": (OF_WINDOW, "x * arguments.pixel_pitch", "0 * arguments.pixel_pitch"),
+    "the columns of the filter turned over": (
+        OF_WINDOW,
+        "shared + s * B::pitch",
+        "shared + (C::window - 1 - s) * B::pitch",
+    ),
+    "the first pixel of a strip everywhere": (OF_WINDOW, "first + i", "first"),
     "a node takes the filter of another layout": (
         OF_NODES,
         "C::channels_last ? first : first / per_image",

@@ -94,6 +94,50 @@ def test_depthwise_blocks_of_public_layers_have_no_idle_threads(problem: dict[st
     assert across * 2 >= 64, "bytes of neighbouring threads that lie together"
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("problem", MOBILENET, ids=lambda problem: problem["name"])
+def test_public_depthwise_layers_have_neighbours_where_the_stride_is_1(problem: dict[str, Any], dtype: str) -> None:
+    fields = {name: value for name, value in problem.items() if name != "name"}
+    asked = OP.parse({**fields, "dtype": dtype, "out_dtype": dtype})
+    none, one = (lower(asked, target("sm_90a"), Search(level=level)).candidates for level in (0, 1))
+    wanted = {0, 3} if problem["stride"] == [1, 1] else {0}
+    assert {found.schedule.get("window") for found in one} == wanted
+    assert none[0].schedule.get("window") == max(wanted)
+    assert len(one) <= 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "window"),
+    [
+        ({"r": 2, "s": 7, "stride": [3, 1], "dilation": [2, 1], "padding": [0, 5]}, 7),
+        ({"s": 5}, 5),
+        ({"s": 4}, 0),
+        ({"stride": [1, 2]}, 0),
+        ({"dilation": [1, 2]}, 0),
+        ({"layout": "nchw"}, 0),
+        ({"k": 256}, 0),
+    ],
+)
+def test_a_window_is_tried_where_a_problem_can_have_it(changes: dict[str, Any], window: int) -> None:
+    problem = conv2d(**{**DEPTHWISE, **changes})
+    assert direct.window_of(problem) == window
+    for level in (1, 2):
+        found = OP.space(problem, target("sm_90a"), Search(level=level)).parts
+        tried = {value for part in found for value in part.tunables.get("window", ())}
+        assert tried == {0, window}
+    assert judge({**DEPTHWISE, **changes}, DIRECT, window=window, filters=2) == ACCEPTED
+
+
+def test_a_window_is_predicted_to_issue_about_half_of_the_instructions() -> None:
+    """As compiled for sm_90a: 205 for a row of the filter, where three taps apart are 393."""
+    problem, wide = conv2d(**DEPTHWISE), {**DIRECT, "filters": 8, "pixels": 4}
+    counts = []
+    for window in (0, 3):
+        work = OP.work(problem, Schedule.of({**wide, "window": window}), target("sm_90a"))
+        counts.append((work.fma + work.other_instructions) / (work.blocks * work.threads * 3))
+    assert counts == pytest.approx([393, 205], rel=0.03)
+
+
 def test_a_thread_has_no_more_channels_than_one_access() -> None:
     for channels, most in ((33, 1), (34, 2), (36, 4), (40, 8)):
         problem = conv2d(**{**HALF, "c": channels, "k": channels, "groups": channels})
@@ -223,6 +267,15 @@ def test_good_schedules_are_accepted() -> None:
         (DEPTHWISE, DIRECT, {"taps": 64}, "taps", "taps = 64 is mostly padding for 9"),
         ({**DEPTHWISE, "n": 1, "h": 3, "w": 3}, DIRECT, {"pixels": 8}, "pixels", "blocks of 128 pixels are mostly"),
         (DEPTHWISE, DIRECT, {"min_blocks": 2}, "min_blocks", "fit unasked"),
+        (DEPTHWISE, DIRECT, {"window": 5}, "window", "with filters of 5 columns, stride_w = 1 and dilation_w"),
+        (DEPTHWISE, DIRECT, {"window": 5}, "window", "is depthwise, in nhwc, with 3 columns, stride_w = 1"),
+        ({**DEPTHWISE, "k": 256}, DIRECT, {"window": 3}, "window", "this one is not depthwise"),
+        ({**DEPTHWISE, "layout": "nchw"}, DIRECT, {"window": 3}, "window", "in nchw"),
+        ({**DEPTHWISE, "stride": [1, 2]}, DIRECT, {"window": 3}, "window", "stride_w = 2"),
+        ({**DEPTHWISE, "dilation": [1, 3]}, DIRECT, {"window": 3}, "window", "dilation_w = 3"),
+        ({**DEPTHWISE, "w": 2}, DIRECT, {"window": 3, "pixels": 4}, "pixels", "4 neighbouring pixels are mostly"),
+        ({**DEPTHWISE, "n": 64}, DIRECT, {"window": 3, "pixels": 8, "filters": 8, "threads": 256, "min_blocks": 2},
+         "registers", "2 x 256 threads of about 158"),
     ],
 )  # fmt: skip
 def test_each_rule_says_why(

@@ -16,7 +16,7 @@ from codegen.schedule import Schedule
 from codegen.search import Search
 from cukiln.client import Client
 from storage.settings import load_settings
-from tests.conv2d_kernels import DIRECT, conv2d
+from tests.conv2d_kernels import DIRECT, conv2d, direct_kernel
 from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A
 from tests.fixtures_library import *  # noqa: F403
@@ -53,6 +53,14 @@ def codes(
         "fp16 nchw": level_0(**LAYER, layout="nchw").kernel,
         "fp32 3x3": level_0(**{**LAYER, "dtype": "float32"}).kernel,
         "fp16 depthwise": level_0(**LAYER, groups=128).kernel,
+        "fp16 depthwise with stride": level_0(**{**LAYER, "stride": 2}, groups=128).kernel,
+    }
+    wide = {"depthwise": True, "epilogue": ("relu",)}
+    asked |= {
+        "fp16 depthwise 7x7": direct_kernel(wide | {"align": (8, 1, 8)}, window=7, filters=8, pixels=8, threads=256),
+        "fp32 depthwise 7x7": direct_kernel(
+            wide | {"align": (4, 1, 4), "dtype": "float32"}, window=7, pixels=8, threads=256
+        ),
     }
     same = OP.candidate(conv2d(**{**LAYER, "r": 1, "s": 1, "padding": 0}), level_0(**LAYER).schedule)
     asked["fp16 1x1 in the tiles of the 3x3"] = same.kernel
@@ -87,7 +95,31 @@ def test_no_kernel_spills(codes: dict[str, tuple[Kernel, Code]]) -> None:
 
 
 def test_depthwise_channels_come_in_16_bytes_at_once(codes: dict[str, tuple[Kernel, Code]]) -> None:
-    assert codes["fp16 depthwise"][1].count("ld.global.nc.v4") > 0
+    for name in ("fp16 depthwise", "fp16 depthwise with stride"):
+        assert codes[name][1].count("ld.global.nc.v4") > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "window", "filters"),
+    [("fp16 depthwise", 4, 3, 8), ("fp16 depthwise 7x7", 8, 7, 8), ("fp32 depthwise 7x7", 8, 7, 4)],
+)
+def test_neighbouring_pixels_load_what_they_share_once(
+    name: str, pixels: int, window: int, filters: int, codes: dict[str, tuple[Kernel, Code]]
+) -> None:
+    kernel, code = codes[name]
+    columns = pixels + window - 1
+    assert kernel.tunables.get("window") == window
+    assert code.count("ld.global.nc.v4") == columns
+    assert code.count("fma.rn.f32") == window * pixels * filters
+    if kernel.signature_dict["dtype"] == "float16":
+        # Those of the row of the image, and of the filter's one element at a time.
+        assert code.count("cvt.f32.f16") == columns * filters + 1
+
+
+def test_registers_of_neighbouring_pixels_are_about_what_is_estimated(codes: dict[str, tuple[Kernel, Code]]) -> None:
+    for name in ("fp16 depthwise", "fp16 depthwise 7x7", "fp32 depthwise 7x7"):
+        kernel, code = codes[name]
+        assert abs(code.resources.registers - OP.estimated_registers(kernel)) <= 20
 
 
 # ---- what the launch code does
@@ -96,7 +128,15 @@ def test_depthwise_channels_come_in_16_bytes_at_once(codes: dict[str, tuple[Kern
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize(
     "change",
-    [{}, {"stride": 2}, {"r": 1, "s": 1, "padding": 0}, {"groups": 4}, {"c": 4}, {"c": 4, "epilogue": EPILOGUE}],
+    [
+        {},
+        {"stride": 2},
+        {"r": 1, "s": 1, "padding": 0},
+        {"groups": 4},
+        {"groups": 128, "w": 29},
+        {"c": 4},
+        {"c": 4, "epilogue": EPILOGUE},
+    ],
 )
 def test_the_launches_are_what_cost_and_work_say(
     layout: str, change: dict[str, Any], toolchain: Toolchain, processes: Processes
@@ -106,6 +146,8 @@ def test_the_launches_are_what_cost_and_work_say(
     chosen = {one.schedule.get("algorithm"): one for one in found}
     chosen |= {one.schedule.get("split"): one for one in found if one.schedule.get("algorithm") == "implicit_gemm"}
     chosen |= {one.schedule.get("epilogue"): one for one in found}
+    chosen |= {one.schedule.get("window"): one for one in found if one.schedule.get("algorithm") == "direct"}
+    assert (3 in chosen) == (layout == "nhwc" and "w" in change)
     assert ("separate" in chosen) == ("epilogue" in change)
     for one in chosen.values():
         planned, cost = plan_launch(one, toolchain, processes, LIMITS), OP.cost(problem, one.schedule)
@@ -197,6 +239,46 @@ def test_a_call_that_cannot_be_right_is_refused(name: str, winner: Built, child:
     body = f"{OPERANDS}\nanswer = attempt('run', {arguments})"
     (got, message), log = child(calls(winner.path, body), driver=fake_driver)
     assert (got, said in message) == (kind, True), message
+    assert launches(log) == []
+
+
+DEPTHWISE_OPERANDS = """
+def H(*shape, **where): return T(shape, 'float16', **where)
+x, w = H(2, 12, 10, 16), H(16, 3, 3, 1)
+out = H(2, 12, 10, 16, address=0x50000000)
+"""
+OUT_OF_WINDOW = {
+    "other columns": ("x, H(16, 3, 5, 1), out, 1, 1, 1, 2, 1, 1", "w has 5 columns; this kernel is for filters of 3"),
+    "a stride": (
+        "x, w, H(2, 12, 5, 16, address=0x50000000), 1, 2, 1, 1, 1, 1",
+        "the scalars (such as stride and padding)",
+    ),
+    "a dilation": ("x, w, out, 1, 1, 1, 2, 1, 2", "the scalars (such as stride and padding) do not fit"),
+}
+
+
+@pytest.fixture(scope="module")
+def neighbours(folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
+    return build(level_0(c=16, k=16, groups=16, padding=1, dtype="float16"), folder, toolchain, processes)
+
+
+def test_a_kernel_of_neighbouring_pixels_takes_any_height_of_the_filter(
+    neighbours: Built, child: Child, fake_driver: Path
+) -> None:
+    for arguments in ("x, w, out, 1, 1, 1, 1, 1, 1", "x, H(16, 5, 3, 1), out, 1, 1, 2, 1, 1, 1"):
+        body = f"{DEPTHWISE_OPERANDS}\nanswer = attempt('run', {arguments})"
+        answer, log = child(calls(neighbours.path, body), driver=fake_driver)
+        assert answer is None and len(launches(log)) == 1
+
+
+@pytest.mark.parametrize("name", OUT_OF_WINDOW)
+def test_a_call_that_a_window_does_not_fit_is_refused(
+    name: str, neighbours: Built, child: Child, fake_driver: Path
+) -> None:
+    arguments, said = OUT_OF_WINDOW[name]
+    body = f"{DEPTHWISE_OPERANDS}\nanswer = attempt('run', {arguments})"
+    (got, message), log = child(calls(neighbours.path, body), driver=fake_driver)
+    assert (got, said in message) == ("ValueError", True), message
     assert launches(log) == []
 
 

@@ -18,6 +18,8 @@ from workers.verify_cpu import CpuVerdict
 OP = operator("conv2d")
 LAYOUTS = ("nhwc", "nchw")
 REGISTERS: dict[str, Any] = {"copy": "registers"}
+# (window, pixels)
+NEIGHBOURS = ((3, 1), (3, 4), (5, 2), (5, 8), (7, 4), (7, 8))
 WIDE: dict[str, Any] = {"tile_m": 32, "tile_n": 64, "warps_m": 1, "warps_n": 2, "epilogue_path": "shared"}
 
 
@@ -55,7 +57,19 @@ def kernels() -> dict[str, Kernel]:
         {"align": (1, 1, 1)}, filters=1, pixels=8, threads=128, threads_k=1
     )
     found["direct, 1 x 1"] = direct_kernel({"align": (4, 4, 8), "pointwise": True}, filters=8)
+    for (window, pixels), dtype in zip(NEIGHBOURS, 2 * ("float16", "float32", "bfloat16"), strict=True):
+        found[f"direct, window {window}, {pixels} pixels, {dtype}"] = direct_kernel(
+            {"dtype": dtype, "align": (4, 1, 4), "depthwise": True, "epilogue": ("bias", "relu")},
+            window=window, pixels=pixels, taps=32 if window == 7 else 16,
+        )  # fmt: skip
+    for align in ((1, 1, 1), (2, 8, 2), (8, 2, 8)):
+        found[f"direct, window 3 {align}"] = direct_kernel(
+            {"align": align, "depthwise": True}, filters=max(align), window=3, pixels=4
+        )
     apart: dict[str, Any] = {"epilogue": "separate"}
+    found["separate, direct, window 5"] = direct_kernel(
+        {"align": (4, 1, 4), "depthwise": True, "epilogue": ("bias", "residual")}, window=5, pixels=4, **apart
+    )
     for layout in LAYOUTS:
         nodes = ("bias", "residual", "gelu")
         copy = {"nhwc": {}, "nchw": REGISTERS}[layout]
@@ -119,6 +133,17 @@ def test_test_problems_have_every_geometry(layout: str) -> None:
     assert all(one.r != one.s or one.stride[0] != one.stride[1] or one is problems[0] for one in problems)
 
 
+@pytest.mark.parametrize(("window", "pixels"), NEIGHBOURS)
+def test_test_problems_of_neighbouring_pixels_have_ragged_rows(window: int, pixels: int) -> None:
+    kernel = direct_kernel({"align": (4, 1, 4), "depthwise": True}, window=window, pixels=pixels)
+    problems = [one for one in OP.test_problems(kernel) if isinstance(one, Conv2dProblem)]
+    assert {one.q for one in problems} >= {1, max(1, pixels - 1), pixels, pixels + 1} - ({2} if pixels == 1 else set())
+    assert all((one.s, one.stride[1], one.dilation[1]) == (window, 1, 1) for one in problems)
+    assert any(one.taps > 16 for one in problems), "more rows of the filter than come at once"
+    assert {one.stride[0] for one in problems} == {1, 2, 3} and any(one.dilation[0] > 1 for one in problems)
+    assert any(min(one.padding) > 0 for one in problems) and any(one.n > 1 for one in problems)
+
+
 def _left(problem: Conv2dProblem, axis: int) -> int:
     extent, filter_extent = ((problem.h, problem.r), (problem.w, problem.s))[axis]
     window = problem.dilation[axis] * (filter_extent - 1) + 1
@@ -130,8 +155,9 @@ def test_kernels_are_clean_under_the_sanitizers() -> None:
         tensor_kernel({"epilogue": ("bias", "gelu")}),
         simt_kernel({"layout": "nchw", "align": (1, 1, 1), "epilogue": ("bias", "mask")}),
         direct_kernel({"align": (4, 1, 4), "depthwise": True}),
+        direct_kernel({"align": (4, 1, 4), "depthwise": True}, window=3, pixels=4),
     ]
-    assert [(found.verdict, found.message) for found in verify(asked, sanitize=True)] == [("ok", "")] * 3
+    assert [(found.verdict, found.message) for found in verify(asked, sanitize=True)] == [("ok", "")] * 4
 
 
 def test_signatures_of_these_tests_are_complete() -> None:

@@ -66,6 +66,10 @@ def kernels() -> dict[str, Kernel]:
     found["direct, 8 pixels, few taps"] = direct_kernel(
         {"align": (1, 1, 1), "strided": True}, filters=1, pixels=8, threads=128, threads_k=1
     )
+    for window, pixels, strided in ((3, 4, False), (5, 2, True), (7, 8, True)):
+        found[f"direct, window {window}, {pixels} pixels{', strided' * strided}"] = direct_kernel(
+            {"align": (4, 1, 4), "depthwise": True, "strided": strided}, window=window, pixels=pixels
+        )
     found["direct, strided"] = direct_kernel({"align": (1, 8, 8), "strided": True}, filters=8, taps=32)
     found["direct nchw, strided"] = direct_kernel({"layout": "nchw", "strided": True}, filters=4, threads_k=2)
     found["direct, 1 x 1"] = direct_kernel({"align": (4, 8, 8), "pointwise": True}, filters=8)

@@ -3,7 +3,8 @@
 //
 // A thread computes `pixels` output pixels of `filters` neighbouring filters. With channels last neighbouring threads have
 // neighbouring filters, with channels first neighbouring pixels. A block's filters come through shared memory, `taps` at a
-// time, as floats.
+// time, as floats. Without a `window` a thread's pixels lie apart, and every tap of each is loaded; with one, which is how many
+// columns the filters have, they are neighbours that share what their windows have in common (conv/window.cuh).
 //
 // `Arguments` has, beside what conv/gather.cuh reads, how many filters, groups, and channels of a group there are (of a
 // gradient of the image, its channels are the filters); the image is `a`, with the number of its output pixels in m, and the
@@ -33,6 +34,8 @@ struct Block {
   static constexpr int threads_p = C::threads / C::threads_k;
   static constexpr int tile_k = C::threads_k * C::filters, tile_p = threads_p * C::pixels;
   static constexpr int pitch = tile_k + tap_padding;
+  // How many come through shared memory at a time: of filters whose columns are known, whole rows.
+  static constexpr int taps = C::window > 0 ? C::taps / C::window * C::window : C::taps;
   static constexpr int quad = C::filters < 4 ? C::filters : 4;
   // Channels of a tap of a thread: one that all its filters see, or one of each.
   static constexpr int channels = C::depthwise ? C::filters : 1;
@@ -53,7 +56,6 @@ struct Block {
     return C::channels_last ? static_cast<int>(threadIdx.x) / C::threads_k : static_cast<int>(threadIdx.x) % threads_p;
   }
   static __device__ __forceinline__ int first_filter() { return static_cast<int>(blockIdx.y) * tile_k + thread_k() * C::filters; }
-  static __device__ __forceinline__ int pixel(int place, int i) { return place * tile_p + thread_p() + i * threads_p; }
 
   __device__ __forceinline__ Block() {
 #pragma unroll
@@ -62,12 +64,20 @@ struct Block {
       for (int j = 0; j < C::filters; ++j) sums[i][j] = 0.0f;
   }
 
-  // Brings taps [first, first + C::taps) of the block's filters to shared memory, tap by tap.
+  // What the first of a thread's filters sees in the first image. Filters behind the last one read what that reads, and are not
+  // written.
+  static __device__ __forceinline__ const T* image(const Arguments& arguments) {
+    const int filter = first_filter(), known = filter < arguments.filters ? filter : arguments.filters - 1;
+    const int channel = C::depthwise ? known : known / (arguments.filters / arguments.groups) * arguments.channels;
+    return static_cast<const T*>(arguments.a) + channel * arguments.channel_pitch;
+  }
+
+  // Brings taps [first, first + taps) of the block's filters to shared memory, tap by tap.
   static __device__ __forceinline__ void load_filters(const Arguments& arguments, float* shared, int first) {
     const T* const source = static_cast<const T*>(arguments.b);
 #pragma unroll 1
-    for (int index = static_cast<int>(threadIdx.x); index < tile_k * C::taps; index += C::threads) {
-      const int filter = index / C::taps, tap = index % C::taps, of_all = static_cast<int>(blockIdx.y) * tile_k + filter;
+    for (int index = static_cast<int>(threadIdx.x); index < tile_k * taps; index += C::threads) {
+      const int filter = index / taps, tap = index % taps, of_all = static_cast<int>(blockIdx.y) * tile_k + filter;
       const bool filter_exists = in_bounds(of_all, arguments.filters);  // bounds: direct filter
       const bool tap_exists = in_bounds(first + tap, arguments.k);  // bounds: direct tap
       float value = 0.0f;
@@ -76,44 +86,39 @@ struct Block {
     }
   }
 
-  static __device__ __forceinline__ Held load(const T* from) {
-    if constexpr (bytes_in < 4) {
-      return load_global<width_in>(from);
-    } else {
-      return load_global<bytes_in / 4>(reinterpret_cast<const unsigned*>(from));
+  // Of one tap, which lies at `tap` in shared memory.
+  static __device__ __forceinline__ void load_weights(float (&weights)[C::filters], const float* tap) {
+#pragma unroll
+    for (int j = 0; j < C::filters; j += quad) {
+      const Vector<float, quad> part = load_shared<quad>(tap + thread_k() * C::filters + j);
+#pragma unroll
+      for (int w = 0; w < quad; ++w) weights[j + w] = part.data[w];
     }
   }
 
-  // Adds one tap of every pixel: it lies at `first` of a window whose corner is the image's first element. All loads are on
-  // their way before a sum waits for one; what does not exist is zero.
-  __device__ __forceinline__ void add(const T* first, const Corner (&corners)[C::pixels], const Tap& tap,
-                                      const float (&weights)[C::filters], const Arguments& arguments) {
-    Held held[C::pixels][channels / width_in];
-#pragma unroll
-    for (int i = 0; i < C::pixels; ++i) {
-      const bool pixel_exists = inside(arguments, corners[i], tap);
-#pragma unroll
-      for (int j = 0; j < channels; j += width_in) {
-        const bool channel_exists = !C::depthwise || in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
-        held[i][j / width_in] = Held{};
-        if (pixel_exists & channel_exists)
-          held[i][j / width_in] = load(first + corners[i].offset + (C::channels_last ? j : j * arguments.channel_pitch));
+  // The vector from channel j on of an element of the image that lies at `from`; zero where one of them does not exist.
+  static __device__ __forceinline__ Held load(const T* from, int j, bool exists, const Arguments& arguments) {
+    const bool channel_exists = !C::depthwise || in_bounds(first_filter() + j, arguments.filters);  // bounds: direct channel
+    Held held = {};
+    if (exists & channel_exists) {
+      from += C::channels_last ? j : j * arguments.channel_pitch;
+      if constexpr (bytes_in < 4) {
+        held = load_global<width_in>(from);
+      } else {
+        held = load_global<bytes_in / 4>(reinterpret_cast<const unsigned*>(from));
       }
     }
-#pragma unroll
-    for (int i = 0; i < C::pixels; ++i)
-#pragma unroll
-      for (int j = 0; j < channels; j += width_in) {
-        Vector<T, width_in> values;
-        __builtin_memcpy(&values, &held[i][j / width_in], sizeof(values));
-#pragma unroll
-        for (int filter = j; filter < (C::depthwise ? j + width_in : C::filters); ++filter)
-          sums[i][filter] = fma(to_float(values.data[filter % width_in]), weights[filter], sums[i][filter]);
-      }
+    return held;
+  }
+
+  static __device__ __forceinline__ Vector<T, width_in> values_of(const Held& held) {
+    Vector<T, width_in> values;
+    __builtin_memcpy(&values, &held, sizeof(values));
+    return values;
   }
 
   // Of a pixel that exists.
-  __device__ __forceinline__ void write(const Arguments& arguments, int pixel, int i) const {
+  __device__ __forceinline__ void write_pixel(const Arguments& arguments, int pixel, int i) const {
     const Output output = arguments.template output<C::channels_last>(pixel);
 #pragma unroll
     for (int j = 0; j < C::filters; j += width_out) {
@@ -132,55 +137,95 @@ struct Block {
   }
 };
 
+// A thread's pixels lie apart.
+template <class C, class Arguments>
+struct Apart : Block<C, Arguments> {
+  using B = Block<C, Arguments>;
+  static constexpr int taps_at_once = 1;
+
+  const typename B::T* first;  // where the tap lies of a window whose corner is the image's first element
+  Corner corners[C::pixels];
+  Taps at = {0, 0, 0};
+  Tap tap = {0, 0, 0};
+
+  static __device__ __forceinline__ int pixel(int place, int i) { return place * B::tile_p + B::thread_p() + i * B::threads_p; }
+
+  __device__ __forceinline__ Apart(const Arguments& arguments, int place) : first(B::image(arguments)) {
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i) {
+      const bool exists = in_bounds(pixel(place, i), arguments.m);  // bounds: direct pixel
+      corners[i] = corner_of(arguments, pixel(place, i), exists);
+    }
+  }
+
+  // Adds one tap of every pixel. All loads are on their way before a sum waits for one.
+  __device__ __forceinline__ void add(const float* shared, const Arguments& arguments) {
+    float weights[C::filters];
+    B::load_weights(weights, shared);
+    typename B::Held held[C::pixels][B::channels / B::width_in];
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i) {
+      const bool exists = inside(arguments, corners[i], tap);
+#pragma unroll
+      for (int j = 0; j < B::channels; j += B::width_in) held[i][j / B::width_in] = B::load(first + corners[i].offset, j, exists, arguments);
+    }
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i)
+#pragma unroll
+      for (int j = 0; j < B::channels; j += B::width_in) {
+        const auto values = B::values_of(held[i][j / B::width_in]);
+#pragma unroll
+        for (int filter = j; filter < (C::depthwise ? j + B::width_in : C::filters); ++filter)
+          this->sums[i][filter] = fma(to_float(values.data[filter % B::width_in]), weights[filter], this->sums[i][filter]);
+      }
+    count(at, arguments.step, arguments);
+    const Tap next = tap_at<C::channels_last>(arguments, at);
+    first += next.offset - tap.offset;
+    tap = next;
+  }
+
+  __device__ __forceinline__ void write(const Arguments& arguments, int place) const {
+#pragma unroll
+    for (int i = 0; i < C::pixels; ++i)
+      if (in_bounds(pixel(place, i), arguments.m)) this->write_pixel(arguments, pixel(place, i), i);  // bounds: direct write pixel
+  }
+};
+
+template <class C, class Arguments>
+struct Strip;  // of neighbours: conv/window.cuh
+
 // `place` counts the blocks along the pixels.
 template <class C, class Arguments>
 __device__ __forceinline__ void run(const Arguments& arguments, int place) {
-  using B = Block<C, Arguments>;
+  using Pixels = typename Choose<(C::window > 0), Strip<C, Arguments>, Apart<C, Arguments>>::type;
   float* const shared = shared_memory<float>();
-  const int filter = B::first_filter();
-  // Filters behind the last one read what the last one reads, and are not written.
-  const int known = filter < arguments.filters ? filter : arguments.filters - 1;
-  const int channel = C::depthwise ? known : known / (arguments.filters / arguments.groups) * arguments.channels;
-  const typename C::Input* at_tap = static_cast<const typename C::Input*>(arguments.a) + channel * arguments.channel_pitch;
-  Corner corners[C::pixels];
-#pragma unroll
-  for (int i = 0; i < C::pixels; ++i) {
-    const bool exists = in_bounds(B::pixel(place, i), arguments.m);  // bounds: direct pixel
-    corners[i] = corner_of(arguments, B::pixel(place, i), exists);
-  }
-  B block;
-  Taps at = {0, 0, 0};
-  Tap tap = {0, 0, 0};
+  Pixels pixels(arguments, place);
 #pragma unroll 1
-  for (int first = 0; first < arguments.k; first += C::taps) {
+  for (int first = 0; first < arguments.k; first += Pixels::taps) {
     if (first > 0) __syncthreads();  // every thread has used the taps before
-    B::load_filters(arguments, shared, first);
+    Pixels::load_filters(arguments, shared, first);
     __syncthreads();  // the taps are complete before any thread reads them
-    const int end = gemm::smaller(C::taps, arguments.k - first);
+    const int end = gemm::smaller(Pixels::taps, arguments.k - first);
 #pragma unroll 1
-    for (int k = 0; k < end; ++k) {
-      float weights[C::filters];
-#pragma unroll
-      for (int j = 0; j < C::filters; j += B::quad) {
-        const Vector<float, B::quad> part = load_shared<B::quad>(shared + k * B::pitch + B::thread_k() * C::filters + j);
-#pragma unroll
-        for (int w = 0; w < B::quad; ++w) weights[j + w] = part.data[w];
-      }
-      block.add(at_tap, corners, tap, weights, arguments);
-      count(at, arguments.step, arguments);
-      const Tap next = tap_at<C::channels_last>(arguments, at);
-      at_tap += next.offset - tap.offset;
-      tap = next;
-    }
+    for (int k = 0; k < end; k += Pixels::taps_at_once) pixels.add(shared + k * Pixels::pitch, arguments);
   }
-#pragma unroll
-  for (int i = 0; i < C::pixels; ++i)
-    if (in_bounds(B::pixel(place, i), arguments.m)) block.write(arguments, B::pixel(place, i), i);  // bounds: direct write pixel
+  pixels.write(arguments, place);
 }
 
 #endif  // CUKILN_DEVICE
 
 #if defined(CUKILN_HOST)
+
+// Neighbouring pixels of a thread.
+template <class C>
+constexpr int strip() {
+  return C::window > 0 ? C::pixels : 1;
+}
+
+// Blocks along the pixels of an output, which lie in rows: a strip is of one row.
+inline int64_t blocks_along(int64_t pixels, int64_t out_width, int strip, int tile_p) {
+  return ceil_div(pixels / out_width * ceil_div(out_width, strip), tile_p / strip);
+}
 
 template <class C>
 constexpr uint32_t shared_bytes() {

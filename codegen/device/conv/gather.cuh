@@ -38,15 +38,21 @@ struct Corner {
 
 constexpr int nowhere = -2147483647 - 1;  // no number of rows down from here is inside
 
-// `pixel` counts those of all images, and `exists` says whether it is one.
+// Of the output pixel in row p and column q; `exists` says whether it is one.
+template <class Arguments>
+__device__ __forceinline__ Corner corner_at(const Arguments& arguments, int image, int p, int q, bool exists) {
+  const int h = p * arguments.stride_h - arguments.padding_h, w = q * arguments.stride_w - arguments.padding_w;
+  const int offset = image * arguments.image_pitch + h * arguments.row_pitch + w * arguments.pixel_pitch;
+  return Corner{exists ? h : nowhere, w, offset};
+}
+
+// `pixel` counts those of all images.
 template <class Arguments>
 __device__ __forceinline__ Corner corner_of(const Arguments& arguments, int pixel, bool exists) {
   const int per_image = arguments.out_height * arguments.out_width;
   const int image = pixel / per_image, within = pixel - image * per_image;
   const int p = within / arguments.out_width, q = within - p * arguments.out_width;
-  const int h = p * arguments.stride_h - arguments.padding_h, w = q * arguments.stride_w - arguments.padding_w;
-  const int offset = image * arguments.image_pitch + h * arguments.row_pitch + w * arguments.pixel_pitch;
-  return Corner{exists ? h : nowhere, w, offset};
+  return corner_at(arguments, image, p, q, exists);
 }
 
 template <class Arguments>

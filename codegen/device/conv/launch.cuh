@@ -92,6 +92,17 @@ inline bool check_multiple(const char* what, int64_t value, int unit, Complaint 
   return true;
 }
 
+// Whether filters have the columns that a kernel of neighbouring pixels knows; of others nothing is asked.
+template <class C>
+bool check_window(const Shape& shape, Complaint complaint) {
+  if constexpr (C::direct) {
+    if (C::window > 0 && shape.filter_width != C::window)
+      CUKILN_REFUSE(complaint, "ValueError: w has %lld columns; this kernel is for filters of %d: look up the kernel of this shape",
+                    static_cast<long long>(shape.filter_width), C::window);
+  }
+  return true;
+}
+
 // The three tensors of a convolution as a call names them: the image, the filters and the output, or gradients of them.
 struct Tensors {
   const char *image_name, *filters_name, *output_name;

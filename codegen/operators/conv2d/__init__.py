@@ -82,7 +82,9 @@ class Conv2d(Operator):
             p = separate.sums(p)
         if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p, whole=is_direct or p.channels_last)):
             return broken
-        return direct.rules(p, schedule, target) if is_direct else implicit.rules(p, schedule, target, workspace_limit)
+        if is_direct:
+            return direct.window_rule(p, t) or direct.rules(p, schedule, target)
+        return implicit.rules(p, schedule, target, workspace_limit)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         t = kernel.tunables.as_dict()
@@ -197,7 +199,7 @@ class Conv2d(Operator):
     def estimated_registers(self, kernel: Kernel) -> int:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
         if t["algorithm"] == "direct":
-            return direct.registers(t)
+            return direct.registers(t, dtype(s["dtype"]).bytes)
         of_product_alone = tensor_rules.registers(t, self.stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
         return of_product_alone if s["pointwise"] else self.gather_registers(kernel, of_product_alone)
 
@@ -247,7 +249,7 @@ def direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigFiel
         "align_a": s["align_x"] if last and s["depthwise"] else 1,
         "align_b": 1,
         "align_c": s["align_out"] if last else 1,
-        **{name: t[name] for name in ("threads", "threads_k", "filters", "pixels", "taps")},
+        **{name: t[name] for name in ("threads", "threads_k", "filters", "pixels", "window", "taps")},
     }
     return [ConfigField("bool", "tensor_cores", False), *(ConfigField("int", name, v) for name, v in numbers.items())]
 

@@ -19,15 +19,21 @@ from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed")
 THREADS, THREADS_K = (64, 96, 128, 192, 256), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+# Columns of filters whose number a kernel may know.
+WINDOWS = (3, 5, 7)
 TUNABLES = (
     ALGORITHM,
     Tunable("threads", THREADS, False, "threads of a block"),
     Tunable("threads_k", THREADS_K, False, "threads of a block along the filters"),
     Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
     Tunable("pixels", (1, 2, 4, 8), False, "output pixels of a thread"),
+    Tunable(
+        "window", (0, *WINDOWS), False,
+        "depthwise, columns of the filters: a thread's pixels are neighbours and share what they load; 0: any filters",
+    ),
     Tunable("taps", (16, 32, 64), False, "products of a sum whose filters are in shared memory at a time"),
     Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
-)
+)  # fmt: skip
 Lists = dict[str, tuple[Value, ...]]
 
 LARGEST_INDEX = 2**31 - 1
@@ -35,11 +41,17 @@ LARGEST_INDEX = 2**31 - 1
 TAP_PADDING = 4
 # Above so many channels of a group a product of matrices is no longer mostly padding.
 MOST_CHANNELS = 8
-# Addresses, loop counters and predicates; of a pixel its corner. Estimates.
+# Addresses, loop counters and predicates; of a pixel its corner. Estimates. With a window ptxas keeps about three
+# columns of the filters beside the sums and what is loaded, and 18 to 38 registers more (sm_90a, the widest vectors of
+# fp16 and fp32, 2 to 8 pixels, all windows).
 OVERHEAD_REGISTERS, CORNER_REGISTERS = 40, 3
+WINDOW_COLUMNS, WINDOW_OVERHEAD_REGISTERS = 3, 30
 # Instructions for an access to the image (two checks, its address, a zero), and for a tap of a thread. Of the 132 for a
 # tap of 8 filters and 4 pixels (sm_90a, fp16, depthwise) 64 are products and conversions.
 LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
+# With a window of 3 those are 205 for a row of 3 taps, not 3 x 132: 96 products, 48 conversions, 6 loads of filters,
+# and 55 for 6 vectors of the image. Of fp32, other windows and other pixels also 8 to 10 for each of these.
+WINDOW_LOAD_INSTRUCTIONS = 9.5
 
 
 def block(tunables: Mapping[str, Any]) -> tuple[int, int]:
@@ -49,9 +61,11 @@ def block(tunables: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def blocks(problem: Convolution, tunables: Mapping[str, Any]) -> tuple[int, int]:
-    """Blocks along the pixels and along the filters."""
+    """Blocks along the pixels and along the filters. Neighbouring pixels of a thread are of one row."""
     pixels, filters = block(tunables)
-    return -(-problem.n * problem.p * problem.q // pixels), -(-problem.k // filters)
+    strip = tunables["pixels"] if tunables["window"] else 1
+    strips = problem.n * problem.p * -(-problem.q // strip)
+    return -(-strips // (pixels // strip)), -(-problem.k // filters)
 
 
 def shared_bytes(tunables: Mapping[str, Any]) -> int:
@@ -60,11 +74,33 @@ def shared_bytes(tunables: Mapping[str, Any]) -> int:
     return found
 
 
-def registers(tunables: Mapping[str, Any]) -> int:
-    """An estimate of a thread's registers."""
+def registers(tunables: Mapping[str, Any], size: int) -> int:
+    """An estimate of a thread's registers. `size`: bytes of an element of the image."""
     t = tunables
     sums: int = t["pixels"] * t["filters"]
+    if t["window"]:
+        held: int = (t["pixels"] + t["window"] - 1) * -(-t["filters"] * size // 4)
+        return sums + held + WINDOW_COLUMNS * int(t["filters"]) + WINDOW_OVERHEAD_REGISTERS
     return sums + 2 * int(t["filters"]) + CORNER_REGISTERS * int(t["pixels"]) + OVERHEAD_REGISTERS
+
+
+def window_of(problem: Convolution) -> int:
+    """The window that a problem can have; 0: none."""
+    p = problem
+    neighbours = p.depthwise and p.channels_last and p.stride[1] == p.dilation[1] == 1
+    return p.s if neighbours and p.s in WINDOWS else 0
+
+
+def window_rule(problem: Convolution, tunables: Mapping[str, Any]) -> Rejected | None:
+    """Of the problem itself: a gradient's phases do not show its geometry."""
+    p, window = problem, tunables["window"]
+    return check(
+        window in (0, window_of(p)),
+        "window",
+        f"window = {window} is for depthwise problems in nhwc with filters of {window} columns, stride_w = 1 and "
+        f"dilation_w = 1; this one is {'' if p.depthwise else 'not '}depthwise, in {p.layout}, with {p.s} columns, "
+        f"stride_w = {p.stride[1]} and dilation_w = {p.dilation[1]}",
+    )
 
 
 def worth(problem: Convolution) -> bool:
@@ -72,15 +108,16 @@ def worth(problem: Convolution) -> bool:
     return problem.group_channels <= MOST_CHANNELS
 
 
-def levels(problem: Convolution) -> dict[int, Lists]:
-    """Level 1 (a dozen) and level 2; 1 is inside 2."""
+def levels(problem: Convolution, window: int) -> dict[int, Lists]:
+    """Level 1 (a dozen) and level 2; 1 is inside 2. `window`: which the problem can have; it is tried beside none, and
+    blocks of one size are."""
     widest = _most_filters(problem)
     threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
-    threads = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
+    threads: tuple[Value, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
     small: Lists = {
-        "algorithm": ("direct",), "threads": threads, "threads_k": threads_k,
-        "filters": (widest // 2, widest) if widest > 1 else (1,), "pixels": (2, 4),
-        "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
+        "algorithm": ("direct",), "threads": threads[:1] if window else threads, "threads_k": threads_k,
+        "filters": (widest // 2, widest) if widest > 1 else (1,), "window": (0, window) if window else (0,),
+        "pixels": (2, 4), "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
     }  # fmt: skip
     full: Lists = {
         **small, "threads": THREADS, "threads_k": THREADS_K, "filters": (1, 2, 4, 8),
@@ -106,9 +143,9 @@ def _threads_k(across: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(sorted(counts, key=lambda count: (-(-across // count) * count, -count))[:2]))
 
 
-def default(problem: Convolution, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """Of level 1 the first that breaks no rule: many filters and many pixels in a thread first."""
-    lists = levels(problem)[1]
+def default(problem: Convolution, window: int, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """Of level 1 the first that breaks no rule: many filters and many pixels in a thread first, with the window."""
+    lists = levels(problem, window)[1]
     every = [
         Schedule.of(dict(zip(lists, values, strict=True)))
         for values in product(*(reversed(one) for one in lists.values()))
@@ -120,7 +157,7 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
     """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
     t, p = schedule.as_dict(), problem
     threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
-    pixels = p.n * p.p * p.q
+    pixels, size = p.n * p.p * p.q, dtype(p.dtype).bytes
     across, down = blocks(p, t)
     return (
         check(threads % threads_k == 0, "threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
@@ -143,6 +180,11 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             f"blocks of {block(t)[0]} pixels are mostly padding for {pixels}",
         )
         or check(
+            t["window"] == 0 or int(t["pixels"]) < 2 * p.q,
+            "pixels",
+            f"{t['pixels']} neighbouring pixels are mostly padding for rows of {p.q}",
+        )
+        or check(
             t["taps"] == 16 or int(t["taps"]) < 2 * p.taps, "taps", f"taps = {t['taps']} is mostly padding for {p.taps}"
         )
         or check(down <= 65535, "grid", f"{down} blocks along the filters; a launch has at most 65535")
@@ -151,11 +193,11 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             "grid",
             f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted",
         )
-        or grid.residency_rules(t, threads, shared_bytes(t), registers(t), target)
+        or grid.residency_rules(t, threads, shared_bytes(t), registers(t, size), target)
         or check(
-            t["min_blocks"] == 1 or registers(t) > target.registers_per_sm // (2 * threads),
+            t["min_blocks"] == 1 or registers(t, size) > target.registers_per_sm // (2 * threads),
             "min_blocks",
-            f"2 blocks of about {registers(t)} registers fit unasked",
+            f"2 blocks of about {registers(t, size)} registers fit unasked",
         )
         or ACCEPTED
     )
@@ -171,17 +213,22 @@ def work(problem: Convolution, tunables: Mapping[str, Any], least: Cost, target:
     size = dtype(p.dtype).bytes
     per_load = min(t["filters"], 16 // size) if p.depthwise and p.channels_last else 1
     loads = fma / (per_load if p.depthwise else t["filters"])
-    steps = float(grid_blocks) * t["threads"] * p.taps
-    epilogue = 2.0 * len(p.epilogue) * grid_blocks * pixels * filters
     turned = fma * (size < 4) * (1.0 if p.depthwise else 1.0 / t["filters"])
-    other = LOAD_INSTRUCTIONS * loads + turned + TAP_INSTRUCTIONS * steps + epilogue
+    steps = float(grid_blocks) * t["threads"] * p.taps
+    if window := int(t["window"]):
+        # Of the pixels' windows each element once.
+        shared = (t["pixels"] + window - 1) / (t["pixels"] * window)
+        instructions = WINDOW_LOAD_INSTRUCTIONS * loads * shared + turned * shared + steps * max(1.0, t["filters"] / 4)
+    else:
+        instructions = LOAD_INSTRUCTIONS * loads + turned + TAP_INSTRUCTIONS * steps
+    other = instructions + 2.0 * len(p.epilogue) * grid_blocks * pixels * filters
     image = float(p.elements_seen) * size * (1 if p.depthwise else min(down, 4))
     return Work(
         blocks=grid_blocks, threads=t["threads"], fma=fma, other_instructions=other,
         shared_bytes=4.0 * steps * t["filters"] / (32 if not p.channels_last else max(1, 32 // t["threads_k"])),
         l2_bytes=1.5 * image + least.bytes_written + float(across) * p.k * p.taps * size,
         dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared_bytes(t),
-        independent=t["pixels"] * t["filters"], steps=p.taps, overlap=0.5,
+        independent=t["pixels"] * t["filters"], steps=p.taps // (window or 1), overlap=0.5,
     )  # fmt: skip
 
 

@@ -105,7 +105,8 @@ struct Plan {
   bool in_workspace;       // where the sums of a separate epilogue are
   int separate_nodes;      // launches after `run`; 0 of a fused epilogue
   int taps_of_step;  // from one of a thread's taps to its next: of a step of the product, of its next vector, or each
-  int threads, tile_p, tile_k, filters;  // of a direct kernel: of a block, and filters of a thread
+  int threads, tile_p, tile_k, filters, strip;  // of a direct kernel: of a block; filters and neighbouring pixels of a thread
+  int window;  // columns of the filters; 0: any
   uint32_t shared_bytes;
 };
 
@@ -124,6 +125,8 @@ constexpr Plan make_plan() {
     plan.tile_p = C::threads / C::threads_k * C::pixels;
     plan.tile_k = C::threads_k * C::filters;
     plan.filters = C::filters;
+    plan.strip = conv::direct::strip<C>();
+    plan.window = C::window;
     plan.shared_bytes = conv::direct::shared_bytes<C>();
   } else {
     plan.product = gemm::plan_of<typename separate::RunOf<C>::type>;
@@ -220,13 +223,15 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (!conv::makes_its_output(a)) return false;
   if (kernel.pointwise && !(conv::one_by_one(a) && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
+  if (kernel.window && (a.filter_width != kernel.window || a.stride_w != 1 || a.dilation_w != 1)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
   return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
 }
 
 // Writes the launch of a direct kernel and returns 1; 0 where the extents are beyond what it can index.
 inline int plan_direct(const Plan& kernel, const Arguments& arguments, Launch* out) {
-  const int64_t across = ceil_div(arguments.m, kernel.tile_p), down = ceil_div(arguments.filters, kernel.tile_k);
+  const int64_t across = conv::direct::blocks_along(arguments.m, arguments.out_width, kernel.strip, kernel.tile_p);
+  const int64_t down = ceil_div(arguments.filters, kernel.tile_k);
   if (down > 65535 || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
   const uint32_t threads = static_cast<uint32_t>(kernel.threads);
   out[0] = Launch{0, {static_cast<uint32_t>(across), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
@@ -270,6 +275,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const conv::Tensors named = {"x", "w", "out", tensors[0], tensors[1], tensors[2]};
   if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
+  if (!conv::check_window<C>(shape, complaint)) return false;
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
   if (C::channels_last) {
     const int64_t x = C::depthwise ? shape.channels : channels, out = C::depthwise ? shape.filters : filters;

@@ -101,9 +101,27 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, 
             groups = 1  # with groups it is no product of stored matrices there
         per_image = max(3, (blocks * pixels + more) // images)
         rows = max(1, math.isqrt(per_image))
+        columns = -(-per_image // rows)
+        if window := int(t["window"]):
+            of_filter = taps // window + 1 if number == 0 else geometry.taps[0][0]
+            geometry = _of_window(GEOMETRIES[number], window, of_filter)
+            columns = strip_columns(int(t["pixels"]))[number]
+            rows = -(-per_image // columns)
         per_group = 1 if number else max(1, taps // math.prod(geometry.taps[0]))
         wanted = max(1, blocks * filters + more) if groups == 1 or s["depthwise"] else unit
-        yield Wish(images, rows, -(-per_image // rows), groups, per_group, wanted, geometry, unit), chain
+        yield Wish(images, rows, columns, groups, per_group, wanted, geometry, unit), chain
+
+
+def strip_columns(pixels: int) -> tuple[int, int, int, int]:
+    """Columns of the outputs where so many neighbouring pixels are of a thread: one whole strip, a second of one
+    pixel, and strips that are not full."""
+    return pixels, pixels + 1, 1, max(1, pixels - 1)
+
+
+def _of_window(geometry: Geometry, window: int, rows: int) -> Geometry:
+    """With windows of `window` columns next to each other, and of `rows` rows, or as many more as the class takes."""
+    g, taps = geometry, tuple((count, window) for count in range(rows, rows + 8))
+    return Geometry(taps, (g.stride[0], 1), (g.dilation[0], 1), g.padding, (g.beyond[0], 0))
 
 
 def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Conv2dProblem:

@@ -54,7 +54,7 @@ def space(
     if not problem.depthwise:
         kinds["implicit_gemm"] = _fused(implicit.kind(problem, target, search))
     if direct.worth(problem):
-        kinds["direct"] = _fused(Kind(direct.TUNABLES, direct.levels(problem)))
+        kinds["direct"] = _fused(Kind(direct.TUNABLES, direct.levels(problem, direct.window_of(problem))))
     default = separate.fused(_default(problem, target, judge))
     found = build_joined(search, ALGORITHM, every, kinds, default)
     by_level = search.level != 0 and search.tunables is None and search.schedules is None
@@ -74,8 +74,8 @@ def _fused(kind: Kind) -> Kind:
 def _default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule."""
     if problem.depthwise or (direct.worth(problem) and problem.group_filters < MANY_FILTERS):
-        return direct.default(problem, judge)
+        return direct.default(problem, direct.window_of(problem), judge)
     found = implicit.default(problem, target, judge)
     if isinstance(judge(found), Rejected) and direct.worth(problem):
-        return direct.default(problem, judge)
+        return direct.default(problem, direct.window_of(problem), judge)
     return found

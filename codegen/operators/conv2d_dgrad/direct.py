@@ -22,13 +22,17 @@ def worth(problem: Conv2dDgradProblem) -> bool:
 
 def rules(problem: Conv2dDgradProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
     """The forward kernel's rules for the largest phase, and a grid for all of them."""
-    of_phase, times = largest(problem), count(problem)
-    across, _ = forward.blocks(of_phase, schedule.as_dict())
-    return check(
-        across * times <= forward.LARGEST_INDEX,
-        "grid",
-        f"{times} phases of {across} blocks; a launch has at most {forward.LARGEST_INDEX}",
-    ) or forward.rules(of_phase, schedule, target)
+    of_phase, times, t = largest(problem), count(problem), schedule.as_dict()
+    across, _ = forward.blocks(of_phase, t)
+    return (
+        forward.window_rule(problem, t)
+        or check(
+            across * times <= forward.LARGEST_INDEX,
+            "grid",
+            f"{times} phases of {across} blocks; a launch has at most {forward.LARGEST_INDEX}",
+        )
+        or forward.rules(of_phase, schedule, target)
+    )
 
 
 def work(

@@ -41,10 +41,13 @@ __device__ __forceinline__ void run_phase(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void run_direct(const Arguments& arguments) {
   constexpr int tile_p = C::threads / C::threads_k * C::pixels;
-  const int per_phase = (arguments.m - 1) / tile_p + 1, number = static_cast<int>(blockIdx.x) / per_phase;
+  const int phases = arguments.h.phases * arguments.w.phases;
+  // Of strips pixels do not tell how many there are; the grid does.
+  const int per_phase = C::window > 0 ? static_cast<int>(gridDim.x) / phases : (arguments.m - 1) / tile_p + 1;
+  const int number = static_cast<int>(blockIdx.x) / per_phase;
   const Phase<C> phase(arguments, number);
   const int place = static_cast<int>(blockIdx.x) - number * per_phase;
-  if (place * tile_p < phase.m) conv::direct::run<C>(phase, place);
+  if (C::window > 0 || place * tile_p < phase.m) conv::direct::run<C>(phase, place);
 }
 
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
@@ -89,7 +92,8 @@ using Shape = conv::Shape;
 struct Plan {
   gemm::Plan product;
   bool channels_last, direct, pointwise, depthwise, strided;
-  int threads, tile_p, tile_k, filters;  // of a direct kernel: of a block, and filters of a thread
+  int threads, tile_p, tile_k, filters, strip;  // of a direct kernel: of a block; channels and neighbouring pixels of a thread
+  int window;  // columns of the filters; 0: any
   uint32_t shared_bytes;
 };
 
@@ -108,6 +112,8 @@ constexpr Plan make_plan() {
     plan.tile_p = C::threads / C::threads_k * C::pixels;
     plan.tile_k = C::threads_k * C::filters;
     plan.filters = C::filters;
+    plan.strip = conv::direct::strip<C>();
+    plan.window = C::window;
     plan.shared_bytes = conv::direct::shared_bytes<C>();
   } else {
     plan.product = gemm::plan_of<C>;
@@ -242,6 +248,7 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   const bool one_by_one = h.taps == 1 && w.taps == 1 && h.stride == 1 && w.stride == 1 && !h.padding && !w.padding;
   if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
+  if (kernel.window && (w.taps != kernel.window || w.stride != 1 || w.dilation != 1)) return false;
   if (!kernel.strided && (h.stride > 1 || w.stride > 1)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
   return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
@@ -251,7 +258,9 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
 inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
   if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
-  const int64_t across = ceil_div(arguments.m, kernel.tile_p), down = ceil_div(arguments.filters, kernel.tile_k);
+  const int64_t columns = ceil_div(arguments.w.extent, arguments.w.stride);
+  const int64_t across = conv::direct::blocks_along(arguments.m, columns, kernel.strip, kernel.tile_p);
+  const int64_t down = ceil_div(arguments.filters, kernel.tile_k);
   const int64_t phases = int64_t(arguments.h.phases) * arguments.w.phases;
   if (down > 65535 || across > INT32_MAX / phases || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
   const uint32_t threads = static_cast<uint32_t>(kernel.threads);
@@ -285,6 +294,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const conv::Tensors given = {"dx", "w", "dy", tensors[2], tensors[1], tensors[0]};
   if (!conv::read_extents(given, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
+  if (!conv::check_window<C>(shape, complaint)) return false;
   if (C::channels_last) {
     const int64_t groups = C::depthwise ? 1 : shape.groups;
     if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", shape.filters / groups, align_dy, complaint)) return false;

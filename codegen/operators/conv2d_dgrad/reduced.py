@@ -11,6 +11,7 @@ from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import node_of
 from codegen.operators.conv2d import direct
 from codegen.operators.conv2d.product import matmul_tunables, of_product
+from codegen.operators.conv2d.reduced import strip_columns
 from codegen.operators.conv2d_dgrad.problem import AnyNode, Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import layout_of
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
@@ -113,7 +114,20 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
         filters = taps // math.prod(geometry.taps) if number == 0 else 2 if number == 1 else 1
         wanted = max(1, blocks * channels + more) if groups == 1 or s["depthwise"] else unit
         columns = -(-per_image // rows) * (geometry.stride[1] if number == 1 else 1)
+        if window := int(t["window"]):
+            geometry = _of_window(geometry, window, number, strided=s["strided"])
+            columns = strip_columns(int(t["pixels"]))[number]
+            rows = -(-per_image // columns) * (geometry.stride[0] if number == 1 else 1)
         yield Wish(images, rows, columns, groups, wanted, max(1, filters), geometry, unit)
+
+
+def _of_window(geometry: Geometry, window: int, number: int, *, strided: bool) -> Geometry:
+    """With windows of `window` columns next to each other, and padding that leaves an output to every dx."""
+    g = geometry
+    beside = window - 1 if number == 1 else window // 2 + (number == 3)
+    return Geometry(
+        (g.taps[0], window), (max(2 if strided else 1, g.stride[0]), 1), (g.dilation[0], 1), (g.padding[0], beside)
+    )
 
 
 def _geometry(s: Mapping[str, Any], number: int) -> Geometry:

@@ -30,7 +30,7 @@ def space(
     if not problem.depthwise:
         kinds["implicit_gemm"] = implicit.kind(problem, target, search)
     if direct.worth(problem):
-        kinds["direct"] = Kind(forward.TUNABLES, forward.levels(largest(problem)))
+        kinds["direct"] = Kind(forward.TUNABLES, forward.levels(largest(problem), forward.window_of(problem)))
     return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
 
 
@@ -38,8 +38,8 @@ def _default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Sched
     """The level-0 schedule: directly where both the channels and the filters of a group are few."""
     few = problem.group_filters <= forward.MOST_CHANNELS and problem.group_channels < MANY_FILTERS
     if problem.depthwise or few:
-        return forward.default(largest(problem), judge)
+        return forward.default(largest(problem), forward.window_of(problem), judge)
     found = implicit.default(problem, target, judge)
     if isinstance(judge(found), Rejected) and direct.worth(problem):
-        return forward.default(largest(problem), judge)
+        return forward.default(largest(problem), forward.window_of(problem), judge)
     return found
