@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -111,13 +111,15 @@ def worth(problem: Convolution) -> bool:
 def levels(problem: Convolution, window: int) -> dict[int, Lists]:
     """Level 1 (a dozen) and level 2; 1 is inside 2. `window`: which the problem can have; it is tried beside none, and
     blocks of one size are."""
-    widest = _most_filters(problem)
+    widest = min(_most_filters(problem), grid.power_of_two(problem.k))
     threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
-    threads: tuple[Value, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
+    threads: tuple[int, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
+    outputs, rows = problem.n * problem.p * problem.q, int(threads[0]) // threads_k[-1]
     small: Lists = {
         "algorithm": ("direct",), "threads": threads[:1] if window else threads, "threads_k": threads_k,
         "filters": (widest // 2, widest) if widest > 1 else (1,), "window": (0, window) if window else (0,),
-        "pixels": (2, 4), "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
+        "pixels": tuple(count for count in (2, 4) if _pixels_fit(rows * count, outputs)) or (1,),
+        "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
     }  # fmt: skip
     full: Lists = {
         **small, "threads": THREADS, "threads_k": THREADS_K, "filters": (1, 2, 4, 8),
@@ -143,14 +145,21 @@ def _threads_k(across: int, most: int) -> tuple[int, ...]:
     return tuple(sorted(sorted(counts, key=lambda count: (-(-across // count) * count, -count))[:2]))
 
 
+def _pixels_fit(of_block: int, pixels: int) -> bool:
+    """Whether a block is not mostly padding."""
+    return of_block < 2 * grid.power_of_two(pixels)
+
+
 def default(problem: Convolution, window: int, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """Of level 1 the first that breaks no rule: many filters and many pixels in a thread first, with the window."""
-    lists = levels(problem, window)[1]
-    every = [
-        Schedule.of(dict(zip(lists, values, strict=True)))
-        for values in product(*(reversed(one) for one in lists.values()))
-    ]
-    return next((one for one in every if isinstance(judge(one), Accepted)), every[0])
+    """The first that breaks no rule, of level 1 and then of level 2: many filters and many pixels in a thread first,
+    with the window. Where all break one, the first of all."""
+    found = (one for level in (1, 2) for one in _in_order(levels(problem, window)[level]))
+    return next((one for one in found if isinstance(judge(one), Accepted)), next(_in_order(levels(problem, window)[1])))
+
+
+def _in_order(lists: Lists) -> Iterator[Schedule]:
+    for values in product(*(reversed(one) for one in lists.values())):
+        yield Schedule.of(dict(zip(lists, values, strict=True)))
 
 
 def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted | Rejected:
@@ -175,7 +184,7 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             f"blocks of {block(t)[1]} filters are mostly padding for k = {p.k}",
         )
         or check(
-            t["pixels"] == 1 or block(t)[0] < 2 * grid.power_of_two(pixels),
+            t["pixels"] == 1 or _pixels_fit(block(t)[0], pixels),
             "pixels",
             f"blocks of {block(t)[0]} pixels are mostly padding for {pixels}",
         )

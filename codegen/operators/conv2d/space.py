@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from codegen.joined_space import Kind, build_joined
@@ -72,10 +72,23 @@ def _fused(kind: Kind) -> Kind:
 
 
 def _default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """The level-0 schedule."""
-    if problem.depthwise or (direct.worth(problem) and problem.group_filters < MANY_FILTERS):
-        return direct.default(problem, direct.window_of(problem), judge)
-    found = implicit.default(problem, target, judge)
-    if isinstance(judge(found), Rejected) and direct.worth(problem):
-        return direct.default(problem, direct.window_of(problem), judge)
-    return found
+    """The level-0 schedule: directly where filters are few; the other way where no schedule of that one is left."""
+    ways: list[Callable[[], Schedule]] = []
+    if direct.worth(problem):
+        ways.append(lambda: direct.default(problem, direct.window_of(problem), judge))
+    if not problem.depthwise:
+        ways.append(lambda: implicit.default(problem, target, judge))
+    few = problem.group_filters < MANY_FILTERS
+    return first_accepted(ways if few else ways[::-1], judge)
+
+
+def first_accepted(
+    ways: Sequence[Callable[[], Schedule]], judge: Callable[[Schedule], Accepted | Rejected]
+) -> Schedule:
+    """The first of the schedules that breaks no rule; the first of all where every one does."""
+    found = [ways[0]()]
+    for way in ways[1:]:
+        if isinstance(judge(found[-1]), Accepted):
+            return found[-1]
+        found.append(way())
+    return found[-1] if isinstance(judge(found[-1]), Accepted) else found[0]

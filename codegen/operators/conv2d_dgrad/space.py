@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d import direct as forward
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, first_accepted
 from codegen.operators.conv2d_dgrad import direct, implicit
 from codegen.operators.conv2d_dgrad.phases import largest
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
@@ -35,11 +35,12 @@ def space(
 
 
 def _default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """The level-0 schedule: directly where both the channels and the filters of a group are few."""
+    """The level-0 schedule: directly where both the channels and the filters of a group are few; the other way where no
+    schedule of that one is left."""
+    ways: list[Callable[[], Schedule]] = []
+    if direct.worth(problem):
+        ways.append(lambda: forward.default(largest(problem), forward.window_of(problem), judge))
+    if not problem.depthwise:
+        ways.append(lambda: implicit.default(problem, target, judge))
     few = problem.group_filters <= forward.MOST_CHANNELS and problem.group_channels < MANY_FILTERS
-    if problem.depthwise or few:
-        return forward.default(largest(problem), forward.window_of(problem), judge)
-    found = implicit.default(problem, target, judge)
-    if isinstance(judge(found), Rejected) and direct.worth(problem):
-        return forward.default(largest(problem), forward.window_of(problem), judge)
-    return found
+    return first_accepted(ways if few else ways[::-1], judge)

@@ -3,7 +3,7 @@ machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product as combinations
 from typing import Any
@@ -23,9 +23,10 @@ from codegen.targets import Target
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed")
 MOST_ELEMENTS = 25  # of a filter in a thread
+THREADS = (64, 128, 256)
 TUNABLES = (
     ALGORITHM,
-    Tunable("threads", (64, 128, 256), False, "threads of a block"),
+    Tunable("threads", THREADS, False, "threads of a block"),
     Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters"),
     Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
     Tunable("elements", range(1, MOST_ELEMENTS + 1), False, "elements of each of its filters of a thread"),
@@ -83,12 +84,13 @@ def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
     most = min(across, 32 if p.channels_last else 2)
     threads_k = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= most)[-2:]
     elements = -(-p.taps // -(-p.taps // USUAL_ELEMENTS))  # a whole filter, or parts of one size
+    wide = THREADS[-1] // threads_k[-1] < 2 * grid.power_of_two(p.pixels)
     small: Lists = {
-        "algorithm": ("direct",), "threads": (128, 256), "threads_k": threads_k,
+        "algorithm": ("direct",), "threads": THREADS[1:] if wide else THREADS[:2], "threads_k": threads_k,
         "filters": (widest // 2, widest) if widest > 1 else (1,), "elements": (elements,), "min_blocks": (1,),
     }  # fmt: skip
     full: Lists = {
-        **small, "threads": (64, 128, 256), "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
+        **small, "threads": THREADS, "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
         "elements": tuple(sorted({1, 3, elements, min(p.taps, MOST_ELEMENTS)})), "min_blocks": (1, 2),
     }  # fmt: skip
     slices = _slices(p, target, threads_k[-1] * widest, elements)
@@ -103,11 +105,17 @@ def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: in
 
 
 def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """Of level 1 the first that breaks no rule: wide threads first, and about as many slices as fill the device."""
+    """The first that breaks no rule, of level 1 and then of level 2: wide threads first, and about as many slices as
+    fill the device. Where all break one, the first of all."""
+    found = (one for level in (1, 2) for one in _in_order(problem, target, level))
+    accepted = (one for one in found if isinstance(judge(one), Accepted))
+    return next(accepted, next(_in_order(problem, target, 1)))
+
+
+def _in_order(problem: Conv2dWgradProblem, target: Target, level: int) -> Iterator[Schedule]:
     found = kind(problem, target)
-    lists, ways = found.levels[1], (found.linked or {})[1]
+    lists, ways = found.levels[level], (found.linked or {})[level]
     as_product = product(problem, direct=True)
-    first: Schedule | None = None
     wide = {**lists, "threads": lists["threads"][::-1], "filters": lists["filters"][::-1]}
     for values in combinations(*wide.values()):
         chosen = dict(zip(lists, values, strict=True))
@@ -118,12 +126,7 @@ def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedu
             return abs(FIRST_BLOCKS * target.sm_count - alone * int(way[1]))
 
         for way in sorted(ways.choices, key=lacks):
-            one = Schedule.of({**chosen, **dict(zip(ways.names, way, strict=True))})
-            first = first or one
-            if isinstance(judge(one), Accepted):
-                return one
-    assert first is not None
-    return first
+            yield Schedule.of({**chosen, **dict(zip(ways.names, way, strict=True))})
 
 
 def rules(
@@ -153,7 +156,7 @@ def rules(
         )
         or check(elements <= p.taps, "elements", f"elements = {elements} of filters that have {p.taps}")
         or check(
-            threads_k == threads or t["tile_k"] < 2 * grid.power_of_two(p.pixels),
+            threads in (threads_k, THREADS[0]) or t["tile_k"] < 2 * grid.power_of_two(p.pixels),
             "threads",
             f"{t['tile_k']} threads along {p.pixels} pixels",
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, together
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, first_accepted, together
 from codegen.operators.conv2d_wgrad import direct, implicit
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.rules import Accepted, Rejected
@@ -36,10 +36,11 @@ def space(
 
 
 def _default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """The level-0 schedule."""
-    if problem.depthwise or (problem.one_channel and problem.group_filters < MANY_FILTERS):
-        return direct.default(problem, target, judge)
-    found = implicit.default(problem, target, judge)
-    if isinstance(judge(found), Rejected) and problem.one_channel:
-        return direct.default(problem, target, judge)
-    return found
+    """The level-0 schedule: directly where filters are few; the other way where no schedule of that one is left."""
+    ways: list[Callable[[], Schedule]] = []
+    if problem.one_channel:
+        ways.append(lambda: direct.default(problem, target, judge))
+    if not problem.depthwise:
+        ways.append(lambda: implicit.default(problem, target, judge))
+    few = problem.group_filters < MANY_FILTERS
+    return first_accepted(ways if few else ways[::-1], judge)
