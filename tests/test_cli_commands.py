@@ -253,6 +253,8 @@ def targets_json(**classes: list[str]) -> dict[str, Any]:
         ({"sm_80": ["NVIDIA A100"], "sm_90": [], "sm_90a": []}, "sm_80"),
         ({"sm_80": ["NVIDIA A100"]}, "sm_80"),
         ({"sm_90a": ["NVIDIA H200"], "sm_99": ["of a newer release"]}, "sm_90a"),
+        ({"sm_80": ["NVIDIA A100"], "sm_89": ["NVIDIA L4"], "sm_100a": ["NVIDIA B200"]}, "sm_100a"),
+        ({"sm_100": ["NVIDIA B200"], "sm_100a": ["NVIDIA B200"], "sm_89": ["NVIDIA L4"]}, "sm_100a"),
     ],
 )
 def test_the_quickstart_is_tuned_for_the_gpu_that_is_there(

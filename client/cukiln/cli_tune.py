@@ -112,9 +112,14 @@ def for_the_gpu(request: Mapping[str, Any], targets: Targets, console: Console) 
     measured = [one for one in targets.targets if one.toolchains and len(one.device_classes) > 1]
     if not measured or any(one.target == request.get("target") for one in measured):
         return request
-    best = max(measured, key=lambda one: one.target)  # `sm_90a` before `sm_90`: it has all of the architecture
+    best = max(measured, key=lambda one: (_number_of(one.target), one.target))
     _say(console, f"There is a GPU here, {best.device_classes[0]}: kernels are tuned for it ({best.target}).")
     return {**request, "target": best.target}
+
+
+def _number_of(target: str) -> int:
+    """100 of `sm_100a`, which has all of the architecture and comes after `sm_100`."""
+    return int("".join(filter(str.isdecimal, target)) or 0)
 
 
 def job_json(job: Job) -> dict[str, Any]:
