@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +63,52 @@ def test_the_example_has_every_convolution_of_its_network() -> None:
     assert all(len(lower(one, target(request["target"]), search).candidates) == search.limit for one in found)
 
 
+def basic_blocks() -> Iterator[tuple[int, ...]]:
+    """(pixels along an axis, channels, filters, taps along an axis, stride) of ResNet-18's convolutions after the stem,
+    from its definition (He et al., arXiv:1512.03385, table 1)."""
+    size, channels = 56, 64
+    for stage, width in enumerate((64, 128, 256, 512)):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            yield size, channels, width, 3, stride
+            if channels != width:
+                yield size, channels, width, 1, stride
+            size, channels = size // stride, width
+            yield size, channels, width, 3, 1
+
+
+def bottlenecks() -> Iterator[tuple[int, ...]]:
+    """Those of ResNet-50, with the stride in the 3 x 3 (torchvision's, "v1.5")."""
+    size, channels = 56, 64
+    for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            yield size, channels, width, 1, 1
+            yield size, width, width, 3, stride
+            if not block:
+                yield size, channels, 4 * width, 1, stride
+            size, channels = size // stride, 4 * width
+            yield size, width, channels, 1, 1
+
+
 def test_the_training_example_has_every_layer_of_both_networks_in_all_directions() -> None:
     request = json.loads((ROOT / "examples" / "resnet_training.json").read_text())
     search, sheet = Search.model_validate(request["search"]), target(request["target"])
-    fields = [{name: value for name, value in one.items() if name != "name"} for one in request["problems"]]
-    found = {operator(one["operator"]).parse(one).digest for one in fields}
     wanted = set()
-    for way in ("conv2d", "conv2d_dgrad", "conv2d_wgrad"):
-        for layer in shapes_of(way):
-            if layer["name"].startswith(("resnet18/b8/", "resnet50/b32/")):
-                plain = {name: value for name, value in layer.items() if name != "name"}
-                wanted |= {operator(way).parse({**plain, "n": images}).digest for images in (8, 32)}
-    assert found == wanted
-    for one in fields:
-        assert lower(operator(one["operator"]).parse(one), sheet, search).candidates
+    for network, blocks in (("resnet18", basic_blocks()), ("resnet50", bottlenecks())):
+        for way, (h, c, k, r, stride) in product(("forward", "dgrad", "wgrad"), {(224, 3, 64, 7, 2), *blocks}):
+            own = "conv2d" if way == "forward" else f"conv2d_{way}"
+            fields = {"h": h, "w": h, "c": c, "k": k, "r": r, "s": r, "stride": stride, "padding": r // 2}
+            out = {"out_dtype": "float32"} if way == "wgrad" else {}
+            for images in (8, 32):
+                one = {"operator": own, "n": images, "dtype": "float16", **fields, **out}
+                wanted.add((f"{network}/b{images}", way, operator(own).parse(one).digest))
+    named = {one.pop("name"): operator(one["operator"]).parse(one) for one in request["problems"]}
+    found = [("/".join(name.split("/")[:2]), name.split("/")[-1], one.digest) for name, one in named.items()]
+    assert len(found) == len(request["problems"]) == 2 * 3 * (11 + 23)
+    assert set(found) == wanted
+    for one in named.values():
+        assert lower(one, sheet, search).candidates
 
 
 def test_level_1_of_a_large_layer_has_the_warps_that_read_least() -> None:
