@@ -1,10 +1,11 @@
 """The kernels that tuning finds for the public shapes on this machine's GPU, against the vendor's library.
 
 Run with `make bench-kernels` or `python -m benchmarks.bench_kernels [--only PATTERN] [--level N] [--budget SECONDS]`.
-Measures the device's ceilings, then tunes `shapes.json`, as far as there are operators for it, by the stand-alone path
-(`workers.measure_bundle`): every candidate is proved and timed, the best are compared in turns with the vendor's
-library. It ends within `--budget`, by when as many shapes as possible have a first comparison; everything stands in
-`--out`, and the same command goes on with it. Without a GPU it says so, exits with 2 and writes nothing.
+Measures the device's ceilings, then tunes `shapes.json`, as far as there are operators for it, and the gradients of its
+convolutions by the stand-alone path (`workers.measure_bundle`): every candidate is proved and timed, the best are
+compared in turns with the vendor's library. It ends within `--budget`, by when as many shapes as possible of each
+operator and dtype have a first comparison; everything stands in `--out`, and the same command goes on with it. Without
+a GPU it says so, exits with 2 and writes nothing.
 
 The last line is one JSON object, also where the run was cut short; it is OUT/kernels.json too, and is kept under
 `benchmarks/results/` where all shapes were measured:
@@ -34,7 +35,7 @@ from typing import Any
 
 from benchmarks.keep_result import keep_result
 from benchmarks.prediction_quality import quality
-from benchmarks.shapes import shape_sets
+from benchmarks.shapes import every_shape
 from codegen.operators import operator, operators
 from codegen.schedule import Schedule
 from workers import measure_bundle
@@ -54,13 +55,10 @@ LEAST_BUDGET = 1.0  # that is left for tuning after slow ceilings: what earlier 
 
 
 def shapes(pattern: str) -> list[dict[str, Any]]:
-    """The public shapes of known operators whose names match, such as `llama3_8b/*`."""
+    """The public shapes of known operators, gradients of convolutions too, whose names match, such as `llama3_8b/*`."""
     known = operators()
     return [
-        shape
-        for members in shape_sets().values()
-        for shape in members
-        if shape["operator"] in known and fnmatch.fnmatchcase(shape["name"], pattern)
+        shape for shape in every_shape() if shape["operator"] in known and fnmatch.fnmatchcase(shape["name"], pattern)
     ]
 
 

@@ -26,17 +26,18 @@ def shape_sets() -> dict[str, list[dict[str, Any]]]:
 
 def public_shape(name: str) -> dict[str, Any]:
     """The problem of that name, without it; raises KeyError."""
-    problems = {problem["name"]: problem for problem in _every_problem()}
+    problems = {problem["name"]: problem for problem in every_shape()}
     return {field: value for field, value in problems[name].items() if field != "name"}
 
 
 def shapes_of(operator: str) -> list[dict[str, Any]]:
     """All problems of an operator, with their names."""
-    return [problem for problem in _every_problem() if problem["operator"] == operator]
+    return [problem for problem in every_shape() if problem["operator"] == operator]
 
 
 @cache
-def _every_problem() -> list[dict[str, Any]]:
+def every_shape() -> list[dict[str, Any]]:
+    """All problems with their names: those of `shapes.json`, then the gradients."""
     stored = [problem for problems in shape_sets().values() for problem in problems]
     derived = [
         {**problem, "operator": operator, "name": f"{problem['name']}/{suffix}", **changes}

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import bench_kernels
 from benchmarks.bench_verify_cpu import FAMILIES, sample
-from benchmarks.shapes import public_shape, shape_sets, shapes_of
+from benchmarks.shapes import GRADIENTS, every_shape, public_shape, shape_sets, shapes_of
 from codegen.lower import lower
-from codegen.operators import operator
+from codegen.operators import operator, operators
 from codegen.search import Search
 from codegen.targets import target
 
@@ -20,6 +21,16 @@ def test_a_public_shape_is_found_by_its_name_alone() -> None:
     assert public_shape("bert_base/ffn1")["n"] == 3072
     with pytest.raises(KeyError):
         public_shape("bert_base/ffn3")
+
+
+def test_kernels_of_every_public_shape_are_measured_gradients_too() -> None:
+    names = [one["name"] for one in every_shape()]
+    assert len(names) == len(set(names))
+    measured = bench_kernels.shapes("*")
+    assert measured == [one for one in every_shape() if one["operator"] in operators()]
+    assert {one["operator"] for one in measured} >= {*GRADIENTS, "conv2d", "matmul", "reduce", "masked_activation"}
+    found = {one["operator"] for one in bench_kernels.shapes("resnet50/b256/*")}
+    assert found == {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}
 
 
 def test_the_public_matmuls_are_those_of_three_sets() -> None:

@@ -27,7 +27,7 @@ from tests.fixtures_elsewhere import (
 from tests.fixtures_queue import wait_for
 from workers import measure_bundle
 from workers.elsewhere import compile_ahead
-from workers.elsewhere.measure_all import cheap_first
+from workers.elsewhere.measure_all import in_turns
 from workers.elsewhere.measured import Conditions, Journal, append_line, in_short, read_lines
 from workers.elsewhere.show import table
 from workers.elsewhere.work import RequestError, default_target_of, work_of_request
@@ -201,8 +201,8 @@ def test_the_benchmark_of_kernels_says_all_of_its_shapes(tmp_path: Path, elsewhe
     shapes.write_text(json.dumps({"tiny": REQUEST["problems"]}))
     start = (
         "import sys, pathlib, benchmarks.shapes as s, benchmarks.bench_kernels as b\n"
-        f"s.shape_sets.cache_clear(); found = __import__('json').loads(pathlib.Path({str(shapes)!r}).read_text())\n"
-        "b.shape_sets = lambda: found\n"
+        f"found = __import__('json').loads(pathlib.Path({str(shapes)!r}).read_text())\n"
+        "s.shape_sets = lambda: found\n"
         "sys.exit(b.main())"
     )
     command = [sys.executable, "-c", start, "--gpu-module", "tests.fake_gpu", "--limit", "2", "--seconds", "0.01"]
@@ -292,10 +292,28 @@ def test_with_a_budget_every_problem_is_compared_before_any_has_all_of_its_candi
     assert sum(result for result, _ in told) == len(names) > 8
 
 
+def test_operators_and_dtypes_have_turns_so_that_none_waits_for_all_of_another() -> None:
+    """However many and however expensive the problems of one kind are."""
+    convolution = {"n": 1, "h": 14, "w": 14, "r": 1, "s": 1, "c": 64}
+    given: list[dict[str, Any]] = [
+        {"name": f"{operator} {k}", "operator": operator, "k": k, **convolution}
+        for operator in ("conv2d", "conv2d_wgrad")
+        for k in (256, 128, 64)
+    ]
+    given += [{"name": f"sum {n}", "operator": "reduce", "shape": [64, n], "axes": [1]} for n in (512, 256)]
+    given += [{"name": "half sum", "operator": "reduce", "shape": [64, 4096], "axes": [1], "dtype": "float16"}]
+    given += [{"name": "product", "operator": "matmul", "m": 2048, "n": 2048, "k": 2048}]
+    toolchain = SimpleNamespace(digest="0" * 64, describe=dict)
+    work = work_of_request({"search": {"level": 0}, "problems": given}, "sm_90a", toolchain)  # type: ignore[arg-type]
+    turns = [one.name for one in in_turns(work.problems)]
+    assert sorted(turns[:5]) == ["conv2d 64", "conv2d_wgrad 64", "half sum", "product", "sum 256"]
+    assert turns[5:] == ["sum 512", "conv2d 128", "conv2d_wgrad 128", "conv2d 256", "conv2d_wgrad 256"]
+
+
 def test_kernels_of_the_first_problems_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain = SimpleNamespace(digest="0" * 64, describe=dict)
     work = work_of_request(REQUEST, "sm_90a", toolchain)  # type: ignore[arg-type]
-    ordered = cheap_first(work.problems)
+    ordered = in_turns(work.problems)
     assert [problem.name for problem in ordered] == ["small", "wide"]
     kernels = [{candidate.kernel for candidate in problem.candidates} for problem in ordered]
     monkeypatch.setattr(compile_ahead, "WAVE_SECONDS", 0.1)

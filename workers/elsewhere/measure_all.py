@@ -1,10 +1,10 @@
 """Compile what is not compiled, prove and time every candidate, compare the best: the loop of a stand-alone run.
 
-Problem by problem, the cheapest first, so that a child makes each problem's inputs and references once and each is
-compared with the vendor's library as soon as it is measured. Kernels are compiled ahead, in the same order. Where there
-is a budget, all problems have their best predicted candidates measured and compared before any has the rest: a run that
-is cut short has the vendor's time of as many problems as possible. Whatever is found is in the journal before the next
-thing begins.
+Problem by problem, of each operator and dtype in turn the cheapest that is left, so that a child makes each problem's
+inputs and references once and each is compared with the vendor's library as soon as it is measured. Kernels are
+compiled ahead, in the same order. Where there is a budget, all problems have their best predicted candidates measured
+and compared before any has the rest: a run that is cut short has the vendor's time of as many problems of each kind as
+possible. Whatever is found is in the journal before the next thing begins.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,7 +81,7 @@ class Run:
     def everything(self) -> bool:
         """Measure and compare all there is; whether nothing is left. Raises GpuGone and other InfrastructureErrors."""
         timer = self._budget_timer()
-        ordered = cheap_first(self.work.problems)
+        ordered = in_turns(self.work.problems)
         ahead = CompileAhead(
             self.work,
             ordered,
@@ -289,9 +289,23 @@ def _vendor_words(comparison: Mapping[str, object] | None) -> str:
     return f", the vendor's library takes {vendor['median_us']:.1f} µs"
 
 
-def cheap_first(problems: Iterable[WorkProblem]) -> list[WorkProblem]:
-    """By the operations that they take; of equal ones as they are given."""
-    return sorted(
-        problems,
-        key=lambda one: one.operator.cost(one.problem, one.candidates[0].schedule).flops if one.candidates else 0,
-    )
+def in_turns(problems: Iterable[WorkProblem]) -> list[WorkProblem]:
+    """Of each operator and dtype in turn the one that is left with the fewest operations; of equal ones as they are
+    given. So a kind with many expensive problems takes no other's time."""
+    ordered = sorted(problems, key=_flops)
+    taken: Counter[tuple[str, ...]] = Counter()
+    turns = []
+    for problem in ordered:
+        kind = _kind(problem)
+        turns.append((taken[kind], problem))
+        taken[kind] += 1
+    return [problem for _, problem in sorted(turns, key=lambda one: one[0])]
+
+
+def _flops(problem: WorkProblem) -> float:
+    return problem.operator.cost(problem.problem, problem.candidates[0].schedule).flops if problem.candidates else 0
+
+
+def _kind(problem: WorkProblem) -> tuple[str, ...]:
+    said = problem.problem.canonical()
+    return problem.operator.name, str(said.get("dtype")), str(said.get("allow_tf32"))
