@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from codegen.identity import problem_digest
 
@@ -30,7 +30,20 @@ Stride = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ELEMENTS), BeforeVal
 
 # The binding of a library reads tensors of at most so many axes.
 LARGEST_RANK = 8
-Shape = Annotated[tuple[Pitch, ...], Field(min_length=1, max_length=LARGEST_RANK)]
+
+
+def _not_empty(value: tuple[int, ...]) -> tuple[int, ...]:
+    # Not by `min_length`: pydantic counts the items that are right, so a wrong one alone would be two faults.
+    if not value:
+        raise PydanticKnownError("too_short", {"field_type": "Tuple", "min_length": 1, "actual_length": 0})
+    return value
+
+
+Shape = Annotated[
+    tuple[Pitch, ...],
+    Field(max_length=LARGEST_RANK, json_schema_extra={"minItems": 1}),
+    AfterValidator(_not_empty),
+]
 
 
 def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:

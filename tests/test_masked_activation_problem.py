@@ -36,6 +36,8 @@ def faults(*shape: Any, **fields: Any) -> dict[str, str]:
         ({"shape": []}, "shape", "at least 1 item"),
         ({"shape": [2] * 9}, "shape", "at most 8 items"),
         ({"shape": [4, 0]}, "shape.1", "greater than or equal to 1"),
+        ({"shape": [0]}, "shape.0", "greater than or equal to 1"),
+        ({"shape": ["4"]}, "shape.0", "valid integer"),
         ({"shape": [4, 1.5]}, "shape.1", "valid integer"),
         ({"shape": [2**30, 2**30]}, "shape", f"x would span {2**60} elements; at most {LARGEST_ELEMENTS} are allowed"),
         ({"dtype": "int8"}, "dtype", "'float32', 'float16' or 'bfloat16'"),
