@@ -100,7 +100,8 @@ class Work:
     `blocks` thread blocks of `threads`; `fma` multiply-adds issued, padding included; `other_instructions` per-lane
     instructions beside them; `shared_bytes` moved between shared memory and registers; `l2_bytes` asked of the L2,
     `dram_bytes` of the DRAM; `independent` FMA chains a thread has in flight; `steps` serial load-use round trips of a
-    block and `overlap` in 0..1, how much of such a trip the schedule hides behind arithmetic.
+    block and `overlap` in 0..1, how much of such a trip the schedule hides behind arithmetic. Where blocks differ,
+    `steps` is their mean and `longest` what the longest of them has, which start first.
 
     On tensor cores: `mma` multiply-adds of the whole launch, `mma_type` which of the target's rates they run at,
     `mma_macs` of one instruction, of which `independent` are then a warp's chains. `prefetched` steps whose loads a
@@ -118,6 +119,7 @@ class Work:
     independent: int
     steps: int
     overlap: float
+    longest: int = 0
     mma: float = 0.0
     mma_type: str = ""
     mma_macs: int = 0

@@ -187,13 +187,13 @@ def _latency(work: Work, roofs: dict[str, float], target: Target, resident: int)
     """Clocks in which a multiprocessor waits for global memory."""
     fullest = -(-work.blocks // target.sm_count)
     rounds, in_parallel = -(-fullest // resident), min(resident, fullest)
+    steps = max(rounds * work.steps, work.longest)
     if not work.prefetched:
         # A trip per step and block, hidden by other blocks.
         hidden = work.overlap / (1.0 + work.overlap) + 1.0 - 1.0 / in_parallel
-        return rounds * (DRAM_LATENCY + work.steps * DRAM_LATENCY * max(0.02, 1.0 - hidden))
+        return rounds * DRAM_LATENCY + steps * DRAM_LATENCY * max(0.02, 1.0 - hidden)
     # A ring of stages: a step cannot take less than the latency over the steps in flight, nor less than its barrier;
     # the first one of a round is not hidden at all.
-    steps = rounds * work.steps
     waiting = max(0.0, steps * DRAM_LATENCY / work.prefetched - max(roofs.values()))
     return rounds * DRAM_LATENCY + waiting + steps * BARRIER_CLOCKS / in_parallel
 

@@ -58,6 +58,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "all phases at the first row": (PHASES, "first_h + row * h.stride", "row * h.stride"),
     "all images are the first": (PHASES, "int64_t(image) * h.extent", "0 * h.extent"),
     "phases of the other axis": (PHASES, "number / given.w.phases", "number / given.h.phases"),
+    "phases of the taps alone": (PHASES, "number / along.tap_step", "0"),
+    "a first pixel before the axis": (PHASES, "rest < 0 ? rest + along.stride : rest", "rest"),
     "filters of the first group": (FILTERS, "given.group_of(tile.matrix) * given.stride_a", "0 * given.stride_a"),
     "filters of the first group, by rows": (FILTERS, "tile.matrix * given.stride_b", "0 * given.stride_b"),
     "channels of the tile's first thread": (FILTERS, "i * V::rows_at_once * phase.weight_channel", "0"),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.shapes import shapes_of
+from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.predict import predict
 from codegen.predict_before import best_predicted, predict_before
+from codegen.ptxas_report import Resources
 from codegen.rules import ACCEPTED, Rejected
 from codegen.schedule import Schedule
 from codegen.search import Search
@@ -221,6 +225,25 @@ def test_work_is_that_of_the_phases_and_asks_the_dram_once() -> None:
     assert plain.mma == 98 * 2 * 64 * 64 * 36 * 32
     assert strided.mma == 25 * 2 * 64 * 64 * (4 + 8 + 8 + 16) * 32
     assert (plain.blocks, strided.blocks, plain.steps, strided.steps) == (196, 200, 36, 9)
+    assert (plain.longest, strided.longest) == (36, 16)
+
+
+def test_a_prediction_waits_for_the_longest_phase_where_rounds_do_not_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sheet, resources, with_longest = target("sm_90a"), Resources(96, 0, 0, 0, 0, 1), type(OP).work
+
+    def latencies() -> list[float]:
+        found = []
+        for images in (8, 512):
+            (one,) = lower(dgrad(**{**STRIDED, "n": images}), sheet, Search(level=0)).candidates
+            candidate = Candidate(one.problem, Schedule.of(TENSOR), one.kernel)
+            found.append(predict(candidate, resources, sheet).roofs_us["latency"])
+        return found
+
+    few, many = latencies()
+    monkeypatch.setattr(type(OP), "work", lambda *given: replace(with_longest(*given), longest=0))
+    few_by_mean, many_by_mean = latencies()
+    assert few > few_by_mean
+    assert many == many_by_mean
 
 
 def test_a_stride_is_predicted_to_cost_a_quarter_of_the_products_not_all() -> None:

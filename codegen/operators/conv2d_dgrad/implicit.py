@@ -171,7 +171,8 @@ def work(
 
 
 def together(parts: list[tuple[int, Work]], blocks: int, dram_bytes: float) -> Work:
-    """One launch of `blocks` that does all parts, each so often; `dram_bytes` beside those of the parts."""
+    """One launch of `blocks` that does all parts, each so often, the longest first; `dram_bytes` beside those of the
+    parts."""
 
     def all_of(name: str) -> float:
         return float(sum(count * getattr(one, name) for count, one in parts))
@@ -179,9 +180,10 @@ def together(parts: list[tuple[int, Work]], blocks: int, dram_bytes: float) -> W
     steps = sum(count * one.blocks * one.steps for count, one in parts)
     most = max((one for _, one in parts), key=lambda one: one.steps)
     return replace(
-        most, blocks=blocks, steps=max(1, -(-steps // blocks)), dram_bytes=all_of("dram_bytes") + dram_bytes,
-        fma=all_of("fma"), mma=all_of("mma"), other_instructions=all_of("other_instructions"),
-        shared_bytes=all_of("shared_bytes"), l2_bytes=all_of("l2_bytes"),
+        most, blocks=blocks, steps=max(1, -(-steps // blocks)), longest=most.steps,
+        dram_bytes=all_of("dram_bytes") + dram_bytes, fma=all_of("fma"), mma=all_of("mma"),
+        other_instructions=all_of("other_instructions"), shared_bytes=all_of("shared_bytes"),
+        l2_bytes=all_of("l2_bytes"),
     )  # fmt: skip
 
 

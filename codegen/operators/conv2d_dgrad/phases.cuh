@@ -50,6 +50,16 @@ struct Arguments {
 
 #if defined(CUKILN_DEVICE)
 
+// Where an axis has the first pixel of its phase with that number. Phases are numbered by falling numbers of taps, as their
+// blocks start: a long one that started last would run alone. Phase t < tap_step begins with tap t of the filter, if it has as
+// many; those from tap_step on have none. An axis shorter than the stride lacks residues: its phases are not ordered.
+__device__ __forceinline__ int first_pixel(const Along& along, int number) {
+  if (along.phases < along.stride) return number;
+  const int64_t tap = number % along.tap_step, behind = number / along.tap_step;
+  const int rest = static_cast<int>((tap * along.dilation + behind - along.padding) % along.stride);
+  return rest < 0 ? rest + along.stride : rest;
+}
+
 // What of an axis belongs to a phase.
 struct Part {
   int extent, taps;
@@ -99,8 +109,8 @@ struct Phase : Arguments {
   int last_weight;       // where w has the last tap
 
   __device__ __forceinline__ Phase(const Arguments& given, int number) : Arguments(given) {
-    first_h = C::strided ? number / given.w.phases : 0;
-    first_w = C::strided ? number - first_h * given.w.phases : 0;
+    first_h = C::strided ? first_pixel(given.h, number / given.w.phases) : 0;
+    first_w = C::strided ? first_pixel(given.w, number % given.w.phases) : 0;
     const Part of_h = part_of<C::strided>(given.h, first_h), of_w = part_of<C::strided>(given.w, first_w);
     out_height = of_h.extent;
     out_width = of_w.extent;
