@@ -158,8 +158,9 @@ REFUSED = {
     "overlap": (
         "dy, H(2, 12, 10, 16, address=0x50000000), dw, *geometry",
         "ValueError",
-        "out overlaps x",
+        "dw overlaps x",
     ),
+    "device": ("dy, H(2, 12, 10, 16, device=1), dw, *geometry", "ValueError", "x is on cuda:1, but dy is on cuda:0"),
     "another geometry": ("dy, x, dw, 2, *geometry[1:]", "ValueError", "stride and padding) do not fit the tensors"),
 }
 

@@ -197,6 +197,7 @@ REFUSED = {
     "address": ("H(2, 12, 10, 16, address=0x40000008), w, out, b, r, *rest", "ValueError", "16 bytes"),
     "bias": ("x, w, out, H(16), r, *rest", "ValueError", "bias must be a contiguous vector of 24"),
     "residual": ("x, w, out, b, H(2, 12, 5, 48), *rest", "ValueError", "the shape of out"),
+    "device": ("x, H(24, 3, 3, 16, device=1), out, b, r, *rest", "ValueError", "w is on cuda:1, but x is on cuda:0"),
     "overlap": ("x, w, out, b, out, *rest", "ValueError", "out overlaps residual"),
     "another geometry": (
         "x, w, out, b, r, 2, *rest[1:]",

@@ -92,6 +92,7 @@ REFUSED = {
     ),
     "bytes for bits": ("x, out, T((10, 100), 'uint8'), *rest", "TypeError", "mask is uint8; int32 is allowed"),
     "mask over out": ("x, out, T((32,), 'int32', address=0x50000000), *rest", "ValueError", "out overlaps mask"),
+    "device": ("x, out, T((32,), 'int32', device=1), *rest", "ValueError", "mask is on cuda:1, but x is on cuda:0"),
     "in place": ("x, x, mask, *rest", "ValueError", "out overlaps x"),
     "rank": ("H(*[1] * 9), out, mask, *rest", "ValueError", "operand 0 has rank 9; at most 8 is allowed"),
 }

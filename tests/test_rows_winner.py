@@ -96,6 +96,7 @@ REFUSED = {
     "gamma": ("x, out, H(512), beta, 1e-5", "ValueError", "gamma must be a contiguous vector of 1024 elements"),
     "beta": ("x, out, gamma, H(1024, 1), 1e-5", "ValueError", "beta must be a contiguous vector of 1024 elements"),
     "in place": ("x, x, gamma, beta, 1e-5", "ValueError", "out overlaps x"),
+    "device": ("x, out, H(1024, device=1), beta, 1e-5", "ValueError", "gamma is on cuda:1, but x is on cuda:0"),
     "over gamma": ("x, out, H(1024, address=0x50000000), beta, 1e-5", "ValueError", "out overlaps gamma"),
     "a number for rows": ("T((), 'float16'), T((), 'float16'), gamma, beta, 1e-5", "ValueError", "x has rank 0"),
 }

@@ -37,13 +37,15 @@ inline bool read_matrix(const char* name, const TensorView& tensor, int align, M
   return true;
 }
 
-inline bool check_pointer(const char* name, const TensorView& tensor, ElementType type, int device, int bytes, Complaint complaint) {
+// `device` is that of another tensor of the call, which is called `other`.
+inline bool check_pointer(const char* name, const TensorView& tensor, ElementType type, int device, int bytes, Complaint complaint,
+                          const char* other = "the first tensor") {
   if (tensor.type != type)
     CUKILN_REFUSE(complaint, "TypeError: %s is %s; %s is allowed", name, name_of(tensor.type), name_of(type));
   if (tensor.device < 0) CUKILN_REFUSE(complaint, "ValueError: %s is in host memory; a CUDA tensor is needed", name);
   if (tensor.device != device)
-    CUKILN_REFUSE(complaint, "ValueError: %s is on cuda:%d, but a is on cuda:%d; all operands must share a device", name,
-                  tensor.device, device);
+    CUKILN_REFUSE(complaint, "ValueError: %s is on cuda:%d, but %s is on cuda:%d; all operands must share a device", name,
+                  tensor.device, other, device);
   if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(bytes))
     CUKILN_REFUSE(complaint, "ValueError: the data of %s start at an address that is not a multiple of %d bytes", name, bytes);
   return true;
@@ -92,9 +94,10 @@ inline bool same_layout(const char* name, const Matrix& matrix, const Matrix& ou
 }
 
 // Inputs are read through the read-only cache, which needs them unchanged while the kernel runs (PTX ISA 9.0, ld.global.nc),
-// so not even an element-wise residual may be overwritten in place. Column slices of one wider tensor share no element.
+// so not even an element-wise residual may be overwritten in place. Column slices of one wider tensor share no element. The
+// output is called `written`.
 inline bool check_apart(const char* name, const TensorView& tensor, const Matrix& matrix, int64_t size, const TensorView& out_tensor,
-                        const Matrix& out, int64_t out_size, Complaint complaint) {
+                        const Matrix& out, int64_t out_size, Complaint complaint, const char* written = "out") {
   const auto span = [](const Matrix& x) { return (x.batch - 1) * x.stride + (x.rows - 1) * x.pitch + x.columns; };
   const int64_t begin = reinterpret_cast<intptr_t>(tensor.data), out_begin = reinterpret_cast<intptr_t>(out_tensor.data);
   if (begin + span(matrix) * size <= out_begin || out_begin + span(out) * out_size <= begin) return true;
@@ -103,7 +106,7 @@ inline bool check_apart(const char* name, const TensorView& tensor, const Matrix
     const int64_t ahead = ((begin - out_begin) % pitch + pitch) % pitch;
     if (ahead >= out.columns * out_size && ahead + matrix.columns * size <= pitch) return true;
   }
-  CUKILN_REFUSE(complaint, "ValueError: out overlaps %s; its memory must be its own (a result cannot be written over an input)", name);
+  CUKILN_REFUSE(complaint, "ValueError: %s overlaps %s; its memory must be its own (a result cannot be written over an input)", written, name);
 }
 
 inline bool agree(const char* what, int64_t first, int64_t second, Complaint complaint) {

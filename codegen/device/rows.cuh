@@ -260,7 +260,8 @@ inline bool check(const Plan& kernel, const Types& types, const TensorView* tens
   const auto access = [&](int bytes) { return kernel.vector * bytes < 16 ? kernel.vector * bytes : 16; };
   for (int i = 0; i < count; ++i) {
     const int bytes = i == 1 ? types.output_bytes : types.input_bytes;
-    if (!check_pointer(names[i], tensors[i], i == 1 ? types.output : types.input, tensors[0].device, access(bytes), complaint)) return false;
+    if (!check_pointer(names[i], tensors[i], i == 1 ? types.output : types.input, tensors[0].device, access(bytes), complaint, names[0]))
+      return false;
   }
   const TensorView &x = tensors[0], &out = tensors[1];
   if (x.rank < 1) CUKILN_REFUSE(complaint, "ValueError: x has rank 0; rank 1 or more is allowed, its last axis is a row");

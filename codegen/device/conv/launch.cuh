@@ -139,7 +139,7 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out, const char
     const bool bits = kind == EpilogueTensor::mask_bits;
     const char* name = vector ? "bias" : bits || kind == EpilogueTensor::mask ? "mask" : "residual";
     const int size = C::Epilogue::element_bytes(i), width = bits || kind == EpilogueTensor::bias_m ? 1 : C::align_c;
-    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out.device, size * width, complaint)) return false;
+    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out.device, size * width, complaint, out_name)) return false;
     if (vector || bits) {
       const int64_t length = bits ? ceil_div(as_row(out).columns, 32) : filters;
       if (!check_vector(name, tensors[i], length, complaint)) return false;
@@ -151,7 +151,8 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out, const char
         if (tensors[i].shape[axis] != out.shape[axis])
           CUKILN_REFUSE(complaint, "ValueError: %s must have the shape of %s", name, out_name);
     }
-    if (!check_apart(name, tensors[i], as_row(tensors[i]), size, out, as_row(out), sizeof(typename C::Output), complaint)) return false;
+    if (!check_apart(name, tensors[i], as_row(tensors[i]), size, out, as_row(out), sizeof(typename C::Output), complaint, out_name))
+      return false;
   }
   return true;
 }

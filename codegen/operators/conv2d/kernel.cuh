@@ -269,7 +269,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   constexpr int aligns[] = {align_x, align_w, C::align_c};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
+    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint, names[0]))
+      return false;
     if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
   }
   const conv::Tensors named = {"x", "w", "out", tensors[0], tensors[1], tensors[2]};

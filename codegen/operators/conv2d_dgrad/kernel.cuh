@@ -288,7 +288,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   constexpr int aligns[] = {align_dy, align_w, C::align_c};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
+    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint, names[0]))
+      return false;
     if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
   }
   const conv::Tensors given = {"dx", "w", "dy", tensors[2], tensors[1], tensors[0]};
@@ -305,7 +306,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   }
   if (!conv::check_multiple("c / groups", shape.channels / shape.groups, align_w, complaint)) return false;
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint))
+    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint,
+                     names[2]))
       return false;
   return conv::check_epilogue<C>(tensors + 3, tensors[2], "dx", shape.channels, complaint);
 }

@@ -241,11 +241,11 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   constexpr int size = sizeof(typename C::Element), access = C::vector * size;
   const bool packed = C::Epilogue::tensor(0) == EpilogueTensor::mask_bits;
   if (!check_pointer("x", x, type, x.device, access, complaint) || !check_contiguous("x", x, complaint)) return false;
-  if (!check_pointer("out", out, type, x.device, access, complaint) || !check_contiguous("out", out, complaint)) return false;
+  if (!check_pointer("out", out, type, x.device, access, complaint, "x") || !check_contiguous("out", out, complaint)) return false;
   if (!check_same_shape("out", out, "x", x, complaint)) return false;
   const int64_t elements = merged_extent(x, 0, x.rank), length = packed ? ceil_div(elements, word_bits) : elements;
   const int mask_access = packed ? static_cast<int>(sizeof(int)) : C::vector;
-  if (!check_pointer("mask", mask, C::Epilogue::element(0), x.device, mask_access, complaint)) return false;
+  if (!check_pointer("mask", mask, C::Epilogue::element(0), x.device, mask_access, complaint, "x")) return false;
   if (!check_contiguous("mask", mask, complaint)) return false;
   if (merged_extent(mask, 0, mask.rank) != length)
     CUKILN_REFUSE(complaint, "ValueError: mask has %lld elements; %lld elements of x need %lld %s",

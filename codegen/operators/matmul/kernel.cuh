@@ -99,7 +99,7 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out_tensor, con
     const char* name = vector ? "bias" : bits || kind == EpilogueTensor::mask ? "mask" : "residual";
     const int width = bits || kind == EpilogueTensor::bias_m ? 1 : C::align_c;
     const int size = C::Epilogue::element_bytes(i);
-    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out_tensor.device, size * width, complaint)) return false;
+    if (!check_pointer(name, tensors[i], C::Epilogue::element(i), out_tensor.device, size * width, complaint, "out")) return false;
     const int64_t length = bits ? ceil_div(out.batch * out.rows * out.columns, 32)
                                 : kind == EpilogueTensor::bias_m ? out.rows : out.columns;
     Matrix matrix = {1, 1, length, length, 0};
@@ -126,7 +126,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   Matrix matrices[3];
   for (int i = 0; i < 3; ++i) {
     const ElementType type = i < 2 ? input : output;
-    if (!check_pointer(names[i], tensors[i], type, tensors[0].device, sizes[i] * aligns[i], complaint)) return false;
+    if (!check_pointer(names[i], tensors[i], type, tensors[0].device, sizes[i] * aligns[i], complaint, "a")) return false;
     if (!read_matrix(names[i], tensors[i], aligns[i], matrices[i], complaint)) return false;
   }
   const Matrix &a = matrices[0], &b = matrices[1], &out = matrices[2];
