@@ -46,12 +46,12 @@ def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
 def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number % 3]
     while True:
-        found = _candidate(_problem(number, rng), arch, ("none", "workspace")[number // 3 % 2], rng)
+        found = _candidate(drawn_problem(number, rng), arch, ("none", "workspace")[number // 3 % 2], rng)
         if found is not None:
             return arch, found
 
 
-def _problem(number: int, rng: random.Random) -> ReduceProblem:
+def drawn_problem(number: int, rng: random.Random) -> ReduceProblem:
     element, rank, fn = DTYPES[number % 5], RANKS[number % 6], FUNCTIONS[number // 2 % 8]
     chosen = "identity" if element == "int32" or fn == "argmax" else rng.choice(MAPS)
     shape = _shape(rank, rng)

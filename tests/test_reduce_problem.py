@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,13 @@ from pydantic import ValidationError
 from benchmarks.shapes import shapes_of
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.reduce.problem import LARGEST_COUNT, ReduceProblem
+from codegen.operators.reduce.problem import FUNCTIONS, LARGEST_COUNT, ReduceProblem
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
 from codegen.search import Search
 from codegen.targets import target
+from tests.drawn import seed_of_this_run
+from tests.drawn_reduce import drawn_problem
 from tests.reduce_kernels import reduction
 
 OP = operator("reduce")
@@ -137,6 +142,37 @@ def test_every_problem_has_a_schedule_to_begin_with(shape: list[int], arch: str)
         for axes in ([0], list(range(len(shape)))):
             problem = reduction(shape=shape, axes=axes, fn=fn)
             assert lower(problem, target(arch), Search(level=0)).why_empty is None
+
+
+EXTENTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 17, 64, 100, 1000, 4096, 50_000, 2**20, 2**25)
+FEW_VALUES: list[dict[str, Any]] = [
+    {"shape": [32, 3, 224, 224], "axes": [1], "dtype": "float16"},
+    *({"shape": [extent, 4096, 4096], "axes": [0]} for extent in range(1, 9)),
+    {"shape": [32, 5, 56, 56], "axes": [1]},
+]
+
+
+def drawn_problems() -> list[ReduceProblem]:
+    """Those of the property test, and small and large extents in any order."""
+    rng = random.Random(seed_of_this_run())
+    found = [drawn_problem(number, rng) for number in range(120)]
+    while len(found) < 240:
+        shape = rng.choices(EXTENTS, k=rng.randint(1, 4))
+        if math.prod(shape) > LARGEST_COUNT:
+            continue
+        axes, fn = rng.sample(range(len(shape)), rng.randint(1, len(shape))), rng.choice(FUNCTIONS)
+        found.append(reduction(shape=shape, axes=axes, fn=fn, dtype=rng.choice(("float32", "float16"))))
+    return [*found, *(reduction(**fields) for fields in FEW_VALUES)]
+
+
+def test_every_level_has_candidates_and_those_of_the_levels_below() -> None:
+    for problem, arch in zip(drawn_problems(), cycle(("sm_90a", "sm_75", "sm_80")), strict=False):
+        levels = [lower(problem, target(arch), Search(level=level)) for level in (0, 1)]
+        first, most = ({one.schedule for one in level.candidates} for level in levels)
+        assert len(first) == 1, (problem, levels[0].why_empty)
+        assert first <= most, (problem, levels[1].why_empty)
+        widest = OP.space(problem, target(arch), Search(level=2))
+        assert all(widest.index_of(one) is not None for one in most), problem
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.operators.reduce.problem import ReduceProblem, size_of
-from codegen.operators.reduce.space import form, geometry
+from codegen.operators.reduce.space import form, geometry, most_in_flight
 from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.schedule import Schedule
 from codegen.targets import Target
@@ -103,7 +103,7 @@ def rules(
             f"{threads // lanes} rows of threads are mostly idle for {g.units if by_rows else g.chunk}",
         )
         or check(
-            unroll == 1 or (unroll // 2) * g.apart < g.chunk,
+            unroll <= most_in_flight(g),
             "unroll",
             f"{unroll} vectors in flight, {g.apart} apart, are mostly none of {g.chunk}",
         )

@@ -19,12 +19,13 @@ from codegen.targets import Target
 ALGORITHM = "algorithm"
 MEANING = "row: threads take neighbours along the reduced axes; column: along the kept axes"
 POWERS = tuple(2**i for i in range(11))
+UNROLLS = (1, 2, 4, 8, 16)
 MOST_SLICES = 65535
 REST = (
     Tunable("threads", (64, 128, 256, 512, 1024), False, "threads of a block"),
     Tunable("lanes", POWERS, False, "threads that share a row, or columns of vectors side by side"),
     Tunable("vector", (1, 2, 4, 8), False, "elements that a thread loads at once"),
-    Tunable("unroll", (1, 2, 4, 8, 16), False, "vectors that a thread has in flight"),
+    Tunable("unroll", UNROLLS, False, "vectors that a thread has in flight"),
     Tunable("split", ("none", "workspace"), False, "whether slices of what is reduced go through the workspace"),
     Tunable("slices", range(1, MOST_SLICES + 1), True, "slices of what is reduced; 1 where split is none"),
 )
@@ -82,6 +83,11 @@ def divided(steps: int, asked: int) -> tuple[int, int]:
     return -(-steps // chunk), chunk
 
 
+def most_in_flight(g: Geometry) -> int:
+    """The largest `unroll` of which the second half has something to load."""
+    return max(unroll for unroll in UNROLLS if unroll == 1 or (unroll // 2) * g.apart < g.chunk)
+
+
 def algorithms(problem: ReduceProblem) -> tuple[str, ...]:
     """What a level tries: what reads vectors; where nothing does, both."""
     return {"kept": ("column",), "reduced": ("row",), "none": ("row", "column")}[form(problem).inner]
@@ -102,7 +108,10 @@ def _lanes(problem: ReduceProblem, algorithm: str, vector: int, threads: int) ->
     if by_rows:
         many = min(threads, across)
         return many, max(least, many // 4 if many > 32 else many // 2)
-    return max(least, min(32, across)), max(least, min(8, across))
+    first = max(least, min(32, across))
+    # Rows of threads with less to load than they could have in flight: none but one, or fewer vectors side by side.
+    few = steps < 4 * (threads // first)
+    return first, min(threads, across) if few else max(least, min(8, across))
 
 
 def _slices(problem: ReduceProblem, algorithm: str, vector: int, lanes: int, threads: int, target: Target) -> list[int]:
@@ -135,11 +144,17 @@ def _levels(problem: ReduceProblem, algorithm: str, target: Target) -> tuple[dic
                     shapes[level].append((threads, lanes, "none" if slices == 1 else "workspace", slices))
     shapes[2] = list(dict.fromkeys([*shapes[1], *shapes[2]]))
     vectors = tuple(v for v in (8, 4, 2, 1) if v <= widest)
-    lists: dict[int, Lists] = {
-        1: {"algorithm": (algorithm,), "vector": vectors[:1], "unroll": (1, 2, 4) if small else (2, 4, 8)},
-        2: {"algorithm": (algorithm,), "vector": vectors[:3], "unroll": (1, 2, 4, 8, 16)},
-    }
     names = ("threads", "lanes", "split", "slices")
+    wanted = (1, 2, 4) if small else (2, 4, 8)
+    clipped = set()
+    for choice in shapes[1]:
+        t = {"algorithm": algorithm, "vector": widest, "unroll": 1, **dict(zip(names, choice, strict=True))}
+        deepest = most_in_flight(geometry(problem, t))
+        clipped |= {min(unroll, deepest) for unroll in wanted}
+    lists: dict[int, Lists] = {
+        1: {"algorithm": (algorithm,), "vector": vectors[:1], "unroll": tuple(sorted(clipped))},
+        2: {"algorithm": (algorithm,), "vector": vectors[:3], "unroll": UNROLLS},
+    }
     return lists, {level: Linked(names, tuple(choices)) for level, choices in shapes.items()}
 
 
@@ -159,10 +174,11 @@ def default(problem: ReduceProblem, target: Target, judge: Callable[[Schedule], 
     first."""
     algorithm = algorithms(problem)[0]
     lists, linked = _levels(problem, algorithm, target)
+    lists[1]["unroll"] = tuple(unroll for unroll in (4, 2, 8, 1) if unroll in lists[1]["unroll"])
     choices = sorted(linked[1].choices, key=lambda one: (one[0] != 256, -_busy(problem, algorithm, one, target)))
     tried = [
         Schedule.of({**dict(zip(lists[1], rest, strict=True)), **dict(zip(linked[1].names, one, strict=True))})
-        for one, rest in product(choices, product(*({**lists[1], "unroll": (4, 2, 8, 1)}).values()))
+        for one, rest in product(choices, product(*lists[1].values()))
     ]
     return next((one for one in tried if isinstance(judge(one), Accepted)), tried[0])
 
