@@ -12,6 +12,7 @@ from benchmarks.shapes import public_shape
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.reduce.problem import OF_NOTHING
 from codegen.predict_before import predict_before
 from codegen.search import Search
 from cukiln.client import Client
@@ -200,6 +201,32 @@ def test_a_call_that_cannot_be_right_is_refused(name: str, winner: Built, child:
     (got, message), log = child(calls(winner.path, body), driver=fake_driver)
     assert (got, said in message) == (kind, True), message
     assert launches(log) == []
+
+
+CALLED = ("sum", "mean", "max", "argmax")
+
+
+@pytest.fixture(scope="module")
+def of_each_function(folder: Path, toolchain: Toolchain, processes: Processes) -> dict[str, Built]:
+    return {fn: build(level_0(shape=[30, 16], fn=fn), folder, toolchain, processes) for fn in CALLED}
+
+
+@pytest.mark.parametrize("fn", CALLED)
+def test_no_values_are_refused_where_a_function_has_none_of_them(
+    fn: str, of_each_function: dict[str, Built], child: Child, fake_driver: Path
+) -> None:
+    out = "int32" if fn == "argmax" else "float32"
+    arguments = f"T((EXTENT, 16), 'float32'), T((16,), '{out}', address=0x50000000), 2"
+    attempts = [f"attempt('run', {arguments.replace('EXTENT', extent)})" for extent in ("0", "5")]
+    body = f"answer = [{', '.join(attempts)}]"
+    (empty, full), log = child(calls(of_each_function[fn].path, body), driver=fake_driver)
+    assert full is None
+    if fn in OF_NOTHING:
+        assert empty is None
+    else:
+        assert empty[0] == "ValueError"
+        assert "axis 0 of x has extent 0; this kernel's function has no value of no elements" in empty[1]
+    assert len(launches(log)) == (2 if fn in OF_NOTHING else 1)
 
 
 # ---- a job, the whole way

@@ -550,6 +550,14 @@ inline bool check_array(const char* name, const TensorView& tensor, Complaint co
   return true;
 }
 
+// A function that has no value of nothing asks for an element at least (`OF_NOTHING` in problem.py).
+inline bool check_not_empty(const char* name, const TensorView& tensor, Complaint complaint) {
+  for (int i = 0; i < tensor.rank; ++i)
+    if (tensor.shape[i] == 0)
+      CUKILN_REFUSE(complaint, "ValueError: axis %d of %s has extent 0; this kernel's function has no value of no elements", i, name);
+  return true;
+}
+
 inline bool same_array(const char* name, const TensorView& tensor, const char* as, const TensorView& other, Complaint complaint) {
   bool same = tensor.rank == other.rank;
   for (int i = 0; same && i < tensor.rank; ++i)
@@ -590,6 +598,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   constexpr int widest = 16 / out_size, across = C::along_rows ? 1 : C::vector < widest ? C::vector : widest;
   if (!check_pointer(first, in, element_type<typename C::Input>, in.device, in_size * C::vector, complaint)) return false;
   if (!check_array(first, in, complaint)) return false;
+  constexpr bool of_nothing = C::fn == fn_sum || C::fn == fn_sum_of_squares || C::fn == fn_logsumexp;
+  if (!of_nothing && !check_not_empty(first, in, complaint)) return false;
   if (!check_pointer("out", out, element_type<typename C::Output>, in.device, out_size * across, complaint)) return false;
   if (!check_packed("out", out, 0, complaint)) return false;
   const int64_t elements = packed_elements(out);
