@@ -12,7 +12,7 @@ from benchmarks.shapes import public_shape
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.reduce.problem import OF_NOTHING
+from codegen.operators.reduce.problem import FUNCTIONS, OF_NOTHING
 from codegen.predict_before import predict_before
 from codegen.search import Search
 from cukiln.client import Client
@@ -119,6 +119,18 @@ def test_a_problem_that_few_outputs_divide_is_predicted_faster_in_slices() -> No
     assert ranked[-1].schedule.get("split") == "none"
     # 43 MB at an H100's 3,350 GB/s take 13 µs.
     assert 13.0 < predict_before(ranked[0], SM_90A).us < 26.0
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_comparisons_are_no_additions(fn: str) -> None:
+    candidate = next(
+        one
+        for one in lower(reduction(shape=[676000, 16], fn=fn), SM_90A, Search(level=1)).candidates
+        if one.schedule.get("split") == "workspace"
+    )
+    work = OP.work(candidate.problem, candidate.schedule, SM_90A)
+    compared = fn in ("max", "min", "argmax")
+    assert [one.fma == 0.0 for one in (work, *work.others)] == [compared, compared]
 
 
 def test_bytes_are_those_of_each_operand_once() -> None:

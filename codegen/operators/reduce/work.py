@@ -58,12 +58,17 @@ def work(problem: ReduceProblem, schedule: Schedule, signature: Mapping[str, Any
     blocks = g.groups * g.slices
     shared = shared_bytes(signature, t)
     return Work(
-        blocks=blocks, threads=t["threads"], fma=values if problem.fn != "max" else 0.0, other_instructions=other,
+        blocks=blocks, threads=t["threads"], fma=_added(problem, values), other_instructions=other,
         shared_bytes=2.0 * blocks * shared, l2_bytes=least.bytes_read * waste + least.bytes_written + partial,
         dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared,
         independent=t["unroll"], steps=max(1, g.trips * t["unroll"]), overlap=0.9, prefetched=t["unroll"],
         others=(_combine(problem, g.slices, signature),) if t["split"] != "none" else (),
     )  # fmt: skip
+
+
+def _added(problem: ReduceProblem, values: float) -> float:
+    """Additions of so many values; extremes are compared, which is counted beside them."""
+    return 0.0 if problem.fn in ("max", "min", "argmax") else values
 
 
 def _combine(problem: ReduceProblem, slices: int, signature: Mapping[str, Any]) -> Work:
@@ -74,9 +79,9 @@ def _combine(problem: ReduceProblem, slices: int, signature: Mapping[str, Any]) 
     words = state_words(problem.fn, problem.dtype)
     moved = 4.0 * words * states
     return Work(
-        blocks=-(-problem.outputs // columns), threads=COMBINE_THREADS, fma=states, other_instructions=10.0 * states,
-        shared_bytes=2.0 * combine_shared_bytes(signature), l2_bytes=moved, dram_bytes=0.0,
-        dynamic_shared_bytes=combine_shared_bytes(signature), independent=1,
+        blocks=-(-problem.outputs // columns), threads=COMBINE_THREADS, fma=_added(problem, states),
+        other_instructions=10.0 * states, shared_bytes=2.0 * combine_shared_bytes(signature),
+        l2_bytes=moved, dram_bytes=0.0, dynamic_shared_bytes=combine_shared_bytes(signature), independent=1,
         steps=-(-slices * columns // COMBINE_THREADS), overlap=0.5, prefetched=COMBINE_UNROLL,
     )  # fmt: skip
 
