@@ -25,7 +25,7 @@ def kernel(words: dict[str, Any], operator: str = "reduce", **tunables: Any) -> 
     """`words`: what differs from the sum of rows of fp32, read one element at a time."""
     signature: dict[str, Any] = {
         "dtype": "float32", "fn": "sum", "map": "identity", "write_map": False, "epilogue": [],
-        "inner": "reduced", "align": 1, "kept_axes": 1, "reduced_axes": 1, **words,
+        "inner": "reduced", "align": 1, "scattered": False, "kept_axes": 1, "reduced_axes": 1, **words,
     }  # fmt: skip
     signature["two_inputs"] = signature["map"] in OF_TWO
     signature.setdefault("out_dtype", allowed_outs(signature["dtype"], signature["fn"])[0])

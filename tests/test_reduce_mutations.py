@@ -26,6 +26,12 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
     "columns": {"words": {**COLUMN, "epilogue": ["scale", "residual"]}, **BY_COLUMNS},
     "logsumexp of columns": {"words": {**COLUMN, "fn": "logsumexp"}, **BY_COLUMNS, "split": "workspace"},
     "variance of columns": {"words": {**COLUMN, "fn": "variance", "kept_axes": 3}, **BY_COLUMNS},
+    "scattered columns": {
+        "words": {**COLUMN, "kept_axes": 3, "scattered": True, "epilogue": ["scale", "residual"]}, **BY_COLUMNS,
+    },
+    "scattered rows, in slices": {
+        "words": {**ROW, "kept_axes": 2, "scattered": True, "dtype": "float16"}, "lanes": 4, "split": "workspace",
+    },
     "whole numbers": {"words": {**COLUMN, "dtype": "int32"}, **BY_COLUMNS, "split": "workspace"},
     "gelu's gradient": {"words": {**COLUMN, "map": "gelu_grad", "write_map": True}, **BY_COLUMNS, "split": "workspace"},
     "silu's gradient": {"words": {**ROW, "map": "silu_grad"}},
@@ -52,6 +58,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "tanh's gradient is not squared": (OWN, "1.0f - y * y", "1.0f - y"),
     "mapped values over the first vector": (OWN, _MAPPED, _MAPPED.replace("[u]", "[0]")),
     "axes merged whatever their strides": (OWN, "found.stride[merged] == found.extent[i] * found.stride[i]", "true"),
+    "axes merged whatever their places": (OWN, "found.placed[merged] == found.extent[i] * found.placed[i]", "true"),
+    "outputs in the order of the input": (OWN, "offset_along<C::kept_axes>(arguments.placed, first)", "first"),
+    "scattered outputs side by side": (OWN, "arguments.placed.stride[C::kept_axes - 1]", "1"),
     "of equal values the last": (SHARED, "other.index < state.index", "other.index > state.index"),
     "a NaN is no maximum": (SHARED, "(is_nan(other.value) && !is_nan(state.value))", "false"),
     "a merged count is lost": (SHARED, "state.count = count;", "state.count = other.count;"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from itertools import cycle
+from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from pydantic import ValidationError
 from benchmarks.shapes import shapes_of
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.reduce.axes import packed_strides
 from codegen.operators.reduce.problem import FUNCTIONS, LARGEST_COUNT, ReduceProblem
+from codegen.predict_before import predict_before
 from codegen.rules import Accepted, Rejected
 from codegen.schedule import Schedule
 from codegen.search import Search
@@ -106,6 +108,66 @@ def test_problems_of_the_same_lists_share_kernels() -> None:
     assert OP.signature(reduction(shape=[4, 13, 13, 16], axes=[0, 1, 2])) == flat
     assert OP.signature(reduction(shape=[4, 13, 13, 16], axes=[0, 2])) != flat
     assert OP.signature(reduction(shape=[16, 676], axes=[1])) != flat
+
+
+def permuted(shape: list[int], order: list[int], apart: int = 1) -> dict[str, Any]:
+    """Shape and strides of an array whose axes lie in this order, the outermost first."""
+    packed = packed_strides([shape[axis] for axis in order])
+    return {"shape": shape, "strides": [packed[order.index(axis)] * apart for axis in range(len(shape))]}
+
+
+CHANNELS_LAST = permuted([8, 64, 28, 28], [0, 2, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept_axes", "scattered"),
+    [
+        ({**permuted([512, 256, 256], [2, 1, 0]), "axes": [1]}, 2, True),
+        ({**CHANNELS_LAST, "axes": [0]}, 2, True),
+        ({**CHANNELS_LAST, "axes": [2]}, 3, True),
+        ({**CHANNELS_LAST, "axes": [3]}, 3, True),
+        ({**CHANNELS_LAST, "axes": [2, 3]}, 2, False),
+        ({**CHANNELS_LAST, "axes": [0, 2, 3]}, 1, False),
+    ],
+)  # fmt: skip
+def test_a_permuted_array_is_read_in_its_own_order(fields: dict[str, Any], kept_axes: int, scattered: bool) -> None:
+    problem = reduction(**fields, dtype="float16")
+    found = OP.signature(problem)
+    assert (found["inner"], found["align"]) == ("kept", 8)
+    assert (found["kept_axes"], found["scattered"]) == (kept_axes, scattered)
+    (first,) = lower(problem, target("sm_90a"), Search(level=0)).candidates
+    assert first.schedule.get("vector") == 8
+    # All that is not as in C order is that each output may be a sector of its own.
+    cost, work = OP.cost(problem, first.schedule), OP.work(problem, first.schedule, target("sm_90a"))
+    outputs = problem.outputs * 32 if scattered else problem.outputs * 2
+    assert work.l2_bytes == cost.bytes_read + outputs + cost.workspace_bytes
+
+
+@pytest.mark.parametrize("axes", [[0], [1], [2], [0, 2], [1, 2]])
+def test_test_problems_have_the_signature_of_a_permuted_array(axes: list[int]) -> None:
+    for order in permutations(range(4)):
+        problem = reduction(**permuted([4, 5, 6, 8], list(order)), axes=axes)
+        for candidate in lower(problem, target("sm_90a"), Search(level=1)).candidates[:2]:
+            assert all(OP.signature(one) == OP.signature(problem) for one in OP.test_problems(candidate.kernel))
+
+
+@pytest.mark.parametrize(
+    ("fields", "least"),
+    [
+        ({**permuted([256, 64, 256], [0, 1, 2], 2), "axes": [1]}, 2.0),  # every other element
+        ({**permuted([256, 64, 256], [2, 1, 0]), "axes": [0, 2], "fn": "argmax"}, 16.0),  # its order is not the array's
+    ],
+)  # fmt: skip
+def test_sectors_of_which_a_warp_needs_little_are_predicted(fields: dict[str, Any], least: float) -> None:
+    problem, packed = reduction(**fields, dtype="float16"), reduction(**{**fields, "strides": None}, dtype="float16")
+    where = target("sm_90a")
+    for one in lower(problem, where, Search(level=1)).candidates:
+        assert OP.work(problem, one.schedule, where).l2_bytes >= least * OP.cost(problem, one.schedule).bytes_read
+    best, of_packed = (
+        min(predict_before(one, where).us for one in lower(given, where, Search(level=1)).candidates)
+        for given in (problem, packed)
+    )
+    assert best > 1.5 * of_packed
 
 
 def test_the_schema_takes_what_the_problem_takes() -> None:

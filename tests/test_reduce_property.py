@@ -37,6 +37,8 @@ def what_was_drawn(drawn: Sequence[tuple[str, Candidate]]) -> Counter[str]:
         counts.update([f"map {p.map}", f"algorithm {t['algorithm']}", f"split {t['split']}", f"vector {t['vector']}"])
         counts.update([f"inner {s['inner']}", f"{s['kept_axes']} kept lists", f"{s['reduced_axes']} reduced lists"])
         counts["written maps"] += p.write_map
+        counts["scattered"] += bool(s["scattered"])
+        counts["scattered vectors"] += bool(s["scattered"]) and s["inner"] == "kept" and int(t["vector"]) > 1
         counts["all axes"] += not p.kept
         counts["apart"] += not operator("reduce").operands(p)[0].contiguous
         counts["rows of several warps"] += t["algorithm"] == "row" and int(t["lanes"]) > 32
@@ -54,7 +56,7 @@ WANTED = {
     **{f"fn {fn}": 8 for fn in FUNCTIONS}, **{f"map {one}": 1 for one in MAPS},
     "algorithm row": 20, "algorithm column": 20, "split none": 30, "split workspace": 20, "vector 1": 25, "vector 2": 2,
     "vector 4": 3, "vector 8": 1, "inner kept": 15, "inner reduced": 15, "inner none": 5, "1 kept lists": 30,
-    "2 kept lists": 5, "1 reduced lists": 25, "2 reduced lists": 5,
+    "2 kept lists": 5, "1 reduced lists": 25, "2 reduced lists": 5, "scattered": 3, "scattered vectors": 1,
     "written maps": 5, "all axes": 8, "apart": 25, "rows of several warps": 2, "several rows of threads": 15,
     "an epilogue": 15, "out float32": 15, "out float16": 5, "out bfloat16": 5, "out int32": 3, "out int64": 3,
 }  # fmt: skip

@@ -215,6 +215,41 @@ def test_a_call_that_cannot_be_right_is_refused(name: str, winner: Built, child:
     assert launches(log) == []
 
 
+@pytest.fixture(scope="module")
+def in_either_order(folder: Path, toolchain: Toolchain, processes: Processes) -> dict[bool, Built]:
+    """By whether outputs are scattered. The kernels' lists of axes are alike."""
+    fields: dict[bool, dict[str, Any]] = {
+        False: {"shape": [12, 3, 16], "axes": [1]},
+        True: {"shape": [16, 3, 12], "axes": [1], "strides": [1, 16, 48]},
+    }
+    return {scattered: build(level_0(**one), folder, toolchain, processes) for scattered, one in fields.items()}
+
+
+# Scattered outputs may begin anywhere: they are written one at a time.
+PERMUTED = "T((16, 3, 12), 'float32', strides=(1, 16, 48)), T((16, 12), 'float32', address=0x50000004), 2"
+PACKED = "T((12, 3, 16), 'float32'), T((12, 16), 'float32', address=0x50000000), 2"
+
+
+@pytest.mark.parametrize(("scattered", "arguments"), [(True, PERMUTED), (True, PACKED), (False, PACKED)])
+def test_arrays_of_its_order_are_taken_by_a_kernel(
+    scattered: bool, arguments: str, in_either_order: dict[bool, Built], child: Child, fake_driver: Path
+) -> None:
+    body = f"answer = attempt('run', {arguments})"
+    answer, log = child(calls(in_either_order[scattered].path, body), driver=fake_driver)
+    assert answer is None
+    assert len(launches(log)) == 1
+
+
+def test_a_permuted_array_is_refused_where_outputs_are_not_scattered(
+    in_either_order: dict[bool, Built], child: Child, fake_driver: Path
+) -> None:
+    body = f"answer = attempt('run', {PERMUTED.replace('0x50000004', '0x50000000')})"
+    (kind, message), log = child(calls(in_either_order[False].path, body), driver=fake_driver)
+    assert kind == "ValueError"
+    assert "an extent is below 1 or beyond what the kernel can index" in message
+    assert launches(log) == []
+
+
 CALLED = ("sum", "mean", "max", "argmax")
 
 

@@ -55,6 +55,7 @@ class Reduce(Operator):
         return {
             "dtype": p.dtype, "out_dtype": p.out_dtype, "fn": p.fn, "map": p.map, "two_inputs": p.two_inputs,
             "write_map": p.write_map, "epilogue": structures(p.epilogue), "inner": own.inner, "align": own.align,
+            "scattered": own.scattered,
             "kept_axes": len(own.kept.extents), "reduced_axes": len(own.reduced.extents),
         }  # fmt: skip
 
@@ -77,6 +78,7 @@ class Reduce(Operator):
             "two_pass": t["split"] != "none",
             "two_inputs": s["map"] in OF_TWO,
             "write_map": s["write_map"],
+            "scattered": s["scattered"],
         }
         numbers = {
             "fn": FUNCTIONS.index(s["fn"]), "map": MAPS.index(s["map"]),
@@ -109,7 +111,8 @@ class Reduce(Operator):
             return Operand(name, p.dtype, role, p.shape, p.strides, own.align)
 
         def packed(name: str, element: str, role: Any) -> Operand:
-            align = min(own.align, WIDEST_BYTES // dtype(element).bytes) if own.inner == "kept" else 1
+            in_vectors = own.inner == "kept" and not own.scattered
+            align = min(own.align, WIDEST_BYTES // dtype(element).bytes) if in_vectors else 1
             return Operand(name, element, role, p.out_shape, packed_strides(p.out_shape), align)
 
         extra = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 MAX_AXES = 8  # as max_axes in kernel.cuh
@@ -17,10 +18,11 @@ WIDEST_BYTES = 16
 
 @dataclass(frozen=True)
 class Merged:
-    """Extents and strides from the outermost to the innermost; never none."""
+    """Extents and strides from the outermost to the innermost; never none. `placed`: strides in the output."""
 
     extents: tuple[int, ...]
     strides: tuple[int, ...]
+    placed: tuple[int, ...]
 
     @property
     def elements(self) -> int:
@@ -37,6 +39,11 @@ class Form:
     inner: Literal["kept", "reduced", "none"]
     align: int
 
+    @property
+    def scattered(self) -> bool:
+        """Whether the kept axes have another order in the output than in the input."""
+        return any(outer < inner for outer, inner in pairwise(self.kept.placed))
+
 
 def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides = [1]
@@ -45,27 +52,28 @@ def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def merged(axes: Sequence[tuple[int, int]], *, ordered: bool) -> Merged:
-    """Axes as (extent, stride), outermost first. Where the order of elements does not matter (`ordered` is false) the
-    largest stride comes first."""
+def merged(axes: Sequence[tuple[int, int, int]], *, ordered: bool) -> Merged:
+    """Axes as (extent, stride, stride in the output), outermost first. Where the order of elements does not matter
+    (`ordered` is false) the largest stride comes first."""
     left = [one for one in axes if one[0] != 1]
     if not ordered:
         left.sort(key=lambda one: -one[1])
-    found: list[tuple[int, int]] = []
-    for extent, stride in left:
-        if found and found[-1][1] == extent * stride:
-            found[-1] = (found[-1][0] * extent, stride)
+    found: list[tuple[int, int, int]] = []
+    for extent, stride, placed in left:
+        if found and found[-1][1:] == (extent * stride, extent * placed):
+            found[-1] = (found[-1][0] * extent, stride, placed)
         else:
-            found.append((extent, stride))
-    found = found or [(1, 0)]
-    return Merged(tuple(extent for extent, _ in found), tuple(stride for _, stride in found))
+            found.append((extent, stride, placed))
+    extents, strides, places = zip(*(found or [(1, 0, 0)]), strict=True)
+    return Merged(extents, strides, places)
 
 
 def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int], fn: str, size: int) -> Form:
     """`size`: bytes of an element. Only argmax depends on the order of what is reduced."""
-    pairs = list(zip(shape, strides, strict=True))
-    kept = merged([one for axis, one in enumerate(pairs) if axis not in axes], ordered=True)
-    reduced = merged([pairs[axis] for axis in axes], ordered=fn == "argmax")
+    left = [axis for axis in range(len(shape)) if axis not in axes]
+    placed = packed_strides([shape[axis] for axis in left]) if left else ()
+    kept = merged([(shape[a], strides[a], place) for a, place in zip(left, placed, strict=True)], ordered=False)
+    reduced = merged([(shape[a], strides[a], 0) for a in axes], ordered=fn == "argmax")
     inner: Literal["kept", "reduced", "none"] = "none"
     if kept.strides[-1] == 1:
         inner = "kept"

@@ -1,5 +1,7 @@
 // A reduction over some axes of an array. Its axes are two lists, kept and reduced, neighbours merged where their strides
 // allow it; an element lies at the sum of an offset along the kept axes and one along the reduced axes.
+// The output is packed in the caller's order of the kept axes: where the list has another (`scattered`), each result is
+// written to a place of its own.
 //
 // `rows`: threads side by side take vectors along the innermost reduced axis; the states of `lanes` threads become one.
 // `columns`: they take vectors along the innermost kept axis, one state for each element; `lanes` of them side by side, the
@@ -38,6 +40,7 @@ struct Arguments {
   int combine_columns; // outputs side by side of a block of `combine`
   float count;         // values of an output
   EpilogueArguments epilogue;
+  Axes placed;         // the kept axes in the output, in elements
 };
 
 #if defined(CUKILN_DEVICE)
@@ -173,11 +176,16 @@ __device__ __forceinline__ auto result_of(const Arguments& arguments, const Stat
 
 template <class T> constexpr bool is_whole = is_same<T, int> || is_same<T, int64_t>;
 
-// N neighbouring outputs.
+// N outputs that are neighbours in the order of the kept axes.
 template <class C, int N>
 __device__ __forceinline__ void write(const Arguments& arguments, int first, const State<C> (&states)[N]) {
   using Output = typename C::Output;
-  constexpr int width = sizeof(Output) * N <= 16 ? N : 16 / sizeof(Output);
+  constexpr int width = C::scattered ? 1 : sizeof(Output) * N <= 16 ? N : 16 / sizeof(Output);
+  int place = first, apart = 1;
+  if constexpr (C::scattered) {
+    place = static_cast<int>(offset_along<C::kept_axes>(arguments.placed, first));
+    apart = static_cast<int>(arguments.placed.stride[C::kept_axes - 1]);
+  }
 #pragma unroll
   for (int from = 0; from < N; from += width) {
     Vector<Output, width> stored;
@@ -188,11 +196,11 @@ __device__ __forceinline__ void write(const Arguments& arguments, int first, con
       Vector<float, width> results;
 #pragma unroll
       for (int i = 0; i < width; ++i) results.data[i] = static_cast<float>(result_of<C>(arguments, states[from + i]));
-      C::Epilogue::template apply<width>(results, Position{0, 0, first + from}, arguments.epilogue);
+      C::Epilogue::template apply<width>(results, Position{0, 0, place + from * apart}, arguments.epilogue);
 #pragma unroll
       for (int i = 0; i < width; ++i) stored.data[i] = from_float<Output>(results.data[i]);
     }
-    store_global<width>(static_cast<Output*>(arguments.out) + first + from, stored);
+    store_global<width>(static_cast<Output*>(arguments.out) + place + from * apart, stored);
   }
 }
 
@@ -345,7 +353,7 @@ constexpr int state_words(int fn, bool whole) {
 
 // What launches depend on, as values: g++ compiles the functions that take it once for all kernels of a library.
 struct Plan {
-  bool along_rows, two_pass, two_inputs, write_map, in_order;
+  bool along_rows, two_pass, two_inputs, write_map, in_order, scattered;
   int threads, lanes, vector, kept_axes, reduced_axes, words;
   uint32_t shared_bytes;
   int epilogue_tensors, epilogue_scalars;
@@ -359,6 +367,7 @@ constexpr Plan make_plan() {
   plan.two_inputs = C::two_inputs;
   plan.write_map = C::write_map;
   plan.in_order = C::fn == fn_argmax;
+  plan.scattered = C::scattered;
   plan.threads = C::threads;
   plan.lanes = C::lanes;
   plan.vector = C::vector;
@@ -383,7 +392,7 @@ struct Array {
 // Merged axes of one kind, from the outermost to the innermost; never none.
 struct List {
   int count;
-  int64_t extent[max_axes], stride[max_axes];
+  int64_t extent[max_axes], stride[max_axes], placed[max_axes];  // placed: the stride in the output
 
   int64_t elements() const {
     int64_t found = 1;
@@ -396,24 +405,33 @@ struct List {
 // where the order of elements does not matter.
 inline List list_of(const Array& array, unsigned mask, bool chosen, bool sorted) {
   List found = {};
+  int64_t places[max_axes], packed = 1;
+  for (int axis = max_axes - 1; axis >= 0; --axis) {
+    const bool kept = (mask >> (max_axes - 1 - axis) & 1u) == 0;
+    places[axis] = kept ? packed : 0;
+    if (kept) packed = packed * array.shape[axis] > largest_count ? largest_count + 1 : packed * array.shape[axis];
+  }
   for (int axis = 0; axis < max_axes; ++axis) {
     if (((mask >> (max_axes - 1 - axis) & 1u) != 0) != chosen || array.shape[axis] == 1) continue;
     int at = found.count++;
     for (; sorted && at > 0 && found.stride[at - 1] < array.strides[axis]; --at) {
       found.extent[at] = found.extent[at - 1];
       found.stride[at] = found.stride[at - 1];
+      found.placed[at] = found.placed[at - 1];
     }
     found.extent[at] = array.shape[axis];
     found.stride[at] = array.strides[axis];
+    found.placed[at] = places[axis];
   }
   int merged = 0;
   for (int i = 1; i < found.count; ++i) {
-    if (found.stride[merged] == found.extent[i] * found.stride[i]) {
+    if (found.stride[merged] == found.extent[i] * found.stride[i] && found.placed[merged] == found.extent[i] * found.placed[i]) {
       found.extent[merged] *= found.extent[i];
     } else {
       found.extent[++merged] = found.extent[i];
     }
     found.stride[merged] = found.stride[i];
+    found.placed[merged] = found.placed[i];
   }
   if (found.count == 0) found.extent[0] = 1;
   found.count = merged + 1;
@@ -471,7 +489,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     if (array.shape[i] < 0 || array.shape[i] > largest_count) return arguments;
   }
   const unsigned mask = scalars[0] >= 1.0 && scalars[0] < 1 << max_axes ? static_cast<unsigned>(scalars[0]) : 0;
-  const List kept = list_of(array, mask, false, false), reduced = list_of(array, mask, true, !kernel.in_order);
+  const List kept = list_of(array, mask, false, true), reduced = list_of(array, mask, true, !kernel.in_order);
   const int64_t outputs = kept.elements(), count = reduced.elements();
   if (mask == 0 || kept.count != kernel.kept_axes || reduced.count != kernel.reduced_axes || outputs < 1 ||
       outputs != extents[at_outputs] || outputs > largest_count || count > largest_count)
@@ -479,6 +497,11 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   if (!set_axes(kept, kernel.vector, !kernel.along_rows, arguments.kept) ||
       !set_axes(reduced, kernel.vector, kernel.along_rows, arguments.reduced))
     return arguments;
+  for (int i = 0; i < kept.count; ++i) {
+    if (!kernel.scattered && i > 0 && kept.placed[i - 1] < kept.placed[i]) return arguments;
+    arguments.placed.extent[i] = static_cast<int>(kept.extent[i]);
+    arguments.placed.stride[i] = kept.placed[i];
+  }
   const int32_t undivided = 1;
   const Division parts = division(kernel, extents, kernel.two_pass ? launch : &undivided);
   arguments.outputs = static_cast<int>(outputs);
@@ -595,7 +618,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const char* const first = C::two_inputs ? "dy" : "x";
   const TensorView &in = tensors[0], &out = tensors[inputs];
   constexpr int in_size = sizeof(typename C::Input), out_size = sizeof(typename C::Output);
-  constexpr int widest = 16 / out_size, across = C::along_rows ? 1 : C::vector < widest ? C::vector : widest;
+  constexpr int widest = 16 / out_size, across = C::along_rows || C::scattered ? 1 : C::vector < widest ? C::vector : widest;
   if (!check_pointer(first, in, element_type<typename C::Input>, in.device, in_size * C::vector, complaint)) return false;
   if (!check_array(first, in, complaint)) return false;
   constexpr bool of_nothing = C::fn == fn_sum || C::fn == fn_sum_of_squares || C::fn == fn_logsumexp;

@@ -45,7 +45,8 @@ def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> Red
         fields = _laid_out(s, order, gaps)
         own = form_of(fields["shape"], fields["strides"], fields["axes"], s["fn"], size)
         lists = (len(own.kept.extents), len(own.reduced.extents))
-        if (own.inner, own.align, *lists) == (s["inner"], s["align"], s["kept_axes"], s["reduced_axes"]):
+        wanted = (s["inner"], s["align"], s["scattered"], s["kept_axes"], s["reduced_axes"])
+        if (own.inner, own.align, own.scattered, *lists) == wanted:
             break
     names = ("dtype", "out_dtype", "fn", "map", "write_map")
     chain = [node_of(part).model_dump() for part in s["epilogue"]]
@@ -77,7 +78,8 @@ def _interleaved(s: Mapping[str, Any], kept: list[int], reduced: list[int]) -> I
 
 
 def _laid_out(s: Mapping[str, Any], order: list[Level], gaps: bool) -> dict[str, Any]:
-    """Shape, strides and axes. Where no list has neighbours, elements lie two apart."""
+    """Shape, strides and axes. Where no list has neighbours, elements lie two apart; where outputs are scattered, the
+    innermost of the kept axes comes first."""
     align = s["align"]
     stride = 2 if s["inner"] == "none" else 1
     shape, strides, axes = [], [], []
@@ -89,4 +91,11 @@ def _laid_out(s: Mapping[str, Any], order: list[Level], gaps: bool) -> dict[str,
         stride *= extent
         if gaps:
             stride = -(-stride // align) * align + align
-    return {"shape": tuple(reversed(shape)), "strides": tuple(reversed(strides)), "axes": tuple(sorted(axes))}
+    shape.reverse()
+    strides.reverse()
+    if s["scattered"]:
+        kept = [axis for axis in range(len(order)) if axis not in axes]
+        turned = [(shape[axis], strides[axis]) for axis in reversed(kept)]
+        for axis, (extent, stride) in zip(kept, turned, strict=True):
+            shape[axis], strides[axis] = extent, stride
+    return {"shape": tuple(shape), "strides": tuple(strides), "axes": tuple(sorted(axes))}

@@ -8,6 +8,7 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.operator import Cost, Operand, Work
+from codegen.operators.reduce.axes import Merged
 from codegen.operators.reduce.problem import APPROXIMATE, ReduceProblem, size_of
 from codegen.operators.reduce.rules import (
     COMBINE_THREADS,
@@ -28,6 +29,7 @@ _OF_MAP = {"identity": 0.0, "square": 1.0, "multiply": 2.0, "relu_grad": 3.0}
 _OF_DERIVATIVE = 40.0
 # Slices that a thread of `combine` has in flight, as combine_unroll in kernel.cuh.
 COMBINE_UNROLL = 8
+WARP = 32
 # Of a vector: its address, by axes that an index is divided into, and its predicate.
 _PER_VECTOR, _PER_DIVISION = 6.0, 20.0
 
@@ -52,18 +54,43 @@ def work(problem: ReduceProblem, schedule: Schedule, signature: Mapping[str, Any
     per_value = _PER_VALUE[problem.fn] + _OF_MAP.get(problem.map, _OF_DERIVATIVE) + (size_of(problem) < 4)
     other = values * per_value + vectors * (_PER_VECTOR + _PER_DIVISION * divisions)
     partial = float(least.workspace_bytes)
-    # Neighbours of a warp's access that are of no use to it are fetched too.
-    run = min(t["lanes"], g.steps if t["algorithm"] == "row" else g.units) * t["vector"] * size_of(problem)
-    waste = max(1.0, SECTOR / max(1, run))
+    # Neighbours of a warp's access that are of no use to it are fetched too, and whole sectors written for an output.
+    waste = _sectors(problem, t) * SECTOR
+    scattered = float(problem.outputs) * (SECTOR - dtype(problem.out_dtype).bytes) if own.scattered else 0.0
     blocks = g.groups * g.slices
     shared = shared_bytes(signature, t)
     return Work(
         blocks=blocks, threads=t["threads"], fma=_added(problem, values), other_instructions=other,
-        shared_bytes=2.0 * blocks * shared, l2_bytes=least.bytes_read * waste + least.bytes_written + partial,
-        dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared,
+        shared_bytes=2.0 * blocks * shared,
+        l2_bytes=least.bytes_read * waste + least.bytes_written + scattered + partial,
+        dram_bytes=least.bytes_read * _gaps(problem) + least.bytes_written, dynamic_shared_bytes=shared,
         independent=t["unroll"], steps=max(1, g.trips * t["unroll"]), overlap=0.9, prefetched=t["unroll"],
         others=(_combine(problem, g.slices, signature),) if t["split"] != "none" else (),
     )  # fmt: skip
+
+
+def _sectors(problem: ReduceProblem, t: Mapping[str, Any]) -> float:
+    """Of 32 bytes, that a warp's loads touch, for each byte that it asked for."""
+    g, own, size = geometry(problem, t), form(problem), size_of(problem)
+    by_rows = t["algorithm"] == "row"
+    along, other = (own.reduced, own.kept) if by_rows else (own.kept, own.reduced)
+    across, down = (g.chunk, g.units) if by_rows else (g.units, g.chunk)
+    beside = min(t["lanes"], WARP, across)
+    below = min(max(1, WARP // t["lanes"]), down)
+    touched = _touched(beside * t["vector"], along, size) * _touched(below, other, size)
+    return float(touched / (beside * t["vector"] * below * size))
+
+
+def _touched(elements: int, axes: Merged, size: int) -> float:
+    """Sectors of so many elements that follow each other in a list of axes, from a sector's beginning on."""
+    together = max(1, min(elements, axes.extents[-1]))
+    return elements / together * min(together, -(-together * axes.strides[-1] * size // SECTOR) or 1)
+
+
+def _gaps(problem: ReduceProblem) -> float:
+    """Bytes of the sectors that hold an array, for each byte of its elements."""
+    apart = min((s for extent, s in zip(problem.shape, problem.strides, strict=True) if extent > 1), default=1)
+    return float(min(apart, SECTOR // size_of(problem)))
 
 
 def _added(problem: ReduceProblem, values: float) -> float:
