@@ -623,20 +623,20 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   if (!check_array(first, in, complaint)) return false;
   constexpr bool of_nothing = C::fn == fn_sum || C::fn == fn_sum_of_squares || C::fn == fn_logsumexp;
   if (!of_nothing && !check_not_empty(first, in, complaint)) return false;
-  if (!check_pointer("out", out, element_type<typename C::Output>, in.device, out_size * across, complaint)) return false;
+  if (!check_pointer("out", out, element_type<typename C::Output>, in.device, out_size * across, complaint, first)) return false;
   if (!check_packed("out", out, 0, complaint)) return false;
   const int64_t elements = packed_elements(out);
   for (int i = 1; i < fixed; ++i) {
     if (i == inputs) continue;
     const char* const name = i < inputs ? "x" : "dx";
-    if (!check_pointer(name, tensors[i], element_type<typename C::Input>, in.device, in_size * C::vector, complaint)) return false;
+    if (!check_pointer(name, tensors[i], element_type<typename C::Input>, in.device, in_size * C::vector, complaint, first)) return false;
     if (!same_array(name, tensors[i], first, in, complaint)) return false;
   }
   for (int i = 0; i < C::Epilogue::tensors; ++i) {
     const TensorView& tensor = tensors[fixed + i];
     const char* const name = C::Epilogue::tensor(i) == EpilogueTensor::mask ? "mask" : "residual";
     const int size = C::Epilogue::element_bytes(i);
-    if (!check_pointer(name, tensor, C::Epilogue::element(i), in.device, size * across, complaint)) return false;
+    if (!check_pointer(name, tensor, C::Epilogue::element(i), in.device, size * across, complaint, first)) return false;
     if (!check_packed(name, tensor, elements, complaint)) return false;
     if (!check_apart(name, Span(tensor, size), "out", Span(out, out_size), complaint)) return false;
     if (C::write_map && !check_apart(name, Span(tensor, size), "dx", Span(tensors[inputs + 1], in_size), complaint)) return false;
