@@ -260,21 +260,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds to compile many kernels, in four ways.")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way compiles the set")
     parser.add_argument("--kernels", type=int, help="per case; default: as the cases say")
-    parser.add_argument("--only", default="", help="cases whose name begins so; default: all")
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose name begins so; default: all")
     parser.add_argument("--limit", type=int, default=CANDIDATES_PER_PROBLEM, help="candidates of each problem; 0: none")
     parser.add_argument(
         "--cutlass", type=Path, help="the folder that holds cutlass/cutlass.h; default: where it is found"
     )
     parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     arguments = parser.parse_args()
-    whole = arguments.kernels is None and not arguments.only and arguments.limit == CANDIDATES_PER_PROBLEM
+    whole = arguments.kernels is None and arguments.limit == CANDIDATES_PER_PROBLEM
+    begins = tuple(arguments.only) or ("",)
     sheet, cores, processes = target(TARGET), len(os.sched_getaffinity(0)), Processes()
     found: dict[str, Any] = {}
     try:
         toolchain = find_toolchain(processes)
         ways = Ways(toolchain, sheet, processes, cores)
         for name, case in CASES.items():
-            if case.operator not in operators() or not name.startswith(arguments.only):
+            if case.operator not in operators() or not name.startswith(begins):
                 continue
             wanted = Case(case.operator, case.shapes, arguments.kernels or case.kernels, case.model)
             kernels, candidates = first_kernels(wanted, sheet)
@@ -291,7 +292,7 @@ def main() -> None:
     finally:
         processes.close()
     result = {
-        "benchmark": "compile",
+        "benchmark": "-".join(["compile", *arguments.only]),
         "operators": found,
         **({"cutlass": cutlass} if cutlass else {}),
         "target": sheet.name,
