@@ -30,6 +30,7 @@ TARGETS = ("sm_80", "sm_90a", "sm_75")
 # pixels that share what they load, with each window in turn.
 KINDS = ("dense", "pointwise", "grouped", "depthwise", "few", "multiplied", "dense")
 SPLITS = ("none", "level 2", "workspace", "stream", "atomic")
+DIVIDED = SPLITS[2:]
 NODES = (0, 1, 2, 3, MAX_NODES)
 GRAINS = (8, 1, 4, 2, 8)  # that channels and filters are multiples of
 EVERY_NODE: list[dict[str, Any]] = [
@@ -77,12 +78,15 @@ def _problem(name: str, number: int, rng: random.Random) -> Convolution:
         fields |= {"h": rng.randint(1, 24), "w": rng.randint(1, 24), "dtype": dtype, "allow_tf32": tf32}
         if kind != "pointwise":
             for field, most in (("stride", 3), ("dilation", 3), ("padding", 4)):
+                often = 0.85 if field == "stride" and name == "conv2d_dgrad" else 0.6
                 fields[field] = [
-                    rng.randint(field != "padding", most) if rng.random() < 0.6 else field != "padding" for _ in "hw"
+                    rng.randint(field != "padding", most) if rng.random() < often else field != "padding" for _ in "hw"
                 ]
                 fields[field] = [int(one) for one in fields[field]]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
         fields["epilogue"] = rng.choices(NODES_OF[name], k=NODES[number // 7 % 5])
+        if name == "conv2d_dgrad" and SPLITS[number // 2 % 5] in DIVIDED and number // 10 % 2 == 0:
+            fields["stride"] = [1, 1]  # or its sums are not divided
         if kind == "depthwise" and number // 7 % 2 == 0:
             fields |= {"layout": "nhwc", "s": WINDOWS[number // 14 % 3]}
             fields |= {name: [fields[name][0], 1] for name in ("stride", "dilation")}
@@ -124,12 +128,15 @@ def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) 
     """A random accepted schedule of level 2, divided in this way where sums can be divided."""
     op, where = operator(problem.operator), target(arch)
     space = op.space(problem, where, Search(level=2))
-    part: SearchSpace = rng.choice([one for one in space.parts if one.tunables.get("epilogue") in (None, ("fused",))])
+    # The sums of a strided gradient differ in length: nothing divides them.
+    divisible = problem.operator != "conv2d_dgrad" or max(problem.stride) == 1
+    parts = [one for one in space.parts if one.tunables.get("epilogue") in (None, ("fused",)) and one.size > 1]
+    if split in DIVIDED and divisible:
+        parts = [one for one in parts if "split" in one.tunables] or parts
+    part: SearchSpace = rng.choice(parts)
     lists: dict[str, Sequence[Value]] = dict(part.tunables)
     if "epilogue" in lists and problem.epilogue and (split == "none" or "split" not in lists):
         lists["epilogue"] = ("fused", "separate")
-    # The sums of a strided gradient differ in length: nothing divides them.
-    divisible = problem.operator != "conv2d_dgrad" or max(problem.stride) == 1
     if "split" in lists and split != "level 2" and divisible:
         split = "workspace" if split == "stream" and "stream_blocks" not in lists else split
         lists |= {"split": [split], "split_k": (2, 3, 5) if split in ("workspace", "atomic") else [1]}
