@@ -1,17 +1,18 @@
 """How far kernels are from float64, by dtype and length of the sum, with other ways to add the same products beside.
 
-`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON]] [--no-keep]`; `make bench-accuracy` keeps the
-result. Without `--problem` the default list: a filter gradient as long as one of ResNet-50 at batch 8 (n p q = 25,088
-products for 56 x 56 pixels), and matmuls of 64 x 64 outputs whose sums are as long and shorter. The problem may be of
-any operator: each output is computed as at full extents, so few of them are enough.
+`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON] | --job JOB] [--no-keep]`; `make bench-accuracy`
+keeps the result. Without `--problem` the default list: a filter gradient as long as one of ResNet-50 at batch 8 (n p q
+= 25,088 products for 56 x 56 pixels), and matmuls of 64 x 64 outputs whose sums are as long and shorter. The problem
+may be of any operator: each output is computed as at full extents, so few of them are enough. With `--job` it is the
+winners of that job instead, each on the reduced extents of its proof that have the longest sums.
 
 Ours is the kernel's own text, run on the CPU (`codegen/device/cpu`): its order of summation, and the twin's arithmetic
 on tensor cores. Beside it, on the same inputs and judged by the same float64 reference:
 
 - `numpy`: sums of fp32 in NumPy's order, rounded to the output's dtype: the same precision in another order, no library
   that anyone ships kernels of. Of matmul alone;
-- `torch`: PyTorch's own result on the CPU, where it is installed and the output has the inputs' dtype. Of matmul and
-  the convolutions;
+- `torch`: PyTorch's own result on the CPU, where it is installed and the output has the inputs' dtype or is of fp32,
+  for which inputs are widened. Of matmul and the convolutions without an epilogue;
 - `vendor`: the vendor's library, where there is a GPU and it has the problem;
 - `one product left out`: a wrong kernel, exact but for the last product of each sum. Of matmul and, where no pixel is
   padding, of a gradient of filters.
@@ -44,9 +45,12 @@ from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
+from codegen.schedule import Schedule
 from codegen.search import Search
 from codegen.targets import target
 from codegen.test_plan import judge
+from cukiln.client import Client
+from cukiln.errors import CukilnError
 from workers.build_cpu import build_cpu
 from workers.cpu_library import CpuLibrary
 from workers.gpu.interface import DEFAULT_MODULE, GpuError, GpuMissing, list_devices, open_gpu
@@ -145,12 +149,15 @@ def without_last_product(problem: Problem, inputs: Inputs) -> np.ndarray[Any, An
 
 def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
     p: Any = problem
-    if importlib.util.find_spec("torch") is None or p.out_dtype != p.dtype or p.epilogue:
+    if importlib.util.find_spec("torch") is None or not isinstance(problem, (MatmulProblem, Convolution)):
+        return None
+    if p.epilogue or p.out_dtype not in (p.dtype, "float32"):
         return None
     import torch
 
     def tensor(values: np.ndarray[Any, Any]) -> Any:
-        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(getattr(torch, p.dtype))
+        # It has no result wider than its inputs: they are widened, which loses nothing.
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(getattr(torch, p.out_dtype))
 
     if isinstance(problem, MatmulProblem):
         made = torch.matmul(*map(tensor, _factors(problem, inputs, np.float32)))
@@ -225,19 +232,33 @@ def figures(problem: Problem, ways: Mapping[str, Way]) -> dict[str, dict[str, fl
     return found
 
 
-def report(fields: Mapping[str, Any], tunables: Mapping[str, Any] | None, processes: Processes) -> dict[str, Any]:
-    candidate = chosen(fields, tunables)
+def winners(job: str, url: str | None) -> Iterator[tuple[str, Candidate, Problem]]:
+    """The name of each problem of a job, its winner, and the problem of its proof that has the longest sums."""
+    with Client(url) as client:
+        for one in client.job(job).problems:
+            if one.winner is not None:
+                own = operator(one.operator)
+                candidate = own.candidate(own.parse(one.problem), Schedule.of(one.winner.schedule))
+                yield (
+                    one.name,
+                    candidate,
+                    max(own.test_problems(candidate.kernel), key=lambda each: each.sum_length or 0),
+                )
+
+
+def report(candidate: Candidate, problem: Problem, processes: Processes) -> dict[str, Any]:
+    """The figures of the candidate's kernel on a problem that it computes."""
     toolchain = find_toolchain(processes)
     with processes.private_folder("accuracy") as folder:
         build = build_cpu([candidate.kernel], toolchain, processes, LIMITS, folder=folder)
         if build.errors:
             raise SystemExit(f"the kernel does not compile: {build.errors}")
         ((library, _),) = build.libraries
-        found = figures(candidate.problem, {"ours": OnCpu(candidate, library), **WAYS})
+        found = figures(problem, {"ours": OnCpu(candidate, library), **WAYS})
     schedule = candidate.schedule.as_dict()
     return {
-        "problem": candidate.problem.canonical(),
-        "sum_length": candidate.problem.sum_length,
+        "problem": problem.canonical(),
+        "sum_length": problem.sum_length,
         "schedule": schedule,
         "figures": found,
     }
@@ -247,7 +268,8 @@ def show(row: Mapping[str, Any]) -> None:
     p, schedule = row["problem"], row["schedule"]
     slices = f", {schedule['split_k']} slices" if schedule.get("split_k", 1) != 1 else ""
     tf32 = " as tf32" if p.get("allow_tf32") else ""
-    print(f"\n{p['operator']} {p['dtype']}{tf32} to {p['out_dtype']}, sums of {row['sum_length']}{slices}")
+    name = f"{row['name']}: " if row["name"] else ""
+    print(f"\n{name}{p['operator']} {p['dtype']}{tf32} to {p['out_dtype']}, sums of {row['sum_length']}{slices}")
     print(f"  {'':22}{'max':>10}{'rms':>10}{'of bound':>10}{'integers wrong':>16}")
     for name, one in row["figures"].items():
         print(
@@ -260,19 +282,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problem", type=json.loads, help="a problem of any operator, as in a job request")
     parser.add_argument("--tunables", type=json.loads, help="lists of values by tunable, as in a search")
+    parser.add_argument("--job", help="its winners instead, on reduced extents")
+    parser.add_argument("--url", help="of the service that has the job; default: CUKILN_URL, else the local one")
     parser.add_argument("--no-keep", action="store_true", help="write no file into benchmarks/results")
     chosen_options = parser.parse_args()
-    listed = [(chosen_options.problem, chosen_options.tunables)] if chosen_options.problem else [*default_problems()]
+    asked: Iterator[tuple[str, Candidate, Problem]]
+    if chosen_options.job:
+        asked = winners(chosen_options.job, chosen_options.url)
+    else:
+        one = [(chosen_options.problem, chosen_options.tunables)] if chosen_options.problem else default_problems()
+        asked = (("", candidate, candidate.problem) for candidate in (chosen(*each) for each in one))
     rows = []
     with closing(Processes()) as processes:
-        for fields, tunables in listed:
-            rows.append(report(fields, tunables, processes))
+        for name, candidate, problem in asked:
+            rows.append({"name": name, **report(candidate, problem, processes)})
             show(rows[-1])
-    keep_result({"benchmark": "accuracy", "target": TARGET, "rows": rows}, keep=not chosen_options.no_keep)
+    keep = not (chosen_options.no_keep or chosen_options.job)
+    keep_result({"benchmark": "accuracy", "target": TARGET, "rows": rows}, keep=keep)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except GpuError as error:
+    except (GpuError, CukilnError) as error:
         raise SystemExit(str(error)) from error

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.bench_accuracy import WAYS, by_numpy, by_torch, default_problems, figures, report, without_last_product
+from benchmarks.bench_accuracy import (
+    WAYS,
+    by_numpy,
+    by_torch,
+    chosen,
+    default_problems,
+    figures,
+    report,
+    winners,
+    without_last_product,
+)
 from codegen.operators import operator
+from cukiln.client import Client
+from storage.settings import load_settings
 from workers.processes import Processes
+from workers.serve import embedded
 
 MATMUL = {"operator": "matmul", "m": 8, "n": 16, "k": 3000, "layout": "tn", "dtype": "float32"}
 CONV = {"operator": "conv2d", "n": 1, "h": 6, "w": 5, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1, "dtype": "float16"}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    settings = load_settings(data_dir=tmp_path, port=0, workers=2)
+    with embedded(settings) as running, Client(running.url, cache_dir=tmp_path / "client") as found:
+        yield found
 
 
 def problem(**fields: Any) -> Any:
@@ -43,18 +65,44 @@ def test_an_error_is_told_in_parts_of_the_results_size() -> None:
 def test_a_way_that_does_not_know_the_problem_is_left_out() -> None:
     biased = problem(epilogue=[{"op": "bias", "axis": "n"}])
     assert figures(biased, {"numpy": by_numpy}) == {}
-    assert by_torch(problem(dtype="float16", out_dtype="float32"), {}) is None
+    assert figures(biased, {"torch": by_torch}) == {}
 
 
 def test_any_operators_problem_is_computed_by_its_own_kernel() -> None:
+    candidate = chosen(CONV, None)
     with closing(Processes()) as processes:
-        row = report(CONV, None, processes)
+        row = report(candidate, candidate.problem, processes)
     assert row["sum_length"] == 72
     ours = row["figures"].pop("ours")
     assert ours["integers_wrong"] == 0.0 and 0.0 < ours["max"] < 2e-3 and ours["of_bound"] < 1.0
     assert set(row["figures"]) <= set(WAYS) - {"numpy"}
     for other in row["figures"].values():  # PyTorch's, where it is installed
         assert other["integers_wrong"] == 0.0 and other["of_bound"] < 1.0
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_dgrad", "conv2d_wgrad"])
+def test_pytorchs_convolutions_are_right(name: str, layout: str) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    asked = {**CONV, "operator": name, "layout": layout, "stride": 2, "groups": 2, "out_dtype": "float32"}
+    found = figures(operator(name).parse(asked), {"torch": by_torch})["torch"]
+    assert found["integers_wrong"] == 0.0 and 0.0 < found["of_bound"] < 1.0
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_a_pixel_left_out_of_a_filter_gradient_differs_on_integers(layout: str) -> None:
+    asked = {**CONV, "operator": "conv2d_wgrad", "layout": layout, "padding": 0, "n": 8, "h": 22, "w": 22}
+    found = figures(operator("conv2d_wgrad").parse(asked), {"wrong": without_last_product})["wrong"]
+    assert found["integers_wrong"] > 0.5
+    padded = operator("conv2d_wgrad").parse({**asked, "padding": 1})
+    assert figures(padded, {"wrong": without_last_product}) == {}
+
+
+def test_a_jobs_winners_are_run_on_the_longest_sums_of_their_proofs(client: Client) -> None:
+    job = client.tune([{**CONV, "name": "one"}], target="sm_90a", search={"level": 0})
+    ((name, candidate, reduced),) = winners(job.job, client.url)
+    assert (name, candidate.schedule.as_dict()) == ("one", job.problems[0].winner.schedule)
+    assert reduced.sum_length == max(one.sum_length or 0 for one in operator("conv2d").test_problems(candidate.kernel))
 
 
 def test_the_default_problems_have_a_long_sum_of_every_dtype() -> None:
