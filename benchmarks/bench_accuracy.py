@@ -161,7 +161,7 @@ def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
 
     if isinstance(problem, MatmulProblem):
         made = torch.matmul(*map(tensor, _factors(problem, inputs, np.float32)))
-    elif isinstance(problem, Convolution):
+    else:
         last = problem.layout == "nhwc"
         # What no window meets is no number.
         given = {name: np.nan_to_num(values.astype(np.float32)) for name, values in inputs.items()}
@@ -174,8 +174,6 @@ def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
         else:
             made = torch.nn.grad.conv2d_weight(of["x"], (p.k, p.group_channels, p.r, p.s), of["dy"], **options)
         made = made.permute(0, 2, 3, 1) if last else made
-    else:
-        return None
     return made.to(getattr(torch, p.out_dtype)).to(torch.float64).numpy()
 
 
@@ -239,11 +237,8 @@ def winners(job: str, url: str | None) -> Iterator[tuple[str, Candidate, Problem
             if one.winner is not None:
                 own = operator(one.operator)
                 candidate = own.candidate(own.parse(one.problem), Schedule.of(one.winner.schedule))
-                yield (
-                    one.name,
-                    candidate,
-                    max(own.test_problems(candidate.kernel), key=lambda each: each.sum_length or 0),
-                )
+                longest = max(own.test_problems(candidate.kernel), key=lambda each: each.sum_length or 0)
+                yield one.name, candidate, longest
 
 
 def report(candidate: Candidate, problem: Problem, processes: Processes) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from codegen.schedule import Schedule
 
 WORKSPACE = "workspace"
 DETERMINISTIC = "deterministic"
@@ -41,3 +44,18 @@ def check_deterministic(deterministic: bool) -> Rejected | None:
     return check(
         deterministic, DETERMINISTIC, "its bits differ from run to run, and deterministic kernels are asked for"
     )
+
+
+def first_accepted(schedules: Iterable[Schedule], judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """The first that breaks no rule, and no more are looked at; the first of all where every one breaks one.
+
+    Raises ValueError where there are none.
+    """
+    first: Schedule | None = None
+    for one in schedules:
+        if isinstance(judge(one), Accepted):
+            return one
+        first = first or one
+    if first is None:
+        raise ValueError("no schedules to choose from")
+    return first

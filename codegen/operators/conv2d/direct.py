@@ -12,7 +12,7 @@ from codegen.operator import Cost, Work
 from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d.product import aligns
 from codegen.operators.matmul import grid
-from codegen.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search_space import Tunable
 from codegen.targets import Target
@@ -153,8 +153,7 @@ def _pixels_fit(of_block: int, pixels: int) -> bool:
 def default(problem: Convolution, window: int, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: many filters and many pixels in a thread first,
     with the window. Where all break one, the first of all."""
-    found = (one for level in (1, 2) for one in _in_order(levels(problem, window)[level]))
-    return next((one for one in found if isinstance(judge(one), Accepted)), next(_in_order(levels(problem, window)[1])))
+    return first_accepted((one for lists in levels(problem, window).values() for one in _in_order(lists)), judge)
 
 
 def _in_order(lists: Lists) -> Iterator[Schedule]:

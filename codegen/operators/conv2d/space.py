@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d import direct, implicit, separate
 from codegen.operators.conv2d.problem import Conv2dProblem
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search
 from codegen.search_space import Allowed, SearchSpace, Tunable
@@ -79,16 +79,4 @@ def _default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule],
     if not problem.depthwise:
         ways.append(lambda: implicit.default(problem, target, judge))
     few = problem.group_filters < MANY_FILTERS
-    return first_accepted(ways if few else ways[::-1], judge)
-
-
-def first_accepted(
-    ways: Sequence[Callable[[], Schedule]], judge: Callable[[Schedule], Accepted | Rejected]
-) -> Schedule:
-    """The first of the schedules that breaks no rule; the first of all where every one does."""
-    found = [ways[0]()]
-    for way in ways[1:]:
-        if isinstance(judge(found[-1]), Accepted):
-            return found[-1]
-        found.append(way())
-    return found[-1] if isinstance(judge(found[-1]), Accepted) else found[0]
+    return first_accepted((way() for way in (ways if few else ways[::-1])), judge)

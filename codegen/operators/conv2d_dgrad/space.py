@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d import direct as forward
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, first_accepted
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS
 from codegen.operators.conv2d_dgrad import direct, implicit
 from codegen.operators.conv2d_dgrad.phases import largest
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search
 from codegen.search_space import SearchSpace, Tunable
@@ -43,4 +43,4 @@ def _default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Sched
     if not problem.depthwise:
         ways.append(lambda: implicit.default(problem, target, judge))
     few = problem.group_filters <= forward.MOST_CHANNELS and problem.group_channels < MANY_FILTERS
-    return first_accepted(ways if few else ways[::-1], judge)
+    return first_accepted((way() for way in (ways if few else ways[::-1])), judge)

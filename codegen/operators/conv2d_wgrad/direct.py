@@ -16,7 +16,7 @@ from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.product import aligns, product
 from codegen.operators.conv2d_wgrad.slices import fill, level_slices
 from codegen.operators.matmul import grid, split, traffic
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search_space import Tunable
 from codegen.targets import Target
@@ -107,9 +107,7 @@ def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: in
 def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: wide threads first, and about as many slices as
     fill the device. Where all break one, the first of all."""
-    found = (one for level in (1, 2) for one in _in_order(problem, target, level))
-    accepted = (one for one in found if isinstance(judge(one), Accepted))
-    return next(accepted, next(_in_order(problem, target, 1)))
+    return first_accepted((one for level in (1, 2) for one in _in_order(problem, target, level)), judge)
 
 
 def _in_order(problem: Conv2dWgradProblem, target: Target, level: int) -> Iterator[Schedule]:

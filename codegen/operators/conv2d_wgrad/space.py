@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, first_accepted, together
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, together
 from codegen.operators.conv2d_wgrad import direct, implicit
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search
 from codegen.search_space import SearchSpace, Tunable
@@ -43,4 +43,4 @@ def _default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Sched
     if not problem.depthwise:
         ways.append(lambda: implicit.default(problem, target, judge))
     few = problem.group_filters < MANY_FILTERS
-    return first_accepted(ways if few else ways[::-1], judge)
+    return first_accepted((way() for way in (ways if few else ways[::-1])), judge)

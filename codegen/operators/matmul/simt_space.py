@@ -8,7 +8,7 @@ from itertools import chain, product
 from codegen.operators.matmul.grid import RASTER, blocks, power_of_two
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES, SPLIT, SPLIT_K, linked, useful_slices, ways
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
@@ -92,7 +92,7 @@ def default(
     most = slices[-1] if slices else 1
     attempts = (Schedule.of(values) for values in _preferred(problem, target, lists, division, most))
     first = next(attempts)
-    return next((one for one in chain([first], attempts) if isinstance(judge(one), Accepted)), first)
+    return first_accepted(chain([first], attempts), judge)
 
 
 def _preferred(

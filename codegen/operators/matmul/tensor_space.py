@@ -35,7 +35,7 @@ from codegen.operators.matmul.tensor_rules import (
     warp_tile,
 )
 from codegen.operators.matmul.traffic import L2_SHARE, input_bytes
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
@@ -265,7 +265,7 @@ def default(
     stored = input_bytes(problem) if stored_bytes is None else stored_bytes
     attempts = _preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored)
     first = next(attempts)
-    return next((one for one in chain([first], attempts) if isinstance(judge(one), Accepted)), first)
+    return first_accepted(chain([first], attempts), judge)
 
 
 def _preferred(

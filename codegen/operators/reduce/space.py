@@ -10,7 +10,7 @@ from typing import Any
 from codegen.joined_space import Kind, build_joined
 from codegen.operators.reduce.axes import Form, form_of
 from codegen.operators.reduce.problem import ReduceProblem, size_of
-from codegen.rules import Accepted, Rejected
+from codegen.rules import Accepted, Rejected, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search
 from codegen.search_space import Linked, SearchSpace, Tunable
@@ -180,7 +180,7 @@ def default(problem: ReduceProblem, target: Target, judge: Callable[[Schedule], 
         Schedule.of({**dict(zip(lists[1], rest, strict=True)), **dict(zip(linked[1].names, one, strict=True))})
         for one, rest in product(choices, product(*lists[1].values()))
     ]
-    return next((one for one in tried if isinstance(judge(one), Accepted)), tried[0])
+    return first_accepted(tried, judge)
 
 
 def _busy(problem: ReduceProblem, algorithm: str, choice: tuple[Value, ...], target: Target) -> float:
