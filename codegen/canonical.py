@@ -14,6 +14,13 @@ from codegen.errors import CannotKey
 LARGEST_INTEGER = 2**53 - 1
 
 
+def as_integer(value: Any) -> Any:
+    """JSON has one kind of number: 8.0 is 8. Anything else stays as it is; booleans and strings are no numbers."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER:
+        return int(value)
+    return value
+
+
 def canonical_json(value: Any) -> bytes:
     """The RFC 8785 bytes of `value`: equal for equal content, whatever the key order or spelling of numbers.
 

@@ -30,7 +30,7 @@ InputKind = Literal["integer", "normal"]
 # Of a kernel that nobody has estimated: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
-GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/split.cuh", "gemm/launch.cuh")
+GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/multiply.cuh", "gemm/split.cuh", "gemm/launch.cuh")
 # Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
 CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from codegen.canonical import as_integer
 from codegen.identity import problem_digest
 
 # Kernels index tiles with int32 and add up to one tile (at most 1024) to an extent.
@@ -16,17 +17,10 @@ LARGEST_EXTENT = 2**31 - 1 - 1024
 LARGEST_ELEMENTS = 2**40
 
 
-def _whole(value: Any) -> Any:
-    # JSON has one kind of number: 8 and 8.0 are the same extent. Booleans and strings are not numbers.
-    if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_ELEMENTS:
-        return int(value)
-    return value
-
-
-Extent = Annotated[int, Field(strict=True, ge=1, le=LARGEST_EXTENT), BeforeValidator(_whole)]
+Extent = Annotated[int, Field(strict=True, ge=1, le=LARGEST_EXTENT), BeforeValidator(as_integer)]
 # Strides are in elements; 0 repeats a matrix over the batch where the field allows it.
-Pitch = Annotated[int, Field(strict=True, ge=1, le=LARGEST_ELEMENTS), BeforeValidator(_whole)]
-Stride = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ELEMENTS), BeforeValidator(_whole)]
+Pitch = Annotated[int, Field(strict=True, ge=1, le=LARGEST_ELEMENTS), BeforeValidator(as_integer)]
+Stride = Annotated[int, Field(strict=True, ge=0, le=LARGEST_ELEMENTS), BeforeValidator(as_integer)]
 
 # The binding of a library reads tensors of at most so many axes.
 LARGEST_RANK = 8
@@ -44,6 +38,12 @@ Shape = Annotated[
     Field(max_length=LARGEST_RANK, json_schema_extra={"minItems": 1}),
     AfterValidator(_not_empty),
 ]
+
+
+def filled_in(field: dict[str, Any]) -> None:
+    """The `json_schema_extra` of a field whose default is computed from others: null in a schema would say that null is
+    a value."""
+    field.pop("default", None)
 
 
 def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:

@@ -8,14 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
 from codegen.epilogue import Scalar
-from codegen.problem import LARGEST_EXTENT, Problem, Shape, refuse, require_elements
+from codegen.problem import LARGEST_EXTENT, Problem, Shape, filled_in, refuse, require_elements
 
 Float = Literal["float32", "float16", "bfloat16"]
-
-
-def _filled_in(field: dict[str, Any]) -> None:
-    # The default is computed from another field; null in a schema would say that null is a value.
-    field.pop("default", None)
 
 
 class RowProblem(Problem):
@@ -28,7 +23,7 @@ class RowProblem(Problem):
         default=None,
         validate_default=True,
         description="Default: dtype.",
-        json_schema_extra=_filled_in,
+        json_schema_extra=filled_in,
     )
 
     @property

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from codegen.canonical import LARGEST_INTEGER
+from codegen.canonical import LARGEST_INTEGER, as_integer
 from codegen.problem import refuse
 from codegen.schedule import Schedule, Value
 
@@ -23,11 +23,7 @@ MAX_VALUES = 64
 MAX_TUNABLES = 64
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_INTEGER else value
-
-
-SearchValue = Annotated[StrictInt | StrictStr, BeforeValidator(_whole)]
+SearchValue = Annotated[StrictInt | StrictStr, BeforeValidator(as_integer)]
 Name = Annotated[StrictStr, Field(min_length=1, max_length=64)]
 
 
@@ -43,7 +39,7 @@ class Search(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    level: Annotated[Literal[0, 1, 2] | None, BeforeValidator(_whole)] = None
+    level: Annotated[Literal[0, 1, 2] | None, BeforeValidator(as_integer)] = None
     tunables: (
         Annotated[
             dict[Name, Annotated[list[SearchValue], Field(min_length=1, max_length=MAX_VALUES)]],
@@ -58,12 +54,12 @@ class Search(BaseModel):
         ]
         | None
     ) = None
-    limit: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
-    keep: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(_whole)] = None
-    screening: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_SCREENING)] | None, BeforeValidator(_whole)] = (
-        None
-    )
-    seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER), BeforeValidator(_whole)] = 0
+    limit: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(as_integer)] = None
+    keep: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(as_integer)] = None
+    screening: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=MAX_SCREENING)] | None, BeforeValidator(as_integer)
+    ] = None
+    seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER), BeforeValidator(as_integer)] = 0
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,14 @@ from codegen.joined_space import Kind
 from codegen.operator import Cost, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
 from codegen.operators.conv2d.problem import Conv2dProblem
-from codegen.operators.conv2d.product import aligns, matmul_tunables, of_product, product
+from codegen.operators.conv2d.product import (
+    aligns,
+    implicit_schedule,
+    matmul_tunables,
+    of_product,
+    product,
+    without_static_k,
+)
 from codegen.operators.matmul import simt_rules, simt_space, simt_work, tensor_rules, tensor_space, tensor_work, traffic
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
@@ -48,7 +55,7 @@ def kind(problem: Conv2dProblem, target: Target, search: Search) -> Kind:
     else:
         found, every_way = simt_space.levels(as_matmul, target), simt_space.EVERY_WAY
     lists = {
-        level: {"algorithm": ("implicit_gemm",), **_without_static(values)} for level, (values, _) in found.items()
+        level: {"algorithm": ("implicit_gemm",), **without_static_k(values)} for level, (values, _) in found.items()
     }
     ways: dict[int, Linked] = {level: division for level, (_, division) in found.items()}
     if not set(every_way.names).isdisjoint(search.tunables or ()):
@@ -62,13 +69,13 @@ def default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], 
     def judge_product(schedule: Schedule) -> Accepted | Rejected:
         values = schedule.as_dict()
         constant = values.get("static_k", 0) != 0
-        return check(not constant, "static_k", "k is no constant here") or judge(_of_matmul(values))
+        return check(not constant, "static_k", "k is no constant here") or judge(implicit_schedule(values))
 
     as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
         found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, _input_bytes(problem))
-        return _of_matmul(found.as_dict())
-    return _of_matmul(simt_space.default(as_matmul, target, judge_product).as_dict())
+        return implicit_schedule(found.as_dict())
+    return implicit_schedule(simt_space.default(as_matmul, target, judge_product).as_dict())
 
 
 def rules(
@@ -177,12 +184,3 @@ def _input_bytes(problem: Conv2dProblem) -> int:
 
 def _aligns(problem: Conv2dProblem) -> tuple[int, int]:
     return of_product(problem.channels_last, aligns(problem))
-
-
-def _without_static(lists: Lists) -> Lists:
-    return {name: values for name, values in lists.items() if name != "static_k"}
-
-
-def _of_matmul(values: Mapping[str, Value]) -> Schedule:
-    rest = {name: value for name, value in values.items() if name != "static_k"}
-    return Schedule.of({"algorithm": "implicit_gemm", **rest})

@@ -11,18 +11,10 @@ template <class C>
 __device__ __forceinline__ void multiply(const Arguments& arguments) {
   if constexpr (C::direct) {
     conv::direct::run<C>(arguments, static_cast<int>(blockIdx.x));
-  } else if constexpr (C::tensor_cores) {
-    if constexpr (C::pointwise) {
-      gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
-    } else {
-      gemm::tensor::run<C, tensor::Feed<C>>(arguments);
-    }
+  } else if constexpr (C::pointwise) {
+    gemm::multiply_stored<C>(arguments);
   } else {
-    if constexpr (C::pointwise) {
-      gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
-    } else {
-      gemm::simt::run<C, simt::Feed<C>>(arguments);
-    }
+    gemm::multiply<C, tensor::Feed<C>, simt::Feed<C>>(arguments);
   }
 }
 

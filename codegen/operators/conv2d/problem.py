@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
 
+from codegen.canonical import as_integer
 from codegen.epilogue import (
     MAX_NODES,
     Bias,
@@ -27,16 +28,11 @@ from codegen.epilogue import (
     Silu,
     Tanh,
 )
-from codegen.problem import LARGEST_EXTENT, Extent, Problem, refuse, require_elements
+from codegen.problem import LARGEST_EXTENT, Extent, Problem, filled_in, refuse, require_elements
 
 Layout = Literal["nhwc", "nchw"]
 Float = Literal["float32", "float16", "bfloat16"]
 Axis = Literal["h", "w"]
-
-
-def _filled_in(field: dict[str, Any]) -> None:
-    # The default is computed from another field; null in a schema would say that null is a value.
-    field.pop("default", None)
 
 
 class ChannelBias(Node):
@@ -75,11 +71,7 @@ def _pair(value: Any) -> Any:
     return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXTENT else value
-
-
-Distance = Annotated[int, Field(strict=True, ge=0, le=LARGEST_EXTENT), BeforeValidator(_whole)]
+Distance = Annotated[int, Field(strict=True, ge=0, le=LARGEST_EXTENT), BeforeValidator(as_integer)]
 Steps = Annotated[tuple[Extent, Extent], BeforeValidator(_pair)]
 Distances = Annotated[tuple[Distance, Distance], BeforeValidator(_pair)]
 
@@ -113,7 +105,7 @@ class Convolution(Problem):
         default=None,
         validate_default=True,
         description="Default: dtype.",
-        json_schema_extra=_filled_in,
+        json_schema_extra=filled_in,
     )
     allow_tf32: StrictBool = Field(
         default=False,

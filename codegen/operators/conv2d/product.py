@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen.alignment import classes, needs_cuda_cores
 from codegen.operators.conv2d.problem import Conv2dProblem, Convolution, with_axes
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.schedule import Schedule, Value
+
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=1024)  # lowering asks once for every schedule
@@ -56,3 +59,13 @@ def of_product(channels_last: bool, aligns: tuple[int, int, int]) -> tuple[int, 
 def matmul_tunables(tunables: Mapping[str, Any]) -> dict[str, Any]:
     """A schedule of the implicit product as matmul's rules read it: its length is never a constant of the code."""
     return {"static_k": 0, **tunables}
+
+
+def without_static_k(tunables: Mapping[str, T]) -> dict[str, T]:
+    """Values, or lists of values, of matmul's that an implicit product has too."""
+    return {name: value for name, value in tunables.items() if name != "static_k"}
+
+
+def implicit_schedule(tunables: Mapping[str, Value]) -> Schedule:
+    """A schedule of matmul's as one of the implicit product."""
+    return Schedule.of({"algorithm": "implicit_gemm", **without_static_k(tunables)})

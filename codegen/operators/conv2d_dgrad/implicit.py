@@ -11,7 +11,7 @@ from codegen.joined_space import Kind
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d import implicit as forward
 from codegen.operators.conv2d.direct import LARGEST_INDEX
-from codegen.operators.conv2d.product import matmul_tunables, of_product
+from codegen.operators.conv2d.product import implicit_schedule, matmul_tunables, of_product, without_static_k
 from codegen.operators.conv2d_dgrad.phases import Phase, phases
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import aligns, layout_of, of_phase, product
@@ -54,7 +54,7 @@ def kind(problem: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
     lists: dict[int, dict[str, tuple[Value, ...]]] = {
         level: {
             "algorithm": ("implicit_gemm",),
-            **{name: list_ for name, list_ in values.items() if name != "static_k"},
+            **without_static_k(values),
         }
         for level, (values, _) in found.items()
     }
@@ -72,13 +72,13 @@ def default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedu
     def judge_product(schedule: Schedule) -> Accepted | Rejected:
         values = schedule.as_dict()
         constant = values.get("static_k", 0) != 0
-        return check(not constant, "static_k", "k is no constant here") or judge(_of_matmul(values))
+        return check(not constant, "static_k", "k is no constant here") or judge(implicit_schedule(values))
 
     as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
         found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, _input_bytes(problem))
-        return _of_matmul(found.as_dict())
-    return _of_matmul(simt_space.default(as_matmul, target, judge_product).as_dict())
+        return implicit_schedule(found.as_dict())
+    return implicit_schedule(simt_space.default(as_matmul, target, judge_product).as_dict())
 
 
 def rules(
@@ -235,8 +235,3 @@ def _input_bytes(problem: Conv2dDgradProblem) -> int:
 
 def _aligns(problem: Conv2dDgradProblem) -> tuple[int, int]:
     return of_product(problem.channels_last, aligns(problem))
-
-
-def _of_matmul(values: Mapping[str, Value]) -> Schedule:
-    rest = {name: value for name, value in values.items() if name != "static_k"}
-    return Schedule.of({"algorithm": "implicit_gemm", **rest})

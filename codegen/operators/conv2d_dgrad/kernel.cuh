@@ -57,18 +57,10 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     run_direct<C>(arguments);
   } else if constexpr (C::strided) {
     run_phase<C>(arguments);
-  } else if constexpr (C::tensor_cores) {
-    if constexpr (C::pointwise) {
-      gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
-    } else {
-      gemm::tensor::run<C, tensor::Feed<C>>(Phase<C>(arguments, 0));
-    }
+  } else if constexpr (C::pointwise) {
+    gemm::multiply_stored<C>(arguments);
   } else {
-    if constexpr (C::pointwise) {
-      gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
-    } else {
-      gemm::simt::run<C, simt::Feed<C>>(Phase<C>(arguments, 0));
-    }
+    gemm::multiply<C, tensor::Feed<C>, simt::Feed<C>>(Phase<C>(arguments, 0));
   }
 }
 

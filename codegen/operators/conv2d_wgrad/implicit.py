@@ -11,7 +11,7 @@ from codegen.joined_space import Kind
 from codegen.operator import Cost, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
 from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES, product_registers, register_rule, threads
-from codegen.operators.conv2d.product import matmul_tunables
+from codegen.operators.conv2d.product import implicit_schedule, matmul_tunables, without_static_k
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.product import aligns, product
 from codegen.operators.conv2d_wgrad.slices import ALWAYS, fill, level_slices
@@ -56,7 +56,7 @@ def kind(problem: Conv2dWgradProblem, target: Target, search: Search) -> Kind:
     """What searches try."""
     slices, own = _slices(problem, target), tunables(problem, target)
     lists = {
-        level: {"algorithm": ("implicit_gemm",), **_without_static(values)}
+        level: {"algorithm": ("implicit_gemm",), **without_static_k(values)}
         for level, values in _lists(problem, target, slices).items()
     }
     has_stream = own is TENSOR_TUNABLES
@@ -78,7 +78,7 @@ def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedu
             return (
                 check(t.get("static_k", 0) == 0, "static_k", "k is no constant here")
                 or check(split.grid_blocks(as_matmul, t) >= least_blocks, "grid", "multiprocessors would idle")
-                or judge(_of_matmul(t))
+                or judge(implicit_schedule(t))
             )
 
         if on_tensor_cores(as_matmul, target):
@@ -86,7 +86,7 @@ def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedu
             found = tensor_space.default(as_matmul, target, aligned, judge_product, stored, slices)
         else:
             found = simt_space.default(as_matmul, target, judge_product, slices)
-        return _of_matmul(found.as_dict())
+        return implicit_schedule(found.as_dict())
 
     filling = first(FILLED * target.sm_count)
     idle = split.grid_blocks(as_matmul, filling.as_dict()) < FILLED * target.sm_count
@@ -186,12 +186,3 @@ def work(problem: Conv2dWgradProblem, schedule: Schedule, least: Cost, target: T
         dram_bytes=found.dram_bytes - traffic.input_traffic(as_matmul, t, target) + inputs,
         other_instructions=found.other_instructions + gathered,
     )
-
-
-def _without_static(lists: Lists) -> Lists:
-    return {name: values for name, values in lists.items() if name != "static_k"}
-
-
-def _of_matmul(values: Mapping[str, Value]) -> Schedule:
-    rest = {name: value for name, value in values.items() if name != "static_k"}
-    return Schedule.of({"algorithm": "implicit_gemm", **rest})

@@ -8,15 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import Function, Identity, MaskedActivation, words_of_mask
-from codegen.problem import Pitch, Problem, Shape, refuse, require_elements
+from codegen.problem import Pitch, Problem, Shape, filled_in, refuse, require_elements
 
 Float = Literal["float32", "float16", "bfloat16"]
 MaskDtype = Literal["int32", "uint8"]
-
-
-def _filled_in(field: dict[str, Any]) -> None:
-    # The default is computed from other fields; null in a schema would say that null is a value.
-    field.pop("default", None)
 
 
 class MaskedActivationProblem(Problem):
@@ -37,13 +32,13 @@ class MaskedActivationProblem(Problem):
         default=None,
         validate_default=True,
         description="int32 for bits, uint8 for bytes.",
-        json_schema_extra=_filled_in,
+        json_schema_extra=filled_in,
     )
     mask_length: Pitch = Field(
         default=None,
         validate_default=True,
         description="Words of 32 bits, or bytes: as many as the shape needs.",
-        json_schema_extra=_filled_in,
+        json_schema_extra=filled_in,
     )
 
     @property

@@ -12,7 +12,7 @@ from codegen.epilogue import Node, words_of_mask
 from codegen.joined_space import Kind, build_joined
 from codegen.operator import Cost, Work
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search
 from codegen.search_space import SearchSpace, Tunable
@@ -99,7 +99,7 @@ def space(
         Schedule.of({"algorithm": "vectorised", "threads": threads, "vector": vector, "loads": loads})
         for vector, loads, threads in product(reversed(vectors), (4, 2, 1), (256, 128, 64))
     ]
-    default = next((one for one in wanted if isinstance(judge(one), Accepted)), wanted[-1])
+    default = first_accepted(wanted, judge)
     # However few are asked for, the winner is seen beside what it replaces.
     return replace(build_joined(search, "algorithm", every, kinds, default), compared=(LISTS,))
 

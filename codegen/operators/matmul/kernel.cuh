@@ -26,11 +26,7 @@ struct Arguments {
 
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
-  if constexpr (C::tensor_cores) {
-    gemm::tensor::run<C, gemm::tensor::Feed<C>>(arguments);
-  } else {
-    gemm::simt::run<C, gemm::simt::Feed<C, Arguments>>(arguments);
-  }
+  gemm::multiply_stored<C>(arguments);
 }
 
 template <class C>

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
 from codegen.epilogue import AnyNode, Chain
-from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, refuse, require_elements
+from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, filled_in, refuse, require_elements
 
 Layout = Literal["nn", "nt", "tn", "tt"]
 InputDtype = Literal["float32", "float16", "bfloat16", "int8"]
@@ -16,13 +16,8 @@ OutDtype = Literal["float32", "float16", "bfloat16", "int32"]
 FLOATS: tuple[OutDtype, ...] = ("float32", "float16", "bfloat16")
 
 
-def _filled_in(field: dict[str, Any]) -> None:
-    # The default is computed from the other fields; null in a schema would say that null is a value.
-    field.pop("default", None)
-
-
 def _derived(description: str) -> Any:
-    return Field(default=None, validate_default=True, description=description, json_schema_extra=_filled_in)
+    return Field(default=None, validate_default=True, description=description, json_schema_extra=filled_in)
 
 
 class MatmulProblem(Problem):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
 
+from codegen.canonical import as_integer
 from codegen.dtypes import dtype
 from codegen.epilogue import (
     MAX_NODES,
@@ -28,7 +29,7 @@ from codegen.epilogue import (
     Tanh,
 )
 from codegen.operators.reduce.axes import MAX_AXES, packed_strides
-from codegen.problem import LARGEST_ELEMENTS, Problem, Stride, refuse, require_elements
+from codegen.problem import Problem, Stride, filled_in, refuse, require_elements
 
 # The kernel counts outputs, and values of an output, with 32 bits, and adds a block's steps to them.
 LARGEST_COUNT = 2**30
@@ -55,17 +56,8 @@ Node = Annotated[
 Chain = Annotated[tuple[Node, ...], Field(max_length=MAX_NODES)]
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_ELEMENTS else value
-
-
-Size = Annotated[int, Field(strict=True, ge=0, le=LARGEST_COUNT), BeforeValidator(_whole)]
-Axis = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
-
-
-def _filled_in(field: dict[str, Any]) -> None:
-    # The default is computed from other fields; null in a schema would say that null is a value.
-    field.pop("default", None)
+Size = Annotated[int, Field(strict=True, ge=0, le=LARGEST_COUNT), BeforeValidator(as_integer)]
+Axis = Annotated[int, Field(strict=True), BeforeValidator(as_integer)]
 
 
 class ReduceProblem(Problem):
@@ -80,7 +72,7 @@ class ReduceProblem(Problem):
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=MAX_AXES)]
     axes: Annotated[tuple[Axis, ...], Field(min_length=1, max_length=MAX_AXES)]
     strides: Annotated[tuple[Stride, ...], Field(min_length=1, max_length=MAX_AXES)] = Field(
-        default=None, validate_default=True, description="Default: packed.", json_schema_extra=_filled_in
+        default=None, validate_default=True, description="Default: packed.", json_schema_extra=filled_in
     )
     dtype: Literal["float32", "float16", "bfloat16", "int32"] = "float32"
     fn: Fn = "sum"
@@ -90,7 +82,7 @@ class ReduceProblem(Problem):
         default=None,
         validate_default=True,
         description="Default: dtype; int32 for argmax; of int32 int64 for sums, float32 for what is no whole number.",
-        json_schema_extra=_filled_in,
+        json_schema_extra=filled_in,
     )
     epilogue: Chain = ()
 
