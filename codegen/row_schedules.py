@@ -11,7 +11,7 @@ from codegen.dtypes import dtype
 from codegen.joined_space import Kind, build_joined
 from codegen.operator import Cost, Work
 from codegen.row_problem import RowProblem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
 from codegen.schedule import Schedule, Value
 from codegen.search import Search
 from codegen.search_space import Linked, SearchSpace, Tunable
@@ -153,7 +153,7 @@ def _default(kinds: Mapping[Value, Kind], judge: Callable[[Schedule], Accepted |
         assert kind.linked is not None
         lists, linked = {name: values[-1] for name, values in kind.levels[1].items()}, kind.linked[1]
         tried += [Schedule.of({**lists, **dict(zip(linked.names, one, strict=True))}) for one in linked.choices[::-1]]
-    return next((one for one in tried if isinstance(judge(one), Accepted)), tried[-1])
+    return first_accepted(tried, judge)
 
 
 def rules(problem: RowProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
