@@ -137,7 +137,7 @@ def by_numpy(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
 
 
 def without_last_product(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
-    if isinstance(problem, Conv2dWgradProblem) and not problem.epilogue and problem.padding == (0, 0):
+    if isinstance(problem, Conv2dWgradProblem) and not problem.epilogue and problem.padded == (problem.h, problem.w):
         dy = inputs["dy"].copy()
         dy[(-1, -1, -1) if problem.channels_last else (-1, slice(None), -1, -1)] = 0  # the last pixel of the last image
         return operator(problem.operator).reference(problem, {**inputs, "dy": dy})[0]
@@ -166,11 +166,18 @@ def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
         # What no window meets is no number.
         given = {name: np.nan_to_num(values.astype(np.float32)) for name, values in inputs.items()}
         of = {name: tensor(values.transpose(0, 3, 1, 2) if last else values) for name, values in given.items()}
-        options = {"stride": p.stride, "padding": p.padding, "dilation": p.dilation, "groups": p.groups}
+        # Its own padding is equal on both sides.
+        equal = all(before == behind for before, behind in p.padding)
+        (top, bottom), (left, right) = ((0, 0), (0, 0)) if equal else p.padding
+        options = {"stride": p.stride, "padding": p.corner if equal else 0, "dilation": p.dilation, "groups": p.groups}
+        if "x" in of:
+            of["x"] = torch.nn.functional.pad(of["x"], (left, right, top, bottom))
         if p.operator == "conv2d":
             made = torch.nn.functional.conv2d(of["x"], of["w"], **options)
         elif p.operator == "conv2d_dgrad":
-            made = torch.nn.grad.conv2d_input((p.n, p.c, p.h, p.w), of["w"], of["dy"], **options)
+            extents = (p.n, p.c, top + p.h + bottom, left + p.w + right)
+            made = torch.nn.grad.conv2d_input(extents, of["w"], of["dy"], **options)
+            made = made[:, :, top : top + p.h, left : left + p.w]
         else:
             made = torch.nn.grad.conv2d_weight(of["x"], (p.k, p.group_channels, p.r, p.s), of["dy"], **options)
         made = made.permute(0, 2, 3, 1) if last else made

@@ -83,6 +83,8 @@ def _problem(name: str, number: int, rng: random.Random) -> Convolution:
                     rng.randint(field != "padding", most) if rng.random() < often else field != "padding" for _ in "hw"
                 ]
                 fields[field] = [int(one) for one in fields[field]]
+            if rng.random() < 0.4:
+                fields["padding"][rng.randrange(2)] = [rng.randint(0, 4), rng.randint(0, 4)]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
         fields["epilogue"] = rng.choices(NODES_OF[name], k=NODES[number // 7 % 5])
         if name == "conv2d_dgrad" and SPLITS[number // 2 % 5] in DIVIDED and number // 10 % 2 == 0:
@@ -104,7 +106,8 @@ def _window(fields: Mapping[str, Any], axis: int) -> int:
 
 
 def _padded(fields: Mapping[str, Any], axis: int) -> int:
-    return int(fields["hw"[axis]]) + 2 * int(fields.get("padding", (0, 0))[axis])
+    padding = fields.get("padding", (0, 0))[axis]
+    return int(fields["hw"[axis]]) + (2 * padding if isinstance(padding, int) else sum(padding))
 
 
 def _channels(kind: str, grain: int, rng: random.Random) -> dict[str, int]:

@@ -80,11 +80,20 @@ def test_any_operators_problem_is_computed_by_its_own_kernel() -> None:
         assert other["integers_wrong"] == 0.0 and other["of_bound"] < 1.0
 
 
+@pytest.mark.parametrize("padding", [1, [[0, 1], [2, 0]]])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize("name", ["conv2d", "conv2d_dgrad", "conv2d_wgrad"])
-def test_pytorchs_convolutions_are_right(name: str, layout: str) -> None:
+def test_pytorchs_convolutions_are_right(name: str, layout: str, padding: Any) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    asked = {**CONV, "operator": name, "layout": layout, "stride": 2, "groups": 2, "out_dtype": "float32"}
+    asked = {
+        **CONV,
+        "operator": name,
+        "layout": layout,
+        "padding": padding,
+        "stride": 2,
+        "groups": 2,
+        "out_dtype": "float32",
+    }
     found = figures(operator(name).parse(asked), {"torch": by_torch})["torch"]
     assert found["integers_wrong"] == 0.0 and 0.0 < found["of_bound"] < 1.0
 

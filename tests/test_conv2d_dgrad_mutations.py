@@ -38,6 +38,7 @@ OF_PHASE = "(along.extent - 1 - phase) / along.stride + 1"
 OF_PLACE = "static_cast<int>(blockIdx.x) - number * per_phase"
 CORNER = "last * along.dilation - along.padding - phase"
 PLAIN_CORNER = "(along.taps - 1) * along.dilation - along.padding"
+BEFORE = "conv::as_distance(before)"
 TAPS = "(along.taps - 1 - first) / along.tap_step + 1"
 # What stands in the text, and what is wrong in its place.
 WRONG: dict[str, tuple[str, str, str]] = {
@@ -49,6 +50,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the phase forgotten in the corner": (PHASES, CORNER, CORNER.removesuffix(" - phase")),
     "padding of a whole window": (PHASES, PLAIN_CORNER, PLAIN_CORNER.replace(" - 1", "")),
     "the distances in dy swapped": (PHASES, "dilation_h = given.h.pixel_step", "dilation_h = given.w.pixel_step"),
+    "the padding behind for that before": (KERNEL, BEFORE, BEFORE.replace("before", "behind")),
     "the paddings swapped": (PHASES, "padding_w = of_w.padding", "padding_w = of_h.padding"),
     "taps of the other axis": (PHASES, "k = of_h.taps * of_w.taps * channels", "k = of_h.taps * of_h.taps * channels"),
     "the first tap for the last": (PHASES, "of_h.last * weight_row + of_w.last * weight_column", "0"),

@@ -16,7 +16,7 @@ from workers.build_cpu import CPU_FLAGS
 ENTRY = """
 CUKILN_CPU_EXPORT int numbered(int extent, int taps, int stride, int padding, int dilation, int* out) {
   using namespace cukiln::conv2d_dgrad;
-  const Along along = along_of(extent, taps, stride, padding, dilation);
+  const Along along = along_of(extent, taps, stride, padding, padding, dilation);
   for (int number = 0; number < along.phases; ++number) {
     const int first = first_pixel(along, number);
     const Part part = part_of<true>(along, first);

@@ -45,7 +45,7 @@ def test_what_cannot_be_computed_is_refused_by_name(fields: dict[str, Any], fiel
 def test_every_default_is_explicit() -> None:
     assert dgrad(padding=1).canonical() == {
         "operator": "conv2d_dgrad", "n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3, "groups": 1,
-        "layout": "nhwc", "stride": [1, 1], "dilation": [1, 1], "padding": [1, 1], "dtype": "float32",
+        "layout": "nhwc", "stride": [1, 1], "dilation": [1, 1], "padding": [[1, 1], [1, 1]], "dtype": "float32",
         "acc_dtype": "float32", "out_dtype": "float32", "allow_tf32": False, "epilogue": [],
     }  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_alignment_classes(fields: dict[str, Any], expected: tuple[int, int, int
 def test_of_the_geometry_only_whether_it_is_strided_is_part_of_a_signature() -> None:
     one, other = dgrad(stride=2), dgrad(n=5, h=40, c=32, k=8, stride=[1, 3], padding=1, dilation=2)
     assert OP.signature(one) == OP.signature(other) != OP.signature(dgrad())
-    assert OP.scalars(other) == [1.0, 3.0, 1.0, 1.0, 2.0, 2.0]
+    assert OP.scalars(other) == [1.0, 3.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_phases_have_every_pixel_and_every_product_once(fields: dict[str, Any]) 
     for axis, (extent, outputs, taps) in enumerate(((p.h, p.p, p.r), (p.w, p.q, p.s))):
         fits = np.zeros(extent, dtype=int)
         for row in range(extent):
-            quotients = [divmod(row + p.padding[axis] - tap * p.dilation[axis], p.stride[axis]) for tap in range(taps)]
+            quotients = [divmod(row + p.corner[axis] - tap * p.dilation[axis], p.stride[axis]) for tap in range(taps)]
             fits[row] = sum(rest == 0 for _, rest in quotients)
             assert sum(rest == 0 and 0 <= one < outputs for one, rest in quotients) <= fits[row]
         axes.append(fits)

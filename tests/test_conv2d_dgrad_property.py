@@ -45,7 +45,9 @@ def what_was_drawn(drawn: Sequence[tuple[str, Candidate]]) -> Counter[str]:
         ] += 1
         counts["stride" if max(p.stride) > 1 else "no stride"] += 1
         counts["dilation" if max(p.dilation) > 1 else "no dilation"] += 1
-        counts["padding" if max(p.padding) > 0 else "no padding"] += 1
+        counts["padding" if p.padded != (p.h, p.w) else "no padding"] += 1
+        if any(before != behind for before, behind in p.padding):
+            counts["padding of one side"] += 1
         counts["several images" if p.n > 1 else "one image"] += 1
         if p.groups > 1 and max(p.dilation) > 1:
             counts["dilation with groups"] += 1
@@ -57,11 +59,7 @@ def what_was_drawn(drawn: Sequence[tuple[str, Candidate]]) -> Counter[str]:
         counts["phases of several lengths"] += len({phase.taps for phase in every if phase.taps}) > 1
         counts["a stride and a dilation with a divisor"] += any(gcd(p.stride[a], p.dilation[a]) > 1 for a in (0, 1))
         counts["dilation with groups and stride"] += p.groups > 1 and max(p.dilation) > 1 and p.strided
-        windows = ((p.h, p.r), (p.w, p.s))
-        if any(
-            (extent + 2 * p.padding[a] - p.dilation[a] * (taps - 1) - 1) % p.stride[a]
-            for a, (extent, taps) in enumerate(windows)
-        ):
+        if any((p.padded[a] - p.dilation[a] * (taps - 1) - 1) % p.stride[a] for a, taps in enumerate((p.r, p.s))):
             counts["a stride that leaves elements"] += 1
         counts.update(
             [f"align_x {s['align_x']}", f"align_out {s['align_out']}", f"{min(len(p.epilogue), 2)} or more nodes"]
@@ -83,6 +81,7 @@ WANTED = {
     "window 0": 6, "window 3": 2, "window 5": 2, "window 7": 2, "a stride that leaves elements": 8,
     "align_x 1": 15, "align_x 8": 1,
     "align_out 1": 10, "align_out 8": 1, "0 or more nodes": 10, "1 or more nodes": 10, "2 or more nodes": 30,
+    "padding of one side": 12,
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from tests.strict_arrays import on_device, on_host, strict_namespace
 OP = operator("conv2d_dgrad")
 PROBLEMS: dict[str, dict[str, Any]] = {
     "plain": {"n": 1, "h": 5, "w": 6, "c": 3, "k": 4},
+    "padding of one side": {"n": 2, "h": 5, "w": 4, "c": 2, "k": 3, "padding": [[0, 1], [2, 0]], "stride": 2},
     "padding": {"n": 2, "h": 4, "w": 3, "c": 2, "k": 3, "padding": [2, 1]},
     "a stride that leaves elements": {"n": 2, "h": 8, "w": 9, "c": 2, "k": 3, "stride": [3, 2]},
     "dilation, groups": {"n": 2, "h": 9, "w": 8, "c": 4, "k": 6, "groups": 2, "dilation": [2, 3], "padding": [1, 2]},
@@ -40,8 +41,8 @@ def by_loops(p: Conv2dDgradProblem, dy: Any, w: Any) -> np.ndarray[Any, Any]:
         for c in range(p.c // p.groups):
             for r in range(p.r):
                 for s in range(p.s):
-                    h = row * p.stride[0] - p.padding[0] + r * p.dilation[0]
-                    v = column * p.stride[1] - p.padding[1] + s * p.dilation[1]
+                    h = row * p.stride[0] - p.corner[0] + r * p.dilation[0]
+                    v = column * p.stride[1] - p.corner[1] + s * p.dilation[1]
                     if 0 <= h < p.h and 0 <= v < p.w:
                         value = dy[n, row, column, k] if last else dy[n, k, row, column]
                         weight = w[k, r, s, c] if last else w[k, c, r, s]
@@ -143,9 +144,8 @@ def test_pytorchs_autograd_computes_the_same(name: str, layout: str) -> None:
     if layout == "nhwc":
         dy, w = dy.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2)
     x = torch.zeros((p.n, p.c, p.h, p.w), dtype=torch.float64, requires_grad=True)
-    torch.nn.functional.conv2d(x, w, stride=p.stride, padding=p.padding, dilation=p.dilation, groups=p.groups).backward(
-        dy
-    )
+    padded = torch.nn.functional.pad(x, (*p.padding[1], *p.padding[0]))
+    torch.nn.functional.conv2d(padded, w, stride=p.stride, dilation=p.dilation, groups=p.groups).backward(dy)
     found = x.grad.numpy()
     expected, _ = OP.reference(p, inputs)
     np.testing.assert_allclose(

@@ -144,11 +144,11 @@ OPERANDS = """
 def H(*shape, **where): return T(shape, 'float16', **where)
 dy, w, r = H(2, 6, 5, 24), H(24, 3, 3, 16), H(2, 12, 10, 16)
 dx = H(2, 12, 10, 16, address=0x50000000)
-rest = (2, 2, 1, 1, 1, 1)
+rest = (2, 2, 1, 1, 1, 1, 1, 1)
 """
 REFUSED = {
     "a tensor less": ("dy, w, dx, *rest", "TypeError", "3 tensors were given; this kernel takes 4: dy, w, dx and 1"),
-    "no geometry": ("dy, w, dx, r, 2", "TypeError", "this call takes 4 tensors, then 6 numbers"),
+    "no geometry": ("dy, w, dx, r, 2", "TypeError", "this call takes 4 tensors, then 8 numbers"),
     "dtype": ("dy, T((24, 3, 3, 16)), dx, r, *rest", "TypeError", "w is float32; float16 is allowed"),
     "rank": ("H(2, 30, 24), w, dx, r, *rest", "ValueError", "dy has rank 3; rank 4 (n, p, q, k) is allowed"),
     "channels": ("dy, H(24, 3, 3, 12), dx, r, *rest", "ValueError", "dx has 16 channels and w 12"),
@@ -181,7 +181,8 @@ REFUSED = {
     ),
     "another geometry": ("dy, w, dx, r, 3, *rest[1:]", "ValueError", DO_NOT_FIT),
     "a stride of 0": ("dy, w, dx, r, 0, *rest[1:]", "ValueError", DO_NOT_FIT),
-    "a negative dilation": ("dy, w, dx, r, *rest[:5], -1", "ValueError", DO_NOT_FIT),
+    "padding behind": ("dy, w, dx, r, *rest[:3], 3, *rest[4:]", "ValueError", DO_NOT_FIT),
+    "a negative dilation": ("dy, w, dx, r, *rest[:7], -1", "ValueError", DO_NOT_FIT),
 }
 
 
@@ -197,7 +198,7 @@ def test_the_record_describes_the_call(winner: Built) -> None:
     assert launch.extents == {
         "n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3, "p": 6, "q": 5, "groups": 1
     }  # fmt: skip
-    assert launch.scalars == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    assert launch.scalars == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_a_call_launches_what_the_record_says(winner: Built, child: Child, fake_driver: Path) -> None:

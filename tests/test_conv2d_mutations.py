@@ -55,7 +55,7 @@ DIRECT: Mapping[str, dict[str, Any]] = {
     "direct nchw, depthwise": {"words": {"layout": "nchw", "align": (1, 1, 1), "depthwise": True}, "threads_k": 2},
 }
 GATHER, OF_DIRECT, OF_WINDOW = "conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh"
-OWN_GATHER, OF_NODES = "gather.cuh", "separate.cuh"
+OWN_GATHER, OF_NODES, LAUNCH = "gather.cuh", "separate.cuh", "conv/launch.cuh"
 ABOVE, LEFT = (f"(corner.{axis} + tap.{axis} < 0 ? 0 : corner.{axis} + tap.{axis})" for axis in "hw")
 SMALLER = "gemm::smaller(Pixels::taps, arguments.k - first)"
 WEIGHT = "arguments.template weight<C::channels_last>(of_all, first, tap)"
@@ -68,6 +68,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "rows above the image count": (GATHER, "corner.h + tap.h", ABOVE),
     "columns left of the image count": (GATHER, "corner.w + tap.w", LEFT),
     "the strides swapped": (GATHER, "p * arguments.stride_h", "p * arguments.stride_w"),
+    "the padding behind for that before": (LAUNCH, "as_distance(scalars[top])", "as_distance(scalars[bottom])"),
     "the padding of the other axis": (GATHER, "arguments.padding_w", "arguments.padding_h"),
     "the dilations swapped": (GATHER, "arguments.dilation_h", "arguments.dilation_w"),
     "all images are the first": (GATHER, "image * arguments.image_pitch", "0 * arguments.image_pitch"),

@@ -38,6 +38,10 @@ def faults(**fields: Any) -> dict[str, str]:
         ({"dilation": [0, 2]}, "dilation.0", "greater than or equal to 1"),
         ({"padding": [1, -1]}, "padding.1", "greater than or equal to 0"),
         ({"padding": "same"}, "padding", "valid tuple"),
+        ({"padding": -1}, "padding", "greater than or equal to 0"),
+        ({"padding": [[0, -1], 1]}, "padding.0.1", "greater than or equal to 0"),
+        ({"padding": [[0, 1, 0], 1]}, "padding.0", "at most 2 items"),
+        ({"h": 1, "padding": [[1, 0], 1]}, "padding", "is 1 and 0: h = 1 is 2 with it, less than the 3"),
         ({"h": 2}, "padding", "h = 2 is 2 with it, less than the 3 that 3 elements of the filter span with dilation 1"),
         ({"w": 4, "dilation": [1, 3], "padding": [0, 1]}, "padding", "w = 4 is 6 with it, less than the 7"),
         ({"padding": [0, 2**30]}, "padding", f"is 1073741824: w is 2147483658 with it; at most {LARGEST_EXTENT}"),
@@ -75,6 +79,8 @@ def test_a_refusal_over_http_has_the_field_and_the_numbers() -> None:
         ({}, (10, 8)),
         ({"padding": 1}, (12, 10)),
         ({"padding": [2, 0], "stride": [2, 3]}, (7, 3)),
+        ({"padding": [[0, 1], [2, 0]]}, (11, 10)),
+        ({"padding": [[0, 1], [0, 1]], "stride": 2}, (6, 5)),
         ({"dilation": [2, 4]}, (8, 2)),
         ({"h": 7, "w": 8, "stride": 3}, (2, 2)),  # an element of w is left over, none of h
         ({"r": 12, "s": 10}, (1, 1)),
@@ -91,10 +97,12 @@ def test_every_default_is_explicit_and_one_number_stands_for_both_axes() -> None
     found = conv2d(padding=1).canonical()
     assert found == {
         "operator": "conv2d", "n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3, "groups": 1,
-        "layout": "nhwc", "stride": [1, 1], "dilation": [1, 1], "padding": [1, 1], "dtype": "float32",
+        "layout": "nhwc", "stride": [1, 1], "dilation": [1, 1], "padding": [[1, 1], [1, 1]], "dtype": "float32",
         "acc_dtype": "float32", "out_dtype": "float32", "allow_tf32": False, "epilogue": [],
     }  # fmt: skip
     assert conv2d(padding=[1.0, 1], stride=1.0).digest == conv2d(padding=1, groups=1).digest
+    assert conv2d(padding=[1, [1, 1]]).digest == conv2d(padding=[[1, 1], [1, 1]]).digest
+    assert len({conv2d(padding=[[0, 1], one]).digest for one in (0, [0, 1], [1, 0], 1)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -154,13 +162,14 @@ def test_extents_and_geometry_are_no_part_of_a_signature() -> None:
         epilogue=[{"op": "bias"}, {"op": "clip", "lo": -1.0, "hi": 1.0}],
     )
     assert OP.signature(one) == OP.signature(other)
-    assert OP.scalars(other) == [2.0, 2.0, 1.0, 1.0, 2.0, 2.0, -1.0, 1.0]
+    assert OP.scalars(other) == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, -1.0, 1.0]
     assert OP.signature(one)["epilogue"] == ("bias.n", "clip")
     assert OP.signature(conv2d(layout="nchw", epilogue=[{"op": "bias"}]))["epilogue"] == ("bias.m",)
 
 
 def test_the_schema_accepts_what_the_model_does() -> None:
     schema = OP.schema()
-    jsonschema.validate({"n": 1, "h": 8, "w": 8, "c": 3, "k": 4, "r": 3, "s": 3, "stride": [2, 2]}, schema)
+    for change in ({"stride": [2, 2]}, {"stride": 2}, {"padding": 1}, {"padding": [1, 2]}, {"padding": [[0, 1], 1]}):
+        jsonschema.validate({"n": 1, "h": 8, "w": 8, "c": 3, "k": 4, "r": 3, "s": 3, **change}, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"n": 0, "h": 8, "w": 8, "c": 3, "k": 4, "r": 3, "s": 3}, schema)

@@ -36,7 +36,7 @@ DIRECT: Mapping[str, dict[str, Any]] = {
         "threads_k": 1, "threads": 128, "filters": 2, "split": "workspace",
     },
 }  # fmt: skip
-GATHER, OF_DIRECT, LAUNCH = "gather.cuh", "direct.cuh", "kernel.cuh"
+GATHER, OF_DIRECT, LAUNCH, GEOMETRY = "gather.cuh", "direct.cuh", "kernel.cuh", "conv/launch.cuh"
 CORNER_W, TAP_H = "q * arguments.stride_w - arguments.padding", "(channels_last ? third : second) * arguments.dilation"
 END_W = "arguments.padding_w + arguments.walk.row_w"
 BETWEEN = "arguments.between_images"
@@ -47,6 +47,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "rows above the image count": (GATHER, "h >= 0", "true"),
     "columns left of the image count": (GATHER, "w >= 0", "true"),
     "the strides swapped": (GATHER, "p * arguments.stride_h", "p * arguments.stride_w"),
+    "the padding behind for that before": (GEOMETRY, "as_distance(scalars[top])", "as_distance(scalars[bottom])"),
     "the padding of the other axis": (GATHER, f"{CORNER_W}_w", f"{CORNER_W}_h"),
     "the dilations swapped": (GATHER, f"{TAP_H}_h", f"{TAP_H}_w"),
     "all images are the first": (GATHER, "unsigned(image) * arguments.image_pitch", "0u * arguments.image_pitch"),

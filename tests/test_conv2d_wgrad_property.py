@@ -47,14 +47,14 @@ def what_was_drawn(drawn: Sequence[tuple[str, Candidate]]) -> Counter[str]:
         ] += 1
         counts["stride" if max(p.stride) > 1 else "no stride"] += 1
         counts["dilation" if max(p.dilation) > 1 else "no dilation"] += 1
-        counts["padding" if max(p.padding) > 0 else "no padding"] += 1
+        counts["padding" if p.padded != (p.h, p.w) else "no padding"] += 1
+        if any(before != behind for before, behind in p.padding):
+            counts["padding of one side"] += 1
         counts["several images" if p.n > 1 else "one image"] += 1
         counts["dilation with groups"] += p.groups > 1 and max(p.dilation) > 1
         counts["a multiplier"] += p.groups == p.c < p.k
-        windows = ((p.h, p.r), (p.w, p.s))
         counts["a stride that leaves elements"] += any(
-            (extent + 2 * p.padding[a] - p.dilation[a] * (taps - 1) - 1) % p.stride[a]
-            for a, (extent, taps) in enumerate(windows)
+            (p.padded[a] - p.dilation[a] * (taps - 1) - 1) % p.stride[a] for a, taps in enumerate((p.r, p.s))
         )
         counts.update([f"align_dy {s['align_dy']}", f"align_x {s['align_x']}", f"align_dw {s['align_dw']}"])
         counts[f"{min(len(p.epilogue), 2)} or more nodes"] += 1
@@ -73,6 +73,7 @@ WANTED = {
     "several images": 20, "one image": 20, "dilation with groups": 8, "a multiplier": 5,
     "a stride that leaves elements": 8, "align_dy 1": 8, "align_dy 8": 3, "align_x 1": 25, "align_x 8": 1,
     "align_dw 1": 8, "align_dw 8": 1, "0 or more nodes": 10, "1 or more nodes": 10, "2 or more nodes": 30,
+    "padding of one side": 12,
 }  # fmt: skip
 
 

@@ -27,8 +27,8 @@ def by_loops(p: Conv2dWgradProblem, dy: Any, x: Any) -> np.ndarray[Any, Any]:
         for n in range(p.n):
             for row in range(p.p):
                 for column in range(p.q):
-                    h = row * p.stride[0] - p.padding[0] + r * p.dilation[0]
-                    w = column * p.stride[1] - p.padding[1] + s * p.dilation[1]
+                    h = row * p.stride[0] - p.corner[0] + r * p.dilation[0]
+                    w = column * p.stride[1] - p.corner[1] + s * p.dilation[1]
                     if 0 <= h < p.h and 0 <= w < p.w:
                         value = x[n, h, w, channel] if last else x[n, channel, h, w]
                         dw[k, c, r, s] += float(dy[n, row, column, k] if last else dy[n, k, row, column]) * float(value)
@@ -110,7 +110,8 @@ def test_pytorchs_autograd_computes_the_same(name: str, layout: str) -> None:
     if layout == "nhwc":
         dy, x = dy.permute(0, 3, 1, 2), x.permute(0, 3, 1, 2)
     w = torch.zeros((p.k, p.c // p.groups, p.r, p.s), dtype=torch.float64, requires_grad=True)
-    out = torch.nn.functional.conv2d(x, w, stride=p.stride, padding=p.padding, dilation=p.dilation, groups=p.groups)
+    x = torch.nn.functional.pad(x, (*p.padding[1], *p.padding[0]))
+    out = torch.nn.functional.conv2d(x, w, stride=p.stride, dilation=p.dilation, groups=p.groups)
     out.backward(dy)
     assert w.grad is not None
     found = w.grad.permute(0, 2, 3, 1) if layout == "nhwc" else w.grad

@@ -137,7 +137,7 @@ OPERANDS = """
 def H(*shape, **where): return T(shape, 'float16', **where)
 dy, x = H(2, 12, 10, 24), H(2, 12, 10, 16)
 dw = T((24, 3, 3, 16), 'float32', address=0x50000000)
-geometry = (1, 1, 1, 1, 1, 1)
+geometry = (1, 1, 1, 1, 1, 1, 1, 1)
 """
 REFUSED = {
     "a tensor less": ("dy, x", "TypeError", "2 tensors were given; this kernel takes 3: dy, x, dw and 0"),
@@ -161,6 +161,11 @@ REFUSED = {
         "dw overlaps x",
     ),
     "device": ("dy, H(2, 12, 10, 16, device=1), dw, *geometry", "ValueError", "x is on cuda:1, but dy is on cuda:0"),
+    "padding behind": (
+        "dy, x, dw, *geometry[:5], 2, *geometry[6:]",
+        "ValueError",
+        "stride and padding) do not fit the tensors",
+    ),
     "another geometry": ("dy, x, dw, 2, *geometry[1:]", "ValueError", "stride and padding) do not fit the tensors"),
 }
 
@@ -176,7 +181,7 @@ def test_the_record_describes_the_call(winner: Built) -> None:
     assert launch.extents == {
         "n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3, "p": 12, "q": 10, "groups": 1
     }  # fmt: skip
-    assert launch.scalars == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert launch.scalars == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_a_call_launches_what_the_record_says(winner: Built, child: Child, fake_driver: Path) -> None:

@@ -174,11 +174,11 @@ OPERANDS = """
 def H(*shape, **where): return T(shape, 'float16', **where)
 x, w, b, r = H(2, 12, 10, 16), H(24, 3, 3, 16), H(24), H(2, 12, 10, 24)
 out = H(2, 12, 10, 24, address=0x50000000)
-rest = (1, 1, 1, 1, 1, 1, 0.25)
+rest = (1, 1, 1, 1, 1, 1, 1, 1, 0.25)
 """
 REFUSED = {
     "a tensor less": ("x, w, out, b", "TypeError", "4 tensors were given; this kernel takes 5: x, w, out and 2"),
-    "no geometry": ("x, w, out, b, r, 0.25", "TypeError", "this call takes 5 tensors, then 7 numbers"),
+    "no geometry": ("x, w, out, b, r, 0.25", "TypeError", "this call takes 5 tensors, then 9 numbers"),
     "dtype": ("x, T((24, 3, 3, 16)), out, b, r, *rest", "TypeError", "w is float32; float16 is allowed"),
     "rank": ("H(2, 120, 16), w, out, b, r, *rest", "ValueError", "rank 4 (n, h, w, c) is allowed"),
     "channels": ("x, H(24, 3, 3, 12), out, b, r, *rest", "ValueError", "16 channels and w 12"),
@@ -204,6 +204,16 @@ REFUSED = {
         "ValueError",
         "or the scalars (such as stride and padding) do not fit",
     ),
+    "padding behind": (
+        "x, w, out, b, r, *rest[:3], 0, *rest[4:]",
+        "ValueError",
+        "or the scalars (such as stride and padding) do not fit",
+    ),
+    "a negative padding": (
+        "x, w, out, b, r, *rest[:2], -1, 3, *rest[4:]",
+        "ValueError",
+        "or the scalars (such as stride and padding) do not fit",
+    ),
     "a negative stride": (
         "x, w, out, b, r, -1, *rest[1:]",
         "ValueError",
@@ -223,7 +233,7 @@ def test_the_record_describes_the_call(winner: Built) -> None:
     assert launch.extents == {
         "n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3, "p": 12, "q": 10, "groups": 1
     }  # fmt: skip
-    assert launch.scalars == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25]
+    assert launch.scalars == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.25]
 
 
 def test_a_call_launches_what_the_record_says(winner: Built, child: Child, fake_driver: Path) -> None:
@@ -251,10 +261,10 @@ out = H(2, 12, 10, 16, address=0x50000000)
 OUT_OF_WINDOW = {
     "other columns": ("x, H(16, 3, 5, 1), out, 1, 1, 1, 2, 1, 1", "w has 5 columns; this kernel is for filters of 3"),
     "a stride": (
-        "x, w, H(2, 12, 5, 16, address=0x50000000), 1, 2, 1, 1, 1, 1",
+        "x, w, H(2, 12, 5, 16, address=0x50000000), 1, 2, 1, 1, 1, 1, 1, 1",
         "the scalars (such as stride and padding)",
     ),
-    "a dilation": ("x, w, out, 1, 1, 1, 2, 1, 2", "the scalars (such as stride and padding) do not fit"),
+    "a dilation": ("x, w, out, 1, 1, 1, 1, 2, 2, 1, 2", "the scalars (such as stride and padding) do not fit"),
 }
 
 
@@ -266,7 +276,11 @@ def neighbours(folder: Path, toolchain: Toolchain, processes: Processes) -> Buil
 def test_a_kernel_of_neighbouring_pixels_takes_any_height_of_the_filter(
     neighbours: Built, child: Child, fake_driver: Path
 ) -> None:
-    for arguments in ("x, w, out, 1, 1, 1, 1, 1, 1", "x, H(16, 5, 3, 1), out, 1, 1, 2, 1, 1, 1"):
+    for arguments in (
+        "x, w, out, 1, 1, 1, 1, 1, 1, 1, 1",
+        "x, H(16, 5, 3, 1), out, 1, 1, 2, 2, 1, 1, 1, 1",
+        "x, w, out, 1, 1, 0, 2, 2, 0, 1, 1",
+    ):
         body = f"{DEPTHWISE_OPERANDS}\nanswer = attempt('run', {arguments})"
         answer, log = child(calls(neighbours.path, body), driver=fake_driver)
         assert answer is None and len(launches(log)) == 1

@@ -127,7 +127,7 @@ def test_test_problems_have_every_geometry(layout: str) -> None:
     kernel = tensor_kernel({"layout": layout, "align": align}, copy="registers")
     problems = [one for one in OP.test_problems(kernel) if isinstance(one, Conv2dProblem)]
     assert any(max(one.stride) > 1 for one in problems) and any(max(one.dilation) > 1 for one in problems)
-    assert any(max(one.padding) > 1 for one in problems) and any(one.n > 1 for one in problems)
+    assert any(max(one.corner) > 1 for one in problems) and any(one.n > 1 for one in problems)
     assert any(one.groups > 1 and max(one.dilation) > 1 for one in problems)
     assert any(_left(one, 0) or _left(one, 1) for one in problems), "a stride that does not divide"
     assert all(one.r != one.s or one.stride[0] != one.stride[1] or one is problems[0] for one in problems)
@@ -141,13 +141,12 @@ def test_test_problems_of_neighbouring_pixels_have_ragged_rows(window: int, pixe
     assert all((one.s, one.stride[1], one.dilation[1]) == (window, 1, 1) for one in problems)
     assert any(one.taps > 16 for one in problems), "more rows of the filter than come at once"
     assert {one.stride[0] for one in problems} == {1, 2, 3} and any(one.dilation[0] > 1 for one in problems)
-    assert any(min(one.padding) > 0 for one in problems) and any(one.n > 1 for one in problems)
+    assert any(min(one.corner) > 0 for one in problems) and any(one.n > 1 for one in problems)
 
 
 def _left(problem: Conv2dProblem, axis: int) -> int:
-    extent, filter_extent = ((problem.h, problem.r), (problem.w, problem.s))[axis]
-    window = problem.dilation[axis] * (filter_extent - 1) + 1
-    return (extent + 2 * problem.padding[axis] - window) % problem.stride[axis]
+    window = problem.dilation[axis] * ((problem.r, problem.s)[axis] - 1) + 1
+    return (problem.padded[axis] - window) % problem.stride[axis]
 
 
 def test_kernels_are_clean_under_the_sanitizers() -> None:

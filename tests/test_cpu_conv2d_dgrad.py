@@ -113,7 +113,7 @@ def test_test_problems_have_every_geometry(layout: str) -> None:
     problems = problems_of(tensor_kernel({"layout": layout}, copy="registers"))
     strided = problems_of(tensor_kernel({"layout": layout, "strided": True}, copy="registers"))
     for some in (problems, strided):
-        assert any(max(one.dilation) > 1 for one in some) and any(max(one.padding) > 1 for one in some)
+        assert any(max(one.dilation) > 1 for one in some) and any(max(one.corner) > 1 for one in some)
         assert any(one.n > 1 for one in some) and any(one.groups > 1 and max(one.dilation) > 1 for one in some)
     assert any(gcd(one.stride[a], one.dilation[a]) > 1 for one in strided for a in (0, 1))
     assert any(_left(one, 0) or _left(one, 1) for one in strided), "a stride that does not divide"
@@ -126,9 +126,8 @@ def test_test_problems_have_every_geometry(layout: str) -> None:
 
 
 def _left(problem: Conv2dDgradProblem, axis: int) -> int:
-    extent, filter_extent = ((problem.h, problem.r), (problem.w, problem.s))[axis]
-    window = problem.dilation[axis] * (filter_extent - 1) + 1
-    return (extent + 2 * problem.padding[axis] - window) % problem.stride[axis]
+    window = problem.dilation[axis] * ((problem.r, problem.s)[axis] - 1) + 1
+    return (problem.padded[axis] - window) % problem.stride[axis]
 
 
 def test_kernels_are_clean_under_the_sanitizers() -> None:

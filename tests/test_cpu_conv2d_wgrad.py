@@ -110,7 +110,7 @@ def test_test_problems_have_every_geometry(layout: str) -> None:
     kernel = tensor_kernel({"layout": layout}, copy="registers")
     problems = [one for one in OP.test_problems(kernel) if isinstance(one, Conv2dWgradProblem)]
     assert any(max(one.stride) > 1 for one in problems) and any(max(one.dilation) > 1 for one in problems)
-    assert any(max(one.padding) > 1 for one in problems) and any(one.n > 2 for one in problems)
+    assert any(max(one.corner) > 1 for one in problems) and any(one.n > 2 for one in problems)
     assert any(one.groups > 1 and max(one.dilation) > 1 for one in problems)
     step = int(kernel.tunables.get("tile_k"))
     assert any(one.p * one.q < step for one in problems), "a step of several images"

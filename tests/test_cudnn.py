@@ -39,7 +39,7 @@ PROBLEMS: list[dict[str, Any]] = [
     {},
     {"allow_tf32": True, "groups": 2},
     {"dtype": "float16", "stride": [2, 1], "padding": [1, 2], "dilation": [1, 2]},
-    {"dtype": "bfloat16", "groups": 4, "padding": 1},
+    {"dtype": "bfloat16", "groups": 4, "padding": [[0, 1], [2, 0]]},
     {"dtype": "float16", "out_dtype": "float32", "padding": 1, "epilogue": [HALF, RESIDUAL]},
     {"dtype": "float32", "out_dtype": "float16", "epilogue": [HALF, MASK]},
     {"dtype": "float16", "out_dtype": "bfloat16", "stride": 3, "padding": 2},
@@ -244,8 +244,8 @@ def computed(plan: ConvolutionPlan, tensors: Mapping[str, np.ndarray[Any, Any]])
             for j in range(s):
                 for y in range(p):
                     for x in range(q):
-                        row = y * plan.stride[0] - plan.padding[0] + i * plan.dilation[0]
-                        column = x * plan.stride[1] - plan.padding[1] + j * plan.dilation[1]
+                        row = y * plan.stride[0] - plan.padding[0][0] + i * plan.dilation[0]
+                        column = x * plan.stride[1] - plan.padding[1][0] + j * plan.dilation[1]
                         if not (0 <= row < h and 0 <= column < w):
                             continue
                         channels = slice(first, first + of_group)

@@ -35,7 +35,7 @@ class Convolution(Protocol):
     @property
     def dilation(self) -> tuple[int, int]: ...
     @property
-    def padding(self) -> tuple[int, int]: ...
+    def padding(self) -> tuple[tuple[int, int], tuple[int, int]]: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -86,7 +86,7 @@ class ConvolutionPlan:
     rest: tuple[Node, ...]
     rest_operands: tuple[str, ...]
     in_place: bool
-    padding: tuple[int, int]
+    padding: tuple[tuple[int, int], tuple[int, int]]
     stride: tuple[int, int]
     dilation: tuple[int, int]
     tensor_cores: bool

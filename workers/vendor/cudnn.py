@@ -146,7 +146,8 @@ class Graph:
         value = library.call(
             getattr(graph, plan.form.method),
             **given,
-            padding=list(plan.padding),
+            pre_padding=[before for before, _ in plan.padding],
+            post_padding=[behind for _, behind in plan.padding],
             stride=list(plan.stride),
             dilation=list(plan.dilation),
         )

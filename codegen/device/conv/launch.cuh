@@ -17,10 +17,16 @@ struct Shape {
 };
 
 // The scalars that stand before those of the epilogue: no tensor shows them.
-enum { stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w, geometry_scalars };
+enum { stride_h, stride_w, top, bottom, left, right, dilation_h, dilation_w, geometry_scalars };
 
 // As int; -1, which no geometry has, where it does not fit.
 inline int as_distance(double value) { return value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
+
+// An axis of the image with its padding; 0 where that does not fit.
+inline int padded_extent(int64_t extent, double before, double behind) {
+  const int first = as_distance(before), last = as_distance(behind);
+  return first < 0 || last < 0 ? 0 : gemm::as_extent(extent + first + last);
+}
 
 // The geometry's members of an operator's Arguments; `channels` are those of a group.
 template <class Arguments>
@@ -37,16 +43,18 @@ void bind_geometry(const Shape& shape, const double* scalars, Arguments& argumen
   arguments.channels = gemm::as_extent(shape.channels / shape.groups);
   arguments.stride_h = as_distance(scalars[stride_h]);
   arguments.stride_w = as_distance(scalars[stride_w]);
-  arguments.padding_h = as_distance(scalars[padding_h]);
-  arguments.padding_w = as_distance(scalars[padding_w]);
+  arguments.padding_h = as_distance(scalars[top]);
+  arguments.padding_w = as_distance(scalars[left]);
+  arguments.padded_height = padded_extent(shape.height, scalars[top], scalars[bottom]);
+  arguments.padded_width = padded_extent(shape.width, scalars[left], scalars[right]);
   arguments.dilation_h = as_distance(scalars[dilation_h]);
   arguments.dilation_w = as_distance(scalars[dilation_w]);
 }
 
-// Output pixels along an axis; 0 where there are none.
-inline int64_t output_extent(int64_t extent, int64_t padding, int64_t filter, int64_t dilation, int64_t stride) {
-  const int64_t left = extent + 2 * padding - dilation * (filter - 1) - 1;
-  return stride < 1 || dilation < 1 || padding < 0 || left < 0 ? 0 : left / stride + 1;
+// Output pixels along a padded axis; 0 where there are none.
+inline int64_t output_extent(int64_t padded, int64_t filter, int64_t dilation, int64_t stride) {
+  const int64_t rest = padded - dilation * (filter - 1) - 1;
+  return stride < 1 || dilation < 1 || rest < 0 ? 0 : rest / stride + 1;
 }
 
 // Whether every extent fits and the geometry makes this output.
@@ -55,14 +63,15 @@ bool makes_its_output(const Arguments& a) {
   const bool complete = a.batch && a.m && a.n && a.k && a.images && a.height && a.width && a.filters && a.filter_height &&
       a.filter_width && a.out_height && a.out_width && a.groups && a.channels;
   return complete && a.filters % a.groups == 0 &&
-      output_extent(a.height, a.padding_h, a.filter_height, a.dilation_h, a.stride_h) == a.out_height &&
-      output_extent(a.width, a.padding_w, a.filter_width, a.dilation_w, a.stride_w) == a.out_width;
+      output_extent(a.padded_height, a.filter_height, a.dilation_h, a.stride_h) == a.out_height &&
+      output_extent(a.padded_width, a.filter_width, a.dilation_w, a.stride_w) == a.out_width;
 }
 
 // Whether every window is one pixel and every pixel has its window.
 template <class Arguments>
 bool one_by_one(const Arguments& a) {
-  return a.filter_height == 1 && a.filter_width == 1 && a.stride_h == 1 && a.stride_w == 1 && !a.padding_h && !a.padding_w;
+  return a.filter_height == 1 && a.filter_width == 1 && a.stride_h == 1 && a.stride_w == 1 && a.padded_height == a.height &&
+      a.padded_width == a.width;
 }
 
 // A tensor of four axes, packed.

@@ -121,7 +121,8 @@ class Conv2d(Operator):
         """The geometry, which no tensor shows, then what the epilogue has."""
         if not isinstance(problem, Convolution):
             raise TypeError(f"{self.name} got a problem of operator {problem.operator!r}")
-        return [*map(float, (*problem.stride, *problem.padding, *problem.dilation)), *scalars(problem.epilogue)]
+        geometry = (*problem.stride, *problem.padding[0], *problem.padding[1], *problem.dilation)
+        return [*map(float, geometry), *scalars(problem.epilogue)]
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""

@@ -22,7 +22,8 @@ struct Arguments {
 
   int images, height, width, filters, filter_height, filter_width, out_height, out_width;
   int groups, channels;  // channels of a group
-  int stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  int stride_h, stride_w, dilation_h, dilation_w;
+  int padding_h, padding_w, padded_height, padded_width;  // before the image; with it and what is behind
   int image_pitch, row_pitch, pixel_pitch, channel_pitch;  // elements of the image from one to the next
   int radix_inner, radix_middle;  // channels last: channels, filter_width; first: filter_width, filter_height
   Taps step;                      // from one tap of a thread to its next

@@ -129,7 +129,7 @@ def register_rule(wanted: int, t: Mapping[str, Any], target: Target) -> Rejected
 def index_rule(problem: Conv2dProblem, *, whole: bool) -> Rejected | None:
     """What a kernel reaches with 32 bits, as `reached` in kernel.cuh. `whole`: of all images, not of one product's."""
     p = problem
-    rows, columns = p.h + 2 * p.padding[0], p.w + 2 * p.padding[1]
+    rows, columns = p.padded
     elements = rows * columns * (p.n * p.c if whole else p.group_channels)
     return check(
         elements <= LARGEST_INDEX,

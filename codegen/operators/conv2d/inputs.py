@@ -24,7 +24,7 @@ def elements_seen(problem: Convolution) -> Array:
     p = problem
     axes = []
     for axis, (extent, outputs, taps) in enumerate(((p.h, p.p, p.r), (p.w, p.q, p.s))):
-        corners = np.arange(outputs) * p.stride[axis] - p.padding[axis]
+        corners = np.arange(outputs) * p.stride[axis] - p.corner[axis]
         met = (corners[:, None] + np.arange(taps) * p.dilation[axis]).ravel()
         seen = np.zeros(extent, dtype=bool)
         seen[met[(met >= 0) & (met < extent)]] = True

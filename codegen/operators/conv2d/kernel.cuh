@@ -205,7 +205,7 @@ int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
 // Elements between which a kernel reaches with 32 bits: of all images where their pixels are rows, else of one product's; and
 // padding counts as if it were there.
 inline int64_t reached(const Plan& kernel, const Arguments& a) {
-  const int64_t rows = int64_t(a.height) + 2 * int64_t(a.padding_h), columns = int64_t(a.width) + 2 * int64_t(a.padding_w);
+  const int64_t rows = a.padded_height, columns = a.padded_width;
   const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * a.channels : a.channels;
   return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;
 }

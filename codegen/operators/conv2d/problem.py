@@ -1,6 +1,6 @@
 """The conv2d problem: a two-dimensional convolution (as deep learning has it: the filter is not mirrored), with groups.
 
-out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - padding_h + r dilation_h, …] * w[k, c, r, s])
+out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - top + r dilation_h, …] * w[k, c, r, s])
 for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
 from codegen.epilogue import (
@@ -67,13 +67,26 @@ AnyNode = Annotated[
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
 
 
-def _pair(value: Any) -> Any:
-    return (value, value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 Distance = Annotated[int, Field(strict=True, ge=0, le=LARGEST_EXTENT), BeforeValidator(as_integer)]
-Steps = Annotated[tuple[Extent, Extent], BeforeValidator(_pair)]
-Distances = Annotated[tuple[Distance, Distance], BeforeValidator(_pair)]
+Padding = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _or_one(number: Any, two: Any) -> BeforeValidator:
+    """Of a type of two: one number stands for both, and what is wrong with it is said once."""
+    adapter = TypeAdapter(number)
+
+    def pair(value: Any) -> Any:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return value
+        one = adapter.validate_python(value)
+        return one, one
+
+    return BeforeValidator(pair, json_schema_input_type=number | two)
+
+
+Steps = Annotated[tuple[Extent, Extent], _or_one(Extent, tuple[Extent, Extent])]
+Sides = Annotated[tuple[Distance, Distance], _or_one(Distance, tuple[Distance, Distance])]
+Distances = Annotated[tuple[Sides, Sides], _or_one(Distance, tuple[Sides, Sides])]
 
 
 class Convolution(Problem):
@@ -81,8 +94,8 @@ class Convolution(Problem):
     r, s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w is k, c / groups, r, s; out is n, k, p, q.
 
     What is read is of `dtype`, sums of float32; the result, biases and residuals of `out_dtype`. A single number for
-    `stride`, `dilation` or `padding` stands for both axes. Along an axis where the filter has one element dilation
-    becomes 1.
+    `stride`, `dilation` or `padding` stands for both axes, and one of an axis' padding for both sides. Along an axis
+    where the filter has one element dilation becomes 1.
     """
 
     n: Extent
@@ -97,7 +110,9 @@ class Convolution(Problem):
     stride: Steps = (1, 1)
     dilation: Steps = (1, 1)
     padding: Distances = Field(
-        default=(0, 0), validate_default=True, description="Zeros on both sides, along h and along w."
+        default=((0, 0), (0, 0)),
+        validate_default=True,
+        description="Zeros around the image: (top, bottom), (left, right).",
     )
     dtype: Float = "float32"
     acc_dtype: Literal["float32"] = "float32"
@@ -114,14 +129,24 @@ class Convolution(Problem):
     epilogue: Chain = ()
 
     @property
+    def padded(self) -> tuple[int, int]:
+        """Rows and columns of the image with its padding."""
+        return self.h + sum(self.padding[0]), self.w + sum(self.padding[1])
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Rows and columns of padding before the image's first element."""
+        return self.padding[0][0], self.padding[1][0]
+
+    @property
     def p(self) -> int:
         """Rows of the output."""
-        return _output_extent(self.h, self.padding[0], self.r, self.dilation[0], self.stride[0])
+        return _output_extent(self.padded[0], self.r, self.dilation[0], self.stride[0])
 
     @property
     def q(self) -> int:
         """Columns of the output."""
-        return _output_extent(self.w, self.padding[1], self.s, self.dilation[1], self.stride[1])
+        return _output_extent(self.padded[1], self.s, self.dilation[1], self.stride[1])
 
     @property
     def group_channels(self) -> int:
@@ -159,7 +184,7 @@ class Convolution(Problem):
     @property
     def pointwise(self) -> bool:
         """Whether it is a product of stored matrices; with channels first the images of one group are one."""
-        one = (self.r, self.s, *self.stride, *self.padding) == (1, 1, 1, 1, 0, 0)
+        one = (self.r, self.s, *self.stride, *self.padded) == (1, 1, 1, 1, self.h, self.w)
         return one and not self.depthwise and (self.channels_last or self.groups == 1)
 
     @field_validator("groups", mode="after")
@@ -186,27 +211,27 @@ class Convolution(Problem):
 
     @field_validator("padding", mode="after")
     @classmethod
-    def _has_an_output(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+    def _has_an_output(cls, value: Padding, info: ValidationInfo) -> Padding:
         if any(name not in info.data for name in ("n", "h", "w", "c", "k", "r", "s", "groups", "stride", "dilation")):
             return value  # another field is already at fault
         d, out = info.data, []
         for axis, (extent, filter_extent) in enumerate((("h", "r"), ("w", "s"))):
-            padded, window = d[extent] + 2 * value[axis], d["dilation"][axis] * (d[filter_extent] - 1) + 1
+            padded, window = d[extent] + sum(value[axis]), d["dilation"][axis] * (d[filter_extent] - 1) + 1
             if window > padded:
                 raise refuse(
                     "no_output",
                     "is {given}: {extent} = {size} is {padded} with it, less than the {window} that {taps} elements of "
                     "the filter span with dilation {dilation}; nothing would be left",
-                    given=value[axis], extent=extent, size=d[extent], padded=padded, window=window,
+                    given=_words(value[axis]), extent=extent, size=d[extent], padded=padded, window=window,
                     taps=d[filter_extent], dilation=d["dilation"][axis],
                 )  # fmt: skip
             if padded > LARGEST_EXTENT:
                 raise refuse(
                     "too_large",
                     "is {given}: {extent} is {padded} with it; at most {allowed} is allowed",
-                    given=value[axis], extent=extent, padded=padded, allowed=LARGEST_EXTENT,
+                    given=_words(value[axis]), extent=extent, padded=padded, allowed=LARGEST_EXTENT,
                 )  # fmt: skip
-            out.append(_output_extent(d[extent], value[axis], d[filter_extent], d["dilation"][axis], d["stride"][axis]))
+            out.append(_output_extent(padded, d[filter_extent], d["dilation"][axis], d["stride"][axis]))
         taps = d["r"] * d["s"] * (d["c"] // d["groups"])
         for name, number in (
             ("output pixels (n p q)", d["n"] * out[0] * out[1]),
@@ -243,8 +268,13 @@ class Conv2dProblem(Convolution):
     operator: Literal["conv2d"] = "conv2d"
 
 
-def _output_extent(extent: int, padding: int, taps: int, dilation: int, stride: int) -> int:
-    return (extent + 2 * padding - dilation * (taps - 1) - 1) // stride + 1
+def _words(sides: tuple[int, int]) -> str:
+    """An axis' padding as one number where its sides are equal."""
+    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]} and {sides[1]}"
+
+
+def _output_extent(padded: int, taps: int, dilation: int, stride: int) -> int:
+    return (padded - dilation * (taps - 1) - 1) // stride + 1
 
 
 def with_axes(chain: tuple[AnyNode, ...], layout: Layout) -> tuple[Node, ...]:

@@ -12,7 +12,7 @@ from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import AnyNode as MatrixNode
 from codegen.epilogue import Bias, node_of
 from codegen.operators.conv2d import direct
-from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Conv2dProblem
+from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Conv2dProblem, Padding
 from codegen.operators.conv2d.product import matmul_tunables, of_product
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 
@@ -28,18 +28,18 @@ class Geometry:
     taps: tuple[tuple[int, int], ...]
     stride: tuple[int, int]
     dilation: tuple[int, int]
-    padding: tuple[int, int]
+    padding: Padding
     beyond: tuple[int, int]
 
 
 # Both axes differ in all of it. None is a product of stored matrices, not even with a filter of one element.
 GEOMETRIES = (
-    Geometry(((2, 2), (3, 3), (1, 2), (1, 3), (1, 1)), (1, 1), (1, 1), (1, 1), (0, 0)),
-    Geometry(((3, 2), (3, 3), (2, 1), (1, 3), (1, 1)), (2, 1), (1, 2), (0, 2), (1, 0)),
-    Geometry(((2, 3), (1, 3), (4, 1), (3, 3), (1, 1)), (3, 2), (2, 1), (3, 0), (2, 1)),
-    Geometry(((1, 2), (3, 1), (2, 2), (1, 1)), (1, 2), (1, 1), (0, 1), (0, 1)),
+    Geometry(((2, 2), (3, 3), (1, 2), (1, 3), (1, 1)), (1, 1), (1, 1), ((1, 1), (1, 1)), (0, 0)),
+    Geometry(((3, 2), (3, 3), (2, 1), (1, 3), (1, 1)), (2, 1), (1, 2), ((0, 1), (2, 2)), (1, 0)),
+    Geometry(((2, 3), (1, 3), (4, 1), (3, 3), (1, 1)), (3, 2), (2, 1), ((3, 3), (0, 2)), (2, 1)),
+    Geometry(((1, 2), (3, 1), (2, 2), (1, 1)), (1, 2), (1, 1), ((0, 0), (1, 0)), (0, 1)),
 )
-POINTWISE = Geometry(((1, 1),), (1, 1), (1, 1), (0, 0), (0, 0))
+POINTWISE = Geometry(((1, 1),), (1, 1), (1, 1), ((0, 0), (0, 0)), (0, 0))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, 
         geometry = POINTWISE if s["pointwise"] else GEOMETRIES[number]
         if number == 0 and not s["pointwise"]:
             sizes = ((long, long), (long, long + 1), (long + 1, long + 1), *geometry.taps)
-            geometry = Geometry(sizes, (1, 1), (1, 1), (1, 2), (0, 0))
+            geometry = Geometry(sizes, (1, 1), (1, 1), ((1, 1), (2, 2)), (0, 0))
         if s["pointwise"] and s["layout"] == "nchw":
             groups = 1  # with groups it is no product of stored matrices there
         per_image = max(3, (blocks * pixels + more) // images)
@@ -178,7 +178,7 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
 def _seen(g: Geometry, axis: int, outputs: int, taps: int) -> int:
     """The image's extent that gives so many outputs; below 1 where there is none."""
     window = g.dilation[axis] * (taps - 1) + 1
-    return (outputs - 1) * g.stride[axis] + window - 2 * g.padding[axis] + g.beyond[axis]
+    return (outputs - 1) * g.stride[axis] + window - sum(g.padding[axis]) + g.beyond[axis]
 
 
 def _of_channels(chain: Iterable[MatrixNode]) -> tuple[AnyNode, ...]:

@@ -44,8 +44,8 @@ def reference(problem: Conv2dProblem, inputs: Mapping[str, Array], exact: bool =
 def convolve(problem: Conv2dProblem, x: Float64, w: Float64) -> Float64:
     """x of n, h, w, c and w of k, r, s, c / groups give n, p, q, k."""
     p, xp = problem, namespace_of(x)
-    (top, left), (step_h, step_w), (apart_h, apart_w) = p.padding, p.stride, p.dilation
-    padded = xp.zeros((p.n, p.h + 2 * top, p.w + 2 * left, p.c))
+    (top, left), (step_h, step_w), (apart_h, apart_w) = p.corner, p.stride, p.dilation
+    padded = xp.zeros((p.n, *p.padded, p.c))
     padded[:, top : top + p.h, left : left + p.w] = x
     filters = w.reshape(p.groups, p.group_filters, p.r, p.s, p.group_channels)
     sums = xp.zeros((p.groups, p.n * p.p * p.q, p.group_filters))

@@ -24,7 +24,7 @@ def elements_used(problem: Conv2dDgradProblem) -> Array:
     p = problem
     axes: list[Array] = []
     for axis, (extent, outputs, taps) in enumerate(((p.h, p.p, p.r), (p.w, p.q, p.s))):
-        corners = np.arange(outputs) * p.stride[axis] - p.padding[axis]
+        corners = np.arange(outputs) * p.stride[axis] - p.corner[axis]
         met = corners[:, None] + np.arange(taps) * p.dilation[axis]
         axes.append(np.any((met >= 0) & (met < extent), axis=1))
     both: Array = axes[0][:, None] & axes[1]

@@ -117,9 +117,10 @@ template <class C>
 constexpr Plan plan_of = make_plan<C>();
 
 // Without phases where a distance is none.
-inline Along along_of(int64_t extent, int64_t taps, double stride_, double padding_, double dilation_) {
-  const int stride = conv::as_distance(stride_), padding = conv::as_distance(padding_), dilation = conv::as_distance(dilation_);
-  Along along = {gemm::as_extent(extent), gemm::as_extent(taps), stride, padding, dilation, 0, 0, 0};
+inline Along along_of(int64_t extent, int64_t taps, double stride_, double before, double behind, double dilation_) {
+  const int stride = conv::as_distance(stride_), padding = conv::as_distance(before), dilation = conv::as_distance(dilation_);
+  const int padded = conv::padded_extent(extent, before, behind);
+  Along along = {gemm::as_extent(extent), gemm::as_extent(taps), stride, padding, dilation, padded, 0, 0, 0};
   if (stride < 1 || dilation < 1 || padding < 0) return along;
   int common = stride;
   for (int rest = dilation; rest != 0;) {
@@ -155,8 +156,10 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.b = pointers[dy_is_a ? 1 : 0];
   arguments.out = pointers[2];
   arguments.workspace = workspace;
-  arguments.h = along_of(shape.height, shape.filter_height, scalars[conv::stride_h], scalars[conv::padding_h], scalars[conv::dilation_h]);
-  arguments.w = along_of(shape.width, shape.filter_width, scalars[conv::stride_w], scalars[conv::padding_w], scalars[conv::dilation_w]);
+  arguments.h = along_of(shape.height, shape.filter_height, scalars[conv::stride_h], scalars[conv::top], scalars[conv::bottom],
+                         scalars[conv::dilation_h]);
+  arguments.w = along_of(shape.width, shape.filter_width, scalars[conv::stride_w], scalars[conv::left], scalars[conv::right],
+                         scalars[conv::dilation_w]);
   const gemm::Extents extent = product(kernel, shape, arguments.h, arguments.w);
   arguments.batch = gemm::as_extent(extent.batch);
   arguments.m = gemm::as_extent(extent.m);
@@ -208,8 +211,8 @@ template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
   if constexpr (C::direct || C::strided) return 0;
   const Shape shape(extents);
-  return gemm::workspace_bytes(plan_of<C>.product, product(plan_of<C>, shape, along_of(shape.height, shape.filter_height, 1, 0, 1),
-                                                           along_of(shape.width, shape.filter_width, 1, 0, 1)), launch);
+  return gemm::workspace_bytes(plan_of<C>.product, product(plan_of<C>, shape, along_of(shape.height, shape.filter_height, 1, 0, 0, 1),
+                                                           along_of(shape.width, shape.filter_width, 1, 0, 0, 1)), launch);
 }
 
 // Rows of dy between which a phase reaches: of its windows the first begin, and the last end, outside of it.
@@ -234,10 +237,10 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
       h.extent && h.taps && w.extent && w.taps;
   if (!complete || a.filters % a.groups) return false;
   if (int64_t(h.extent) * w.extent > gemm::largest_extent / a.images) return false;
-  if (conv::output_extent(h.extent, h.padding, h.taps, h.dilation, h.stride) != a.height ||
-      conv::output_extent(w.extent, w.padding, w.taps, w.dilation, w.stride) != a.width)
+  if (conv::output_extent(h.padded, h.taps, h.dilation, h.stride) != a.height ||
+      conv::output_extent(w.padded, w.taps, w.dilation, w.stride) != a.width)
     return false;
-  const bool one_by_one = h.taps == 1 && w.taps == 1 && h.stride == 1 && w.stride == 1 && !h.padding && !w.padding;
+  const bool one_by_one = h.taps == 1 && w.taps == 1 && h.stride == 1 && w.stride == 1 && h.padded == h.extent && w.padded == w.extent;
   if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
   if (kernel.window && (w.taps != kernel.window || w.stride != 1 || w.dilation != 1)) return false;

@@ -16,6 +16,7 @@ using Taps = conv::Taps;
 struct Along {
   int extent, taps;  // of dx, of the filter
   int stride, padding, dilation;
+  int padded;      // dx with the padding before and behind it; `padding` is that before it
   int phases;      // residues of the stride that dx has
   int tap_step;    // from one tap of a phase to its next
   int pixel_step;  // from their one row of dy to the other

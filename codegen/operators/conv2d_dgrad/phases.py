@@ -49,7 +49,7 @@ def phases(problem: Conv2dDgradProblem) -> tuple[tuple[int, Phase], ...]:
     """How many phases there are of every kind, and one of them."""
     p = problem
     by_rows, by_columns = (
-        _residues(extent, p.padding[axis], taps, p.stride[axis], p.dilation[axis])
+        _residues(extent, p.corner[axis], taps, p.stride[axis], p.dilation[axis])
         for axis, (extent, taps) in enumerate(((p.h, p.r), (p.w, p.s)))
     )
     return tuple(
@@ -82,6 +82,6 @@ def _phase(problem: Conv2dDgradProblem, rows: int, columns: int, taps_h: int, ta
     p = problem
     return Phase.model_construct(
         operator=p.operator, n=p.n, h=p.p, w=p.q, c=p.k, k=p.c, r=taps_h, s=taps_w, groups=p.groups, layout=p.layout,
-        stride=(1, 1), dilation=(1, 1), padding=(0, 0), dtype=p.dtype, acc_dtype=p.acc_dtype, out_dtype=p.out_dtype,
-        allow_tf32=p.allow_tf32, epilogue=p.epilogue, rows=rows, columns=columns,
+        stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0)), dtype=p.dtype, acc_dtype=p.acc_dtype,
+        out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, epilogue=p.epilogue, rows=rows, columns=columns,
     )  # fmt: skip

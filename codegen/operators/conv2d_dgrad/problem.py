@@ -1,7 +1,7 @@
 """The conv2d_dgrad problem: the gradient of a convolution's image.
 
 dx[n, h, w, g C' + c] = epilogue(sum over p, r, q, s, k of dy[n, p, q, g K' + k] * w[g K' + k, r, s, c]) over all p and
-r with p stride_h - padding_h + r dilation_h = h, and q and s likewise; C' and K' are the channels and filters of a
+r with p stride_h - top + r dilation_h = h, and q and s likewise; C' and K' are the channels and filters of a
 group.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import MAX_NODES, Cast, Clip, Mask, Residual, Scale
-from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.conv2d.problem import Convolution, Padding
 from codegen.problem import LARGEST_EXTENT, refuse
 
 AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
@@ -36,7 +36,7 @@ class Conv2dDgradProblem(Convolution):
 
     @field_validator("padding", mode="after")
     @classmethod
-    def _can_be_counted(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+    def _can_be_counted(cls, value: Padding, info: ValidationInfo) -> Padding:
         d = info.data
         if any(name not in d for name in ("n", "h", "w", "r", "s", "stride")):
             return value  # another field is already at fault

@@ -10,6 +10,7 @@ from typing import Any
 from codegen.alignment import classes, needs_cuda_cores
 from codegen.epilogue import node_of
 from codegen.operators.conv2d import direct
+from codegen.operators.conv2d.problem import Padding
 from codegen.operators.conv2d.product import matmul_tunables, of_product
 from codegen.operators.conv2d.reduced import strip_columns
 from codegen.operators.conv2d_dgrad.problem import AnyNode, Conv2dDgradProblem
@@ -27,25 +28,25 @@ class Geometry:
     taps: tuple[int, int]
     stride: tuple[int, int]
     dilation: tuple[int, int]
-    padding: tuple[int, int]
+    padding: Padding
 
 
 # Both axes differ in nearly all of it. None is a product of stored matrices.
 GEOMETRIES = (
-    Geometry((2, 2), (1, 1), (1, 1), (1, 1)),
-    Geometry((3, 2), (1, 1), (1, 2), (0, 2)),
-    Geometry((2, 3), (1, 1), (2, 1), (3, 0)),
-    Geometry((1, 2), (1, 1), (1, 1), (0, 1)),
+    Geometry((2, 2), (1, 1), (1, 1), ((1, 1), (1, 1))),
+    Geometry((3, 2), (1, 1), (1, 2), ((0, 1), (2, 2))),
+    Geometry((2, 3), (1, 1), (2, 1), ((3, 3), (0, 2))),
+    Geometry((1, 2), (1, 1), (1, 1), ((0, 0), (1, 0))),
 )
 # Taps that the stride does not divide, a stride that has a divisor in common with the dilation (some phases then have
 # no taps), fewer taps than the stride, windows that lie in the padding altogether.
 STRIDED = (
-    Geometry((3, 3), (2, 1), (1, 1), (1, 1)),
-    Geometry((3, 4), (1, 2), (2, 2), (0, 2)),
-    Geometry((4, 1), (3, 2), (2, 1), (3, 0)),
-    Geometry((3, 3), (2, 2), (1, 3), (4, 1)),
+    Geometry((3, 3), (2, 1), (1, 1), ((1, 1), (1, 1))),
+    Geometry((3, 4), (1, 2), (2, 2), ((0, 1), (2, 2))),
+    Geometry((4, 1), (3, 2), (2, 1), ((3, 3), (0, 2))),
+    Geometry((3, 3), (2, 2), (1, 3), ((4, 4), (1, 0))),
 )
-POINTWISE = Geometry((1, 1), (1, 1), (1, 1), (0, 0))
+POINTWISE = Geometry((1, 1), (1, 1), (1, 1), ((0, 0), (0, 0)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
         geometry = _geometry(s, number)
         if number == 0 and not s["pointwise"]:
             size = (long * geometry.stride[0], long * geometry.stride[1])
-            geometry = Geometry(size, geometry.stride, (1, 1), (1, 2))
+            geometry = Geometry(size, geometry.stride, (1, 1), ((1, 1), (2, 2)))
         if s["pointwise"] and s["layout"] == "nchw":
             groups = 1  # with groups it is no product of stored matrices there
         per_image = max(3, (blocks * pixels + more) // images)
@@ -126,7 +127,10 @@ def _of_window(geometry: Geometry, window: int, number: int, *, strided: bool) -
     g = geometry
     beside = window - 1 if number == 1 else window // 2 + (number == 3)
     return Geometry(
-        (g.taps[0], window), (max(2 if strided else 1, g.stride[0]), 1), (g.dilation[0], 1), (g.padding[0], beside)
+        (g.taps[0], window),
+        (max(2 if strided else 1, g.stride[0]), 1),
+        (g.dilation[0], 1),
+        (g.padding[0], (beside, beside)),
     )
 
 
@@ -148,7 +152,7 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
 
     # A window must fit, and no phase be left out.
     rows, columns = (
-        max(wanted, apart * (taps - 1) + 1 - 2 * padding, step + 1 if step > 1 else 1)
+        max(wanted, apart * (taps - 1) + 1 - sum(padding), step + 1 if step > 1 else 1)
         for wanted, taps, step, apart, padding in zip(
             (wish.rows, wish.columns), g.taps, g.stride, g.dilation, g.padding, strict=True
         )

@@ -46,8 +46,8 @@ def longest_sum(problem: Conv2dDgradProblem) -> int:
 def scatter(problem: Conv2dDgradProblem, dy: Float64, w: Float64) -> Float64:
     """dy of n, p, q, k and w of k, r, s, c / groups give n, h, w, c."""
     p, xp = problem, namespace_of(dy)
-    (top, left), (step_h, step_w), (apart_h, apart_w) = p.padding, p.stride, p.dilation
-    padded = xp.zeros((p.n, p.h + 2 * top, p.w + 2 * left, p.c))
+    (top, left), (step_h, step_w), (apart_h, apart_w) = p.corner, p.stride, p.dilation
+    padded = xp.zeros((p.n, *p.padded, p.c))
     gradients = dy.reshape(p.n * p.p * p.q, p.groups, p.group_filters).transpose(1, 0, 2)
     filters = w.reshape(p.groups, p.group_filters, p.r, p.s, p.group_channels)
     for r in range(p.r):

@@ -34,7 +34,8 @@ struct Arguments {
 
   int images, height, width, filters, filter_height, filter_width, out_height, out_width;
   int groups, channels;  // channels of a group
-  int stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+  int stride_h, stride_w, dilation_h, dilation_w;
+  int padding_h, padding_w, padded_height, padded_width;  // before the image; with it and what is behind
   int image_pitch, row_pitch, pixel_pitch, channel_pitch;  // elements of the image from one to the next
   Walk walk;
   // Of dy with channels first, for a step of tile_k pixels: whole images and the pixels beyond them; and the elements by which

@@ -153,7 +153,7 @@ def _register_rule(problem: Conv2dWgradProblem, t: Mapping[str, Any], target: Ta
 def index_rule(problem: Conv2dWgradProblem) -> Rejected | None:
     """What a kernel reaches and counts with 32 bits, as `is_reached` in kernel.cuh."""
     p = problem
-    rows, columns = p.h + 2 * p.padding[0], p.w + 2 * p.padding[1]
+    rows, columns = p.padded
     elements, longest = rows * columns * p.n * p.c, max(rows, columns)
     return check(
         elements <= LARGEST_INDEX,

@@ -141,7 +141,7 @@ int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
 // Whether 32 bits reach every element of all images, padding included, and count the rows and columns of several images.
 constexpr int64_t longest_axis = int64_t(1) << 28;
 inline bool is_reached(const Arguments& a) {
-  const int64_t rows = int64_t(a.height) + 2 * int64_t(a.padding_h), columns = int64_t(a.width) + 2 * int64_t(a.padding_w);
+  const int64_t rows = a.padded_height, columns = a.padded_width;
   const int64_t channels = int64_t(a.images) * a.groups * a.channels;
   return rows <= longest_axis && columns <= longest_axis && rows <= INT32_MAX / columns && rows * columns <= INT32_MAX / channels;
 }

@@ -1,6 +1,6 @@
 """The conv2d_wgrad problem: the gradient of a convolution's filters, from the gradient of its output and its image.
 
-dw[k, c, r, s] = epilogue(sum over n, p, q of dy[n, k, p, q] * x[n, g C' + c, p stride_h - padding_h + r dilation_h, …])
+dw[k, c, r, s] = epilogue(sum over n, p, q of dy[n, k, p, q] * x[n, g C' + c, p stride_h - top + r dilation_h, …])
 for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
 """
 

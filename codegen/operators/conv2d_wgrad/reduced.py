@@ -74,7 +74,7 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, 
         geometry, (images, rows) = POINTWISE if s["pointwise"] else GEOMETRIES[number], PIXELS[number]
         if number == 0 and not s["pointwise"]:
             sizes = ((long, long), (long, long + 1), (long + 1, long + 1), *geometry.taps)
-            geometry = Geometry(sizes, (1, 1), (1, 1), (1, 2), (0, 0))
+            geometry = Geometry(sizes, (1, 1), (1, 1), ((1, 1), (2, 2)), (0, 0))
         pixels = max(3, step_count * as_product["tile_k"] - missing)
         filters = max(1, blocks * as_product["tile_m"] + more)
         groups = 1 if s["depthwise"] or number == 2 else 3
@@ -127,7 +127,7 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
 def _seen(g: Geometry, axis: int, outputs: int, taps: int) -> int:
     """The image's extent that gives so many outputs; below 1 where there is none."""
     window = g.dilation[axis] * (taps - 1) + 1
-    return (outputs - 1) * g.stride[axis] + window - 2 * g.padding[axis] + g.beyond[axis]
+    return (outputs - 1) * g.stride[axis] + window - sum(g.padding[axis]) + g.beyond[axis]
 
 
 def _of_channels(chain: Iterable[MatrixNode]) -> tuple[AnyNode, ...]:

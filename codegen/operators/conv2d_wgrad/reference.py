@@ -44,8 +44,8 @@ def reference(problem: Conv2dWgradProblem, inputs: Mapping[str, Array], exact: b
 def correlate(problem: Conv2dWgradProblem, dy: Float64, x: Float64) -> Float64:
     """dy of n, p, q, k and x of n, h, w, c give k, r, s, c / groups."""
     p, xp = problem, namespace_of(x)
-    (top, left), (step_h, step_w), (apart_h, apart_w) = p.padding, p.stride, p.dilation
-    padded = xp.zeros((p.n, p.h + 2 * top, p.w + 2 * left, p.c))
+    (top, left), (step_h, step_w), (apart_h, apart_w) = p.corner, p.stride, p.dilation
+    padded = xp.zeros((p.n, *p.padded, p.c))
     padded[:, top : top + p.h, left : left + p.w] = x
     by_group = dy.reshape(p.pixels, p.groups, p.group_filters).transpose(1, 2, 0)
     dw = xp.zeros((p.groups, p.group_filters, p.r, p.s, p.group_channels))
