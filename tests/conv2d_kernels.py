@@ -13,7 +13,6 @@ from tests.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 DIRECT: dict[str, int | str] = {
     "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "pixels": 2, "window": 0, "taps": 16,
-    "min_blocks": 1,
 }  # fmt: skip
 # Elements of 16 bytes, or of the quads of the CUDA cores.
 WIDEST = {"float16": 8, "bfloat16": 8, "float32": 4}

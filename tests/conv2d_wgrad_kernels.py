@@ -13,7 +13,7 @@ from tests.conv2d_kernels import WIDEST
 from tests.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 DIRECT: dict[str, int | str] = {
-    "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "elements": 4, "min_blocks": 1, "split": "none",
+    "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "elements": 4, "split": "none",
 }  # fmt: skip
 
 

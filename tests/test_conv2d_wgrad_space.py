@@ -222,7 +222,6 @@ def test_good_schedules_are_accepted() -> None:
         (DEPTHWISE, ALONE, {"threads_k": 64, "filters": 8}, "threads_k", "blocks of 512 filters are mostly padding"),
         (DEPTHWISE, ALONE, {"elements": 10}, "elements", "elements = 10 of filters that have 9"),
         ({**DEPTHWISE, "n": 1, "h": 1, "w": 1}, ALONE, {"threads": 128}, "threads", "32 threads along 1 pixels"),
-        (DEPTHWISE, ALONE, {"min_blocks": 2}, "min_blocks", "fit unasked"),
     ],
 )  # fmt: skip
 def test_each_rule_says_why(

@@ -194,8 +194,9 @@ class Conv2d(Operator):
             return LaunchBounds(split.REDUCE_THREADS)
         if is_tensor(t):
             return tensor_rules.launch_bounds(t)
-        threads = int(t["threads"]) if t["algorithm"] == "direct" else simt_rules.threads(t)
-        return LaunchBounds(threads, int(t["min_blocks"]))
+        if t["algorithm"] == "direct":
+            return LaunchBounds(int(t["threads"]))
+        return LaunchBounds(simt_rules.threads(t), int(t["min_blocks"]))
 
     def estimated_registers(self, kernel: Kernel) -> int:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()

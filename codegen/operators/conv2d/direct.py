@@ -32,7 +32,6 @@ TUNABLES = (
         "depthwise, columns of the filters: a thread's pixels are neighbours and share what they load; 0: any filters",
     ),
     Tunable("taps", (16, 32, 64), False, "products of a sum whose filters are in shared memory at a time"),
-    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
 )  # fmt: skip
 Lists = dict[str, tuple[Value, ...]]
 
@@ -119,11 +118,11 @@ def levels(problem: Convolution, window: int) -> dict[int, Lists]:
         "algorithm": ("direct",), "threads": threads[:1] if window else threads, "threads_k": threads_k,
         "filters": (widest // 2, widest) if widest > 1 else (1,), "window": (0, window) if window else (0,),
         "pixels": tuple(count for count in (2, 4) if _pixels_fit(rows * count, outputs)) or (1,),
-        "taps": (16,) if problem.taps <= 16 else (32,), "min_blocks": (1,),
+        "taps": (16,) if problem.taps <= 16 else (32,),
     }  # fmt: skip
     full: Lists = {
         **small, "threads": THREADS, "threads_k": THREADS_K, "filters": (1, 2, 4, 8),
-        "pixels": (1, 2, 4, 8), "taps": (16, 32, 64), "min_blocks": (1, 2),
+        "pixels": (1, 2, 4, 8), "taps": (16, 32, 64),
     }  # fmt: skip
     return {1: small, 2: full}
 
@@ -201,12 +200,7 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             "grid",
             f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted",
         )
-        or grid.residency_rules(t, threads, shared_bytes(t), registers(t, size), target)
-        or check(
-            t["min_blocks"] == 1 or registers(t, size) > target.registers_per_sm // (2 * threads),
-            "min_blocks",
-            f"2 blocks of about {registers(t, size)} registers fit unasked",
-        )
+        or grid.residency_rules(1, threads, shared_bytes(t), registers(t, size), target)
         or ACCEPTED
     )
 

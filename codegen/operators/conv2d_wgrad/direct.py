@@ -30,7 +30,6 @@ TUNABLES = (
     Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters"),
     Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
     Tunable("elements", range(1, MOST_ELEMENTS + 1), False, "elements of each of its filters of a thread"),
-    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
     split.SPLIT,
     split.SPLIT_K,
 )
@@ -87,11 +86,11 @@ def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
     wide = THREADS[-1] // threads_k[-1] < 2 * grid.power_of_two(p.pixels)
     small: Lists = {
         "algorithm": ("direct",), "threads": THREADS[1:] if wide else THREADS[:2], "threads_k": threads_k,
-        "filters": (widest // 2, widest) if widest > 1 else (1,), "elements": (elements,), "min_blocks": (1,),
+        "filters": (widest // 2, widest) if widest > 1 else (1,), "elements": (elements,),
     }  # fmt: skip
     full: Lists = {
         **small, "threads": THREADS, "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
-        "elements": tuple(sorted({1, 3, elements, min(p.taps, MOST_ELEMENTS)})), "min_blocks": (1, 2),
+        "elements": tuple(sorted({1, 3, elements, min(p.taps, MOST_ELEMENTS)})),
     }  # fmt: skip
     slices = _slices(p, target, threads_k[-1] * widest, elements)
     ways = split.linked(split.ways(slices, atomic=False), with_stream=False)
@@ -159,12 +158,7 @@ def rules(
             f"{t['tile_k']} threads along {p.pixels} pixels",
         )
         or split.rules(t, as_product, target)
-        or grid.residency_rules(t, threads, shared_bytes(t, p.channels_last), registers(t), target)
-        or check(
-            t["min_blocks"] == 1 or registers(t) > target.registers_per_sm // (2 * threads),
-            "min_blocks",
-            f"2 blocks of about {registers(t)} registers fit unasked",
-        )
+        or grid.residency_rules(1, threads, shared_bytes(t, p.channels_last), registers(t), target)
         or grid.order_rules(t, as_product)
         or check_workspace(split.workspace_bytes(as_product, t), workspace_limit)
         or ACCEPTED

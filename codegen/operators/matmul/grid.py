@@ -68,11 +68,9 @@ def order_rules(t: Mapping[str, Any], problem: MatmulProblem) -> Rejected | None
     )
 
 
-def residency_rules(
-    t: Mapping[str, Any], threads: int, shared_bytes: int, registers: int, target: Target
-) -> Rejected | None:
-    """Whether the blocks that a schedule promises fit a multiprocessor with about `registers` per thread."""
-    resident, in_file = t["min_blocks"], target.registers_per_sm
+def residency_rules(resident: int, threads: int, shared_bytes: int, registers: int, target: Target) -> Rejected | None:
+    """Whether so many resident blocks as a schedule promises fit a multiprocessor with about `registers` per thread."""
+    in_file = target.registers_per_sm
     per_block = shared_bytes + target.reserved_shared_bytes
     return (
         check(

@@ -58,7 +58,7 @@ def rules(
         _shape_rules(t)
         or _vector_rules(t, problem, aligns)
         or split.rules(t, problem, target)
-        or grid.residency_rules(t, threads(t), shared_bytes(t), registers(t), target)
+        or grid.residency_rules(int(t["min_blocks"]), threads(t), shared_bytes(t), registers(t), target)
         or _worth_rules(t, problem, target)
         or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
         or ACCEPTED

@@ -251,7 +251,7 @@ def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rej
             "registers",
             f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill",
         )
-        or grid.residency_rules(t, count, shared_bytes(t, stored.size), wanted, target)
+        or grid.residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
     )
 
 
