@@ -37,7 +37,7 @@ def faults(**fields: Any) -> dict[str, str]:
         ({"stride": [1]}, "stride.1", "Field required"),
         ({"dilation": [0, 2]}, "dilation.0", "greater than or equal to 1"),
         ({"padding": [1, -1]}, "padding.1", "greater than or equal to 0"),
-        ({"padding": "same"}, "padding", "valid tuple"),
+        ({"padding": "same"}, "padding", "a number, or an array of two"),
         ({"padding": -1}, "padding", "greater than or equal to 0"),
         ({"padding": [[0, -1], 1]}, "padding.0.1", "greater than or equal to 0"),
         ({"padding": [[0, 1, 0], 1]}, "padding.0", "at most 2 items"),

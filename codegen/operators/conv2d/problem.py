@@ -76,8 +76,10 @@ def _or_one(number: Any, two: Any) -> BeforeValidator:
     adapter = TypeAdapter(number)
 
     def pair(value: Any) -> Any:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if isinstance(value, list | tuple):
             return value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise refuse("number_or_two", "should be a number, or an array of two")
         one = adapter.validate_python(value)
         return one, one
 
