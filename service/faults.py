@@ -113,12 +113,15 @@ def _schema(model: type[BaseModel]) -> Schema:
 
 def _allowed_at(model: type[BaseModel], value: Any, path: Path) -> Any:
     """What the model's JSON Schema says about the place: its type, bounds and alternatives."""
-    return allowed_by(_walk(model, value, path))
+    return allowed_by(_walk(model, value, path), _schema(model))
 
 
-def allowed_by(schema: Schema) -> Any:
-    """The part of a JSON Schema, without references, that says what may stand there; None where it says nothing."""
-    schema = _resolve({}, schema)
+def allowed_by(schema: Schema, root: Schema | None = None) -> Any:
+    """The part of a JSON Schema that says what may stand there, a list of them for a union; None where it says nothing.
+    References are to `root`."""
+    schema = _resolve(root or {}, schema)
+    if alternatives := _alternatives(schema):
+        return [allowed_by(one, root) for one in alternatives]
     tags = schema.get("discriminator", {}).get("mapping")
     if tags is not None:
         return {schema["discriminator"]["propertyName"]: sorted(tags)}
@@ -138,7 +141,8 @@ def _walk(model: type[BaseModel], value: Any, path: Path, into: bool = False) ->
     for part in path:
         schema = _member(root, schema, value)
         if isinstance(part, int):
-            schema = schema.get("items", {})
+            tuple_items = schema.get("prefixItems", [])
+            schema = tuple_items[part] if part < len(tuple_items) else schema.get("items", {})
         else:
             additional = schema.get("additionalProperties", {})
             schema = schema.get("properties", {}).get(part, additional if isinstance(additional, dict) else {})
@@ -159,8 +163,13 @@ def _resolve(root: Schema, schema: Schema) -> Schema:
         for name in schema["$ref"].removeprefix("#/").split("/"):
             found = found[name]
         schema = found
-    members = [member for member in schema.get("anyOf", []) if member.get("type") != "null"]
+    members = _alternatives(schema)
     return _resolve(root, members[0]) if len(members) == 1 else schema
+
+
+def _alternatives(schema: Schema) -> list[Schema]:
+    """The members of a union but null."""
+    return [member for member in schema.get("anyOf", []) if member.get("type") != "null"]
 
 
 def _member(root: Schema, schema: Schema, value: Any) -> Schema:
@@ -170,4 +179,6 @@ def _member(root: Schema, schema: Schema, value: Any) -> Schema:
         tag = value.get(discriminator["propertyName"])
         reference = discriminator["mapping"].get(tag) if isinstance(tag, str) else None
         return _resolve(root, {"$ref": reference}) if reference else {}
+    if isinstance(value, list):
+        return next((one for one in _alternatives(schema) if one.get("type") == "array"), schema)
     return schema

@@ -122,6 +122,24 @@ ALLOWED: list[tuple[Any, Any]] = [
     ({**job(), "priority": "urgent"}, ["low", "normal", "high"]),
     (job(device_class="GPU"), ["predicted:sm_80"]),
 ]
+MOST = 2**31 - 1 - 1024
+CONV = {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3}
+TWO = {"type": "array", "minItems": 2, "maxItems": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [
+        ({"stride": 0}, [{"type": "integer", "minimum": 1, "maximum": MOST}, TWO]),
+        ({"padding": "same"}, [{"type": "integer", "minimum": 0, "maximum": MOST}, TWO]),
+        ({"padding": [1, 2, 3]}, [{"type": "integer", "minimum": 0, "maximum": MOST}, TWO]),
+        ({"padding": [1, -1]}, [{"type": "integer", "minimum": 0, "maximum": MOST}, TWO]),
+        ({"padding": [[0, -1], 1]}, {"type": "integer", "minimum": 0, "maximum": MOST}),
+        ({"stride": [1, 0]}, {"type": "integer", "minimum": 1, "maximum": MOST}),
+    ],
+)
+def test_every_alternative_of_a_place_is_allowed(shared_api: Api, change: dict[str, Any], allowed: Any) -> None:
+    assert problem(shared_api.submit({**CONV, **change})).allowed == allowed
 
 
 @pytest.mark.parametrize(("body", "allowed"), ALLOWED)

@@ -209,6 +209,11 @@ REFUSED = {
         "ValueError",
         "or the scalars (such as stride and padding) do not fit",
     ),
+    "half a row of padding": (
+        "x, w, out, b, r, *rest[:2], 1.5, *rest[3:]",
+        "ValueError",
+        "or the scalars (such as stride and padding) do not fit",
+    ),
     "a negative padding": (
         "x, w, out, b, r, *rest[:2], -1, 3, *rest[4:]",
         "ValueError",
@@ -259,7 +264,10 @@ x, w = H(2, 12, 10, 16), H(16, 3, 3, 1)
 out = H(2, 12, 10, 16, address=0x50000000)
 """
 OUT_OF_WINDOW = {
-    "other columns": ("x, H(16, 3, 5, 1), out, 1, 1, 1, 2, 1, 1", "w has 5 columns; this kernel is for filters of 3"),
+    "other columns": (
+        "x, H(16, 3, 5, 1), out, 1, 1, 1, 1, 2, 2, 1, 1",
+        "w has 5 columns; this kernel is for filters of 3",
+    ),
     "a stride": (
         "x, w, H(2, 12, 5, 16, address=0x50000000), 1, 2, 1, 1, 1, 1, 1, 1",
         "the scalars (such as stride and padding)",

@@ -436,6 +436,10 @@ def test_the_library_accepts_every_graph(library: Cudnn, name: str, fields: dict
         assert nodes[0] == {"conv_fprop": "CONV_FPROP", "conv_dgrad": "CONV_DGRAD", "conv_wgrad": "CONV_WGRAD"}[
             plan.form.method
         ] and nodes[1:] == ["POINTWISE"] * len(plan.fused)
+        first = described["nodes"][0]
+        sides = [list(one) for one in zip(*plan.padding, strict=True)]
+        assert [first["pre_padding"], first["post_padding"]] == sides
+        assert [first["stride"], first["dilation"]] == [list(plan.stride), list(plan.dilation)]
         tensors = {one["uid"]: one for one in described["tensors"].values()}
         assert tensors[cudnn.OUTPUT]["dim"] == list(plan.product.extents)
         assert tensors[cudnn.OUTPUT]["stride"] == list(plan.product.strides)

@@ -19,8 +19,11 @@ struct Shape {
 // The scalars that stand before those of the epilogue: no tensor shows them.
 enum { stride_h, stride_w, top, bottom, left, right, dilation_h, dilation_w, geometry_scalars };
 
-// As int; -1, which no geometry has, where it does not fit.
-inline int as_distance(double value) { return value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
+// As int; -1, which no geometry has, where it is none.
+inline int as_distance(double value) {
+  const int whole = value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1;
+  return whole == value ? whole : -1;
+}
 
 // An axis of the image with its padding; 0 where that does not fit.
 inline int padded_extent(int64_t extent, double before, double behind) {

@@ -125,12 +125,12 @@ def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
 def _of_window(geometry: Geometry, window: int, number: int, *, strided: bool) -> Geometry:
     """With windows of `window` columns next to each other, and padding that leaves an output to every dx."""
     g = geometry
-    beside = window - 1 if number == 1 else window // 2 + (number == 3)
+    left = window - 1 if number == 1 else window // 2
     return Geometry(
         (g.taps[0], window),
         (max(2 if strided else 1, g.stride[0]), 1),
         (g.dilation[0], 1),
-        (g.padding[0], (beside, beside)),
+        (g.padding[0], (left, left + (number == 3))),
     )
 
 
