@@ -85,6 +85,7 @@ def child(folder: Path, processes: Processes) -> Child:
 def calls(path: Path, body: str) -> str:
     """A script that loads the library through tvm-ffi; `attempt(name, *arguments)` is a value or [error, message]."""
     return f"""
+sys.modules["torch"] = None  # tvm-ffi imports it where it is installed, which takes longer than the rest
 import tvm_ffi
 from tensors import FakeTensor as T
 library = tvm_ffi.load_module({str(path)!r})
