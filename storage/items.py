@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from sqlalchemy import and_, func, or_, select, update
+from sqlalchemy import and_, case, func, or_, select, update
 
 from storage.attempts import waits_again
 from storage.database import Session, clock_of
@@ -21,6 +21,7 @@ from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, NewItem, add_ite
 from storage.part_groups import part_groups
 from storage.rows import core
 from storage.tables import ItemRow, JobRow
+from storage.turns import take_turn
 
 __all__ = [
     "Claim",
@@ -49,6 +50,7 @@ _CLAIMED = (
     ItemRow.target,
     ItemRow.job_id,
     ItemRow.attempt,
+    ItemRow.predicted_seconds,
     ItemRow.created_at,
     ItemRow.available_at,
 )
@@ -95,7 +97,8 @@ class Expired:
 def claim(
     session: Session, kinds: Sequence[str], targets: Sequence[str] | None, worker: str, lease_seconds: float
 ) -> Claim | None:
-    """Take the best waiting item: highest priority, then the order of `kinds`, then longest predicted, then oldest.
+    """Take the best waiting item: highest priority, then of the job whose turn it is (`storage.turns`), then the order
+    of `kinds`, then longest predicted, then oldest.
 
     `targets` are those the worker can serve (None: any): architectures, for `measure` and `compare` device classes;
     items without a target fit everyone. Items of a job past its
@@ -119,6 +122,8 @@ def claim(
         )
         .returning(*_CLAIMED)
     ).one()
+    if taken.job_id is not None:
+        take_turn(session, taken.job_id, taken.predicted_seconds)
     _start_job(session, taken.job_id, now)
     return Claim(
         item_id=taken.id,
@@ -223,25 +228,26 @@ def waiting_counts(session: Session) -> Mapping[tuple[str, str | None], int]:
 
 
 def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> int | None:
-    """Id of the best waiting item. One query per kind, so that each reads one entry of `ix_items_best`."""
-    best: tuple[int, int] | None = None  # priority, id
-    fits = ItemRow.target.is_(None) | ItemRow.target.in_(targets) if targets is not None else None
-    for kind in kinds:
-        query = (
-            select(ItemRow.priority, ItemRow.id)
-            .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
-            .where(ItemRow.state == "waiting", ItemRow.kind == kind)
-            .order_by(ItemRow.priority.desc(), ItemRow.predicted_seconds.desc(), ItemRow.id)
-            .limit(1)
+    """Id of the best waiting item."""
+    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, ItemRow.kind == FINISH)
+    query = (
+        select(ItemRow.id)
+        .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
+        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), in_time)
+        .order_by(
+            ItemRow.priority.desc(),
+            func.coalesce(JobRow.used_seconds, 0.0),
+            JobRow.created_at,
+            JobRow.id,
+            case({kind: place for place, kind in enumerate(kinds)}, value=ItemRow.kind),
+            ItemRow.predicted_seconds.desc(),
+            ItemRow.id,
         )
-        if fits is not None:
-            query = query.where(fits)
-        if kind != FINISH:
-            query = query.where(or_(JobRow.deadline.is_(None), JobRow.deadline > now))
-        found = session.execute(query).one_or_none()
-        if found is not None and (best is None or found.priority > best[0]):
-            best = (found.priority, found.id)
-    return best[1] if best else None
+        .limit(1)
+    )
+    if targets is not None:
+        query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
+    return session.scalar(query)
 
 
 def _part(session: Session, kind: str, ref: str, how: str) -> None:

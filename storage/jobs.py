@@ -81,6 +81,8 @@ class JobStatus:
     state: JobState
     cached: bool
     priority: int
+    used_seconds: float
+    turn_seconds: float
     budget_seconds: float | None
     deadline: float | None
     workspace_limit_bytes: int | None

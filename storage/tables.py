@@ -53,6 +53,9 @@ class JobRow(Base):
     state: Mapped[str] = mapped_column(String(16), index=True)
     cached: Mapped[bool] = mapped_column(Boolean, default=False)
     priority: Mapped[int] = mapped_column(Integer, default=0)  # higher goes first
+    # Predicted seconds of its work that workers have taken, and the same before they took the latest: storage.turns.
+    used_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))
+    turn_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))
     budget_seconds: Mapped[float | None] = mapped_column(Float)
     deadline: Mapped[float | None] = mapped_column(Float)  # set from the budget when the job starts running
     workspace_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)
@@ -217,8 +220,7 @@ class ItemRow(Base):
     __tablename__ = "items"
     __table_args__ = (
         UniqueConstraint("kind", "ref"),
-        # In the order of `claim`: the best waiting item of a kind is the first entry, however many wait.
-        Index("ix_items_best", "state", "kind", text("priority DESC"), text("predicted_seconds DESC"), "id"),
+        Index("ix_items_waiting", "state", "kind"),
     )
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     kind: Mapped[str] = mapped_column(String(16))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from storage import items, jobs
 from storage.clock import FakeClock
@@ -68,19 +67,58 @@ def test_a_worker_gets_only_its_kinds_and_targets(database: Database) -> None:
     assert mine is not None and (mine.ref, mine.target) == ("a", "sm_90a")
 
 
-def test_the_best_item_is_found_through_the_index_however_many_wait(tmp_path: Any) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'd.db'}")
-    database.migrate()
-    with database.read() as session:
-        steps = session.execute(
-            text(
-                "EXPLAIN QUERY PLAN SELECT id FROM items WHERE state = 'waiting' AND kind = 'finish' "
-                "ORDER BY priority DESC, predicted_seconds DESC, id LIMIT 1"
-            )
-        ).all()
-    plan = " ".join(str(step) for step in steps)
-    assert "ix_items_best" in plan
-    assert "TEMP B-TREE" not in plan  # no sorting
+def add_compiles(database: Database, job: str, count: int) -> None:
+    add(database, *(NewItem("compile", f"{job}-{n}", job_id=job, predicted_seconds=4.0) for n in range(count)))
+
+
+def jobs_served(database: Database, turns: int, kinds: Any = KINDS) -> list[str | None]:
+    """Whose item is claimed, turn after turn, each ended before the next."""
+    served = []
+    for _ in range(turns):
+        claim = claim_one(database, *kinds)
+        served.append(claim.job_id)
+        with database.write() as session:
+            items.complete(session, claim)
+    return served
+
+
+def test_jobs_of_one_priority_take_turns_whatever_they_brought(database: Database, clock: FakeClock) -> None:
+    large = add_job(database).id
+    add_compiles(database, large, 20)
+    assert jobs_served(database, 3) == [large] * 3
+    under_way = claim_one(database, "compile")
+    clock.advance(1)
+    small = add_job(database).id
+    add_compiles(database, small, 4)
+    served = jobs_served(database, 6)
+    # The newcomer at once, but no more often than the other from then on.
+    assert served[0] == small
+    assert Counter(served[:4]) == {small: 2, large: 2}
+    assert under_way.job_id == large
+
+
+def test_a_turn_is_as_long_as_its_work_is_predicted_to_be(database: Database) -> None:
+    first, second = add_job(database).id, add_job(database).id
+    add(database, *(NewItem("compile", f"a{n}", job_id=first, predicted_seconds=8.0) for n in range(9)))
+    add(database, *(NewItem("compile", f"b{n}", job_id=second, predicted_seconds=2.0) for n in range(9)))
+    assert Counter(jobs_served(database, 10)) == {first: 2, second: 8}
+
+
+def test_a_job_that_could_not_go_on_does_not_catch_up_with_what_the_others_used(database: Database) -> None:
+    starved, busy = add_job(database).id, add_job(database).id
+    add_compiles(database, busy, 20)
+    assert jobs_served(database, 10) == [busy] * 10
+    under_way = claim_one(database, "compile")
+    add_compiles(database, starved, 10)
+    assert Counter(jobs_served(database, 10)) == {starved: 6, busy: 4}
+    assert under_way.job_id == busy
+
+
+def test_priority_goes_before_turns(database: Database) -> None:
+    urgent, other = add_job(database, priority="high").id, add_job(database).id
+    add(database, *(NewItem("compile", f"u{n}", job_id=urgent, priority=10) for n in range(5)))
+    add_compiles(database, other, 5)
+    assert jobs_served(database, 5) == [urgent] * 5
 
 
 def test_an_item_is_added_once_whatever_became_of_it(database: Database) -> None:

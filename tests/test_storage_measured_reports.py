@@ -67,13 +67,14 @@ def test_seconds_go_to_the_problem_of_each_candidate(database: Database) -> None
     verify_next(database)
     measure_next(database)
     compare_next(database)
+    compare_next(database)
     with database.read() as session:
         spent = [load_problem(session, one) for one in (*problem_ids(session, job.id), *problem_ids(session, other.id))]
     seconds = [one.seconds for one in spent if one is not None]
     # Two candidates of the first problem, one of the other job's: a second of proving and two of timing each.
     assert seconds[0]["verify"] == {"wall": 2.0, "cpu": 1.0}
     assert seconds[0]["measure"] == {"wall": 2 * 2.0 + 3, "cpu": 2 * 0.25 + 1}
-    assert (seconds[2]["verify"]["wall"], seconds[2]["measure"]["wall"]) == (1.0, 2.0)
+    assert (seconds[2]["verify"]["wall"], seconds[2]["measure"]["wall"]) == (1.0, 2.0 + 3)
     # Proving on the CPU is the work of the problem that has no GPU.
     assert seconds[1]["verify"]["wall"] == 4.0
     assert "measure" not in seconds[1]
