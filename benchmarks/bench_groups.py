@@ -7,7 +7,11 @@ and memory, by the operator's estimates alone and by what the groups before had 
 kernels in 1 to 4 groups on two workers, beside the number that `codegen.group` chooses.
 
 *Isolation*: one group whole, then the same group with one bad kernel in its middle: one that the front end refuses, one
-that ptxas refuses, one that ends the compiler without a word, as late as it can: when all of its file is compiled.
+that ptxas refuses, one that ends the compiler without a word, as late as it can: when all of its file is compiled; and
+one at which the compiler hangs until its time limit. The first two are named; for the others the files become smaller
+until the kernel is alone (`compile_to_the_end`), here one after the other, where a service's workers take them side by
+side. `files`: how many were compiled for it; `limit_s` and `hung`: the time limit of a hanging compiler, which is twice
+the seconds of the whole group, and how often it was spent; `wall_s` has these seconds in it.
 
 The last line is one JSON object, which is also kept under `benchmarks/results/`.
 """
@@ -15,6 +19,7 @@ The last line is one JSON object, which is also kept under `benchmarks/results/`
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import statistics
@@ -34,7 +39,7 @@ from codegen.operators import operator
 from codegen.rules import Rejected
 from codegen.search import Search
 from codegen.targets import target
-from workers.compile_group import compile_group
+from workers.compile_group import compile_group, compile_to_the_end
 from workers.processes import Finished, Limits, Processes
 from workers.toolchain import Toolchain, find_toolchain
 
@@ -52,14 +57,18 @@ BAD = {
     "front_end": 'static_assert(false, "bad");',
     "ptxas": '__global__ void bad() { asm("no_such_instruction;"); }',
     "crash": "",
+    "hang": "",
 }
+HANGING = ["sleep", "infinity"]
 
 
 class OneBad(Processes):
-    """The process seam, where one kernel's text is spoilt before nvcc sees it, or nvcc dies of it at its end."""
+    """The process seam, where one kernel's text is spoilt before nvcc sees it, or nvcc dies of it at its end, or hangs.
+    `files`: how often nvcc was started; `hung`: how often it hung."""
 
     def __init__(self, kernel: Kernel, kind: str) -> None:
         super().__init__()
+        self.files = self.hung = 0
         self._opening, self._kind = f"namespace {kernel.namespace} {{", kind
 
     def run(
@@ -72,7 +81,12 @@ class OneBad(Processes):
         cancel: threading.Event | None = None,
     ) -> Finished:
         source = cwd / "group.cu"
-        guilty = Path(argv[0]).name == "nvcc" and self._opening in source.read_text()
+        compiles = Path(argv[0]).name == "nvcc"
+        guilty = compiles and self._opening in source.read_text()
+        self.files += compiles
+        if guilty and self._kind == "hang":
+            self.hung += 1
+            return super().run(HANGING, cwd=cwd, limits=limits, env=env, cancel=cancel)
         if guilty:
             source.write_text(source.read_text().replace(self._opening, f"{self._opening} {BAD[self._kind]}", 1))
         finished = super().run(argv, cwd=cwd, limits=limits, env=env, cancel=cancel)
@@ -103,7 +117,9 @@ def predictions(toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
         for kind in KINDS:
             kernels = kernels_of(kind, size, seed)
             outcome = compile_group(kernels, TARGET, toolchain, processes, LIMITS)
-            (artifact,) = outcome.artifacts
+            if outcome.artifact is None:
+                raise SystemExit(f"{size} {kind}: the group did not compile: {outcome.why}")
+            artifact = outcome.artifact
             file = CompiledFile.of(kernels, artifact.cpu_seconds, artifact.peak_memory_bytes)
             errors["seconds_estimated"].append(abs(PRIOR.seconds(kernels) / file.cpu_seconds - 1))
             errors["seconds_learnt"].append(abs(model.seconds(kernels) / file.cpu_seconds - 1))
@@ -143,23 +159,31 @@ def group_counts(toolchain: Toolchain, processes: Processes, workers: int) -> li
 
 
 def isolation(toolchain: Toolchain, processes: Processes, size: int) -> dict[str, Any]:
-    """Wall and CPU seconds of a group with one bad kernel, over the group's own."""
+    """Wall and CPU seconds of a group with one bad kernel until all its kernels are judged, over the group's own."""
     kernels = kernels_of("float16", size)
     whole = compile_group(kernels, TARGET, toolchain, processes, LIMITS)
+    if whole.artifact is None:
+        raise SystemExit(f"the group did not compile: {whole.why}")
     result: dict[str, Any] = {"kernels": size, "wall_s": round(whole.wall_seconds, 2)}
+    hanging = replace(LIMITS, wall_seconds=math.ceil(2 * whole.wall_seconds))
     bad = kernels[2 * size // 3]
     for kind in BAD:
-        spoilt = OneBad(bad, kind)
-        outcome = compile_group(kernels, TARGET, toolchain, spoilt, LIMITS)
+        spoilt, limits = OneBad(bad, kind), hanging if kind == "hang" else LIMITS
+        outcomes = list(compile_to_the_end(kernels, TARGET, toolchain, spoilt, limits))
         spoilt.close()
-        states = {kernel.id: outcome.outcomes[kernel.id].status for kernel in kernels}
-        if states != {kernel.id: "compile_error" if kernel == bad else "ok" for kernel in kernels}:
+        states = {name: found.status for outcome in outcomes for name, found in outcome.outcomes.items()}
+        refused = "compile_timeout" if kind == "hang" else "compile_error"
+        if states != {kernel.id: refused if kernel == bad else "ok" for kernel in kernels}:
             raise SystemExit(f"{kind}: the wrong kernels were refused: {states}")
+        wall, cpu = (sum(getattr(one, name) for one in outcomes) for name in ("wall_seconds", "cpu_seconds"))
         result[kind] = {
-            "wall_s": round(outcome.wall_seconds, 2),
-            "wall_ratio": round(outcome.wall_seconds / whole.wall_seconds, 2),
-            "cpu_ratio": round(outcome.cpu_seconds / whole.cpu_seconds, 2),
+            "files": spoilt.files,
+            "wall_s": round(wall, 2),
+            "wall_ratio": round(wall / whole.wall_seconds, 2),
+            "cpu_ratio": round(cpu / whole.cpu_seconds, 2),
         }
+        if spoilt.hung:
+            result[kind] |= {"limit_s": limits.wall_seconds, "hung": spoilt.hung}
         print(kind, result[kind], flush=True)
     return result
 

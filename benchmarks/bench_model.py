@@ -77,7 +77,7 @@ def counted(settings: Settings) -> dict[str, int]:
     with database.read() as session:
         kernels, files = (
             int(session.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())
-            for rows in ("builds", "groups WHERE joined_to IS NULL AND source IS NOT NULL")
+            for rows in ("builds", "groups WHERE source IS NOT NULL")
         )
     database.dispose()
     return {"kernels": kernels, "files": files}

@@ -74,8 +74,11 @@ def measure(candidates: list[Candidate], toolchain: Toolchain, processes: Proces
     for _ in range(repeats):
         for level in LEVELS:
             own = AtLevel(**{**vars(toolchain), "level": level})
-            outcomes[level] = compile_group(kernels, TARGET, own, processes, LIMITS)
-            seconds[level].append(sum(one.cpu_seconds for one in outcomes[level].artifacts))
+            outcome = compile_group(kernels, TARGET, own, processes, LIMITS)
+            if outcome.artifact is None:
+                raise SystemExit(f"{level}: the file did not compile: {outcome.why}")
+            outcomes[level] = outcome
+            seconds[level].append(outcome.artifact.cpu_seconds)
     screening = SCREENING_FLAGS[0].partition("=")[2]
     full, fast = (in_order(candidates, outcomes[level]) for level in ("full", screening))
     return {

@@ -5,9 +5,9 @@ other sends a job for each: here 24 jobs of one problem with two or three candid
 at once to a service with two workers. Then as many jobs of other kernels, each sent when the one before has ended: what
 the same work costs where no two jobs can share a file.
 
-`nvcc` and `g++` count the starts, of which one each is a winner's own library, built alone for every job; `groups` are
-the planned ones, `files` those that were compiled. `cpu_seconds` are of all that the service started, from the first
-request to the last answer. The last line is one JSON object, which is also kept under `benchmarks/results/`.
+`nvcc` and `g++` count the starts, of which one each is a winner's own library, built alone for every job; `files` are
+the groups that were compiled. `cpu_seconds` are of all that the service started, from the first request to the last
+answer. The last line is one JSON object, which is also kept under `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from storage.settings import Settings
 JOBS, WORKERS = 24, 2
 SIZES = (2, 3)  # candidates of a job, in turns
 PARTS = {
-    "groups": "SELECT count(*) FROM groups",
     "files": "SELECT count(*) FROM groups WHERE source IS NOT NULL",
     "proofs": "SELECT count(*) FROM items WHERE kind = 'verify'",
 }

@@ -153,11 +153,13 @@ class Ways:
             if found.code_digest is None:
                 raise SystemExit(f"a kernel failed: {found.log[-2000:]}")
             digests[name] = found.code_digest
+        made = outcome.artifact
+        if made is None:
+            raise SystemExit(f"a group failed: {outcome.why[-2000:]}")
         if keep is not None:
-            for artifact in outcome.artifacts:
-                _free_name(keep).write_bytes(artifact.library)
-        peak = max(artifact.peak_memory_bytes for artifact in outcome.artifacts)
-        return _File(outcome.cpu_seconds, digests, peak, [(phase.name, phase.seconds) for phase in outcome.phases])
+            _free_name(keep).write_bytes(made.library)
+        phases = [(phase.name, phase.seconds) for phase in outcome.phases]
+        return _File(outcome.cpu_seconds, digests, made.peak_memory_bytes, phases)
 
 
 def _free_name(folder: Path) -> Path:

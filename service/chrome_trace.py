@@ -96,7 +96,7 @@ def _waits(trace: JobTrace, times: _Times) -> Iterator[Event]:
                 "ph": "b",
                 "ts": begin,
                 **shared,
-                "args": {**_whose(trace, item, attempt), **still},
+                "args": {**_whose(item, attempt), **still},
             }
             yield {"ph": "e", "ts": end, **shared, "args": {}}
 
@@ -144,7 +144,7 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
         lanes[lane : lane + 1] = [one.end]
         tid = lane + 1
         named[tid] = "items" if lane == 0 else f"items {tid}"
-        yield _slice(one.item.kind, _name(one.item), pid, tid, (one.begin, one.end), _arguments(trace, one))
+        yield _slice(one.item.kind, _name(one.item), pid, tid, (one.begin, one.end), _arguments(one))
         for beside, name, span, args in _phases(times, one):
             of = BESIDE_TIDS * tid + beside if beside else tid
             named.setdefault(of, f"beside {named[tid]}")
@@ -177,10 +177,10 @@ def _phases(times: _Times, one: _Slice) -> Iterator[tuple[int, str, tuple[int, i
         yield lane, phase["name"], (begin, end), args
 
 
-def _arguments(trace: JobTrace, one: _Slice) -> dict[str, Any]:
+def _arguments(one: _Slice) -> dict[str, Any]:
     item, attempt = one.item, one.attempt
     args = {
-        **_whose(trace, item, attempt),
+        **_whose(item, attempt),
         "how": attempt.how,
         "predicted_seconds": item.predicted_seconds,
         **_open(attempt.ended_at is None),
@@ -196,13 +196,13 @@ def _arguments(trace: JobTrace, one: _Slice) -> dict[str, Any]:
     return args
 
 
-def _whose(trace: JobTrace, item: TracedItem, attempt: Attempt) -> dict[str, Any]:
+def _whose(item: TracedItem, attempt: Attempt) -> dict[str, Any]:
     args: dict[str, Any] = {"item": item.id, "kind": item.kind, "ref": item.ref, "target": item.target}
     args["attempt"] = attempt.number
     if item.problem is not None:
         args |= {"problem": item.problem.name, "operator": item.problem.operator}
-    if attempt.job != trace.job.id:
-        args["job"] = attempt.job  # whose work this job waited for
+    if item.jobs:
+        args["jobs"] = item.jobs
     return args
 
 

@@ -49,7 +49,7 @@ def post_results(body: Annotated[bytes, Depends(large_body_bytes)], service: Ser
         imported = import_results(session, new)
     if service.redis is not None:
         for target in imported.finish:
-            tickets.ensure_ticket(service.redis, "finish", target)
+            tickets.add_tickets(service.redis, "finish", target)
     with service.database.read() as session:
         report = job_report(session, imported.job_id, service.settings.toolchain_live_seconds)
     assert report is not None, "a job that was just written is there"

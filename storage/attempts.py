@@ -16,7 +16,7 @@ MAX_PAST = 200
 
 def waits_again(session: Session, item_id: int, how: str) -> dict[str, Any]:
     """The values of an item that goes back to waiting. `how` the attempt ended: released, failed, lost, or the state of
-    an item that had ended and has more to do. What was tried with another item's file (`joined`) ends with that."""
+    an item that had ended and has more to do."""
     items = core(ItemRow).c
     row = session.execute(select(core(ItemRow)).where(items.id == item_id)).mappings().one_or_none()
     now = clock_of(session).now()
@@ -29,17 +29,16 @@ def waits_again(session: Session, item_id: int, how: str) -> dict[str, Any]:
 
 
 def _attempt(row: RowMapping, how: str, now: float) -> list[dict[str, Any]]:
-    """Nothing where the item ended before anybody had begun it."""
+    """Nothing where the item ended before any attempt at it."""
     if row["started_at"] is None:
         return []
     return [
         {
-            "job": row["job_id"],
             "worker": row["worker"],
             "attempt": row["attempt"],
             "available_at": waiting_since(row),
             "started_at": row["started_at"],
-            "ended_at": now if row["state"] == "joined" else row["finished_at"] or now,
+            "ended_at": row["finished_at"] or now,
             "how": how,
         }
     ]

@@ -1,4 +1,4 @@
-"""What compiles took, remembered by toolchain and family of kernels: what the next plan sizes its groups by."""
+"""What compiles took, remembered by toolchain and family of kernels: what the next plan predicts by."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from sqlalchemy import select, update
 
 from codegen.compile_model import KEPT_RECORDS, CompiledFile, CompileModel, Record, fit
 from storage.database import Session, clock_of
-from storage.items import Claim
-from storage.new_items import COMPILE, FINISH, UNENDED, VERIFY
 from storage.rows import core, insert_new
-from storage.tables import CompileModelRow, ItemRow
-
-AT_WORK = (COMPILE, VERIFY, FINISH)
-"""The kinds that a compile worker takes."""
+from storage.tables import CompileModelRow
 
 
 def load_model(session: Session, toolchain: str, families: Collection[str] | None = None) -> CompileModel:
@@ -40,20 +35,6 @@ def learn(session: Session, toolchain: str, files: Sequence[CompiledFile]) -> No
                 session.execute(update(row).where(found).values(**values))
             else:
                 insert_new(session, CompileModelRow, [{**key, **values}])
-
-
-def idle_workers(session: Session, claim: Claim, target: str, workers: int) -> int:
-    """How many of `workers` have nothing to do that goes before what `claim`'s job will bring; at least one: the first
-    that ends what it does. What waits with a lower priority is overtaken."""
-    item = core(ItemRow)
-    mine = select(item.c.priority).where(item.c.id == claim.item_id).scalar_subquery()
-    before = select(item.c.id).where(
-        item.c.state.in_(UNENDED),
-        item.c.kind.in_(AT_WORK),
-        item.c.target == target,
-        (item.c.state == "claimed") | (item.c.priority >= mine),
-    )
-    return max(1, workers - len(session.scalars(before.limit(workers)).all()))
 
 
 def _records(session: Session, toolchain: str, families: Collection[str] | None) -> dict[str, list[Record]]:

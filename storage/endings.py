@@ -1,28 +1,40 @@
 """How work ends before its time: a cancelled job, a spent budget, an item that failed for good.
 
-Builds are shared between jobs. So a group that another live job waits for is handed to that job instead of being
-cancelled, and the pending builds of a group that nobody will compile are forgotten, so that a later job owns them anew.
-Nothing of this is remembered as a verdict of the kernel: its candidates are `skipped`.
+Builds are shared between jobs. So a job that ends takes back what it wants: work that no other job wants is cancelled,
+and builds that none demands are forgotten. Nothing of this is remembered as a verdict of a kernel: its candidates are
+`skipped`, a part at a time (`clear_ended`), since a job may have a hundred thousand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, true, update
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import and_, exists, func, or_, select, update
 
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
-from storage.judge import LIVE, Judged, finish_judged
-from storage.judging_work import group_of_ref
-from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, REFINE, UNENDED, VERIFY, parse_plan_ref
+from storage.judge import LIVE, finish_judged, judge_failures, skip_builds
+from storage.new_items import (
+    COMPARE,
+    COMPILE,
+    FINISH,
+    MEASURE,
+    PLAN,
+    REFINE,
+    UNENDED,
+    VERIFY,
+    group_of_ref,
+    parse_plan_ref,
+)
+from storage.pending_builds import abandon_group, drop_demands
 from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow, JobRow
+from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
 
 SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, REFINE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
+CLEARED_AT_ONCE = 1000
+"""Candidates, and demands, of one transaction."""
+RECENT_SECONDS = 3600.0
 
 
 def settle_job(session: Session, job_id: str) -> str | None:
@@ -49,43 +61,85 @@ def settle_job(session: Session, job_id: str) -> str | None:
 
 
 def cancel_work(session: Session, job_id: str) -> None:
-    """Everything a cancelled job still waits for: its problems, candidates and items."""
-    now = clock_of(session).now()
+    """End all that a cancelled job waits for. Its candidates are skipped by `clear_ended`."""
     session.execute(
         update(JobProblemRow)
         .where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE))
-        .values(state="cancelled", finished_at=now)
+        .values(state="cancelled", finished_at=clock_of(session).now())
     )
-    _skip_unjudged(session, job_id, "the job was cancelled")
     end_items(session, job_id, (*SEARCH, FINISH))
 
 
 def expire_budgets(session: Session) -> list[str]:
-    """End the search of every job past its deadline: what is unjudged is skipped, what is judged is finished.
+    """End the search of every job past its deadline: what is judged is finished, the rest is skipped by `clear_ended`.
 
     Returns the ids of the jobs it ended now; call it every second or so.
     """
     now = clock_of(session).now()
-    unjudged = select(CandidateRow.candidate).where(
-        CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None)
+    wanting = exists().where(
+        ItemJobRow.job_id == JobRow.id,
+        ItemJobRow.wanted,
+        ItemRow.id == ItemJobRow.item_id,
+        ItemRow.kind.in_(SEARCH),
+        ItemRow.state.in_(UNENDED),
     )
-    searching = select(JobProblemRow.id).where(
-        JobProblemRow.job_id == JobRow.id,
-        JobProblemRow.state.in_(LIVE),
-        or_(~JobProblemRow.planned, unjudged.exists()),
-    )
-    # Nobody claims these any more: what is still to be compared, and what was judged otherwise meanwhile.
-    working = select(ItemRow.id).where(
-        ItemRow.job_id == JobRow.id, ItemRow.kind.in_(SEARCH), ItemRow.state.in_(UNENDED)
-    )
+    demanding = exists().where(DemandRow.job_id == JobRow.id)
     jobs = session.execute(
         select(JobRow.id, JobRow.budget_seconds)
-        .where(JobRow.state == "running", JobRow.deadline <= now, or_(searching.exists(), working.exists()))
+        .where(JobRow.state == "running", JobRow.deadline <= now, or_(wanting, demanding))
         .order_by(JobRow.id)
     ).all()
     for job_id, budget in jobs:
-        _end_budget(session, job_id, f"the budget of {budget:g} seconds ended before")
+        live = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
+        error = f"{_budget(budget)} its search space was lowered"
+        session.execute(update(JobProblemRow).where(live, ~JobProblemRow.planned).values(planned=True, error=error))
+        end_items(session, job_id, SEARCH)
+        finish_judged(session, session.scalars(select(JobProblemRow.id).where(live)))
     return [job_id for job_id, _ in jobs]
+
+
+def clear_ended(session: Session, *, all_jobs: bool = False) -> bool:
+    """Skip a part of the unjudged candidates of jobs that were cancelled or are out of time, and take back a part of
+    the demands of jobs that have ended; returns whether there may be more. `all_jobs`: also of those that ended long
+    ago, when nothing may have been running."""
+    now = clock_of(session).now()
+    recent = JobRow.finished_at > (0.0 if all_jobs else now - RECENT_SECONDS)
+    demanding = exists().where(DemandRow.job_id == JobRow.id)
+    late = and_(JobRow.state.in_(LIVE), JobRow.deadline <= now)
+    ended = and_(JobRow.state.not_in(LIVE), recent)
+    job = session.scalar(select(JobRow.id).where(or_(late, ended), demanding).limit(1))
+    more = job is not None
+    if job is not None:
+        drop_demands(session, job, CLEARED_AT_ONCE)
+    unjudged = exists().where(CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None))
+    problem = session.execute(
+        select(JobProblemRow.id, JobRow.state, JobRow.budget_seconds)
+        .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(or_(late, and_(JobRow.state == "cancelled", recent)), unjudged)
+        .limit(1)
+    ).one_or_none()
+    if problem is None:
+        return more
+    cancelled = problem.state == "cancelled"
+    message = "the job was cancelled" if cancelled else f"{_budget(problem.budget_seconds)} it was judged"
+    candidate = core(CandidateRow).c
+    some = (
+        select(candidate.candidate)
+        .where(candidate.job_problem_id == problem.id, candidate.verdict.is_(None))
+        .limit(CLEARED_AT_ONCE)
+    )
+    session.execute(
+        update(core(CandidateRow))
+        .where(candidate.job_problem_id == problem.id, candidate.candidate.in_(list(session.scalars(some))))
+        .values(verdict="skipped", message=message)
+    )
+    finish_judged(session, [problem.id])
+    return True
+
+
+def _budget(seconds: float | None) -> str:
+    assert seconds is not None, "a deadline comes from a budget"
+    return f"the budget of {seconds:g} seconds ended before"
 
 
 def give_up(session: Session, kind: str, ref: str, target: str | None, error: str) -> None:
@@ -100,125 +154,38 @@ def give_up(session: Session, kind: str, ref: str, target: str | None, error: st
             _fail_problems(session, job, JobProblemRow.id == int(ref), error)
     elif kind == COMPARE:
         finish_judged(session, [int(ref)])
-    elif kind == COMPILE:
-        builds = select(BuildRow.id).where(BuildRow.group_id == ref, BuildRow.state == "pending")
-        skip_builds(session, list(session.scalars(builds)), error)
-        forget_pending_builds(session, [ref])
-        session.execute(
-            update(GroupRow).where(GroupRow.id == ref).values(state="failed", finished_at=clock_of(session).now())
-        )
-    elif kind == VERIFY:
-        builds = select(BuildRow.id).where(BuildRow.verify_group_id == ref)
-        skip_builds(session, list(session.scalars(builds)), error, asks_predicted())
-    elif kind == MEASURE:
-        builds = select(BuildRow.id).where(BuildRow.group_id == group_of_ref(ref), BuildRow.state == "ok")
-        skip_builds(session, list(session.scalars(builds)), error, JobProblemRow.device_class == target)
-
-
-def forget_pending_builds(session: Session, group_ids: Iterable[str]) -> None:
-    """Drop what these groups were to compile and never will: the next job that needs a build owns it.
-
-    What had been compiled before, and only lost its library, stands as it did.
-    """
-    for ids in chunks(group_ids):
-        pending = BuildRow.group_id.in_(ids) & (BuildRow.state == "pending")
-        session.execute(delete(BuildRow).where(pending, BuildRow.code_digest.is_(None)))
-        session.execute(update(core(BuildRow)).where(pending).values(state="ok"))
-
-
-def skip_builds(
-    session: Session, build_ids: Sequence[str], message: str, problems: ColumnElement[bool] | None = None
-) -> list[Judged]:
-    """Skip the unjudged candidates of these builds in all jobs (only of such `problems`, if given: a condition on their
-    rows), and let the problems that have none left go on."""
-    touched: set[int] = set()
-    for ids in chunks(build_ids):
-        unjudged = CandidateRow.build.in_(ids) & CandidateRow.verdict.is_(None)
-        if problems is not None:
-            of_such = select(JobProblemRow.id).where(JobProblemRow.id == CandidateRow.job_problem_id, problems)
-            unjudged &= of_such.exists()
-        touched.update(session.scalars(select(CandidateRow.job_problem_id).where(unjudged).distinct()))
-        session.execute(
-            update(CandidateRow)
-            .where(unjudged)
-            .values(verdict="skipped", message=message)
-            .execution_options(synchronize_session=False)
-        )
-    return finish_judged(session, touched)
-
-
-def _end_budget(session: Session, job_id: str, words: str) -> None:
-    _skip_unjudged(session, job_id, f"{words} it was judged")
-    live = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
-    session.execute(
-        update(JobProblemRow)
-        .where(live, ~JobProblemRow.planned)
-        .values(planned=True, error=f"{words} its search space was lowered")
-    )
-    end_items(session, job_id, SEARCH)
-    finish_judged(session, session.scalars(select(JobProblemRow.id).where(live)))
+    elif kind in (VERIFY, MEASURE):
+        builds = select(BuildRow.id).where(BuildRow.group_id == group_of_ref(ref))
+        judge_failures(session, session.scalars(builds))
+        problems = asks_predicted() if kind == VERIFY else JobProblemRow.device_class == target
+        skip_builds(session, list(session.scalars(builds.where(BuildRow.state == "ok"))), error, problems)
 
 
 def end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:
-    """Cancel the job's items of these kinds, but hand over those that another live job waits for."""
+    """The job wants no work of these kinds any more; what no other job wants is cancelled."""
     now = clock_of(session).now()
-    unended = (ItemRow.job_id == job_id) & ItemRow.state.in_(UNENDED) & ItemRow.kind.in_(kinds)
-    items = session.execute(select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target).where(unended)).all()
-    heirs = _heirs(session, job_id, items)
-    for item_id, (heir, priority) in heirs.items():
-        session.execute(update(ItemRow).where(ItemRow.id == item_id).values(job_id=heir, priority=priority))
-    for item in items:
-        if item.id in heirs and item.kind != MEASURE:  # a group that is measured has done its own work
-            session.execute(update(GroupRow).where(GroupRow.id == item.ref).values(job_id=heirs[item.id][0]))
-    # The token stays: the worker that holds the item learns from `renew` that it was cancelled, not lost.
-    session.execute(update(ItemRow).where(unended).values(state="cancelled", finished_at=now, lease_expires_at=None))
-    orphans = [item.ref for item in items if item.kind == COMPILE and item.id not in heirs]
-    forget_pending_builds(session, orphans)
-    for ids in chunks(orphans):
-        session.execute(update(GroupRow).where(GroupRow.id.in_(ids)).values(state="cancelled", finished_at=now))
-
-
-def _heirs(session: Session, job_id: str, items: Sequence[Any]) -> dict[int, tuple[str, int]]:
-    """For each item that another live job has an unjudged candidate for: that job and its priority, the most urgent
-    one. By item id."""
-    places: dict[str, tuple[InstrumentedAttribute[str | None], ColumnElement[bool]]] = {
-        # What it is to make, whoever waits for it; what it is to prove; what it is to measure.
-        COMPILE: (BuildRow.group_id, true()),
-        VERIFY: (BuildRow.verify_group_id, asks_predicted()),
-        MEASURE: (BuildRow.group_id, ~asks_predicted()),
-    }
-    heirs: dict[int, tuple[str, int]] = {}
-    for kind, (column, such) in places.items():
-        mine: dict[tuple[str | None, str | None], int] = {
-            (group_of_ref(item.ref), item.target if kind == MEASURE else None): item.id
-            for item in items
-            if item.kind == kind
-        }
-        for ids in chunks({group for group, _ in mine}):
-            rows = session.execute(
-                select(column, JobProblemRow.device_class, JobRow.id, JobRow.priority)
-                .join(CandidateRow, CandidateRow.build == BuildRow.id)
-                .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-                .join(JobRow, JobRow.id == JobProblemRow.job_id)
-                .where(column.in_(ids), such, CandidateRow.verdict.is_(None), JobRow.id != job_id)
-                .where(JobRow.state.in_(LIVE), JobProblemRow.state.in_(LIVE))
-                .distinct()
-            )
-            for group, device_class, heir, priority in rows:
-                item_id = mine.get((group, device_class if kind == MEASURE else None))
-                if item_id is not None and (item_id not in heirs or priority > heirs[item_id][1]):
-                    heirs[item_id] = (heir, priority)
-    return heirs
-
-
-def _skip_unjudged(session: Session, job_id: str, message: str) -> None:
-    mine = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id)
-    session.execute(
-        update(CandidateRow)
-        .where(CandidateRow.job_problem_id.in_(mine), CandidateRow.verdict.is_(None))
-        .values(verdict="skipped", message=message)
-        .execution_options(synchronize_session=False)
-    )
+    item, wanting = core(ItemRow).c, core(ItemJobRow).c
+    mine = select(wanting.item_id).where(wanting.job_id == job_id, wanting.wanted)
+    unended = item.id.in_(mine) & item.state.in_(UNENDED) & item.kind.in_(kinds)
+    ids = list(session.scalars(select(item.id).where(unended)))
+    for some in chunks(ids):
+        session.execute(
+            update(core(ItemJobRow)).where(wanting.job_id == job_id, wanting.item_id.in_(some)).values(wanted=False)
+        )
+        unwanted = item.id.in_(some) & ~exists().where(wanting.item_id == item.id, wanting.wanted)
+        # The token stays: the worker that holds the item learns from `renew` that it was cancelled, not lost.
+        cancelled = session.execute(
+            update(core(ItemRow))
+            .where(unwanted)
+            .values(state="cancelled", finished_at=now, lease_expires_at=None)
+            .returning(item.kind, item.ref)
+        ).all()
+        groups = [row.ref for row in cancelled if row.kind == COMPILE]
+        session.execute(
+            update(core(GroupRow)).where(core(GroupRow).c.id.in_(groups)).values(state="cancelled", finished_at=now)
+        )
+        for group in groups:
+            abandon_group(session, group)
 
 
 def _fail_problems(session: Session, job_id: str, which: object, error: str) -> None:

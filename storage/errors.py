@@ -3,7 +3,6 @@
 ```
 StorageError
 ├── LostClaim         another worker holds the item now, or it was cancelled: the transaction is rolled back
-├── PlanOutdated      a build that a plan left to another job is not being made any more: plan again
 ├── Conflict          the winner record moved on: read it again, merge, publish again
 ├── BlobMissing       no bytes are stored under the digest
 ├── BlobCorrupt       the stored bytes do not have their digest
@@ -30,17 +29,6 @@ class LostClaim(StorageError):
 
     def __str__(self) -> str:
         return f"the {self.kind} item {self.ref} is no longer held by attempt {self.token}; nothing was written"
-
-
-class PlanOutdated(StorageError):
-    """Nobody makes these `builds`, which the planner took for known: another job's group was cancelled meanwhile."""
-
-    def __init__(self, builds: tuple[str, ...]) -> None:
-        super().__init__(builds)
-        self.builds = builds
-
-    def __str__(self) -> str:
-        return f"{len(self.builds)} builds that another job was making were given up meanwhile: plan again"
 
 
 class Conflict(StorageError):

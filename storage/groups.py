@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 
 from codegen.compile_model import CompiledFile
 from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
@@ -14,27 +14,29 @@ from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
 from storage.compile_models import learn
 from storage.database import Session, clock_of
-from storage.group_rows import Group, GroupKernel, jobs_that_share, load_group, start_group
-from storage.items import Claim, complete
-from storage.join_groups import owners
-from storage.judge import Judged, judge_builds
-from storage.judge_gpu import judge_measured
-from storage.judging_work import MEASURE_SECONDS, add_measuring, builds_to_prove, demand
-from storage.new_items import VERIFY, NewItem, add_items
+from storage.group_rows import Group, GroupKernel, compiled_for, load_group
+from storage.items import Claim, complete, hold
+from storage.judge import JUDGED_AT_ONCE, Judged, judge_some
+from storage.judging_work import Followed, Versions, follow_builds
+from storage.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
 from storage.rows import core
 from storage.seconds import by_phase, share_out
-from storage.tables import BuildRow, GroupRow, ItemRow
+from storage.tables import BuildRow, GroupRow
 
 __all__ = [
+    "BUILDS_AT_ONCE",
     "BuildOutcome",
     "Group",
+    "GroupFiles",
     "GroupKernel",
-    "RecordedGroup",
+    "complete_group",
     "group_report",
     "load_group",
-    "record_compiled",
-    "start_group",
+    "record_builds",
 ]
+
+BUILDS_AT_ONCE = 16
+"""Outcomes of one transaction."""
 
 
 @dataclass(frozen=True)
@@ -51,126 +53,117 @@ class BuildOutcome:
 
 
 @dataclass(frozen=True)
-class RecordedGroup:
-    """`waiting`: (kind, target) of the verify and measure items that were added; `judged`: problems that go on; `jobs`:
-    whose kernels were in the file."""
+class GroupFiles:
+    """Blob digests of what a group's compile left, and what it took. `phases` as in `storage.tables.GroupRow`, without
+    the queue; `files`: of each that compiled, for the prediction of the next."""
 
-    waiting: list[tuple[str, str | None]]
-    judged: list[Judged]
-    jobs: set[str]
+    source: str | None = None
+    log: str | None = None
+    library: str | None = None
+    cubin: str | None = None
+    ptx: str | None = None
+    sass: str | None = None
+    phases: Sequence[Mapping[str, Any]] = ()
+    codegen: StageSeconds = field(default_factory=StageSeconds)
+    compile: StageSeconds = field(default_factory=StageSeconds)
+    files: Sequence[CompiledFile] = ()
 
 
-def record_compiled(
-    session: Session,
-    claim: Claim,
-    outcomes: Sequence[BuildOutcome],
-    *,
-    source: str | None,
-    log: str | None,
-    library: str | None,
-    cubin: str | None,
-    ptx: str | None = None,
-    sass: str | None = None,
-    phases: Sequence[Mapping[str, Any]],
-    codegen: StageSeconds,
-    compile: StageSeconds,
-    plan_version: str,
-    gpu_plan_version: str,
-    drivers: Mapping[str, str],
-    verify_predicted_seconds: float = 0.0,
-    seconds_per_measurement: float = MEASURE_SECONDS,
-    files: Sequence[CompiledFile] = (),
-) -> RecordedGroup:
-    """Complete a compile item: its builds' states, the group's blobs and times (`phases` as in
-    `storage.tables.GroupRow`, without the queue), and the items that get judged what
-    stands and nobody has judged: one on the CPU, one per device class on GPUs. `drivers`: by device class, today's.
-    `files`: what those that compiled took, for the sizing of the next groups.
-
-    One outcome for each build of the group, with a library where it compiled, or `ValueError`. Raises `LostClaim`.
-    """
-    complete(session, claim)
-    group = load_group(session, claim.ref)
-    if group is None or {kernel.build for kernel in group.kernels} != {outcome.build for outcome in outcomes}:
-        raise ValueError(f"group {claim.ref}: one outcome for each of its builds, no other")
+def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], versions: Versions) -> Followed:
+    """Write what became of some of a group's builds: no job waits for their compile any more, but those that compiled
+    are proved and measured, where a job waits for that. Candidates of those that did not are judged when the group is
+    completed. Raises `LostClaim`, and `ValueError` for a build that compiled and has no library."""
+    hold(session, claim)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
         raise ValueError(f"group {claim.ref}: compiled, but without a library: {', '.join(lacking)}")
-    _update_builds(session, group, outcomes)
-    now = clock_of(session).now()
-    blobs = {"source": source, "log": log, "library": library, "cubin": cubin, "ptx": ptx, "sass": sass}
+    if not outcomes:
+        return Followed([], [])
+    build = core(BuildRow)
+    session.execute(
+        update(build)
+        .where(build.c.id == bindparam("of_build"), build.c.state == "compiling", build.c.group_id == claim.ref)
+        .values(
+            state=bindparam("became"),
+            suspect=None,
+            code_digest=bindparam("code"),
+            library=bindparam("holds"),
+            resources=bindparam("report", type_=build.c.resources.type),
+            log=bindparam("words"),
+        ),
+        [
+            {
+                "of_build": one.build,
+                "became": one.state,
+                "code": one.code_digest,
+                "holds": one.library,
+                "report": dict(one.resources) if one.resources is not None else None,
+                "words": one.log,
+            }
+            for one in outcomes
+        ],
+    )
+    fulfil(session, [outcome.build for outcome in outcomes])
+    return follow_builds(session, [outcome.build for outcome in outcomes if outcome.state == "ok"], versions)
+
+
+def judge_failed(session: Session, claim: Claim, versions: Versions) -> tuple[list[Judged], bool]:
+    """Judge some of the candidates whose builds of the group did not compile; returns the problems that go on, and
+    whether there may be more candidates: call it again. Raises `LostClaim`."""
+    hold(session, claim)
+    builds = session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref, BuildRow.state != "compiling"))
+    return judge_some(session, builds.all(), versions.plan_version, JUDGED_AT_ONCE)
+
+
+def complete_group(
+    session: Session, claim: Claim, made: GroupFiles, error: str | None = None, max_attempts: int = MAX_ATTEMPTS
+) -> list[Judged]:
+    """Complete a compile item: the group's blobs and times, which are shared out to the jobs that it was compiled for.
+    Builds whose outcome was not recorded failed together with `error`, which names none of them: they are pending
+    again, as suspects. Returns the problems that go on. Raises `LostClaim`."""
+    complete(session, claim)
+    group = load_group(session, claim.ref)
+    assert group is not None, "a compile item is added with its group"
+    blobs = {name: getattr(made, name) for name in ("source", "log", "library", "cubin", "ptx", "sass")}
     in_queue = claim.waited_seconds
     # By the claim's time, as the others: it ended when they began.
-    spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in phases)]
-    times = {"codegen_seconds": codegen.model_dump(), "compile_seconds": compile.model_dump()}
+    spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
     session.execute(
         update(core(GroupRow))
         .where(core(GroupRow).c.id == group.id)
-        .values(state="compiled", finished_at=now, phases=spans, **blobs, **times)
+        .values(
+            state="compiled" if error is None else "failed",
+            finished_at=clock_of(session).now(),
+            phases=spans,
+            codegen_seconds=made.codegen.model_dump(),
+            compile_seconds=made.compile.model_dump(),
+            **blobs,
+        )
     )
     if group.toolchain is not None:
-        learn(session, group.toolchain, files)
-    builds = [outcome.build for outcome in outcomes]
-    jobs = jobs_that_share(session, group.id)
-    share_out(session, jobs, builds, {"codegen": codegen, "compile": compile, **by_phase(phases)})
-    for one in owners(session, claim, group):
-        share_out(
-            session, [one.job_id] if one.job_id else [], one.builds, {"queue": StageSeconds(wall=one.waited_seconds)}
-        )
-    judged = {*judge_builds(session, builds, plan_version), *judge_measured(session, builds, gpu_plan_version, drivers)}
-    left = demand(session, builds)
-    waiting = [
-        *_add_verification(session, claim, group, builds_to_prove(left), verify_predicted_seconds),
-        *add_measuring(session, left, seconds_per_measurement),
-    ]
-    return RecordedGroup(waiting, sorted(judged), jobs)
-
-
-def _update_builds(session: Session, group: Group, outcomes: Sequence[BuildOutcome]) -> None:
-    for outcome in outcomes:
-        session.execute(
-            update(BuildRow)
-            .where(BuildRow.id == outcome.build, BuildRow.state == "pending", BuildRow.group_id == group.id)
-            .values(
-                state=outcome.state,
-                code_digest=outcome.code_digest,
-                library=outcome.library,
-                resources=dict(outcome.resources) if outcome.resources is not None else None,
-                log=outcome.log,
-            )
-        )
-
-
-def _add_verification(
-    session: Session, claim: Claim, group: Group, builds: set[str], predicted_seconds: float
-) -> list[tuple[str, str | None]]:
-    """A verify item for those of the group's builds that a proof on the CPU is wanted of. The others have no group that
-    proves them: whoever wants it later sees to it."""
-    proved = (BuildRow.verify_group_id == group.id) & BuildRow.id.not_in(builds)
-    session.execute(update(core(BuildRow)).where(proved).values(verify_group_id=None))
-    if not builds:
-        return []
-    # The item's own priority, not the job's: a more urgent job may have raised it.
-    priority = session.scalars(select(ItemRow.priority).where(ItemRow.id == claim.item_id)).one()
-    add_items(session, [NewItem(VERIFY, group.id, group.target, group.job_id, priority, predicted_seconds)])
-    return [(VERIFY, group.target)]
+        learn(session, group.toolchain, made.files)
+    builds = [kernel.build for kernel in group.kernels]
+    jobs = compiled_for(session, group.id)
+    spent = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}
+    share_out(session, jobs, builds, spent)
+    for job, waited in jobs.items():
+        share_out(session, [job], builds, {"queue": StageSeconds(wall=waited)})
+    return return_builds(session, group.id, error or "its file left it out", max_attempts)
 
 
 def group_report(session: Session, group_id: str) -> GroupReport | None:
-    """The group as the service answers it; None if there is no such group. One that joined another has the files of
-    that one, and no times."""
+    """The group as the service answers it; None if there is no such group."""
     group = load_group(session, group_id)
     if group is None:
         return None
-    file = (load_group(session, group.joined_to) if group.joined_to else None) or group
     builds = known_builds(session, [kernel.build for kernel in group.kernels])
     return GroupReport(
         group=group.id,
-        job=group.job_id,
+        jobs=sorted(compiled_for(session, group.id)),
         target=group.target,
         state=group.state,
-        joined_to=group.joined_to,
         toolchain=group.toolchain,
         kernels=[
-            _report_kernel(kernel, builds.get(kernel.build), file.state, attributed)
+            _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
             for kernel, attributed in zip(group.kernels, attribute(group), strict=True)
         ],
         phases=[Phase(**phase) for phase in group.phases],
@@ -178,12 +171,12 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
         codegen=StageSeconds(**group.codegen_seconds),
         compile=StageSeconds(**group.compile_seconds),
         verify=StageSeconds(**group.verify_seconds),
-        source_sha256=file.source,
-        log_sha256=file.log,
-        library_sha256=file.library,
-        cubin_sha256=file.cubin,
-        ptx_sha256=file.ptx,
-        sass_sha256=file.sass,
+        source_sha256=group.source,
+        log_sha256=group.log,
+        library_sha256=group.library,
+        cubin_sha256=group.cubin,
+        ptx_sha256=group.ptx,
+        sass_sha256=group.sass,
     )
 
 
@@ -207,7 +200,7 @@ def attribute(group: Group) -> list[AttributedSeconds | None]:
 def _report_kernel(
     kernel: GroupKernel, build: Build | None, group_state: str, attributed: AttributedSeconds | None
 ) -> GroupKernelReport:
-    """A build that was given up or taken over by a later group is reported under its group's own state."""
+    """A build that was forgotten is reported under its group's own state."""
     described = kernel.kernel_json
     return GroupKernelReport(
         kernel=kernel.kernel,

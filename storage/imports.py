@@ -19,6 +19,7 @@ from codegen.canonical import digest
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
 from storage.jobs import PRIORITIES
+from storage.judge import FINISH_SECONDS
 from storage.new_items import FINISH, NewItem, add_items
 from storage.rows import core, insert_new
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow, MeasurementRow, VerdictRow
@@ -125,7 +126,7 @@ def import_results(session: Session, new: Import) -> Imported:
     add_items(
         session,
         [
-            NewItem(FINISH, str(ids[position]), target=problem.target, job_id=new.job_id)
+            NewItem(FINISH, str(ids[position]), problem.target, (new.job_id,), FINISH_SECONDS)
             for position, problem in enumerate(new.problems)
         ],
     )

@@ -3,6 +3,9 @@
 A claim gives the item a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostClaim`
 inside the caller's transaction). So a worker that was thought dead and comes back writes nothing, and a step that ran
 twice counts once. Leases compare the clocks of the machines: keep them in step to well under `lease_seconds`.
+
+A compile item is made when it is claimed, of builds that are pending (`storage.lease_builds`), and is tried once: where
+the attempt comes to nothing, its builds are pending again, and the next worker takes them as it finds them.
 """
 
 from __future__ import annotations
@@ -10,22 +13,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from sqlalchemy import and_, case, func, or_, select, update
+from sqlalchemy import and_, case, exists, func, or_, select, update
 
 from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
-from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, NewItem, add_items
-from storage.part_groups import part_groups
+from storage.lease_builds import FileLimits, lease_builds, next_to_compile
+from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, NewItem, add_items, jobs_of
+from storage.pending_builds import MAX_ATTEMPTS, abandon_group, pending_counts
 from storage.rows import core
-from storage.tables import ItemRow, JobRow
-from storage.turns import take_turn
+from storage.tables import GroupRow, ItemJobRow, ItemRow, JobRow
+from storage.turns import Turn, in_turn, oldest_first, take_turn, turn, turn_of
 
 __all__ = [
+    "MAX_ATTEMPTS",
     "Claim",
     "Expired",
+    "FileLimits",
     "NewItem",
     "Renewal",
     "add_items",
@@ -37,18 +44,18 @@ __all__ = [
     "release",
     "renew",
     "waiting_counts",
+    "yields",
 ]
 
-MAX_ATTEMPTS = 3
 SHARED_GRACE_SECONDS = 2.5
-"""Past its job's deadline, for work on a group: `expire_budgets` is called every second, and hands what another job
-waits for to that one. A worker that stopped before would throw its work away."""
+"""Past its jobs' deadlines, for work on a group: what it has found by then may still be recorded."""
+MOST_COUNTED = 1000
+"""Pending builds of a target: no more tickets are written at once."""
 _CLAIMED = (
     ItemRow.id,
     ItemRow.kind,
     ItemRow.ref,
     ItemRow.target,
-    ItemRow.job_id,
     ItemRow.attempt,
     ItemRow.predicted_seconds,
     ItemRow.created_at,
@@ -58,19 +65,25 @@ _CLAIMED = (
 
 @dataclass(frozen=True)
 class Claim:
-    """The right of one attempt to work on an item until `lease_expires_at`."""
+    """The right of one attempt to work on an item until `lease_expires_at`. `jobs`: those that wanted it then."""
 
     item_id: int
     kind: str
     ref: str
     target: str | None
-    job_id: str | None
+    jobs: tuple[str, ...]
     attempt: int
     token: str
     worker: str
     lease_expires_at: float
     claimed_at: float
     waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
+
+    @property
+    def job_id(self) -> str:
+        """Of work that is one job's alone: all but compiling, verifying and measuring."""
+        (job,) = self.jobs
+        return job
 
 
 class Renewal(Enum):
@@ -84,34 +97,52 @@ class Renewal(Enum):
 
 @dataclass(frozen=True)
 class Expired:
-    """An item whose lease ran out; `state`: waiting (to be claimed again) or failed (no attempts left)."""
+    """An item whose lease ran out; `state`: waiting (to be claimed again), failed (no attempts left) or lost (a group,
+    whose builds are pending again). `jobs`: that wanted it."""
 
     item_id: int
     kind: str
     ref: str
     target: str | None
-    job_id: str | None
+    jobs: tuple[str, ...]
     state: str
 
 
 def claim(
-    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, worker: str, lease_seconds: float
+    session: Session,
+    kinds: Sequence[str],
+    targets: Sequence[str] | None,
+    worker: str,
+    lease_seconds: float,
+    files: FileLimits | None = None,
 ) -> Claim | None:
-    """Take the best waiting item: highest priority, then of the job whose turn it is (`storage.turns`), then the order
-    of `kinds`, then longest predicted, then oldest.
+    """Take the best waiting work: highest priority, then of jobs whose turn it is (`storage.turns`), then the order of
+    `kinds`, then the oldest job's, then longest predicted, then oldest.
 
     `targets` are those the worker can serve (None: any): architectures, for `measure` and `compare` device classes;
-    items without a target fit everyone. Items of a job past its
-    deadline are passed over, except `finish`, which settles it. The first claim starts the job and its budget.
+    items without a target fit everyone. Where `kinds` has compile, pending builds count as work of that kind, of which
+    it takes as much as `files` allow. Work of jobs past their deadline is passed over, except `finish`, which settles
+    them. The first claim starts a job and its budget.
     """
     now = clock_of(session).now()
-    best = _best_waiting(session, kinds, targets, now)
-    if best is None:
+    place = {kind: number for number, kind in enumerate(kinds)}
+    files = files or FileLimits()
+    item = _best_waiting(session, kinds, targets, now)
+    to_compile = next_to_compile(session, targets, files, now) if COMPILE in place else None
+    if to_compile is not None and (item is None or (to_compile[0], place[COMPILE]) < (item[0], place[item[1].kind])):
+        lease = lease_builds(session, to_compile[1], targets, files, now)
+        item_id, charges = lease.item_id, lease.charges
+    elif item is not None:
+        item_id = item[1].item_id
+        jobs = jobs_of(session, item_id)
+        charges = dict.fromkeys(jobs, item[1].predicted_seconds / len(jobs))
+    else:
         return None
+    take_turn(session, charges)
     token = clock_of(session).new_id()
     taken = session.execute(
         update(ItemRow)
-        .where(ItemRow.id == best, ItemRow.state == "waiting")
+        .where(ItemRow.id == item_id, ItemRow.state == "waiting")
         .values(
             state="claimed",
             attempt=ItemRow.attempt + 1,
@@ -122,15 +153,13 @@ def claim(
         )
         .returning(*_CLAIMED)
     ).one()
-    if taken.job_id is not None:
-        take_turn(session, taken.job_id, taken.predicted_seconds)
-    _start_job(session, taken.job_id, now)
+    _start_jobs(session, charges, now)
     return Claim(
         item_id=taken.id,
         kind=taken.kind,
         ref=taken.ref,
         target=taken.target,
-        job_id=taken.job_id,
+        jobs=tuple(sorted(charges)),
         attempt=taken.attempt,
         token=token,
         worker=worker,
@@ -141,23 +170,35 @@ def claim(
 
 
 def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
-    """Prolong the lease from now; anything but HELD means: stop, and end what you started. On a group that another job
-    may wait for, DEADLINE comes `SHARED_GRACE_SECONDS` late, and only where nobody has ended the budget by then."""
+    """Prolong the lease from now; anything but HELD means: stop, and end what you started. On a group DEADLINE comes
+    `SHARED_GRACE_SECONDS` late, and for all work only where every job that wants it has spent its budget."""
     now = clock_of(session).now()
     found = session.execute(
-        select(ItemRow.state, ItemRow.token, ItemRow.kind, JobRow.deadline)
-        .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
-        .where(ItemRow.id == claim.item_id)
+        select(ItemRow.state, ItemRow.token, ItemRow.kind).where(ItemRow.id == claim.item_id)
     ).one_or_none()
     if found is None or found.token != claim.token:
         return Renewal.LOST
     if found.state != "claimed":
         return Renewal.CANCELLED if found.state == "cancelled" else Renewal.LOST
     grace = SHARED_GRACE_SECONDS if found.kind in (COMPILE, VERIFY, MEASURE) else 0.0
-    if found.kind != FINISH and found.deadline is not None and found.deadline + grace <= now:
+    wanting = exists().where(
+        ItemJobRow.item_id == claim.item_id,
+        ItemJobRow.wanted,
+        JobRow.id == ItemJobRow.job_id,
+        or_(JobRow.deadline.is_(None), JobRow.deadline + grace > now),
+    )
+    if found.kind != FINISH and not session.scalar(select(wanting)):
         return Renewal.DEADLINE
     session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(lease_expires_at=now + lease_seconds))
     return Renewal.HELD
+
+
+def yields(session: Session, claim: Claim, kinds: Sequence[str]) -> bool:
+    """Whether work of `kinds` waits for a job whose turn it is before that of the claim's."""
+    best = _best_waiting(session, kinds, None, clock_of(session).now())
+    query = select(*turn(session)).where(JobRow.id.in_(claim.jobs)).order_by(*in_turn(session))
+    mine = session.execute(query.limit(1)).one()
+    return best is not None and best[0] < turn_of(mine)
 
 
 def hold(session: Session, claim: Claim) -> None:
@@ -175,29 +216,35 @@ def complete(session: Session, claim: Claim) -> None:
 
 def release(session: Session, claim: Claim) -> None:
     """Give the item back untouched, as an orderly shutdown does; the attempt does not count."""
-    _fenced(session, claim, {**waits_again(session, claim.item_id, "released"), "attempt": claim.attempt - 1})
+    if claim.kind == COMPILE:
+        _end_group(session, claim, "released")
+        abandon_group(session, claim.ref)
+    else:
+        _fenced(session, claim, {**waits_again(session, claim.item_id, "released"), "attempt": claim.attempt - 1})
 
 
 def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
     """End the attempt. Returns "waiting" where another one may follow, else "failed": what waited for it is settled.
-    Groups that had joined that of a compile item wait for themselves again."""
+    The builds of a compile item are pending again, as suspects."""
+    if claim.kind == COMPILE:
+        _end_group(session, claim, "failed", error)
+        abandon_group(session, claim.ref, error, max_attempts if retry else 1)
+        return "waiting"
     now = clock_of(session).now()
     if retry and claim.attempt < max_attempts:
         _fenced(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
-        _part(session, claim.kind, claim.ref, "failed")
         return "waiting"
     _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
-    _part(session, claim.kind, claim.ref, "failed")
     give_up(session, claim.kind, claim.ref, claim.target, error)
     return "failed"
 
 
 def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Expired]:
-    """Take the items of dead workers back; those that have used up their attempts are settled as failed. Groups that
-    had joined that of a compile item wait for themselves again."""
+    """Take the items of dead workers back; those that have used up their attempts are settled as failed. The builds of
+    a compile item are pending again, as suspects."""
     now = clock_of(session).now()
     late = session.execute(
-        select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.job_id, ItemRow.attempt, ItemRow.worker)
+        select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.attempt, ItemRow.worker)
         .where(ItemRow.state == "claimed", ItemRow.lease_expires_at < now)
         .order_by(ItemRow.id)
     ).all()
@@ -205,41 +252,58 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
     for row in late:
         again = row.attempt < max_attempts
         error = f"worker {row.worker} stopped answering during attempt {row.attempt} of {max_attempts}"
-        state = "waiting" if again else "failed"
+        state = "lost" if row.kind == COMPILE else "waiting" if again else "failed"
         # The worker of the last attempt stays: it shows where the item was.
         failed = {"state": state, "token": None, "lease_expires_at": None, "finished_at": now}
-        ended = waits_again(session, row.id, "lost") if again else failed
+        ended = waits_again(session, row.id, "lost") if state == "waiting" else failed
         session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended, error=error))
-        _part(session, row.kind, row.ref, "lost")
-        if not again:
+        if row.kind == COMPILE:
+            _set_group(session, row.ref, "lost", now)
+            abandon_group(session, row.ref, f"worker {row.worker} stopped answering", max_attempts)
+        elif not again:
             give_up(session, row.kind, row.ref, row.target, error)
-        expired.append(Expired(row.id, row.kind, row.ref, row.target, row.job_id, state))
+        expired.append(Expired(row.id, row.kind, row.ref, row.target, jobs_of(session, row.id), state))
     return expired
 
 
 def waiting_counts(session: Session) -> Mapping[tuple[str, str | None], int]:
-    """Waiting items by (kind, target): how many tickets there should be."""
+    """Waiting items by (kind, target), pending builds among them: how many tickets there should be at most."""
     rows = session.execute(
         select(ItemRow.kind, ItemRow.target, func.count())
         .where(ItemRow.state == "waiting")
         .group_by(ItemRow.kind, ItemRow.target)
     )
-    return {(kind, target): count for kind, target, count in rows}
+    counts: dict[tuple[str, str | None], int] = {(kind, target): count for kind, target, count in rows}
+    counts.update(((COMPILE, target), count) for target, count in pending_counts(session, MOST_COUNTED).items())
+    return counts
 
 
-def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> int | None:
-    """Id of the best waiting item."""
+@dataclass(frozen=True)
+class _Waiting:
+    item_id: int
+    kind: str
+    predicted_seconds: float
+
+
+def _best_waiting(
+    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float
+) -> tuple[Turn, _Waiting] | None:
+    """The best waiting item, and the turn of the job that it is for."""
     in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, ItemRow.kind == FINISH)
     query = (
-        select(ItemRow.id)
-        .join(JobRow, JobRow.id == ItemRow.job_id, isouter=True)
-        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), in_time)
+        select(
+            *turn(session),
+            ItemRow.id.label("item_id"),
+            ItemRow.kind,
+            ItemRow.predicted_seconds,
+        )
+        .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
+        .join(JobRow, JobRow.id == ItemJobRow.job_id)
+        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time)
         .order_by(
-            ItemRow.priority.desc(),
-            func.coalesce(JobRow.used_seconds, 0.0),
-            JobRow.created_at,
-            JobRow.id,
+            *in_turn(session),
             case({kind: place for place, kind in enumerate(kinds)}, value=ItemRow.kind),
+            *oldest_first(),
             ItemRow.predicted_seconds.desc(),
             ItemRow.id,
         )
@@ -247,21 +311,27 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
     )
     if targets is not None:
         query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
-    return session.scalar(query)
+    row = session.execute(query).one_or_none()
+    return None if row is None else (turn_of(row), _Waiting(row.item_id, row.kind, row.predicted_seconds))
 
 
-def _part(session: Session, kind: str, ref: str, how: str) -> None:
-    if kind == COMPILE:
-        part_groups(session, ref, how)
+def _end_group(session: Session, claim: Claim, state: str, error: str | None = None) -> None:
+    now = clock_of(session).now()
+    _fenced(session, claim, {"state": state, "finished_at": now, "lease_expires_at": None, "error": error})
+    _set_group(session, claim.ref, state, now)
 
 
-def _start_job(session: Session, job_id: str | None, now: float) -> None:
-    if job_id is not None:
-        session.execute(
-            update(JobRow)
-            .where(and_(JobRow.id == job_id, JobRow.state == "queued"))
-            .values(state="running", started_at=now, deadline=JobRow.budget_seconds + now)
-        )
+def _set_group(session: Session, group_id: str, state: str, now: float) -> None:
+    group = core(GroupRow)
+    session.execute(update(group).where(group.c.id == group_id).values(state=state, finished_at=now))
+
+
+def _start_jobs(session: Session, jobs: Mapping[str, Any], now: float) -> None:
+    session.execute(
+        update(JobRow)
+        .where(and_(JobRow.id.in_(list(jobs)), JobRow.state == "queued"))
+        .values(state="running", started_at=now, deadline=JobRow.budget_seconds + now)
+    )
 
 
 def _fenced(session: Session, claim: Claim, values: Mapping[str, object]) -> None:

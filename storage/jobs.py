@@ -28,6 +28,7 @@ __all__ = [
     "create_job",
     "expire_budgets",
     "job_state",
+    "last_deadline",
     "list_jobs",
     "priority_name",
     "settle_job",
@@ -118,8 +119,7 @@ def create_job(session: Session, new: NewJob) -> CreatedJob:
     rows = [_problem_row(job_id, position, problem, now) for position, problem in enumerate(new.problems)]
     session.execute(insert(core(JobProblemRow)), rows)
     items = [
-        NewItem(PLAN, plan_ref(job_id, first, last), job_id=job_id, priority=PRIORITIES[new.priority])
-        for first, last in _chunks_to_plan(new.problems)
+        NewItem(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in _chunks_to_plan(new.problems)
     ]
     add_items(session, items)
     return CreatedJob(job_id, state, cached, len(items))
@@ -129,6 +129,12 @@ def job_state(session: Session, job_id: str) -> JobStatus | None:
     """The job's own row, without its problems; None if there is no such job."""
     row = session.execute(select(core(JobRow)).where(JobRow.id == job_id)).mappings().one_or_none()
     return JobStatus(**row) if row else None
+
+
+def last_deadline(session: Session, job_ids: Sequence[str]) -> float | None:
+    """When the last of these jobs is out of time; None where one has time without end."""
+    deadlines = session.scalars(select(JobRow.deadline).where(JobRow.id.in_(job_ids))).all()
+    return None if None in deadlines else max((one for one in deadlines if one is not None), default=None)
 
 
 def cancel_job(session: Session, job_id: str) -> JobStatus | None:

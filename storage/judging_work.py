@@ -2,83 +2,109 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
 from storage.database import Session
 from storage.device_classes import is_predicted
-from storage.judge import LIVE
-from storage.new_items import MEASURE, NewItem, add_again
+from storage.judge import LIVE, Judged, judge_builds
+from storage.judge_gpu import judge_measured
+from storage.new_items import MEASURE, VERIFY, NewItem, add_again, measure_ref
 from storage.rows import chunks
-from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow
+from storage.tables import BuildRow, CandidateRow, JobProblemRow
 
 MEASURE_SECONDS = 0.5
 """Predicted for proving and timing one candidate: 0.3 s of samples at most, and its proof. Only orders the queue and
 starts the ETA, which from then on follows what was observed."""
+VERIFY_SECONDS, VERIFY_KERNEL_SECONDS = 1.0, 0.25
+"""Predicted for proving a group on the CPU: g++'s headers and the child, and each kernel."""
 
 
 @dataclass(frozen=True)
-class Demand:
+class Versions:
+    """What counts as known of a build: verdicts of these test plans, and times under `drivers`, today's by device
+    class."""
+
+    plan_version: str
+    gpu_plan_version: str
+    drivers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What follows from builds that are compiled: problems that go on, and (kind, target) of the items that wait now
+    and did not before."""
+
+    judged: list[Judged]
+    waiting: list[tuple[str, str | None]]
+
+
+@dataclass(frozen=True)
+class _Unjudged:
     """So many unjudged candidates of a job's live problems on a device class name this build, which has compiled."""
 
     build: str
     group_id: str | None
+    target: str
     device_class: str
     job_id: str
-    priority: int
     candidates: int
 
 
-def measure_ref(group_id: str, device_class: str) -> str:
-    """The `ref` of a measure item. A hash stands for the class: a product's name may be longer than a `ref`."""
-    return f"{group_id}:{hashlib.sha256(device_class.encode()).hexdigest()[:16]}"
+def follow_builds(session: Session, build_ids: Iterable[str], versions: Versions) -> Followed:
+    """Give the candidates of these builds what is known of them, in whichever job; see to it that the rest of those
+    that have compiled is proved and measured, by the groups that compiled them."""
+    builds = set(build_ids)
+    judged = {*judge_builds(session, builds, versions.plan_version)}
+    judged.update(judge_measured(session, builds, versions.gpu_plan_version, versions.drivers))
+    return Followed(sorted(judged), add_judging(session, builds))
 
 
-def group_of_ref(ref: str) -> str:
-    """The group of a measure item's `ref`."""
-    return ref.partition(":")[0]
+def add_judging(
+    session: Session, build_ids: Iterable[str], device_class: str | None = None
+) -> list[tuple[str, str | None]]:
+    """Verify and measure items for what is unjudged of these builds (on one device class, where given): one per group
+    and way to judge it, for all jobs that wait for it. Returns (kind, target) of those that wait now and did not
+    before."""
+    by_place: dict[tuple[str, str], list[_Unjudged]] = {}
+    targets: dict[tuple[str, str], str] = {}
+    for one in _unjudged(session, build_ids):
+        if device_class not in (None, one.device_class):
+            continue
+        if is_predicted(one.device_class):
+            place, target = (VERIFY, str(one.group_id)), one.target
+        else:
+            place, target = (MEASURE, measure_ref(str(one.group_id), one.device_class)), one.device_class
+        by_place.setdefault(place, []).append(one)
+        targets[place] = target
+    items = [
+        NewItem(kind, ref, targets[kind, ref], tuple(sorted({one.job_id for one in waiting})), _seconds(kind, waiting))
+        for (kind, ref), waiting in by_place.items()
+    ]
+    return [(item.kind, item.target) for item in add_again(session, items)]
 
 
-def demand(session: Session, build_ids: Iterable[str]) -> list[Demand]:
-    """What waits for these builds to be judged, of those that compiled."""
-    found: list[Demand] = []
+def _seconds(kind: str, waiting: list[_Unjudged]) -> float:
+    if kind == VERIFY:
+        return VERIFY_SECONDS + VERIFY_KERNEL_SECONDS * len({one.build for one in waiting})
+    return MEASURE_SECONDS * sum(one.candidates for one in waiting)
+
+
+def _unjudged(session: Session, build_ids: Iterable[str]) -> list[_Unjudged]:
+    columns = (BuildRow.id, BuildRow.group_id, BuildRow.target, JobProblemRow.device_class, JobProblemRow.job_id)
+    found: list[_Unjudged] = []
     for ids in chunks(set(build_ids)):
         rows = session.execute(
-            select(BuildRow.id, BuildRow.group_id, JobProblemRow.device_class, JobRow.id, JobRow.priority, func.count())
+            select(*columns, func.count())
             .select_from(CandidateRow)
             .join(BuildRow, BuildRow.id == CandidateRow.build)
             .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-            .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
-            .where(JobProblemRow.state.in_(LIVE))
-            .group_by(BuildRow.id, BuildRow.group_id, JobProblemRow.device_class, JobRow.id, JobRow.priority)
+            .where(JobProblemRow.state.in_(LIVE), BuildRow.group_id.is_not(None))
+            .group_by(*columns)
             .order_by(BuildRow.id)
         )
-        found += [Demand(*row) for row in rows]
+        found += [_Unjudged(*row) for row in rows]
     return found
-
-
-def builds_to_prove(demands: Iterable[Demand]) -> set[str]:
-    """The builds that a candidate of a `predicted:` problem waits for."""
-    return {one.build for one in demands if is_predicted(one.device_class)}
-
-
-def add_measuring(session: Session, demands: Iterable[Demand], seconds_each: float) -> list[tuple[str, str | None]]:
-    """See to it that what waits on a GPU is measured: one item per group and device class, for the most urgent job.
-
-    A group that was measured before is measured again, for those that came since. Returns (kind, target) of each item
-    that waits now and did not before.
-    """
-    wanted: dict[str, list[Demand]] = {}
-    for one in demands:
-        if one.group_id is not None and not is_predicted(one.device_class):
-            wanted.setdefault(measure_ref(one.group_id, one.device_class), []).append(one)
-    items = []
-    for ref, users in wanted.items():
-        first = max(users, key=lambda one: one.priority)
-        seconds = seconds_each * sum(one.candidates for one in users)
-        items.append(NewItem(MEASURE, ref, first.device_class, first.job_id, first.priority, seconds))
-    return [(item.kind, item.target) for item in add_again(session, items)]

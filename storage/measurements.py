@@ -11,11 +11,11 @@ from sqlalchemy import delete, func, select, tuple_, update
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
-from storage.endings import skip_builds
 from storage.items import MAX_ATTEMPTS, Claim, complete
-from storage.judge import LIVE, Judged, finish_judged, only_screened
+from storage.judge import LIVE, Judged, finish_judged, only_screened, skip_builds
 from storage.judge_gpu import Finding, condemn, write_findings
-from storage.judging_work import MEASURE_SECONDS, add_measuring, demand, group_of_ref, measure_ref
+from storage.judging_work import MEASURE_SECONDS, add_judging
+from storage.new_items import group_of_ref, measure_ref
 from storage.rows import chunks, core, insert_new
 from storage.seconds import add_seconds
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
@@ -291,8 +291,7 @@ def _measure_the_rest(
     left = candidates_to_measure(session, claim.ref, device_class, plan_version)
     if left and not progress and claim.attempt >= max_attempts:
         raise ValueError(f"{claim.kind} {claim.ref}: no result for {', '.join(one.candidate for one in left[:3])}")
-    wanted = [one for one in demand(session, {one.build for one in left}) if one.device_class == device_class]
-    again = add_measuring(session, wanted, MEASURE_SECONDS)
+    again = add_judging(session, {one.build for one in left}, device_class)
     if again and not progress:
         session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(attempt=claim.attempt))
     return [Judged(left[0].problem_id, "measure", device_class)] if again else []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,8 +11,8 @@ from sqlalchemy import select, update
 
 from storage.attempts import waits_again
 from storage.database import Session, clock_of
-from storage.rows import chunks, insert_new
-from storage.tables import ItemRow
+from storage.rows import chunks, core, insert_new
+from storage.tables import ItemJobRow, ItemRow
 
 PLAN: Final = "plan"
 COMPILE: Final = "compile"
@@ -22,82 +23,102 @@ COMPARE: Final = "compare"
 FINISH: Final = "finish"
 UNENDED = ("waiting", "claimed")
 
-_places = select(ItemRow.kind, ItemRow.ref)
+Place = tuple[str, str]
+"""Kind and ref."""
 
 
 @dataclass(frozen=True)
 class NewItem:
-    """`ref` says what to work on; `predicted_seconds` orders items of one priority, longest first."""
+    """`ref` says what to work on, `jobs` for which; of a job's items of one kind the longest predicted goes first."""
 
     kind: str
     ref: str
     target: str | None = None
-    job_id: str | None = None
-    priority: int = 0
+    jobs: tuple[str, ...] = ()
     predicted_seconds: float = 0.0
 
 
 def add_items(session: Session, items: Iterable[NewItem]) -> int:
     """Add what is not there yet (found by kind and ref, whatever its state); returns how many were new."""
-    now = clock_of(session).now()
     wanted = {(item.kind, item.ref): item for item in items}
-    known: set[tuple[str, str]] = set()
-    for refs in chunks({ref for _, ref in wanted}):
-        known.update((kind, ref) for kind, ref in session.execute(_places.where(ItemRow.ref.in_(refs))))
+    known = _known(session, wanted)
+    new = {place: item for place, item in wanted.items() if place not in known}
+    now = clock_of(session).now()
     rows = [
         {
             "kind": item.kind,
             "ref": item.ref,
             "target": item.target,
-            "job_id": item.job_id,
-            "priority": item.priority,
             "predicted_seconds": item.predicted_seconds,
             "state": "waiting",
             "attempt": 0,
             "created_at": now,
         }
-        for place, item in wanted.items()
-        if place not in known
+        for item in new.values()
     ]
     insert_new(session, ItemRow, rows)
+    added = _known(session, new)
+    add_jobs(session, [(added[place][0], job) for place, item in new.items() for job in item.jobs])
     return len(rows)
 
 
 def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
-    """Add what is not there yet, let what has ended wait anew, and make what has not ended at least as urgent.
+    """Add what is not there yet, let what has ended wait anew, and note their jobs on what has not ended.
 
     Returns the items that wait now and did not before. Their kinds are those that may have more to do later.
     """
     wanted = {(item.kind, item.ref): item for item in items}
-    states: dict[tuple[str, str], str] = {}
-    ids: dict[tuple[str, str], int] = {}
+    known = _known(session, wanted)
+    for place, (item_id, state) in known.items():
+        if state not in UNENDED:
+            item, row = wanted[place], core(ItemRow)
+            anew = {**waits_again(session, item_id, state), **_anew(session, item)}
+            session.execute(update(row).where(row.c.id == item_id).values(**anew))
+            of_item = core(ItemJobRow).c.item_id == item_id
+            session.execute(update(core(ItemJobRow)).where(of_item).values(wanted=False))
+    add_jobs(session, [(id, job) for place, (id, _) in known.items() for job in wanted[place].jobs])
+    add_items(session, (item for place, item in wanted.items() if place not in known))
+    return [item for place, item in wanted.items() if place not in known or known[place][1] not in UNENDED]
+
+
+def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
+    """Note for which jobs (by item id and job id) items are wanted."""
+    row = core(ItemJobRow)
+    by_item: dict[int, list[str]] = {}
+    for item_id, job_id in pairs:
+        by_item.setdefault(item_id, []).append(job_id)
+    for some in chunks(by_item.items(), 500):
+        rows = [{"item_id": item, "job_id": job, "wanted": True} for item, jobs in some for job in jobs]
+        insert_new(session, ItemJobRow, rows)
+    for item_id, jobs in by_item.items():
+        for ids in chunks(jobs):
+            again = (row.c.item_id == item_id) & row.c.job_id.in_(ids) & ~row.c.wanted
+            session.execute(update(row).where(again).values(wanted=True))
+
+
+def jobs_of(session: Session, item_id: int) -> tuple[str, ...]:
+    """The jobs that want the item's work."""
+    row = core(ItemJobRow).c
+    wanting = select(row.job_id).where(row.item_id == item_id, row.wanted).order_by(row.job_id)
+    return tuple(session.scalars(wanting))
+
+
+def _known(session: Session, wanted: Mapping[Place, NewItem]) -> dict[Place, tuple[int, str]]:
+    """Id and state of those that are there."""
+    item = core(ItemRow).c
+    found: dict[Place, tuple[int, str]] = {}
     for refs in chunks({ref for _, ref in wanted}):
-        for kind, ref, state, id in session.execute(
-            _places.add_columns(ItemRow.state, ItemRow.id).where(ItemRow.ref.in_(refs))
-        ):
-            if (kind, ref) in wanted:
-                states[kind, ref], ids[kind, ref] = state, id
-    for place, state in states.items():
-        item = wanted[place]
-        mine = update(ItemRow).where(ItemRow.kind == item.kind, ItemRow.ref == item.ref)
-        if state in UNENDED:
-            urgent = mine.where(ItemRow.priority < item.priority).values(priority=item.priority)
-            session.execute(urgent.execution_options(synchronize_session=False))
-        else:
-            anew = {**waits_again(session, ids[place], state), **_anew(session, item)}
-            session.execute(mine.values(**anew).execution_options(synchronize_session=False))
-    add_items(session, (item for place, item in wanted.items() if place not in states))
-    return [item for place, item in wanted.items() if states.get(place) not in UNENDED]
+        rows = session.execute(select(item.kind, item.ref, item.id, item.state).where(item.ref.in_(refs)))
+        found.update(((kind, ref), (id, state)) for kind, ref, id, state in rows if (kind, ref) in wanted)
+    return found
 
 
 def _anew(session: Session, item: NewItem) -> dict[str, Any]:
-    """A row as `add_items` would write it. Without its token, whoever held it learns that the claim is lost."""
+    """A row as `add_items` would write it. Without its token, an attempt that still holds it has lost it."""
     return {
         "error": None,
         "attempt": 0,
         "target": item.target,
-        "job_id": item.job_id,
-        "priority": item.priority,
         "predicted_seconds": item.predicted_seconds,
         "created_at": clock_of(session).now(),
     }
@@ -113,3 +134,13 @@ def parse_plan_ref(ref: str) -> tuple[str, int, int]:
     job_id, positions = ref.split(":")
     first, last = positions.split("-")
     return job_id, int(first), int(last)
+
+
+def measure_ref(group_id: str, device_class: str) -> str:
+    """The `ref` of a measure item. A hash stands for the class: a product's name may be longer than a `ref`."""
+    return f"{group_id}:{hashlib.sha256(device_class.encode()).hexdigest()[:16]}"
+
+
+def group_of_ref(ref: str) -> str:
+    """The group of a verify or measure item's `ref`."""
+    return ref.partition(":")[0]

@@ -1,32 +1,40 @@
-"""Record what a planner found out, in one transaction: candidates, builds, groups, and the work that follows."""
+"""Record what a planner finds out, a part at a time: candidates, the builds that they need, and what follows from those
+that are known. Whatever part was written twice was written once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from cukiln.types import StageSeconds
 from storage.builds import NewBuild
 from storage.database import Session, clock_of
-from storage.items import Claim, complete
-from storage.judge import LIVE
-from storage.judging_work import MEASURE_SECONDS
+from storage.device_classes import is_predicted
+from storage.items import Claim, hold
+from storage.judge import LIVE, Judged, finish_judged
+from storage.judging_work import Followed, Versions, follow_builds
+from storage.new_items import COMPILE
+from storage.pending_builds import want_builds
 from storage.problems import problems_to_plan
-from storage.rows import insert_new
+from storage.rows import core, insert_new
+from storage.seconds import add_seconds
 from storage.tables import CandidateRow, JobProblemRow
-from storage.wanted_builds import NewGroup, RecordedPlan, see_to_builds
 
 __all__ = [
+    "CANDIDATES_AT_ONCE",
     "NewBuild",
     "NewCandidate",
-    "NewGroup",
     "PlannedProblem",
-    "RecordedPlan",
+    "end_plan",
     "problems_to_plan",
-    "record_plan",
+    "record_candidates",
 ]
+
+CANDIDATES_AT_ONCE = 1000
+"""Of one transaction."""
 
 
 @dataclass(frozen=True)
@@ -39,93 +47,97 @@ class NewCandidate:
 
 @dataclass(frozen=True)
 class PlannedProblem:
-    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished.
-    `screening`: the builds are those of screening, after which the best candidates get others (`storage.screening`)."""
+    """What lowering a problem came to. `rejections`: rule -> {count, example, message}. A problem with an `error` fails
+    when it is finished. `screening`: the builds are those of screening, after which the best candidates get others
+    (`storage.screening`)."""
 
     id: int
-    candidates: Sequence[NewCandidate]
+    candidate_count: int
     space_size: int
     rejections: Mapping[str, Any]
-    lower_wall: float
-    lower_cpu: float
+    lower: StageSeconds
     error: str | None = None
     screening: bool = False
 
 
-def record_plan(
+def record_candidates(
     session: Session,
     claim: Claim,
-    problems: Sequence[PlannedProblem],
+    candidates: Iterable[tuple[int, NewCandidate]],
     builds: Mapping[str, NewBuild],
-    groups: Sequence[NewGroup],
-    *,
-    plan_version: str,
-    gpu_plan_version: str,
-    drivers: Mapping[str, str],
-    seconds_per_measurement: float = MEASURE_SECONDS,
-) -> RecordedPlan:
-    """Complete the plan item with everything that follows from it. Raises `LostClaim`, and `PlanOutdated` as
-    `see_to_builds` does, which says what becomes of the builds and what the other parameters are."""
-    complete(session, claim)
-    live = _update_problems(session, problems, claim.waited_seconds / max(1, len(problems)))
-    candidates = [
-        (problem, candidate) for problem in problems if problem.id in live for candidate in problem.candidates
-    ]
-    _insert_candidates(session, candidates)
-    return see_to_builds(
-        session,
-        str(claim.job_id),
-        live,
-        ((problem.id, candidate.build) for problem, candidate in candidates),
-        builds,
-        groups,
-        plan_version=plan_version,
-        gpu_plan_version=gpu_plan_version,
-        drivers=drivers,
-        seconds_per_measurement=seconds_per_measurement,
-    )
-
-
-def _update_problems(session: Session, problems: Sequence[PlannedProblem], in_queue: float) -> dict[int, str]:
-    """Mark the problems planned; returns id and device class of those that still wait for a plan. `in_queue`: seconds
-    that each had to wait for it."""
-    now = clock_of(session).now()
-    live = {}
-    for problem in problems:
-        found = session.execute(
-            update(JobProblemRow)
-            .where(JobProblemRow.id == problem.id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned)
-            .values(
-                planned=True,
-                state="running",
-                started_at=now,
-                space_size=problem.space_size,
-                candidate_count=len(problem.candidates),
-                rejections=dict(problem.rejections),
-                seconds={
-                    "lower": {"wall": problem.lower_wall, "cpu": problem.lower_cpu},
-                    "queue": {"wall": in_queue, "cpu": 0.0},
-                },
-                error=problem.error,
-                screening=problem.screening,
+    versions: Versions,
+    screening: Iterable[int] = (),
+) -> Followed:
+    """Add candidates (by the ids of their problems, which are not marked planned yet) and see to their builds, which
+    `builds` has by id. `screening`: the problems whose builds are those of screening. Returns what waits now. Raises
+    `LostClaim`."""
+    hold(session, claim)
+    pairs = list(candidates)
+    problem = core(JobProblemRow).c
+    classes: dict[int, str] = dict(
+        session.execute(
+            select(problem.id, problem.device_class).where(
+                problem.id.in_({id for id, _ in pairs}), problem.state.in_(LIVE), ~problem.planned
             )
-            .returning(JobProblemRow.device_class)
-        ).one_or_none()
-        if found is not None:
-            live[problem.id] = found.device_class
-    return live
+        ).all()
+    )
+    live = [(id, one) for id, one in pairs if id in classes]
+    screened = set(screening)
+    insert_new(
+        session,
+        CandidateRow,
+        [
+            {
+                "job_problem_id": id,
+                "candidate": one.candidate,
+                "schedule": one.schedule,
+                "kernel": one.kernel,
+                "build": one.build,
+                "screening_build": one.build if id in screened else None,
+            }
+            for id, one in live
+        ],
+    )
+    return see_to_builds(session, claim.job_id, [(classes[id], one.build) for id, one in live], builds, versions)
 
 
-def _insert_candidates(session: Session, candidates: Iterable[tuple[PlannedProblem, NewCandidate]]) -> None:
-    rows = [
-        {
-            "job_problem_id": problem.id,
-            "candidate": candidate.candidate,
-            "schedule": candidate.schedule,
-            "kernel": candidate.kernel,
-            "build": candidate.build,
-            "screening_build": candidate.build if problem.screening else None,
-        }
-        for problem, candidate in candidates
-    ]
-    insert_new(session, CandidateRow, rows)
+def see_to_builds(
+    session: Session,
+    job_id: str,
+    wanted: Iterable[tuple[str, str]],
+    builds: Mapping[str, NewBuild],
+    versions: Versions,
+) -> Followed:
+    """See to it that what candidates of the job need is compiled and judged. `wanted`: device class and build of each,
+    whose rows are written already."""
+    pairs = set(wanted)
+    needed = {build for _, build in pairs}
+    to_measure = {build for device_class, build in pairs if not is_predicted(device_class)}
+    pending = want_builds(session, job_id, [builds[build] for build in sorted(needed)], to_measure)
+    followed = follow_builds(session, needed, versions)
+    return Followed(followed.judged, [*followed.waiting, *((COMPILE, target) for target in pending.elements())])
+
+
+def end_plan(session: Session, claim: Claim, problem: PlannedProblem, in_queue: float = 0.0) -> list[Judged]:
+    """Mark a problem planned, all of whose candidates are recorded; returns it if it goes on at once. `in_queue`:
+    seconds that it waited for a planner. Raises `LostClaim`."""
+    hold(session, claim)
+    found = session.execute(
+        update(JobProblemRow)
+        .where(JobProblemRow.id == problem.id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned)
+        .values(
+            planned=True,
+            state="running",
+            started_at=clock_of(session).now(),
+            space_size=problem.space_size,
+            candidate_count=problem.candidate_count,
+            rejections=dict(problem.rejections),
+            error=problem.error,
+            screening=problem.screening,
+        )
+        .returning(JobProblemRow.id)
+    ).one_or_none()
+    if found is None:
+        return []
+    add_seconds(session, {problem.id: {"lower": problem.lower, "queue": StageSeconds(wall=in_queue)}})
+    return finish_judged(session, [problem.id])

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from sqlalchemy import String, and_, case, cast, distinct, func, or_, select, true, union_all
+from sqlalchemy.orm import aliased
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted, is_predicted
 from storage.jobs import JobStatus, job_state
-from storage.judge import LIVE
+from storage.judge import COMPARE_SECONDS, FINISH_SECONDS, LIVE
 from storage.judging_work import MEASURE_SECONDS
-from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY
-from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow, JobRow
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
+from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
 from storage.waiting_for import waiting_for
 
 RECENT_GROUPS = 50
 """Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""
 RECENT_ITEMS = 20
-FINISH_SECONDS = 0.75
-"""Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
-three fp32 matmuls on two cores of an AMD EPYC."""
-COMPARE_SECONDS = 3.0
-"""Of one comparison, before any was made here: a guess at starting the process and letting a handful take turns."""
 FINISHED = ("done", "failed")
 FIRST_SECONDS = {COMPARE: COMPARE_SECONDS, FINISH: FINISH_SECONDS}
 ON_GPU = frozenset({MEASURE, COMPARE})
+UNBUILT = ("pending", "compiling")
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
     to_measure = and_(~asks_predicted(), or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
     # A later job may compile what this one has left: that is not its work.
     in_time = true() if job.finished_at is None else GroupRow.finished_at <= job.finished_at
-    built = case((or_(judged, and_(BuildRow.state != "pending", in_time)), CandidateRow.build))
+    built = case((or_(judged, and_(BuildRow.state.not_in(UNBUILT), in_time)), CandidateRow.build))
     refined = and_(CandidateRow.screening_build.is_not(None), CandidateRow.screening_build != CandidateRow.build)
     candidates = session.execute(
         select(
@@ -89,7 +87,7 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
             func.count(distinct(built)),
             _count_if(and_(to_measure, CandidateRow.measured_us.is_not(None))),
             _count_if(to_measure),
-            _count_if(and_(to_measure, BuildRow.state == "pending")),
+            _count_if(and_(to_measure, BuildRow.state.in_(UNBUILT))),
             _count_if(refined),
             _count_if(and_(refined, ~asks_predicted())),
         )
@@ -125,44 +123,97 @@ def _screening_builds(session: Session, job_id: str) -> int:
 
 
 def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
-    """Seconds to the end: the work that is waiting before the job's last item, over the workers seen at work; what
-    compilers do and what GPUs do are taken one after the other, as the last group has it.
+    """Seconds to the end: the work that is left for the job, and what is served beside it: all that is left for jobs of
+    a higher priority, and of one of the same priority, with which it takes turns, as much as of its own. What compilers
+    do and what GPUs do are taken one after the other, as the last group has it, each over the workers seen at it.
 
     Predicted seconds are scaled by what recent groups and measurements took, and verification on the CPU takes the
     proportion of a compile that it took there; on a new machine all are taken as predicted. Each problem that has not
     ended takes what comparing and finishing one took lately, and of one that is screened so many kernels are compiled
-    once more as it asks for. `to_compile`: candidates on a GPU for which there will be
-    a measure item only when they are compiled. None until the whole job is planned.
+    once more as it asks for. `to_compile`: candidates on a GPU for which there will be a measure item only when they
+    are compiled. None until the whole job is planned.
     """
+    if _is_planned_in_part(session, job.id):
+        return None
     scale, with_verify = _observed(session)
     each, measuring = _observed_items(session)
+    left = _Left(_priorities(session, job), job.id)
     proving = _jobs_that_prove(session)
-    now = clock_of(session).now()
-    # Counted by problem: most of these items will be added only when the last candidate is judged.
-    to_compare, to_finish = _unended_problems(session, job)
-    in_full, to_measure_again = _after_screening(session, job)
-    left = {
-        False: each[FINISH] * to_finish + scale * in_full,
-        True: each[COMPARE] * to_compare + measuring * MEASURE_SECONDS * (to_compile + to_measure_again),
-    }
+    for job_id, seconds in _to_compile(session):
+        left.add(False, job_id, seconds * scale * (with_verify if job_id in proving else 1.0))
+    for job_id, to_compare, to_finish in _unended_problems(session):
+        left.add(False, job_id, each[FINISH] * to_finish)
+        left.add(True, job_id, each[COMPARE] * to_compare)
+    in_full, again = _after_screening(session, job)
+    left.add(False, job.id, scale * in_full)
+    left.add(True, job.id, measuring * MEASURE_SECONDS * (to_compile + again))
     workers: dict[bool, set[str | None]] = {False: set(), True: set()}
-    for item in _items_before_the_end(session, job):
-        if item.kind == PLAN and item.job_id == job.id:
-            return None
-        seconds = 0.0
-        if item.kind in (COMPILE, VERIFY, MEASURE):
-            seconds = item.predicted_seconds
-            if item.kind == COMPILE:
-                seconds *= scale * (with_verify if item.job_id in proving else 1.0)
-            elif item.kind == MEASURE:
-                seconds *= measuring
-        on_gpu = item.kind in ON_GPU
+    now = clock_of(session).now()
+    for item in _unended_items(session):
+        on_gpu, seconds = item.kind in ON_GPU, 0.0
+        if item.kind in (VERIFY, MEASURE):
+            seconds = item.predicted_seconds * (measuring if on_gpu else 1.0)
         if item.state == "claimed":
             workers[on_gpu].add(item.worker)
             spent = now - item.started_at
-            seconds = -min(spent, each[item.kind]) if item.kind in each else max(0.0, seconds - spent)
-        left[on_gpu] += seconds
-    return sum(seconds / max(1, len(workers[on_gpu])) for on_gpu, seconds in left.items())
+            done_at_most = each.get(item.kind, item.predicted_seconds * scale if item.kind == COMPILE else seconds)
+            seconds -= min(spent, done_at_most)
+        left.add(on_gpu, item.job_id, seconds / item.jobs)
+    return sum(left.before_the_end(on_gpu) / max(1, len(workers[on_gpu])) for on_gpu in (False, True))
+
+
+class _Left:
+    """Predicted seconds that are left, by job, of compilers (False) and of GPUs (True)."""
+
+    def __init__(self, priorities: Mapping[str, int], job_id: str) -> None:
+        self._priorities, self._job_id = priorities, job_id
+        self._seconds: dict[bool, dict[str, float]] = {False: {}, True: {}}
+
+    def add(self, on_gpu: bool, job_id: str, seconds: float) -> None:
+        if job_id in self._priorities:
+            self._seconds[on_gpu][job_id] = self._seconds[on_gpu].get(job_id, 0.0) + seconds
+
+    def before_the_end(self, on_gpu: bool) -> float:
+        own, mine = max(0.0, self._seconds[on_gpu].get(self._job_id, 0.0)), self._priorities[self._job_id]
+        return own + sum(
+            max(0.0, seconds) if self._priorities[job_id] > mine else max(0.0, min(seconds, own))
+            for job_id, seconds in self._seconds[on_gpu].items()
+            if job_id != self._job_id
+        )
+
+
+def _priorities(session: Session, job: JobStatus) -> dict[str, int]:
+    """Of the job, and of those that are served beside it or before."""
+    rows = session.execute(
+        select(JobRow.id, JobRow.priority).where(JobRow.state.in_(LIVE), JobRow.priority >= job.priority)
+    )
+    return {**dict(rows.all()), job.id: job.priority}
+
+
+def _is_planned_in_part(session: Session, job_id: str) -> bool:
+    unplanned = select(JobProblemRow.id).where(
+        JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned
+    )
+    return session.scalar(unplanned.limit(1)) is not None
+
+
+def _to_compile(session: Session) -> list[tuple[str, float]]:
+    """Predicted seconds that each job has builds pending or compiling for, without what their files cost anyway."""
+    query = select(DemandRow.job_id, func.sum(DemandRow.predicted_seconds)).group_by(DemandRow.job_id)
+    return [(job_id, seconds) for job_id, seconds in session.execute(query)]
+
+
+def _unended_items(session: Session) -> Any:
+    """Items that wait or are claimed, once for each job that wants them; `jobs`: how many do."""
+    others = aliased(ItemJobRow)
+    jobs = select(func.count()).where(others.item_id == ItemRow.id, others.wanted).scalar_subquery()
+    columns = (ItemRow.kind, ItemRow.state, ItemRow.worker, ItemRow.started_at, ItemRow.predicted_seconds)
+    return session.execute(
+        select(*columns, ItemJobRow.job_id, jobs.label("jobs"))
+        .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
+        .where(ItemRow.state.in_(UNENDED), ItemJobRow.wanted)
+        .where(or_(ItemRow.state == "claimed", ItemRow.kind.in_((VERIFY, MEASURE))))
+    )
 
 
 def _observed(session: Session) -> tuple[float, float]:
@@ -209,63 +260,39 @@ def _jobs_that_prove(session: Session) -> set[str]:
     return set(session.scalars(select(JobProblemRow.job_id).where(live).distinct()))
 
 
-def _served_before(job: JobStatus) -> Any:
-    """The job itself, and those whose items are claimed before its own."""
-    earlier = and_(JobRow.priority == job.priority, JobRow.created_at <= job.created_at)
-    return or_(JobRow.id == job.id, JobRow.priority > job.priority, earlier)
-
-
-def _unended_problems(session: Session, job: JobStatus) -> tuple[int, int]:
-    """Problems of the job, and of those that are served before it, still to be compared, and still to be finished."""
+def _unended_problems(session: Session) -> list[tuple[str, int, int]]:
+    """Of each live job the problems that are still to be compared, and those still to be finished."""
     compared = select(ItemRow.id).where(
         ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String), ItemRow.state.not_in(UNENDED)
     )
-    row = session.execute(
-        select(_count_if(and_(~asks_predicted(), ~compared.exists())), func.count())
-        .select_from(JobProblemRow)
+    rows = session.execute(
+        select(JobProblemRow.job_id, _count_if(and_(~asks_predicted(), ~compared.exists())), func.count())
         .join(JobRow, JobRow.id == JobProblemRow.job_id)
-        .where(JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE), _served_before(job))
-    ).one()
-    return row[0], row[1]
+        .where(JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE))
+        .group_by(JobProblemRow.job_id)
+    )
+    return [(job_id, to_compare, to_finish) for job_id, to_compare, to_finish in rows]
 
 
 def _after_screening(session: Session, job: JobStatus) -> tuple[float, int]:
-    """Of problems that are screened, of the job and of those that are served before it: the predicted seconds of
-    compiling the best in full, each kernel taken like one of its job's groups, and how many are then measured again."""
+    """Of the job's problems that are screened: the predicted seconds of compiling the best in full, each taken like
+    those that screen, and how many are then measured again."""
     problems = session.execute(
-        select(JobProblemRow.job_id, JobProblemRow.search, JobProblemRow.candidate_count, JobProblemRow.device_class)
-        .join(JobRow, JobRow.id == JobProblemRow.job_id)
-        .where(JobProblemRow.screening, JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE), _served_before(job))
+        select(JobProblemRow.search, JobProblemRow.candidate_count, JobProblemRow.device_class).where(
+            JobProblemRow.job_id == job.id, JobProblemRow.screening, JobProblemRow.state.in_(LIVE)
+        )
     ).all()
     if not problems:
         return 0.0, 0
-    kernels = func.json_array_length(GroupRow.kernels)
-    grouped = session.execute(
-        select(GroupRow.job_id, func.sum(GroupRow.predicted_seconds), func.sum(kernels))
-        .where(GroupRow.job_id.in_({row.job_id for row in problems}), GroupRow.predicted_seconds > 0)
-        .group_by(GroupRow.job_id)
+    builds = (
+        select(CandidateRow.build)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(JobProblemRow.job_id == job.id, JobProblemRow.screening)
     )
-    each = {job_id: seconds / count for job_id, seconds, count in grouped}
+    each = session.scalar(select(func.avg(BuildRow.predicted_seconds)).where(BuildRow.id.in_(builds))) or 0.0
     chosen = [(row, min(row.search["screening"], row.candidate_count)) for row in problems]
-    seconds = sum(each.get(row.job_id, 0.0) * count for row, count in chosen)
-    return seconds, sum(count for row, count in chosen if not is_predicted(row.device_class))
-
-
-def _items_before_the_end(session: Session, job: JobStatus) -> Any:
-    """Unended items of the job and of those that are served before it, and the files that its groups have joined."""
-    joined = select(GroupRow.joined_to).where(GroupRow.job_id == job.id, GroupRow.joined_to.is_not(None))
-    with_others = ItemRow.kind.in_((COMPILE, VERIFY)) & ItemRow.ref.in_(joined)
-    return session.execute(
-        select(
-            ItemRow.kind,
-            ItemRow.job_id,
-            ItemRow.state,
-            ItemRow.worker,
-            ItemRow.started_at,
-            ItemRow.predicted_seconds,
-        )
-        .join(JobRow, JobRow.id == ItemRow.job_id)
-        .where(ItemRow.state.in_(UNENDED), or_(_served_before(job), with_others))
+    return each * sum(count for _, count in chosen), sum(
+        count for row, count in chosen if not is_predicted(row.device_class)
     )
 
 

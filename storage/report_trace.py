@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, func, null, or_, select
+from sqlalchemy import RowMapping, func, select
 
 from cukiln.types import Seconds
 from storage.attempts import waiting_since
 from storage.database import Session, clock_of
 from storage.jobs import JobStatus, job_state
-from storage.judging_work import group_of_ref, measure_ref
-from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, REFINE, VERIFY
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, REFINE, VERIFY, group_of_ref
 from storage.progress import job_progress
 from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, GroupRow, ItemRow, JobProblemRow
+from storage.tables import GroupRow, ItemJobRow, ItemRow, JobProblemRow
 
 ON_GROUPS = (COMPILE, VERIFY, MEASURE)
 ON_PROBLEMS = (REFINE, COMPARE, FINISH)
@@ -24,11 +23,9 @@ ON_PROBLEMS = (REFINE, COMPARE, FINISH)
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at an item, by the clocks of the machines. It waited from `available_at` on; `started_at` is None where
-    nobody has begun it, `ended_at` where it is not over. `how` it ended, or the state of the item. `job`: for which it
-    was, another than the traced one where that one waited for its work."""
+    """One try at an item, by the clocks of the machines. It waited from `available_at` on; `started_at` is None before
+    an attempt has begun, `ended_at` where it is not over. `how` it ended, or the state of the item."""
 
-    job: str | None
     worker: str | None
     number: int
     available_at: float
@@ -59,7 +56,7 @@ class TracedProblem:
 @dataclass(frozen=True)
 class TracedItem:
     """`group` of a compile, verify or measure item, `problem` of a refine, compare or finish item. `phases` of the
-    attempt that did it, as `groups.phases` keeps them."""
+    attempt that did it, as `groups.phases` keeps them. `jobs`: for which it is, where they are several."""
 
     id: int
     kind: str
@@ -70,6 +67,7 @@ class TracedItem:
     group: TracedGroup | None
     problem: TracedProblem | None
     phases: list[dict[str, Any]]
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,16 +91,14 @@ def job_trace(session: Session, job_id: str) -> JobTrace | None:
 
 
 def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted]:
-    """The job's items with their attempts, and those items of others whose work it waited for, with the attempts of
-    while it did. In the order in which they were made."""
-    rows = [*_item_rows(session, ItemRow.job_id == job.id)]
-    others = or_(ItemRow.job_id.is_(None), ItemRow.job_id != job.id)
-    for refs in chunks(_group_refs(session, job.id)):
-        rows += _item_rows(session, ItemRow.ref.in_(refs) & ItemRow.kind.in_(ON_GROUPS) & others)
+    """The items that the job wanted, with those attempts at them that were made while it did. In the order in which
+    they were made."""
+    wanting = select(ItemJobRow.item_id).where(ItemJobRow.job_id == job.id)
+    rows = session.execute(select(core(ItemRow)).where(ItemRow.id.in_(wanting)).order_by(ItemRow.id)).mappings()
     window = (job.created_at, now if job.finished_at is None else job.finished_at)
     found = []
-    for row in sorted(rows, key=lambda one: one["id"]):
-        attempts = tuple(one for one in _attempts(row) if one.job == job.id or _falls_into(one, window))
+    for row in rows:
+        attempts = tuple(one for one in _attempts(row) if _falls_into(one, window))
         if attempts:
             found.append((row, attempts))
     return found
@@ -112,11 +108,8 @@ def traced_items(session: Session, found: Sequence[Attempted]) -> list[TracedIte
     """The items, with what they work on."""
     groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in found if row["kind"] in ON_GROUPS})
     problems = _problems(session, {int(row["ref"]) for row, _ in found if row["kind"] in ON_PROBLEMS})
-    return [_traced(row, attempts, groups, problems) for row, attempts in found]
-
-
-def _item_rows(session: Session, which: ColumnElement[bool]) -> Iterable[RowMapping]:
-    return session.execute(select(core(ItemRow)).where(which)).mappings()
+    jobs = _jobs(session, [row["id"] for row, _ in found if row["kind"] in ON_GROUPS])
+    return [_traced(row, attempts, groups, problems, jobs.get(row["id"], ())) for row, attempts in found]
 
 
 def _traced(
@@ -124,6 +117,7 @@ def _traced(
     attempts: tuple[Attempt, ...],
     groups: Mapping[str, TracedGroup],
     problems: Mapping[int, TracedProblem],
+    jobs: Sequence[str],
 ) -> TracedItem:
     kind, ref = row["kind"], row["ref"]
     group = groups.get(group_of_ref(ref)) if kind in ON_GROUPS else None
@@ -137,39 +131,23 @@ def _traced(
         group=group,
         problem=problems.get(int(ref)) if kind in ON_PROBLEMS else None,
         phases=group.phases if group is not None and kind == COMPILE else row["phases"] or [],
+        jobs=tuple(jobs) if len(jobs) > 1 else (),
     )
 
 
-def _group_refs(session: Session, job_id: str) -> list[str]:
-    """The `ref` of every item, of any job, that makes, proves or measures what the job has candidates of, or did when
-    its groups joined others."""
-    rows = session.execute(
-        select(BuildRow.group_id, BuildRow.verify_group_id, JobProblemRow.device_class)
-        .select_from(CandidateRow)
-        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-        .join(BuildRow, BuildRow.id.in_([CandidateRow.build, CandidateRow.screening_build]))
-        .where(JobProblemRow.job_id == job_id)
-        .distinct()
-    ).all()
-    files = session.execute(
-        select(GroupRow.joined_to, null(), JobProblemRow.device_class)
-        .join(JobProblemRow, JobProblemRow.job_id == GroupRow.job_id)
-        .where(GroupRow.job_id == job_id, GroupRow.joined_to.is_not(None))
-        .distinct()
-    )
-    refs: set[str] = set()
-    for group, proving, device_class in [*rows, *files]:
-        refs.update(one for one in (group, proving) if one is not None)
-        if group is not None:
-            refs.add(measure_ref(group, device_class))
-    return sorted(refs)
+def _jobs(session: Session, item_ids: Sequence[int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for ids in chunks(item_ids):
+        query = select(ItemJobRow.item_id, ItemJobRow.job_id).where(ItemJobRow.item_id.in_(ids))
+        for item_id, job_id in session.execute(query.order_by(ItemJobRow.job_id)):
+            found.setdefault(item_id, []).append(job_id)
+    return found
 
 
 def _attempts(row: RowMapping) -> list[Attempt]:
     """The attempts at the item, the present one last."""
     past = [
         Attempt(
-            one["job"],
             one["worker"],
             one["attempt"],
             one["available_at"],
@@ -180,7 +158,6 @@ def _attempts(row: RowMapping) -> list[Attempt]:
         for one in row["past"]
     ]
     last = Attempt(
-        job=row["job_id"],
         worker=row["worker"],
         number=row["attempt"],
         available_at=waiting_since(row),

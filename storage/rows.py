@@ -48,6 +48,10 @@ def core(table: type[Base]) -> Table:
 
 
 def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:
-    """Days since the epoch (UTC) of a column in seconds; a cast rounds on PostgreSQL and truncates on SQLite."""
-    days = column / 86_400.0
-    return sqlalchemy.cast(func.floor(days) if is_postgres(session) else days, sqlalchemy.Integer)
+    """Days since the epoch (UTC) of a column in seconds."""
+    return whole(session, column / 86_400.0)
+
+
+def whole(session: Session, number: ColumnElement[float]) -> ColumnElement[int]:
+    """The integer part; a cast rounds on PostgreSQL and truncates on SQLite."""
+    return sqlalchemy.cast(func.floor(number) if is_postgres(session) else number, sqlalchemy.Integer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from sqlalchemy import bindparam, update
 
@@ -11,12 +11,12 @@ from storage.builds import NewBuild
 from storage.database import Session
 from storage.errors import LostClaim
 from storage.items import Claim, complete
-from storage.judge import LIVE
-from storage.judging_work import MEASURE_SECONDS
+from storage.judge import LIVE, finish_judged
+from storage.judging_work import Followed, Versions
+from storage.plans import see_to_builds
 from storage.rows import core
 from storage.seconds import add_seconds
 from storage.tables import CandidateRow, JobProblemRow
-from storage.wanted_builds import NewGroup, RecordedPlan, see_to_builds
 
 
 def record_refined(
@@ -24,18 +24,13 @@ def record_refined(
     claim: Claim,
     chosen: Mapping[str, str],
     builds: Mapping[str, NewBuild],
-    groups: Sequence[NewGroup],
+    versions: Versions,
     *,
     spent: StageSeconds,
-    plan_version: str,
-    gpu_plan_version: str,
-    drivers: Mapping[str, str],
-    seconds_per_measurement: float = MEASURE_SECONDS,
-) -> RecordedPlan:
+) -> Followed:
     """Complete a refine item. `chosen`: the builds, compiled in full, of those candidates that get one; they count as
-    unjudged again, and what was found of their screening builds is forgotten. `spent`: on the choice.
-
-    The other parameters are those of `see_to_builds`. Raises `LostClaim`, and `PlanOutdated` as that does.
+    unjudged again, and what was found of their screening builds is forgotten. `builds` has them by id; `spent`: on the
+    choice. Returns what waits now. Raises `LostClaim`.
     """
     complete(session, claim)
     problem_id = int(claim.ref)
@@ -50,18 +45,10 @@ def record_refined(
     _give_builds(session, problem_id, chosen)
     waited = StageSeconds(wall=claim.waited_seconds)
     add_seconds(session, {problem_id: {"lower": spent, "queue": waited}})
-    return see_to_builds(
-        session,
-        str(claim.job_id),
-        {problem_id: device_class},
-        ((problem_id, build) for build in chosen.values()),
-        builds,
-        groups,
-        plan_version=plan_version,
-        gpu_plan_version=gpu_plan_version,
-        drivers=drivers,
-        seconds_per_measurement=seconds_per_measurement,
+    followed = see_to_builds(
+        session, claim.job_id, [(device_class, build) for build in chosen.values()], builds, versions
     )
+    return Followed([*followed.judged, *finish_judged(session, [problem_id])], followed.waiting)
 
 
 def _give_builds(session: Session, problem_id: int, chosen: Mapping[str, str]) -> None:

@@ -1,8 +1,7 @@
 """Stage seconds of problems, and in the same place the seconds of the phases within them.
 
 A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems that use it,
-of the job whose group it is, or of the jobs that share its file. So the problems of a job sum to what its groups took,
-and those of jobs that share files to what the files took.
+of the jobs that the group was compiled for. So the problems of all jobs sum to what the groups took.
 """
 
 from __future__ import annotations
@@ -66,7 +65,6 @@ def share_out(
         rows = session.execute(used if problems is None else used.where(problems))
         for build, problem_id in rows:
             users.setdefault(build, set()).add(problem_id)
-    # A group handed over from another job may hold kernels that this job never asked for: those it does use pay.
     parts = _parts(users.values())
     add_seconds(
         session,

@@ -1,10 +1,12 @@
 """Every row that cukiln keeps. The database is the truth: Redis only carries tickets and progress.
 
 ```
-jobs ─┬─ job_problems ─── candidates ──► builds (a kernel under a toolchain) ──► groups (one .cu file)
-      └─ items (work waiting, claimed or ended)        verdicts (what a build was proved to be)
-winners (by problem, architecture, device class)       measurements (of a code digest, on a device class)
-blobs (bytes known to be durable)                      toolchains, devices (what works here)
+jobs ─┬─ job_problems ─── candidates ──► builds (a kernel under a toolchain) ──► groups (one .cu file each)
+      ├─ demands (builds that are still to be compiled for the job)
+      └─ item_jobs ─── items (work waiting, claimed or ended)
+winners (by problem, architecture, device class)       verdicts (what a build was proved to be)
+blobs (bytes known to be durable)                      measurements (of a code digest, on a device class)
+                                                       toolchains, devices (what works here)
                                                        compile_models (what compiling took)
 ```
 Times are seconds since the epoch (UTC), durations are seconds.
@@ -102,6 +104,15 @@ class CandidateRow(Base):
     """A candidate of a job's problem: what was compiled or judged, never what a rule rejected."""
 
     __tablename__ = "candidates"
+    # Those without a verdict, which are looked for again and again, are few at the end of a large problem.
+    __table_args__ = (
+        Index(
+            "ix_candidates_unjudged",
+            "job_problem_id",
+            sqlite_where=text("verdict IS NULL"),
+            postgresql_where=text("verdict IS NULL"),
+        ),
+    )
     job_problem_id: Mapped[int] = mapped_column(ForeignKey("job_problems.id", ondelete="CASCADE"), primary_key=True)
     candidate: Mapped[str] = mapped_column(String(64), primary_key=True)
     schedule: Mapped[dict[str, Any]]
@@ -118,20 +129,14 @@ class CandidateRow(Base):
 
 
 class GroupRow(Base):
-    """One .cu file. `state`: waiting, compiled, failed, cancelled, joined; `kernels`: {build, id, slice, kernel,
-    predicted_seconds} in order.
-
-    A group whose builds stood before, made only to get them judged, is `compiled` from the start and has no blobs. One
-    that is `joined` has given its builds to the group `joined_to`, and keeps its kernels' names (storage.join_groups).
-    """
+    """One .cu file: what a compile worker took at once, for the jobs of its compile item. `state`: compiling, compiled,
+    failed, lost, released, cancelled; `kernels`: {build, id, slice, kernel, predicted_seconds} in order."""
 
     __tablename__ = "groups"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"), index=True)
     target: Mapped[str] = mapped_column(String(16))
     toolchain: Mapped[str | None] = mapped_column(String(64))
     state: Mapped[str] = mapped_column(String(16))
-    joined_to: Mapped[str | None] = mapped_column(String(32), index=True)
     kernels: Mapped[list[Any]]
     predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     source: Mapped[str | None] = mapped_column(String(64))  # blob digests
@@ -146,27 +151,49 @@ class GroupRow(Base):
     compile_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
     verify_seconds: Mapped[dict[str, Any]] = mapped_column(default=dict)
     created_at: Mapped[float] = mapped_column(Float)
-    started_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float | None] = mapped_column(Float)
 
 
 class BuildRow(Base):
-    """A kernel's rendered slice under one toolchain. `state`: pending, ok, compile_error, compile_timeout."""
+    """A kernel's rendered slice under one toolchain. `state`: pending, compiling, ok, compile_error, compile_timeout.
+
+    A pending build is compiled because a job demands it; while it is, and from then on, it has the group that does it.
+    """
 
     __tablename__ = "builds"
+    __table_args__ = (Index("ix_builds_state", "state", "target", "toolchain"),)
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     kernel: Mapped[str] = mapped_column(String(64), index=True)
     slice: Mapped[str] = mapped_column(String(64), index=True)
     toolchain: Mapped[str] = mapped_column(String(64))
     target: Mapped[str] = mapped_column(String(16))
-    group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the group that compiles it, or did
-    verify_group_id: Mapped[str | None] = mapped_column(String(32), index=True)  # the group that gets it judged
+    kernel_json: Mapped[dict[str, Any] | None]  # the kernel itself, to render it from
+    predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))  # of compiling it
+    predicted_bytes: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))
+    group_id: Mapped[str | None] = mapped_column(String(32), index=True)
     state: Mapped[str] = mapped_column(String(20))
+    # After a file failed without naming a kernel: builds with the same label, and no other, are tried in one file.
+    suspect: Mapped[str | None] = mapped_column(String(64), index=True)
+    attempts: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # that failed, alone in a file
     code_digest: Mapped[str | None] = mapped_column(String(64), index=True)
     library: Mapped[str | None] = mapped_column(String(64))  # blob digest of the group library that holds the kernel
     resources: Mapped[dict[str, Any] | None]
     log: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float)
+
+
+class DemandRow(Base):
+    """A job needs a build that has not been compiled; gone once it has, or nothing waits for it any more."""
+
+    __tablename__ = "demands"
+    # In the order in which a worker takes them.
+    __table_args__ = (Index("ix_demands_longest", "job_id", "target", "toolchain", text("predicted_seconds DESC")),)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    build: Mapped[str] = mapped_column(ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True, index=True)
+    target: Mapped[str] = mapped_column(String(16))
+    toolchain: Mapped[str] = mapped_column(String(64))
+    predicted_seconds: Mapped[float] = mapped_column(Float)
+    wanted_at: Mapped[float] = mapped_column(Float)
 
 
 class CompileModelRow(Base):
@@ -211,10 +238,8 @@ class WinnerRow(Base):
 
 
 class ItemRow(Base):
-    """Work.
-
-    `kind`: plan, compile, verify, measure, refine, compare, finish; `state`: waiting, claimed, done, failed, cancelled,
-    joined (a compile item whose group is).
+    """Work. `kind`: plan, compile, verify, measure, refine, compare, finish; `state`: waiting, claimed, done, failed,
+    cancelled. A compile item is made by the attempt that claims it, and never waits: it may also end lost or released.
     """
 
     __tablename__ = "items"
@@ -228,8 +253,6 @@ class ItemRow(Base):
     target: Mapped[str | None] = mapped_column(String(128))
     # What to work on: "job:first-last" positions, a group id, "group:device" (see storage.measurements), a job_problem.
     ref: Mapped[str] = mapped_column(String(64))
-    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), index=True)
-    priority: Mapped[int] = mapped_column(Integer, default=0)
     predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     state: Mapped[str] = mapped_column(String(16), index=True)
     attempt: Mapped[int] = mapped_column(Integer, default=0)
@@ -244,6 +267,17 @@ class ItemRow(Base):
     # Attempts after which it waited again: see storage.attempts.
     past: Mapped[list[Any]] = mapped_column(default=list, server_default=text("'[]'"))
     error: Mapped[str | None] = mapped_column(Text)
+
+
+class ItemJobRow(Base):
+    """For which jobs an item's work is. One that is `wanted` by no job any more is cancelled."""
+
+    __tablename__ = "item_jobs"
+    item_id: Mapped[int] = mapped_column(ForeignKey("items.id", ondelete="CASCADE"), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True, index=True)
+    wanted: Mapped[bool] = mapped_column(Boolean, default=True)
+    # Of a compile item: how long the job's builds had been pending. Late comers to a running file: 0.
+    waited_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))
 
 
 class LibraryRow(Base):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
-
 from cukiln.types import Timeline, TimelineLane, TimelineStep
 from storage.database import Session, clock_of
 from storage.jobs import job_state
-from storage.judging_work import group_of_ref
-from storage.new_items import PLAN, parse_plan_ref
+from storage.new_items import PLAN, group_of_ref, parse_plan_ref
 from storage.report_trace import ON_GROUPS, Attempt, Attempted, TracedItem, attempts_for, traced_items
-from storage.tables import GroupRow
 
 MAX_LANES = 200
 """More is no picture; the first to begin are kept."""
@@ -19,37 +15,26 @@ Subject = tuple[str, str]
 
 
 def timeline(session: Session, job_id: str, max_lanes: int = MAX_LANES) -> Timeline | None:
-    """The attempts at the job's items, and at those of other jobs whose work it waited for, by what they work on; None
-    if there is no such job. The name of a lane on which all is other jobs' says so."""
+    """The attempts at the items that the job wanted, by what they work on; None if there is no such job."""
     job = job_state(session, job_id)
     if job is None:
         return None
     now = clock_of(session).now()
-    files = _files(session, job_id)
     found: dict[Subject, list[Attempted]] = {}
     for row, attempts in attempts_for(session, job, now):
-        ref = row["ref"]
-        found.setdefault(_subject(row["kind"], files.get(ref, ref)), []).append((row, attempts))
+        found.setdefault(_subject(row["kind"], row["ref"]), []).append((row, attempts))
     lanes: dict[Subject, list[TracedItem]] = {}
     kept = [one for some in list(found.values())[:max_lanes] for one in some]
     for item in traced_items(session, kept):
-        lanes.setdefault(_subject(item.kind, files.get(item.ref, item.ref)), []).append(item)
+        lanes.setdefault(_subject(item.kind, item.ref), []).append(item)
     return Timeline(
         job=job.id,
         at=now,
         created_at=job.created_at,
         finished_at=job.finished_at,
-        lanes=[_lane(job_id, subject, items) for subject, items in lanes.items()],
+        lanes=[_lane(subject, items) for subject, items in lanes.items()],
         lanes_left_out=max(0, len(found) - max_lanes),
     )
-
-
-def _files(session: Session, job_id: str) -> dict[str, str]:
-    """The job's groups that joined another, with that one."""
-    rows = session.execute(
-        select(GroupRow.id, GroupRow.joined_to).where(GroupRow.job_id == job_id, GroupRow.joined_to.is_not(None))
-    )
-    return {group: str(file) for group, file in rows}
 
 
 def _subject(kind: str, ref: str) -> Subject:
@@ -58,7 +43,7 @@ def _subject(kind: str, ref: str) -> Subject:
     return ("group", group_of_ref(ref)) if kind in ON_GROUPS else ("problem", ref)
 
 
-def _lane(job_id: str, subject: Subject, items: list[TracedItem]) -> TimelineLane:
+def _lane(subject: Subject, items: list[TracedItem]) -> TimelineLane:
     what, ref = subject
     steps = [_step(item, attempt) for item in items for attempt in item.attempts]
     if what == "plan":
@@ -69,10 +54,7 @@ def _lane(job_id: str, subject: Subject, items: list[TracedItem]) -> TimelineLan
         return TimelineLane(name=f"problem {problem.name if problem else ref}", steps=steps)
     group = items[0].group
     kernels = group.kernels if group else None
-    name = f"group {ref[:SHOWN_DIGITS]}"
-    if all(attempt.job != job_id for item in items for attempt in item.attempts):
-        name += " of another job"
-    return TimelineLane(name=name, group=ref, kernels=kernels, steps=steps)
+    return TimelineLane(name=f"group {ref[:SHOWN_DIGITS]}", group=ref, kernels=kernels, steps=steps)
 
 
 def _step(item: TracedItem, attempt: Attempt) -> TimelineStep:

@@ -1,31 +1,85 @@
-"""Jobs of one priority take turns: the one that has used the fewest predicted seconds of the workers' time is next.
+"""Jobs of one priority take turns of the workers' time: the one that has had the fewest turns is next.
 
-A turn begins no earlier than those under way, so a job that comes new, or that could not go on for a while, is served
-at once but not until it has caught up with all that the others used before (start-time fair queueing: Goyal, Vin and
-Cheng, SIGCOMM 1996).
+Of jobs that have had as many turns, what is begun goes before what is not, and the oldest first: so of many small jobs
+each ends soon, where a share for each at any time would end them all at the end. A turn begins no earlier than those
+under way, so a job that comes new, or that could not go on for a while, is served at once but not until it has caught
+up with all that the others had before (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
 """
 
 from __future__ import annotations
 
-from sqlalchemy import func, select, update
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import bindparam, case, func, select, update
 
 from storage.database import Session
-from storage.rows import core
-from storage.tables import ItemRow, JobRow
+from storage.rows import chunks, core, whole
+from storage.tables import ItemJobRow, ItemRow, JobRow
 
+TURN_SECONDS = 4.0
+"""Predicted. A third of the longest file: after one, a large job lets a newcomer go first."""
 LEAST_SECONDS = 0.5
-"""What a turn counts for at least: an item of which little is predicted occupies a worker all the same."""
+"""What an item counts for at least: one of which little is predicted occupies a worker all the same."""
+
+Turn = tuple[int, int]
+"""Of two the smaller is next: priority (negated), turns that the job has had."""
 
 
-def take_turn(session: Session, job_id: str, seconds: float) -> None:
-    """Charge the job for an item of so many predicted seconds, which a worker takes now."""
-    job, item = core(JobRow).c, core(ItemRow).c
-    priority, used = session.execute(select(job.priority, job.used_seconds).where(job.id == job_id)).one()
+def turn(session: Session) -> tuple[Any, ...]:
+    """Columns that say when a job is next."""
+    return (JobRow.priority, _turns_had(session).label("turns"))
+
+
+def in_turn(session: Session) -> tuple[Any, ...]:
+    """The order in which jobs are served."""
+    return (JobRow.priority.desc(), _turns_had(session))
+
+
+def _turns_had(session: Session) -> Any:
+    return whole(session, JobRow.used_seconds / TURN_SECONDS)
+
+
+def oldest_first() -> tuple[Any, ...]:
+    """The order of jobs whose turn it is alike."""
+    return (JobRow.created_at, JobRow.id)
+
+
+def turn_of(row: Any) -> Turn:
+    """Of a row with the columns of `turn`."""
+    return (-row.priority, row.turns)
+
+
+def take_turn(session: Session, seconds: Mapping[str, float]) -> None:
+    """Charge jobs for what a worker takes now: predicted seconds, by job."""
+    for ids in chunks(seconds):
+        for priority in session.scalars(select(JobRow.priority).where(JobRow.id.in_(ids)).distinct()).all():
+            _charge(session, priority, {job: seconds[job] for job in ids})
+
+
+def spend(session: Session, job_id: str, seconds: float) -> None:
+    """Charge the job for seconds that were not predicted."""
+    job = core(JobRow).c
+    session.execute(update(core(JobRow)).where(job.id == job_id).values(used_seconds=job.used_seconds + seconds))
+
+
+def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:
+    job, item, wanting = core(JobRow).c, core(ItemRow).c, core(ItemJobRow).c
     under_way = session.scalar(
         select(func.min(job.turn_seconds))
-        .join(core(ItemRow), item.job_id == job.id)
-        .where(item.state == "claimed", job.priority == priority, job.id != job_id)
+        .join(core(ItemJobRow), wanting.job_id == job.id)
+        .join(core(ItemRow), item.id == wanting.item_id)
+        .where(item.state == "claimed", wanting.wanted, job.priority == priority, job.id.not_in(seconds))
     )
-    begins = used if under_way is None else max(used, under_way)
-    turn = {"turn_seconds": begins, "used_seconds": begins + max(seconds, LEAST_SECONDS)}
-    session.execute(update(core(JobRow)).where(job.id == job_id).values(**turn))
+    begins = (
+        job.used_seconds
+        if under_way is None
+        else case((job.used_seconds > under_way, job.used_seconds), else_=under_way)
+    )
+    least = LEAST_SECONDS / len(seconds)
+    session.execute(
+        update(core(JobRow))
+        .where(job.id == bindparam("of_job"), job.priority == priority)
+        .values(turn_seconds=begins, used_seconds=begins + bindparam("more")),
+        [{"of_job": one, "more": max(spent, least)} for one, spent in seconds.items()],
+    )

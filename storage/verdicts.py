@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sqlalchemy import select, update
 
-from cukiln.types import StageSeconds
-from storage.builds import known_builds
 from storage.database import Session, clock_of
-from storage.device_classes import asks_predicted
-from storage.group_rows import GroupKernel, jobs_that_share, load_group
-from storage.items import Claim, complete
-from storage.judge import Judged, judge_builds
 from storage.rows import chunks, core, insert_new
-from storage.seconds import share_out
-from storage.tables import BuildRow, GroupRow, VerdictRow
+from storage.tables import VerdictRow
 
 CPU, GPU = "cpu", "gpu"
 
@@ -100,42 +93,6 @@ def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:
     return found
 
 
-def builds_to_verify(session: Session, group_id: str, plan_version: str) -> list[GroupKernel]:
-    """The group's kernels that compiled and that it is to have proved on the CPU, in render order.
-
-    A build that only problems on a GPU use has no such group, and one may have moved to another group since.
-    """
-    group = load_group(session, group_id)
-    if group is None:
-        return []
-    builds = known_builds(session, [kernel.build for kernel in group.kernels])
-    mine = {build.id: build.slice for build in builds.values() if build.state == "ok"}
-    mine = {build: built for build, built in mine.items() if builds[build].verify_group_id == group_id}
-    known = known_verdicts(session, mine.values(), CPU, plan_version)
-    return [kernel for kernel in group.kernels if kernel.build in mine and mine[kernel.build] not in known]
-
-
-def record_verified(
-    session: Session, claim: Claim, verdicts: Sequence[NewVerdict], *, plan_version: str, verify: StageSeconds
-) -> list[Judged]:
-    """Complete a verify item; returns the problems that are now completely judged (their next items are added).
-
-    A kernel that was found wrong once is wrong: a finding replaces an earlier "ok", never the other way round.
-    Raises `LostClaim`, and `ValueError` if a compiled kernel of the group is left without a verdict: its candidates
-    would wait for ever.
-    """
-    complete(session, claim)
-    write_verdicts(session, verdicts, CPU, plan_version)
-    if left := builds_to_verify(session, claim.ref, plan_version):
-        raise ValueError(f"group {claim.ref}: no verdict for {', '.join(kernel.kernel for kernel in left)}")
-    group = core(GroupRow)
-    session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
-    proved = session.scalars(select(BuildRow.id).where(BuildRow.verify_group_id == claim.ref)).all()
-    stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
-    share_out(session, jobs_that_share(session, claim.ref), proved, stages, asks_predicted())
-    return judge_builds(session, _builds_of(session, [verdict.subject for verdict in verdicts]), plan_version)
-
-
 def write_verdicts(session: Session, verdicts: Iterable[NewVerdict], venue: str, plan_version: str) -> None:
     """Remember them: a finding replaces an earlier "ok", nothing replaces a finding."""
     now = clock_of(session).now()
@@ -154,11 +111,3 @@ def write_verdicts(session: Session, verdicts: Iterable[NewVerdict], venue: str,
                 )
                 .values(row)
             )
-
-
-def _builds_of(session: Session, slices: Sequence[str]) -> list[str]:
-    """Every build the verdicts speak about: equal slices, whichever group they came from."""
-    found: list[str] = []
-    for ids in chunks(slices):
-        found.extend(session.scalars(select(BuildRow.id).where(BuildRow.slice.in_(ids))))
-    return found

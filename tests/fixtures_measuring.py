@@ -9,26 +9,21 @@ from sqlalchemy import select
 
 from cukiln.types import StageSeconds
 from storage import items, jobs
-from storage.builds import known_builds
 from storage.candidates import StoredCandidate, candidates_of_problem
 from storage.database import Database, Session
 from storage.items import Claim
 from storage.jobs import CreatedJob
 from storage.judge import Judged
 from storage.measurements import WrongContender, record_compared
-from storage.plans import NewCandidate, PlannedProblem, RecordedPlan, problems_to_plan, record_plan
 from storage.problems import finish_problem
 from storage.tables import ItemRow
 from tests.fixtures_storage import (
-    PLAN,
     TARGET,
     claim_one,
     measure_claimed,
     measured,
-    new_build,
     new_problem,
     problem_ids,
-    record,
     to_measure,
 )
 
@@ -41,15 +36,6 @@ def add(database: Database, *classes: str, **changes: Any) -> CreatedJob:
     with database.write() as session:
         problems = [new_problem("p", device_class=device_class) for device_class in classes]
         return jobs.create_job(session, jobs.NewJob(problems, **changes))
-
-
-def plan_known(database: Database, *builds: str, split: bool = False, **plan: Any) -> RecordedPlan:
-    """Plan as the planner does: a group of what is not known, or a group for each."""
-    claim = claim_one(database, "plan")
-    with database.write() as session:
-        unknown = [build for build in builds if build not in known_builds(session, builds, with_library=builds)]
-        groups: list[list[str]] = [[build] for build in unknown] if split else [unknown]
-        return record(session, claim, builds, groups, **plan)
 
 
 def compare_next(database: Database, wrong: Sequence[tuple[str, str]] = (), verdict: str = "incorrect") -> list[Judged]:
@@ -108,13 +94,6 @@ def claim_one_in(session: Session, kind: str) -> Claim:
     claim = items.claim(session, [kind], None, "w", 5.0)
     assert claim is not None
     return claim
-
-
-def record_as(session: Session, claim: Claim, builds: dict[str, str]) -> RecordedPlan:
-    """Plan with these candidates, whose builds are known."""
-    named = [NewCandidate(candidate, {}, f"{build:0>64}", build) for candidate, build in builds.items()]
-    planned = [PlannedProblem(one.id, named, 1, {}, 0.0, 0.0) for one in problems_to_plan(session, claim)]
-    return record_plan(session, claim, planned, {b: new_build(b) for b in builds.values()}, [], **PLAN)
 
 
 def measure_claimed_on(database: Database, device_class: str) -> None:

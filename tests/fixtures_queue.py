@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 from redis import Redis
 
 from storage import items
-from storage.database import Database
+from storage.database import Database, Session
 from storage.new_items import NewItem, add_items
 from storage.settings import Settings, load_settings
+from storage.tables import JobRow
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.serve import child_environment
@@ -44,6 +46,14 @@ def events_of(client: Redis, job_id: str, after: str = "0") -> list[tickets.Even
     return tickets._events(answer)
 
 
+def running_job(session: Session, priority: int = 0) -> str:
+    """A job that is whatever its items are."""
+    job = uuid.uuid4().hex
+    session.add(JobRow(id=job, state="running", created_at=time.time(), priority=priority))
+    session.flush()
+    return job
+
+
 @dataclass
 class QueueWorld:
     """Items to add, workers to start and kill, the journal they write."""
@@ -58,9 +68,10 @@ class QueueWorld:
         """Waiting items, with their tickets unless told otherwise; returns their refs."""
         refs = [f"{behaviour}:0-0" for behaviour in behaviours]
         with self.database.write() as session:
-            add_items(session, [NewItem(kind=kind, ref=ref, target=target) for ref in refs])
+            jobs = (running_job(session),)
+            add_items(session, [NewItem(kind=kind, ref=ref, target=target, jobs=jobs) for ref in refs])
         for _ in refs if ticket else ():
-            tickets.ensure_ticket(self.redis, kind, target)
+            tickets.add_tickets(self.redis, kind, target)
         return refs
 
     def start(self, kind: str) -> subprocess.Popen[bytes]:

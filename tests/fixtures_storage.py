@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,27 @@ from sqlalchemy import event, select, text
 
 from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage import items, jobs
+from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
 from storage.database import Database, Session
-from storage.groups import BuildOutcome, RecordedGroup, load_group, record_compiled
-from storage.items import Claim
+from storage.endings import clear_ended
+from storage.group_rows import GroupKernel
+from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_failed, load_group, record_builds
+from storage.items import Claim, FileLimits
 from storage.jobs import CreatedJob, NewJob, NewProblem
 from storage.judge import Judged
+from storage.judging_work import Followed, Versions
 from storage.measurements import Measured, ToMeasure, candidates_to_measure, record_measured
-from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, RecordedPlan, problems_to_plan, record_plan
+from storage.plans import NewBuild, NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
 from storage.tables import JobProblemRow
-from storage.verdicts import NewVerdict, builds_to_verify, record_verified
+from storage.verdicts import NewVerdict
+from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
 
 POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
 BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
 CPU_PLAN = {"plan_version": "1"}
 GPU_CLASS, OTHER_CLASS, DRIVER = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "570.1"
-PLAN: dict[str, Any] = {**CPU_PLAN, "gpu_plan_version": "g1", "drivers": {GPU_CLASS: DRIVER, OTHER_CLASS: DRIVER}}
+VERSIONS: dict[str, Any] = {**CPU_PLAN, "gpu_plan_version": "g1", "drivers": {GPU_CLASS: DRIVER, OTHER_CLASS: DRIVER}}
 # What a CPU run counts of accesses to shared memory: one with bank conflicts, one without.
 SITES: list[dict[str, Any]] = [
     {"site": "tile.cuh:7", "kind": "write", "bytes": 4, "warp_accesses": 8, "wavefronts": 32, "ideal": 8},
@@ -132,46 +137,63 @@ def problem_ids(session: Session, job_id: str) -> list[int]:
     return list(session.scalars(query))
 
 
-def claim_one(database: Database, *kinds: str, worker: str = "w", lease: float = 5.0) -> Claim:
+def claim_one(database: Database, *kinds: str, worker: str = "w", lease: float = 5.0, kernels: int = 48) -> Claim:
+    """`kernels`: at most, of a file that it compiles."""
     with database.write() as session:
-        claim = items.claim(session, kinds, None, worker, lease)
+        claim = items.claim(session, kinds, None, worker, lease, FileLimits(kernels=kernels))
     assert claim is not None, f"no {kinds} item waits"
     return claim
 
 
-def new_build(name: str, built_from: str | None = None) -> NewBuild:
+def new_build(name: str, built_from: str | None = None, **changes: Any) -> NewBuild:
     """Build `name`; its slice has the same name unless said otherwise."""
-    kernel = f"{name:0>64}"
-    return NewBuild(name, kernel, built_from or f"slice-{name}", {"operator": "matmul", "tunables": {"n": name}})
+    values: dict[str, Any] = {
+        "id": name,
+        "kernel": f"{name:0>64}",
+        "slice": built_from or f"slice-{name}",
+        "kernel_json": {"operator": "matmul", "tunables": {"n": name}},
+        "target": TARGET,
+        "toolchain": TOOLCHAIN,
+    }
+    return NewBuild(**{**values, **changes})
 
 
-def record(
-    session: Session, claim: Claim, builds: Sequence[str], groups: Sequence[Sequence[str]] | None = None, **plan: Any
-) -> RecordedPlan:
-    """Plan the problems of the item, each with one candidate per build; one group of all builds unless given."""
-    made = [builds] if groups is None else groups
-    planned = [
-        PlannedProblem(
-            problem.id,
-            [NewCandidate(f"c-{build}", {"n": build}, f"{build:0>64}", build) for build in builds],
-            space_size=len(builds) + 2,
-            rejections={"rule": {"count": 2, "example": {"n": 9}, "message": "too many"}},
-            lower_wall=0.5,
-            lower_cpu=0.25,
-        )
-        for problem in problems_to_plan(session, claim)
+def record(session: Session, claim: Claim, builds: Sequence[str], **versions: Any) -> Followed:
+    """Plan the problems of the item, each with one candidate per build."""
+    return record_as(session, claim, {f"c-{build}": build for build in builds}, **versions)
+
+
+def record_as(session: Session, claim: Claim, candidates: Mapping[str, str], **versions: Any) -> Followed:
+    """Plan the problems of the item, each with these candidates (by id, with their builds), and complete it."""
+    problems = problems_to_plan(session, claim)
+    pairs = [
+        (problem.id, NewCandidate(name, {"n": build}, f"{build:0>64}", build))
+        for problem in problems
+        for name, build in candidates.items()
     ]
-    new_groups = [NewGroup(tuple(group), TARGET, TOOLCHAIN, 2.0 * len(group)) for group in made if group]
-    return record_plan(session, claim, planned, {b: new_build(b) for b in builds}, new_groups, **{**PLAN, **plan})
+    builds = {build: new_build(build) for build in candidates.values()}
+    followed = record_candidates(session, claim, pairs, builds, Versions(**{**VERSIONS, **versions}))
+    judged = [*followed.judged]
+    for problem in problems:
+        planned = PlannedProblem(
+            problem.id,
+            candidate_count=len(candidates),
+            space_size=len(candidates) + 2,
+            rejections={"rule": {"count": 2, "example": {"n": 9}, "message": "too many"}},
+            lower=StageSeconds(wall=0.5, cpu=0.25),
+        )
+        judged += end_plan(session, claim, planned, claim.waited_seconds / len(problems))
+    items.complete(session, claim)
+    return Followed(sorted(judged), followed.waiting)
 
 
-def plan_next(database: Database, *builds: str, groups: Sequence[Sequence[str]] | None = None) -> RecordedPlan:
+def plan_next(database: Database, *builds: str) -> Followed:
     claim = claim_one(database, "plan")
     with database.write() as session:
-        return record(session, claim, builds, groups)
+        return record(session, claim, builds)
 
 
-def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), wall: float = 8.0) -> RecordedGroup:
+def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), wall: float = 8.0) -> Followed:
     """Record the group of a claimed compile item: all builds ok but the bad ones."""
     with database.write() as session:
         group = load_group(session, claim.ref)
@@ -188,10 +210,7 @@ def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), w
             )
             for kernel in group.kernels
         ]
-        return record_compiled(
-            session,
-            claim,
-            outcomes,
+        made = GroupFiles(
             source="a" * 64,
             log="b" * 64,
             library="c" * 64,
@@ -199,17 +218,28 @@ def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), w
             phases=[{"name": "cicc", "seconds": 1.5}],
             codegen=StageSeconds(wall=wall / 8, cpu=wall / 8),
             compile=StageSeconds(wall=wall, cpu=wall),
-            **PLAN,
         )
+        return record_group(session, claim, outcomes, made)
 
 
-def compile_next(database: Database, bad: Sequence[str] = ()) -> RecordedGroup:
-    return compile_claimed(database, claim_one(database, "compile"), bad)
+def record_group(
+    session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], made: GroupFiles | None = None
+) -> Followed:
+    """Record the outcomes and complete the group, as a compile worker does."""
+    followed = record_builds(session, claim, outcomes, Versions(**VERSIONS))
+    failed, _ = judge_failed(session, claim, Versions(**VERSIONS))
+    complete_group(session, claim, made or GroupFiles())
+    return Followed(sorted([*followed.judged, *failed]), followed.waiting)
+
+
+def compile_next(database: Database, bad: Sequence[str] = (), kernels: int = 48) -> Followed:
+    return compile_claimed(database, claim_one(database, "compile", kernels=kernels), bad)
 
 
 def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) -> list[Judged]:
     """Record verdicts for what the group of a claimed verify item still needs: ok, but incorrect for the wrong ones."""
     with database.write() as session:
+        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
         verdicts = [
             NewVerdict(
                 kernel.slice,
@@ -219,13 +249,44 @@ def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) 
                 1.0,
                 1.0,
             )
-            for kernel in builds_to_verify(session, claim.ref, **CPU_PLAN)
+            for kernel in asked
         ]
-        return record_verified(session, claim, verdicts, verify=StageSeconds(wall=4.0, cpu=4.0), **CPU_PLAN)
+        return record_verified(session, claim, verdicts, asked)
+
+
+def record_verified(
+    session: Session,
+    claim: Claim,
+    verdicts: Sequence[NewVerdict],
+    asked: Sequence[GroupKernel],
+    verify: StageSeconds = StageSeconds(wall=4.0, cpu=4.0),  # noqa: B008 - frozen
+    plan_version: str = "1",
+) -> list[Judged]:
+    """Record verdicts and complete the item, as a worker does."""
+    judged, _ = judge_verified(session, claim, verdicts, plan_version=plan_version)
+    complete_verified(session, claim, asked, plan_version=plan_version, verify=verify)
+    return judged
 
 
 def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[Judged]:
     return verify_claimed(database, claim_one(database, "verify"), wrong)
+
+
+def end_budgets(database: Database) -> list[str]:
+    """What the reconciler does about budgets and ended jobs, all of it."""
+    with database.write() as session:
+        ended = jobs.expire_budgets(session)
+        while clear_ended(session):
+            pass
+    return ended
+
+
+def cancel(database: Database, job_id: str) -> None:
+    """Cancel the job, and clear what it leaves."""
+    with database.write() as session:
+        jobs.cancel_job(session, job_id)
+        while clear_ended(session):
+            pass
 
 
 def winner_record(key: str, candidate: str, **changes: Any) -> WinnerRecord:
@@ -304,12 +365,12 @@ def measured(one: ToMeasure, verdict: str = "ok", us: float = 10.0, **changes: A
 
 def to_measure(database: Database, claim: Claim) -> list[ToMeasure]:
     with database.read() as session:
-        return candidates_to_measure(session, claim.ref, str(claim.target), PLAN["gpu_plan_version"])
+        return candidates_to_measure(session, claim.ref, str(claim.target), VERSIONS["gpu_plan_version"])
 
 
 def measure_claimed(database: Database, claim: Claim, results: Sequence[Measured]) -> list[Judged]:
     with database.write() as session:
-        return record_measured(session, claim, results, driver=DRIVER, plan_version=PLAN["gpu_plan_version"])
+        return record_measured(session, claim, results, driver=DRIVER, plan_version=VERSIONS["gpu_plan_version"])
 
 
 def measure_next(database: Database, wrong: Sequence[str] = (), **us: float) -> list[Judged]:
@@ -318,3 +379,9 @@ def measure_next(database: Database, wrong: Sequence[str] = (), **us: float) -> 
     found = to_measure(database, claim)
     results = [measured(o, "incorrect" if o.build in wrong else "ok", us.get(o.build, 10.0)) for o in found]
     return measure_claimed(database, claim, results)
+
+
+def candidates_of(database: Database, problem_id: int) -> dict[str, str | None]:
+    """Verdicts by candidate of a job's problem."""
+    with database.read() as session:
+        return {found.candidate: found.verdict for found in candidates_of_problem(session, problem_id)}

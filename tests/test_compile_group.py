@@ -1,4 +1,4 @@
-"""Groups: innocents survive, the guilty are named, and the machine's failures are never anybody's verdict."""
+"""Groups: innocents survive, culprits are named or all are left, and the machine's failures are no kernel's verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fixtures_compile import *  # noqa: F403
 from tests.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe
 from workers import compile_group as module
 from workers.compile_file import CompileCancelled, FileCompiler, UnexpectedSymbols
-from workers.compile_group import GroupOutcome, compile_group
+from workers.compile_group import Artifact, GroupOutcome, compile_group
 from workers.find_culprits import find_culprits
 from workers.processes import InfrastructureError, Limits, Processes
 from workers.running import EndedBy, Finished
@@ -78,11 +78,17 @@ def statuses(outcome: GroupOutcome, kernels: Sequence[Kernel]) -> list[str]:
     return [outcome.outcomes[kernel.id].status for kernel in kernels]
 
 
+def artifact_of(outcome: GroupOutcome) -> Artifact:
+    assert outcome.artifact is not None, (outcome.why, outcome.outcomes)
+    return outcome.artifact
+
+
 def test_a_group_becomes_one_cubin_and_one_library(toolchain: Toolchain, processes: Processes) -> None:
     kernels = [*(one.kernel for one in matmul_candidates(2, epilogue=[{"op": "relu"}])), probe()]
     outcome = compile_kernels(kernels, toolchain, processes)
     assert statuses(outcome, kernels) == ["ok"] * 3
-    (artifact,) = outcome.artifacts
+    assert (outcome.left, outcome.why) == ((), "")
+    artifact = artifact_of(outcome)
     cubin = read_cubin(artifact.cubin)
     assert artifact.kernels == tuple(kernel.id for kernel in kernels)
     assert artifact.source == render_device(kernels).text
@@ -91,7 +97,7 @@ def test_a_group_becomes_one_cubin_and_one_library(toolchain: Toolchain, process
     assert artifact.cubin in artifact.library
     for kernel in kernels[:2]:
         found = outcome.outcomes[kernel.id]
-        assert found.artifact == 0 and found.log == ""
+        assert found.log == ""
         assert found.code_digest == cubin.kernels[symbols(kernel)[0]]
         assert found.resources is not None and found.resources.registers > 20 and found.resources.barriers == 1
     names = [phase.name for phase in artifact.phases]
@@ -159,15 +165,15 @@ def test_resources_are_the_worst_of_a_kernels_functions(toolchain: Toolchain, pr
 
 
 def test_equal_groups_give_equal_bytes(toolchain: Toolchain, processes: Processes) -> None:
-    first, second = (compile_kernels([probe(), probe(2)], toolchain, processes).artifacts[0] for _ in range(2))
+    first, second = (artifact_of(compile_kernels([probe(), probe(2)], toolchain, processes)) for _ in range(2))
     assert (first.cubin, first.library) == (second.cubin, second.library)
 
 
 def test_a_kernel_of_two_functions_has_one_digest_of_both(toolchain: Toolchain, processes: Processes) -> None:
-    # Only `first` knows the factor: the second function is equal code.
+    # Only `first` has the factor: the second function is equal code.
     kernels = [probe(3), probe(4)]
     outcome = compile_kernels(kernels, toolchain, processes)
-    cubin = read_cubin(outcome.artifacts[0].cubin).kernels
+    cubin = read_cubin(artifact_of(outcome).cubin).kernels
     assert cubin[symbols(kernels[0])[1]] == cubin[symbols(kernels[1])[1]]
     assert outcome.outcomes[kernels[0].id].code_digest != outcome.outcomes[kernels[1].id].code_digest
 
@@ -194,8 +200,9 @@ def test_a_bad_kernel_is_named_with_its_words_and_the_others_survive(
         found = outcome.outcomes[kernel.id]
         assert found.status == "compile_error"
         assert words in found.log
-        assert (found.artifact, found.code_digest, found.resources) == (None, None, None)
-    assert [artifact.kernels for artifact in outcome.artifacts] == [tuple(kernel.id for kernel in good)]
+        assert (found.code_digest, found.resources) == (None, None)
+    assert artifact_of(outcome).kernels == tuple(kernel.id for kernel in good)
+    assert (outcome.left, outcome.why) == ((), "")
     # Named, not searched for. ptxas stops at the first kernel whose shared memory is too large.
     assert counting.started.count("nvcc") <= 3
 
@@ -214,32 +221,54 @@ def test_a_kernel_alone_keeps_the_whole_log(toolchain: Toolchain, processes: Pro
     assert found.status == "compile_error" and "error" in found.log
 
 
-@pytest.mark.parametrize(
-    ("finished", "status"),
-    [
-        (ended(-signal.SIGSEGV, "nvcc error : 'cicc' died due to signal 11"), "compile_error"),
-        (ended(-signal.SIGABRT), "compile_error"),
-        (ended(-signal.SIGKILL, ended_by="memory"), "compile_error"),
-        (ended(-signal.SIGKILL, ended_by="output"), "compile_error"),
-        (ended(-signal.SIGKILL, ended_by="wall"), "compile_timeout"),
-        (ended(-signal.SIGKILL, ended_by="cpu"), "compile_timeout"),
-        (ended(1, "nvcc fatal : nobody is named"), "compile_error"),
-    ],
-)
-def test_where_nobody_is_named_the_group_is_cut_into_parts(
-    toolchain: Toolchain, finished: Finished, status: str
+UNNAMED = [
+    (ended(-signal.SIGSEGV, "nvcc error : 'cicc' died due to signal 11"), "compile_error", "died due to signal 11"),
+    (ended(-signal.SIGABRT), "compile_error", "died of signal 6"),
+    (ended(-signal.SIGKILL, ended_by="memory"), "compile_error", "bytes of memory"),
+    (ended(-signal.SIGKILL, ended_by="output"), "compile_error", "it wrote more than"),
+    (ended(-signal.SIGKILL, ended_by="wall"), "compile_timeout", "it ran longer than 120 s"),
+    (ended(-signal.SIGKILL, ended_by="cpu"), "compile_timeout", "more than 120 CPU seconds"),
+    (ended(1, "nvcc fatal : no name at all"), "compile_error", "no name at all"),
+]
+
+
+@pytest.mark.parametrize(("finished", "status", "words"), UNNAMED)
+def test_where_no_kernel_is_named_all_are_left_with_the_compilers_words(
+    toolchain: Toolchain, finished: Finished, status: str, words: str
 ) -> None:
     bad = probe(3)
     kernels = [probe(1), probe(2), bad, probe(4), probe(5)]
-    outcome = compile_kernels(kernels, toolchain, Faulty(nvcc_fails_with(bad, finished)))
-    assert statuses(outcome, kernels) == ["ok", "ok", status, "ok", "ok"]
-    assert sorted(kernel for one in outcome.artifacts for kernel in one.kernels) == sorted(
-        kernel.id for kernel in kernels if kernel is not bad
-    )
-    if finished.ended_by:
-        assert "was ended" in outcome.outcomes[bad.id].log
-    # The seconds of the attempts that failed are part of the price.
-    assert outcome.cpu_seconds > 0.2
+    faulty = Faulty(nvcc_fails_with(bad, finished))
+    outcome = compile_kernels(kernels, toolchain, faulty)
+    assert (outcome.outcomes, outcome.artifact) == ({}, None)
+    assert outcome.left == tuple(kernels)
+    assert words in outcome.why
+    assert faulty.started == ["nvcc"], "no file but that of the group"
+    # The seconds of a file that failed are part of the price.
+    assert (outcome.wall_seconds, outcome.cpu_seconds) == pytest.approx((0.1, 0.2))
+    assert [phase.name for phase in outcome.phases] == ["render", "nvcc"]
+
+    alone = compile_kernels([bad], toolchain, faulty)
+    assert (alone.artifact, alone.left, alone.why) == (None, (), "")
+    found = alone.outcomes[bad.id]
+    assert (found.status, found.code_digest, found.resources) == (status, None, None)
+    assert words in found.log
+
+
+@pytest.mark.parametrize("fault", ["ptxas_line", "host"])
+def test_a_named_culprit_is_set_aside_though_the_others_are_left(toolchain: Toolchain, fault: str) -> None:
+    named, unnamed = probe(1, fault), probe(3)
+    others = [probe(2), unnamed, probe(4)]
+    crash = ended(-signal.SIGSEGV, "nvcc error : 'cicc' died due to signal 11")
+
+    def only_without_the_named(program: str, folder: Path) -> Finished | None:
+        text = (folder / "group.cu").read_text() if program == "nvcc" else ""
+        return crash if unnamed.namespace in text and named.namespace not in text else None
+
+    outcome = compile_kernels([others[0], named, *others[1:]], toolchain, Faulty(only_without_the_named))
+    assert {name: found.status for name, found in outcome.outcomes.items()} == {named.id: "compile_error"}
+    assert (outcome.artifact, outcome.left) == (None, tuple(others))
+    assert "died due to signal 11" in outcome.why
 
 
 @pytest.mark.parametrize(
@@ -253,7 +282,7 @@ def test_where_nobody_is_named_the_group_is_cut_into_parts(
     ],
 )
 @pytest.mark.parametrize("program", ["nvcc", "g++"])
-def test_the_machines_failure_is_nobodys_verdict(toolchain: Toolchain, finished: Finished, program: str) -> None:
+def test_the_machines_failure_is_no_kernels_verdict(toolchain: Toolchain, finished: Finished, program: str) -> None:
     with pytest.raises(InfrastructureError):
         compile_kernels([probe()], toolchain, Faulty(lambda name, folder: finished if name == program else None))
 
@@ -385,7 +414,7 @@ def test_a_compiler_that_forgets_its_output_is_the_machines_failure(
         compile_kernels([probe()], fake_nvcc(tmp_path, toolchain, "exit 0"), processes)
 
 
-def test_words_about_the_shared_text_accuse_nobody() -> None:
+def test_words_about_the_shared_text_accuse_no_kernel() -> None:
     kernels = [probe(1), probe(2)]
     source = render_device(kernels).text
     log = 'group.cu(3): error: identifier "x" is undefined\n\nptxas fatal   : Ptx assembly aborted due to errors\n'

@@ -31,6 +31,7 @@ def require_no_spills(problem: Any, arch: str, search: Search, toolchain: Toolch
     """Compiles all kernels of a search, looks at each one's report, and says how many they were."""
     kernels = list(dict.fromkeys(one.kernel for one in lower(problem, target(arch), search).candidates))
     outcome = compile_group(kernels, target(arch), toolchain, processes, LIMITS)
+    assert not outcome.left, outcome.why
     for kernel in kernels:
         found = outcome.outcomes[kernel.id]
         assert found.resources is not None, found.log

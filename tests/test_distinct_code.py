@@ -35,6 +35,7 @@ def compiled(kernels: Sequence[Kernel], where: Target, group: int) -> list[Kerne
     groups = [kernels[first : first + group] for first in range(0, len(kernels), group)]
     with ThreadPoolExecutor(2) as pool:
         outcomes = list(pool.map(lambda part: compile_group(part, where, toolchain, processes, LIMITS), groups))
+    assert [outcome.why for outcome in outcomes if outcome.left] == []
     found = {kernel: one for outcome in outcomes for kernel, one in outcome.outcomes.items()}
     assert len(found) == len(kernels)
     assert [one.log for one in found.values() if one.status != "ok"] == []

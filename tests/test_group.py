@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS, PRIOR, CompileModel, Factors, family
-from codegen.group import group
+from codegen.group import BUDGET_SHARE, MAX_SECONDS, group, longest_group
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.fixtures_codegen import kernels
@@ -128,3 +128,16 @@ def test_kernels_of_several_operators_share_a_group() -> None:
     mixed = [*some()[:2], probe()]
     (one,) = group(mixed, workers=1)
     assert {kernel.operator for kernel in one} == {"matmul", "probe"}
+
+
+def test_a_job_with_a_budget_gets_groups_that_are_a_small_part_of_it() -> None:
+    assert longest_group(None) == MAX_SECONDS
+    assert longest_group(10.0) == 10.0 / BUDGET_SHARE < MAX_SECONDS
+    groups = group(some(), workers=1, max_seconds=longest_group(10.0))
+    assert len(groups) > len(group(some(), workers=1))
+    assert all(len(one) == 1 or predicted_seconds(one) <= longest_group(10.0) + 1e-9 for one in groups)
+
+
+@given(st.floats(0.0, 1e6))
+def test_no_budget_makes_groups_longer_or_so_short_that_most_of_one_is_its_file(budget: float) -> None:
+    assert 2 * FIXED_SECONDS <= longest_group(budget) <= longest_group(budget + 1.0) <= MAX_SECONDS

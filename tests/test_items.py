@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from storage import items, jobs
 from storage.clock import FakeClock
@@ -15,18 +16,32 @@ from storage.database import Database
 from storage.errors import LostClaim
 from storage.items import Claim, NewItem, Renewal
 from storage.new_items import parse_plan_ref, plan_ref
-from storage.tables import ItemRow
+from storage.tables import ItemRow, JobRow
 from storage.toolchains import live_toolchains, register_toolchain
+from storage.turns import TURN_SECONDS, spend
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
-from tests.fixtures_storage import add_job, claim_one, plan_next
+from tests.fixtures_storage import TARGET, add_job, claim_one, new_problem, plan_next
 
 SPAWN = multiprocessing.get_context("spawn")
-KINDS = ("finish", "compile", "verify")
+KINDS = ("finish", "measure", "verify")
 
 
-def add(database: Database, *new: NewItem) -> int:
+def job_of(database: Database, priority: jobs.Priority = "normal", **changes: Any) -> str:
+    """A job of no more work than a test adds."""
     with database.write() as session:
-        return items.add_items(session, new)
+        job = jobs.create_job(session, jobs.NewJob([new_problem()], priority=priority, **changes)).id
+        claim = items.claim(session, ["plan"], None, "w", 5.0)
+        assert claim is not None and claim.jobs == (job,)
+        items.complete(session, claim)
+        session.execute(update(JobRow).where(JobRow.id == job).values(used_seconds=0.0, turn_seconds=0.0))
+    return job
+
+
+def add(database: Database, *new: NewItem, job: str | None = None) -> int:
+    """For a job of their own, or `job`."""
+    mine = job or job_of(database)
+    with database.write() as session:
+        return items.add_items(session, [replace(one, jobs=one.jobs or (mine,)) for one in new])
 
 
 def take(database: Database, kinds: Any = KINDS, targets: Any = None, lease: float = 5.0) -> Claim | None:
@@ -37,15 +52,14 @@ def take(database: Database, kinds: Any = KINDS, targets: Any = None, lease: flo
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
-        (NewItem("verify", "a", priority=1), NewItem("finish", "b", priority=0, predicted_seconds=9)),
-        (NewItem("finish", "a"), NewItem("compile", "b", predicted_seconds=9)),
-        (NewItem("compile", "a"), NewItem("verify", "b", predicted_seconds=9)),
-        (NewItem("compile", "a", predicted_seconds=2), NewItem("compile", "b", predicted_seconds=1)),
+        (NewItem("finish", "a"), NewItem("measure", "b", predicted_seconds=9)),
+        (NewItem("measure", "a"), NewItem("verify", "b", predicted_seconds=9)),
+        (NewItem("measure", "a", predicted_seconds=2), NewItem("measure", "b", predicted_seconds=1)),
     ],
-    ids=["priority", "finish before compile", "compile before verify", "longest first"],
+    ids=["the first kind", "then the next", "longest first"],
 )
 @pytest.mark.parametrize("better_is_older", [True, False])
-def test_the_best_waiting_item_is_claimed(
+def test_the_best_waiting_item_of_a_job_is_claimed(
     database: Database, better: NewItem, worse: NewItem, better_is_older: bool
 ) -> None:
     add(database, *((better, worse) if better_is_older else (worse, better)))
@@ -54,89 +68,140 @@ def test_the_best_waiting_item_is_claimed(
 
 
 def test_of_equal_items_the_oldest_is_claimed(database: Database) -> None:
-    add(database, *(NewItem("compile", ref) for ref in ("b", "a", "c")))
+    add(database, *(NewItem("measure", ref) for ref in ("b", "a", "c")))
     assert [claim.ref for claim in (take(database), take(database), take(database)) if claim] == ["b", "a", "c"]
 
 
 def test_a_worker_gets_only_its_kinds_and_targets(database: Database) -> None:
-    add(database, NewItem("compile", "a", target="sm_90a"), NewItem("plan", "b"))
+    add(database, NewItem("measure", "a", target="sm_90a"), NewItem("plan", "b"))
     assert take(database, KINDS, ["sm_80"]) is None
-    anything = take(database, ["plan", "compile"], ["sm_80"])
+    anything = take(database, ["plan", "measure"], ["sm_80"])
     assert anything is not None and anything.ref == "b"  # an item without a target fits every worker
     mine = take(database, KINDS, ["sm_80", "sm_90a"])
     assert mine is not None and (mine.ref, mine.target) == ("a", "sm_90a")
 
 
-def add_compiles(database: Database, job: str, count: int) -> None:
-    add(database, *(NewItem("compile", f"{job}-{n}", job_id=job, predicted_seconds=4.0) for n in range(count)))
+def add_work(database: Database, job: str, count: int, seconds: float = TURN_SECONDS) -> None:
+    add(
+        database,
+        *(NewItem("measure", f"{job}-{n}", jobs=(job,), predicted_seconds=seconds) for n in range(count)),
+        job=job,
+    )
 
 
-def jobs_served(database: Database, turns: int, kinds: Any = KINDS) -> list[str | None]:
+def jobs_served(database: Database, turns: int) -> list[str]:
     """Whose item is claimed, turn after turn, each ended before the next."""
     served = []
     for _ in range(turns):
-        claim = claim_one(database, *kinds)
-        served.append(claim.job_id)
+        claim = claim_one(database, *KINDS)
+        served += claim.jobs
         with database.write() as session:
             items.complete(session, claim)
     return served
 
 
 def test_jobs_of_one_priority_take_turns_whatever_they_brought(database: Database, clock: FakeClock) -> None:
-    large = add_job(database).id
-    add_compiles(database, large, 20)
+    large = job_of(database)
+    add_work(database, large, 20)
     assert jobs_served(database, 3) == [large] * 3
-    under_way = claim_one(database, "compile")
+    under_way = claim_one(database, *KINDS)
     clock.advance(1)
-    small = add_job(database).id
-    add_compiles(database, small, 4)
+    small = job_of(database)
+    add_work(database, small, 4)
     served = jobs_served(database, 6)
     # The newcomer at once, but no more often than the other from then on.
     assert served[0] == small
     assert Counter(served[:4]) == {small: 2, large: 2}
-    assert under_way.job_id == large
+    assert under_way.jobs == (large,)
 
 
 def test_a_turn_is_as_long_as_its_work_is_predicted_to_be(database: Database) -> None:
-    first, second = add_job(database).id, add_job(database).id
-    add(database, *(NewItem("compile", f"a{n}", job_id=first, predicted_seconds=8.0) for n in range(9)))
-    add(database, *(NewItem("compile", f"b{n}", job_id=second, predicted_seconds=2.0) for n in range(9)))
-    assert Counter(jobs_served(database, 10)) == {first: 2, second: 8}
+    first, second = job_of(database), job_of(database)
+    add_work(database, first, 9)
+    add_work(database, second, 36, seconds=TURN_SECONDS / 4)
+    assert Counter(jobs_served(database, 15)) == {first: 3, second: 12}
+
+
+def test_within_a_turn_what_is_begun_goes_first_and_then_the_oldest_job(database: Database) -> None:
+    first, second, third = (job_of(database) for _ in range(3))
+    for job in (third, second, first):
+        add(database, NewItem("verify", f"v-{job}", jobs=(job,)), job=job)
+    add(database, NewItem("finish", "f", jobs=(third,)), job=third)
+    assert jobs_served(database, 4) == [third, first, second, third]
 
 
 def test_a_job_that_could_not_go_on_does_not_catch_up_with_what_the_others_used(database: Database) -> None:
-    starved, busy = add_job(database).id, add_job(database).id
-    add_compiles(database, busy, 20)
+    starved, busy = job_of(database), job_of(database)
+    add_work(database, busy, 20)
     assert jobs_served(database, 10) == [busy] * 10
-    under_way = claim_one(database, "compile")
-    add_compiles(database, starved, 10)
+    under_way = claim_one(database, *KINDS)
+    add_work(database, starved, 10)
     assert Counter(jobs_served(database, 10)) == {starved: 6, busy: 4}
-    assert under_way.job_id == busy
+    assert under_way.jobs == (busy,)
 
 
 def test_priority_goes_before_turns(database: Database) -> None:
-    urgent, other = add_job(database, priority="high").id, add_job(database).id
-    add(database, *(NewItem("compile", f"u{n}", job_id=urgent, priority=10) for n in range(5)))
-    add_compiles(database, other, 5)
+    urgent, other = job_of(database, "high"), job_of(database)
+    add_work(database, urgent, 5)
+    add_work(database, other, 5)
     assert jobs_served(database, 5) == [urgent] * 5
 
 
+def test_work_that_several_jobs_want_is_charged_to_each_and_as_urgent_as_the_most_urgent(database: Database) -> None:
+    low, high, other = job_of(database, "low"), job_of(database, "high"), job_of(database)
+    add(database, NewItem("measure", "shared", jobs=(low, high), predicted_seconds=8.0))
+    add_work(database, other, 1)
+    claim = claim_one(database, *KINDS)
+    assert (claim.ref, claim.jobs) == ("shared", tuple(sorted((low, high))))
+    with database.read() as session:
+        used = {job: session.get_one(JobRow, job).used_seconds for job in (low, high, other)}
+    assert used == {low: 4.0, high: 4.0, other: 0.0}
+
+
+def test_work_that_no_job_wants_is_not_claimed(database: Database) -> None:
+    with database.write() as session:
+        items.add_items(session, [NewItem("measure", "a")])
+    assert take(database) is None
+
+
+def test_a_plan_item_gives_way_when_it_is_another_jobs_turn(database: Database) -> None:
+    add_job(database, count=64)
+    claim = claim_one(database, "plan")
+    with database.read() as session:
+        assert not items.yields(session, claim, ["plan"])  # the rest of its own job waits
+    add_job(database, priority="low")
+    with database.read() as session:
+        assert not items.yields(session, claim, ["plan"])
+    add_job(database)
+    with database.write() as session:
+        assert not items.yields(session, claim, ["plan"])
+        spend(session, claim.job_id, TURN_SECONDS)
+        assert items.yields(session, claim, ["plan"])
+        assert not items.yields(session, claim, ["verify"])
+
+
 def test_an_item_is_added_once_whatever_became_of_it(database: Database) -> None:
-    assert add(database, NewItem("compile", "a"), NewItem("verify", "a")) == 2
-    assert add(database, NewItem("compile", "a"), NewItem("compile", "b")) == 1
-    claim = claim_one(database, "compile")
+    assert add(database, NewItem("measure", "a"), NewItem("verify", "a")) == 2
+    assert add(database, NewItem("measure", "a"), NewItem("measure", "b")) == 1
+    claim = claim_one(database, "measure")
     with database.write() as session:
         items.complete(session, claim)
-    assert add(database, NewItem("compile", "a")) == 0
+    assert add(database, NewItem("measure", "a")) == 0
     assert claim.ref == "a"
 
 
 def test_waiting_items_are_counted_by_kind_and_target(database: Database) -> None:
-    add(database, NewItem("plan", "a"), NewItem("compile", "b", "sm_80"), NewItem("compile", "c", "sm_80"))
-    add(database, NewItem("compile", "d", "sm_90a"))
-    claim_one(database, "plan")
+    add(database, NewItem("finish", "a"), NewItem("verify", "b", "sm_80"), NewItem("verify", "c", "sm_80"))
+    add(database, NewItem("verify", "d", "sm_90a"))
+    claim_one(database, "finish")
+    add_job(database)
+    plan_next(database, "x", "y", "z")
     with database.read() as session:
-        assert items.waiting_counts(session) == {("compile", "sm_80"): 2, ("compile", "sm_90a"): 1}
+        assert items.waiting_counts(session) == {
+            ("verify", "sm_80"): 2,
+            ("verify", "sm_90a"): 1,
+            ("compile", TARGET): 3,  # builds that are pending
+        }
 
 
 def _claim_all(url: str, worker: str, results: Any) -> None:
@@ -164,8 +229,8 @@ def test_processes_that_claim_at_once_never_get_the_same_item(database: Database
 
 
 def test_an_expired_lease_is_claimed_again_under_another_token(database: Database, clock: FakeClock) -> None:
-    add(database, NewItem("compile", "a", "sm_80", priority=3))
-    first = claim_one(database, "compile", lease=5.0)
+    add(database, NewItem("measure", "a", "sm_80"))
+    first = claim_one(database, "measure", lease=5.0)
     clock.advance(4.9)
     with database.write() as session:
         assert items.expire_leases(session) == []
@@ -173,14 +238,14 @@ def test_an_expired_lease_is_claimed_again_under_another_token(database: Databas
     with database.write() as session:
         (expired,) = items.expire_leases(session)
     assert (expired.ref, expired.target, expired.state) == ("a", "sm_80", "waiting")
-    second = claim_one(database, "compile")
+    second = claim_one(database, "measure")
     assert (second.item_id, second.attempt) == (first.item_id, 2)
     assert second.token != first.token
 
 
 def test_a_renewed_lease_does_not_expire(database: Database, clock: FakeClock) -> None:
-    add(database, NewItem("compile", "a"))
-    claim = claim_one(database, "compile", lease=5.0)
+    add(database, NewItem("measure", "a"))
+    claim = claim_one(database, "measure", lease=5.0)
     for _ in range(5):
         clock.advance(4)
         with database.write() as session:
@@ -190,12 +255,12 @@ def test_a_renewed_lease_does_not_expire(database: Database, clock: FakeClock) -
 
 @pytest.mark.parametrize("act", ["complete", "fail", "release"])
 def test_a_lost_claim_writes_nothing(database: Database, clock: FakeClock, act: str) -> None:
-    add(database, NewItem("compile", "a"))
-    lost = claim_one(database, "compile", lease=5.0)
+    add(database, NewItem("measure", "a"))
+    lost = claim_one(database, "measure", lease=5.0)
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
-    holder = claim_one(database, "compile")
+    holder = claim_one(database, "measure")
     with pytest.raises(LostClaim, match="nothing was written"), database.write() as session:
         register_toolchain(session, "written by the loser", {}, [])
         match act:
@@ -212,8 +277,8 @@ def test_a_lost_claim_writes_nothing(database: Database, clock: FakeClock, act: 
 
 
 def test_a_claim_is_completed_once(database: Database) -> None:
-    add(database, NewItem("compile", "a"))
-    claim = claim_one(database, "compile")
+    add(database, NewItem("measure", "a"))
+    claim = claim_one(database, "measure")
     with database.write() as session:
         items.complete(session, claim)
     with pytest.raises(LostClaim), database.write() as session:
@@ -221,8 +286,8 @@ def test_a_claim_is_completed_once(database: Database) -> None:
 
 
 def test_renew_says_why_a_claim_is_over(database: Database, clock: FakeClock) -> None:
-    add(database, NewItem("compile", "a"))
-    claim = claim_one(database, "compile")
+    add(database, NewItem("measure", "a"))
+    claim = claim_one(database, "measure")
     with database.write() as session:
         assert items.renew(session, replace(claim, token="other"), 5) is Renewal.LOST
         assert items.renew(session, replace(claim, item_id=99), 5) is Renewal.LOST
@@ -260,7 +325,7 @@ def test_items_past_their_jobs_deadline_are_passed_over_but_finishing_is_not(
 ) -> None:
     job = add_job(database, budget_seconds=10.0)
     plan_next(database, "k")
-    add(database, NewItem("finish", "77", job_id=job.id))
+    add(database, NewItem("finish", "77"), job=job.id)
     clock.advance(10)
     assert take(database, ["compile", "verify"]) is None
     finishing = take(database, ["compile", "finish"])
@@ -304,9 +369,9 @@ def test_an_item_whose_workers_keep_dying_fails(database: Database, clock: FakeC
 
 
 def test_a_released_item_waits_again_and_its_attempt_does_not_count(database: Database) -> None:
-    add(database, NewItem("compile", "a"))
+    add(database, NewItem("measure", "a"))
     for _ in range(5):
-        claim = claim_one(database, "compile")
+        claim = claim_one(database, "measure")
         assert claim.attempt == 1
         with database.write() as session:
             items.release(session, claim)

@@ -337,8 +337,9 @@ def test_a_group_library_launches_each_of_its_kernels(
 ) -> None:
     kernels = [probe(1, threads=32), probe(2, threads=128)]
     group = compile_group(kernels, SM_90A, toolchain, processes, LIMITS)
+    assert group.artifact is not None, group.why
     path = folder / "group.so"
-    path.write_bytes(group.artifacts[0].library)
+    path.write_bytes(group.artifact.library)
     body = f"""
     pointers, extents = array(ctypes.c_void_p, 4096, 8192), array(ctypes.c_int64, 1000)
     scalars, workspace = array(ctypes.c_double, 1.0), ctypes.c_void_p(12288)

@@ -14,6 +14,7 @@ from storage.clock import FakeClock
 from storage.devices import drained_reason, live_devices
 from tests.fixtures_gpu_line import DEVICE, VENDOR, GpuLine, gpu_line, probe, search  # noqa: F401
 from tests.fixtures_queue import queue_world, valkey  # noqa: F401
+from tests.fixtures_storage import end_budgets
 from workers.gpu.measure_on_gpu import GpuGone, Outcome
 from workers.gpu.task import GpuTask
 from workers.processes import InfrastructureError
@@ -258,8 +259,7 @@ def test_a_budget_that_ends_keeps_what_was_measured_by_then(gpu_line: GpuLine) -
     clock.advance(1.0)
     gpu_line.run()  # nobody takes up the rest
     assert len(gpu_line.gpu.tasks) == 1
-    with gpu_line.world.database.write() as session:
-        assert jobs.expire_budgets(session) == [job]
+    assert end_budgets(gpu_line.world.database) == [job]
     gpu_line.run()
     ended = gpu_line.report(job)
     assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 3, "skipped": 3})
@@ -277,8 +277,7 @@ def test_what_was_measured_for_a_budget_that_has_been_ended_is_kept_for_the_next
     def reconcile(number: int) -> None:
         if number == 3:
             clock.advance(60.0)
-            with gpu_line.world.database.write() as session:
-                jobs.expire_budgets(session)
+            end_budgets(gpu_line.world.database)
             cancel.because("cancelled")
 
     slow(gpu_line, clock, 1.0, reconcile)
@@ -298,16 +297,15 @@ def test_an_item_whose_job_has_spent_its_budget_is_at_once_anothers(gpu_line: Gp
     heir = gpu_line.submit((probe(), THREE))
     gpu_line.run(["plan", "compile"])
     claim = gpu_line.claim(["measure"])
-    assert claim is not None and claim.job_id != heir
+    assert claim is not None and heir in claim.jobs
     cancel = Cancel()
     slow(gpu_line, clock, 61.0, lambda number: cancel.because("deadline"))
     gpu_line.do(claim, cancel)
     gpu_line.gpu.before = lambda candidate, cancel: None
-    with gpu_line.world.database.write() as session:
-        jobs.expire_budgets(session)
+    end_budgets(gpu_line.world.database)
     again = gpu_line.claim(["measure"])
     assert again is not None
-    assert (again.item_id, again.attempt, again.job_id) == (claim.item_id, 1, heir)
+    assert (again.item_id, again.attempt, again.jobs) == (claim.item_id, 1, (heir,))
     gpu_line.do(again)
     assert gpu_line.report(heir).problems[0].verdicts == {"ok": 3}
 

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from codegen.compile_model import PRIOR, CompiledFile
 from codegen.identity import winner_key
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from cukiln.types import StageSeconds
-from storage import items, jobs, new_items
+from storage import items, jobs
 from storage.blobs import BlobStore
-from storage.builds import known_builds
-from storage.compile_models import idle_workers, learn, load_model
+from storage.compile_models import learn, load_model
 from storage.database import Session
-from storage.errors import PlanOutdated
-from storage.groups import BuildOutcome, load_group, record_compiled
-from storage.tables import ItemRow
+from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.judging_work import Versions
+from storage.problems import load_problem
+from storage.tables import CandidateRow, ItemRow, JobRow
+from storage.turns import spend
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
+from tests.fixtures_storage import problem_ids
 from workers import tickets
 from workers.processes import Processes
-from workers.steps.context import Cancel, StepContext, Workplace
+from workers.steps.context import Cancel, Cancelled, HandBack, StepContext, Workplace
 
 step = import_module("workers.steps.plan")  # the package has its function under the same name
-recording = import_module("workers.steps.wanted_builds")
-COMPILING = (ItemRow.kind == "compile") & (ItemRow.state == "waiting")
 MATMUL = {"operator": "matmul", "m": 64, "n": 64, "k": 64}
 
 
@@ -41,22 +39,33 @@ class Planner:
         blobs = BlobStore(world.database, world.settings.blobs_url)
         self.workplace = Workplace(world.settings, world.database, blobs, world.redis, Processes(), "planner")
 
-    def plan(self) -> items.Claim:
-        """A new job, planned in one attempt."""
+    def problem(self, limit: int) -> jobs.NewProblem:
         parsed = operator("matmul").parse(MATMUL)
-        problem = jobs.NewProblem(
+        return jobs.NewProblem(
             name="p",
             operator="matmul",
             problem=parsed.canonical(),
             target="sm_80",
             device_class="predicted:sm_80",
             key=winner_key(parsed.digest, "sm_80", "predicted:sm_80"),
-            search={"level": 1, "limit": 3, "seed": 0},
+            search={"level": 1, "limit": limit, "seed": 0},
         )
+
+    def plan(self, limit: int = 3, problems: int = 1, cancel: Cancel | None = None) -> items.Claim:
+        """A new job of equal problems, planned in one attempt, before any other."""
         with self.database.write() as session:
-            self.job = jobs.create_job(session, jobs.NewJob([problem])).id
+            new = jobs.NewJob([self.problem(limit)] * problems, priority="high" if problems == 1 else "normal")
+            self.job = jobs.create_job(session, new).id
+            for other in session.scalars(select(JobRow).where(JobRow.id != self.job)):
+                other.used_seconds = other.turn_seconds = 3.0
+            session.flush()
+            oldest = update(JobRow).where(JobRow.id == self.job).values(created_at=0.0)
+            session.execute(oldest)
         claim = self.claim("plan")
-        step.plan(StepContext(self.workplace, claim, Cancel()))
+        assert claim.jobs == (self.job,)
+        step.plan(StepContext(self.workplace, claim, cancel or Cancel()))
+        with self.database.write() as session:
+            items.complete(session, claim)
         return claim
 
     def claim(self, kind: str) -> items.Claim:
@@ -78,44 +87,68 @@ def planner(queue_world: QueueWorld) -> Planner:  # noqa: F811
     return Planner(queue_world)
 
 
-def outdated_for(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The planner is told `times` times that every build is known: made by a group that is cancelled right then."""
-    asked: list[int] = []
-
-    def known(session: Session, ids: Iterable[str], **options: Any) -> dict[str, Any]:
-        asked.append(len(asked))
-        return dict.fromkeys(ids) if len(asked) <= times else known_builds(session, ids, **options)
-
-    monkeypatch.setattr(recording, "known_builds", known)
-    return asked
+def test_pending_builds_wake_as_many_workers_as_there_are(planner: Planner) -> None:
+    planner.plan()
+    assert planner.waiting() == {("compile", "sm_80"): 3}
+    assert planner.tickets() == 1  # as the settings have it, while no worker is known
 
 
-def test_a_plan_that_was_outdated_is_made_again_in_the_same_attempt(
+def test_a_large_search_is_recorded_a_part_at_a_time(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "CANDIDATES_AT_ONCE", 2)
+    written: list[int] = []
+    record = step.record_candidates
+
+    def counted(session: Session, claim: items.Claim, candidates: list[Any], *rest: Any) -> Any:
+        written.append(len(candidates))
+        with planner.database.read() as reading:
+            problem = load_problem(reading, problem_ids(reading, planner.job)[0])
+        assert problem is not None and not problem.planned
+        return record(session, claim, candidates, *rest)
+
+    monkeypatch.setattr(step, "record_candidates", counted)
+    planner.plan(limit=5)
+    assert written == [2, 2, 1]
+    with planner.database.read() as session:
+        problem = load_problem(session, problem_ids(session, planner.job)[0])
+    assert problem is not None and (problem.planned, problem.candidate_count) == (True, 5)
+
+
+def test_a_cancelled_job_is_not_recorded_any_further(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "CANDIDATES_AT_ONCE", 2)
+    cancel = Cancel()
+    record = step.record_candidates
+
+    def cancelled_after(*arguments: Any) -> Any:
+        cancel.because("cancelled")
+        return record(*arguments)
+
+    monkeypatch.setattr(step, "record_candidates", cancelled_after)
+    with pytest.raises(Cancelled):
+        planner.plan(limit=5, cancel=cancel)
+    with planner.database.read() as session:
+        assert len(session.scalars(select(CandidateRow.candidate)).all()) == 2
+
+
+def test_a_planner_gives_way_to_another_job_between_two_problems(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = outdated_for(2, monkeypatch)
-    claim = planner.plan()
-    assert len(asked) == 3
-    assert claim.attempt == 1
-    assert planner.waiting().keys() == {("compile", "sm_80")}
-    assert planner.tickets() == planner.waiting()["compile", "sm_80"]
-
-
-def test_a_plan_that_is_always_outdated_is_given_back_with_the_reason(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = outdated_for(10**6, monkeypatch)
-    with pytest.raises(PlanOutdated, match="plan again"):
-        planner.plan()
-    assert len(asked) == recording.RECORD_ATTEMPTS
-    assert planner.waiting() == {}  # nothing was written
+    monkeypatch.setattr(step, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(step, "spend", lambda session, job, seconds: spend(session, job, 10.0))
+    with planner.database.write() as session:
+        other = jobs.create_job(session, jobs.NewJob([planner.problem(3)])).id
+    with pytest.raises(HandBack):
+        planner.plan(problems=3)
+    with planner.database.read() as session:
+        planned = [load_problem(session, one) for one in problem_ids(session, planner.job)]
+    assert [one.planned for one in planned if one] == [True, False, False]
+    with planner.database.write() as session:
+        session.execute(update(ItemRow).where(ItemRow.state == "claimed").values(state="waiting"))
+    assert planner.claim("plan").jobs == (other,)
 
 
 def test_kernels_that_only_need_a_verdict_get_a_ticket_for_it(planner: Planner) -> None:
     planner.plan()
-    groups = planner.waiting()["compile", "sm_80"]
-    for _ in range(groups):
-        compiled(planner)
+    compiled(planner)
     with planner.database.write() as session:  # the job goes before they are verified, its compiled kernels stay
         jobs.cancel_job(session, planner.job)
     before = planner.tickets()
@@ -125,74 +158,40 @@ def test_kernels_that_only_need_a_verdict_get_a_ticket_for_it(planner: Planner) 
 
 
 def compiled(planner: Planner) -> None:
-    """The next compile item, recorded as if nvcc had done it."""
+    """What is pending, recorded as if nvcc had done it."""
     claim = planner.claim("compile")
     with planner.database.write() as session:
         group = load_group(session, claim.ref)
         assert group is not None
-        record_compiled(
-            session,
-            claim,
-            [BuildOutcome(kernel.build, "ok", "c" * 64, {}, library="d" * 64) for kernel in group.kernels],
-            source=None,
-            log=None,
-            library=None,
-            cubin=None,
-            phases=[],
-            codegen=StageSeconds(),
-            compile=StageSeconds(),
-            plan_version="1",
-            gpu_plan_version="1",
-            drivers={},
-        )
+        outcomes = [BuildOutcome(kernel.build, "ok", "c" * 64, {}, library="d" * 64) for kernel in group.kernels]
+        record_builds(session, claim, outcomes, Versions("1", "1", {}))
+        complete_group(session, claim, GroupFiles())
 
 
-def test_groups_are_sized_by_what_compiling_took_here(planner: Planner) -> None:
+def test_builds_are_predicted_by_what_compiling_took_here(planner: Planner) -> None:
     toolchain = planner.workplace.toolchain.digest
     slow = CompiledFile({"matmul/simt/float32": 4.0}, 16.4, 100 * 2**20)
     with planner.database.write() as session:
         learn(session, toolchain, [slow] * 5)
     planner.plan()
+    claim = planner.claim("compile")
     with planner.database.read() as session:
-        groups = [load_group(session, ref) for ref in session.scalars(select(ItemRow.ref).where(COMPILING))]
-        model = load_model(session, toolchain)
+        group, model = load_group(session, claim.ref), load_model(session, toolchain)
     assert model.factors["matmul/simt/float32"].seconds == pytest.approx(4.0)
-    assert groups
-    for group in groups:
-        assert group is not None
-        kernels = [Kernel.from_json(kernel.kernel_json) for kernel in group.kernels]
-        assert group.predicted_seconds == pytest.approx(model.seconds(kernels))
-        assert group.predicted_seconds > PRIOR.seconds(kernels)
-        parts = [kernel.predicted_seconds for kernel in group.kernels]
-        assert parts == pytest.approx([model.kernel_seconds(kernel) for kernel in kernels]), "what a file's times go by"
+    assert group is not None
+    kernels = [Kernel.from_json(kernel.kernel_json) for kernel in group.kernels]
+    assert group.predicted_seconds == pytest.approx(model.seconds(kernels))
+    assert group.predicted_seconds > PRIOR.seconds(kernels)
+    parts = [kernel.predicted_seconds for kernel in group.kernels]
+    assert parts == pytest.approx([model.kernel_seconds(kernel) for kernel in kernels]), "what a file's times go by"
 
 
 @pytest.mark.parametrize(("most", "groups"), [(48, 1), (2, 2), (1, 3)])
-def test_a_group_has_no_more_kernels_than_the_settings_say(planner: Planner, most: int, groups: int) -> None:
-    settings = planner.world.settings.model_copy(update={"group_kernels": most})
-    planner.workplace.settings = settings
+def test_a_file_has_no_more_kernels_than_the_settings_say(planner: Planner, most: int, groups: int) -> None:
+    planner.workplace.settings = planner.world.settings.model_copy(update={"group_kernels": most})
     planner.plan()
-    assert planner.waiting()["compile", "sm_80"] == groups
-
-
-@pytest.mark.parametrize(
-    ("busy", "waiting", "priority", "idle"),
-    [(0, 0, 0, 4), (1, 0, 0, 3), (1, 1, 0, 2), (3, 4, 0, 1), (0, 2, -1, 4), (1, 2, -1, 3), (0, 2, 1, 2)],
-)
-def test_idle_workers_are_those_without_work_that_goes_first(
-    planner: Planner, busy: int, waiting: int, priority: int, idle: int
-) -> None:
-    """`priority`: of what waits, over the job's own."""
+    limits = planner.workplace.file_limits("sm_80")
     with planner.database.write() as session:
-        new_items.add_items(session, [new_items.NewItem("plan", "me")])
-        new_items.add_items(session, [new_items.NewItem("compile", f"b{n}", "sm_80") for n in range(busy)])
-        new_items.add_items(session, [new_items.NewItem("compile", "other", "sm_90a")])
-    me = planner.claim("plan")
-    with planner.database.write() as session:
-        for _ in range(busy):
-            assert items.claim(session, ["compile"], ["sm_80"], "w", 60.0) is not None
-        new_items.add_items(
-            session, [new_items.NewItem("compile", f"w{n}", "sm_80", priority=priority) for n in range(waiting)]
-        )
-    with planner.database.read() as session:
-        assert idle_workers(session, me, "sm_80", 4) == idle
+        for _ in range(groups):
+            assert items.claim(session, ["compile"], None, "w", 5.0, limits) is not None
+        assert items.claim(session, ["compile"], None, "w", 5.0, limits) is None

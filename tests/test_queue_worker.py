@@ -22,7 +22,16 @@ from rq.webhook import Webhook
 
 from storage import jobs
 from storage.items import NewItem, add_items
-from tests.fixtures_queue import Entry, QueueWorld, brief_leases, make_world, queue_world, valkey, wait_for  # noqa: F401
+from tests.fixtures_queue import (  # noqa: F401
+    Entry,
+    QueueWorld,
+    brief_leases,
+    make_world,
+    queue_world,
+    running_job,
+    valkey,
+    wait_for,
+)
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.tickets import live_workers
@@ -274,9 +283,9 @@ def test_an_idle_worker_stops_at_once_and_leaves_no_registration(
 def test_the_step_of_a_cancelled_job_is_stopped_and_the_worker_takes_the_next(queue_world: QueueWorld) -> None:  # noqa: F811
     queue_world.start("plan")
     with queue_world.database.write() as session:
-        job = jobs.create_job(session, jobs.NewJob([a_problem()])).id
-        add_items(session, [NewItem(kind="plan", ref="forever:0-0", job_id=job, priority=10)])
-    tickets.ensure_ticket(queue_world.redis, "plan", None)
+        job = running_job(session, priority=10)
+        add_items(session, [NewItem(kind="plan", ref="forever:0-0", jobs=(job,))])
+    tickets.add_tickets(queue_world.redis, "plan", None)
     [start] = wait_until_started(queue_world, "forever:0-0")
     horse = psutil.Process(start.pid)
     with queue_world.database.write() as session:
@@ -323,7 +332,7 @@ def test_a_doubled_ticket_runs_an_item_once(queue_world: QueueWorld) -> None:  #
     queue_world.start("plan")
     wait_until_live(queue_world, 2)
     for _ in range(5):
-        tickets.ensure_ticket(queue_world.redis, "plan", None)
+        tickets.add_tickets(queue_world.redis, "plan", None)
     [ref] = queue_world.add("quick")
     wait_for(lambda: tickets.queued_tickets(queue_world.redis, "plan", None) == 0)
     wait_for(lambda: queue_world.journal("end", ref))

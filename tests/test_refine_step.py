@@ -20,11 +20,11 @@ from storage.tables import BuildRow, CandidateRow, JobProblemRow
 from storage.winners import get_winners
 from tests.fixtures_gpu_line import DEVICE, GpuLine, gpu_line, probe, search  # noqa: F401
 from tests.fixtures_queue import queue_world, valkey  # noqa: F401
+from tests.fixtures_storage import end_budgets
 from workers.compile_group import compile_group
 from workers.steps import STEPS
 from workers.steps.context import Cancel, StepContext
 
-recording = import_module("workers.steps.wanted_builds")
 ON_CPU = "predicted:sm_80"
 FACTORS = list(range(1, 9))
 EIGHT = {**search(factor=FACTORS), "screening": 2}
@@ -74,8 +74,8 @@ def has_record(line: GpuLine, device_class: str = DEVICE.name) -> bool:
 
 
 def reconcile(line: GpuLine) -> None:
+    end_budgets(line.world.database)
     with line.world.database.write() as session:
-        jobs.expire_budgets(session)
         items.expire_leases(session)
 
 
@@ -396,21 +396,6 @@ def test_a_refine_that_fails_is_tried_again_and_in_the_end_the_problem_says_why(
 
 def replace_settings(line: GpuLine, **changes: Any) -> Any:
     return line.workplace.settings.model_copy(update=changes)
-
-
-def test_builds_that_are_given_up_meanwhile_are_grouped_again(line: GpuLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = submit(line)
-    line.run(["plan", "compile", "measure"])
-    real, asked = recording.known_builds, []
-
-    def known(session: Any, ids: Any, **options: Any) -> Any:
-        asked.append(ids)
-        return dict.fromkeys(ids) if len(asked) == 1 else real(session, ids, **options)
-
-    monkeypatch.setattr(recording, "known_builds", known)
-    line.run()
-    assert len(asked) == 2
-    assert line.report(job).state == "done"
 
 
 # ---- compiling

@@ -11,7 +11,7 @@ import pytest
 
 from storage import items, jobs
 from storage.blobs import BlobStore
-from tests.fixtures_queue import QueueWorld, events_of, queue_world, valkey  # noqa: F401
+from tests.fixtures_queue import QueueWorld, events_of, queue_world, running_job, valkey  # noqa: F401
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.processes import InfrastructureError, Processes
@@ -226,7 +226,7 @@ def test_results_do_not_need_redis(attempt: Attempt, valkey: EmbeddedValkey) -> 
 
     def step(context: StepContext) -> None:
         context.publish("progress", {"done": 1})
-        context.enqueue("compile", "sm_80")
+        context.wake([("compile", "sm_80"), ("verify", "sm_80")])
 
     attempt.run(step)
     assert attempt.claim_again() is None
@@ -259,11 +259,12 @@ def test_warming_up_goes_a_whole_way_and_leaves_nothing(
 ) -> None:
     if busy:  # a real item goes before, and must not be touched
         with queue_world.database.write() as session:
-            items.add_items(session, [items.NewItem(kind="plan", ref="real:0-0", priority=100)])
+            jobs_of_it = (running_job(session, priority=100),)
+            items.add_items(session, [items.NewItem(kind="plan", ref="real:0-0", jobs=jobs_of_it)])
     before = everything(queue_world)
     with caplog.at_level("DEBUG", "cukiln.worker"):
         warm_up(queue_world.database)
     assert caplog.messages == (
-        ["statements are compiled in part: a plan item waits already"] if busy else ["statements are compiled"]
+        ["statements are compiled in part: plan work waits already"] if busy else ["statements are compiled"]
     )
     assert everything(queue_world) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -11,7 +12,9 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -19,7 +22,10 @@ from alembic.config import Config
 from sqlalchemy import create_engine, inspect, select, text
 
 from cukiln.types import StageSeconds
-from storage.database import MIGRATIONS, Database
+from storage import items
+from storage.candidates import candidates_of_problem
+from storage.clock import FakeClock
+from storage.database import MIGRATIONS, Database, Session
 from storage.errors import (
     BadCursor,
     BlobCorrupt,
@@ -27,31 +33,53 @@ from storage.errors import (
     Conflict,
     DatabaseUnusable,
     LostClaim,
-    PlanOutdated,
     SchemaMissing,
 )
-from storage.jobs import cancel_job
-from storage.plans import NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.groups import BuildOutcome, record_builds
+from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
+from storage.jobs import CreatedJob, NewJob, create_job, job_state
+from storage.judging_work import Versions
+from storage.measurements import forget_group_library, measure_ref, record_compared
+from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
+from storage.problems import finish_problem, load_problem
+from storage.report_trace import job_trace
 from storage.screening import record_refined
 from storage.searches import search_entry
 from storage.tables import Base, BlobRow, WinnerRow
 from storage.toolchains import live_toolchains, register_toolchain
+from storage.verify_groups import builds_to_verify
 from storage.winners import get_winners, publish_winner
-from tests.fixtures_measuring import CPU_CLASS, add, plan_known
+from tests.fixtures_measuring import COMPARISON, CPU_CLASS, add
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
+    CPU_PLAN,
+    DRIVER,
     GPU_CLASS,
-    PLAN,
     TARGET,
     TOOLCHAIN,
+    VERSIONS,
+    cancel,
     claim_one,
+    compile_claimed,
     compile_next,
+    end_budgets,
+    measure_claimed,
+    measure_next,
+    measured,
+    measurement,
     new_build,
+    new_problem,
+    plan_next,
+    record,
+    to_measure,
+    verify_claimed,
     verify_next,
     winner_record,
 )
 
 SPAWN = multiprocessing.get_context("spawn")
+KINDS = ("finish", "compare", "refine", "measure", "verify", "compile", "plan")
+LIVE = "('queued', 'running')"
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
@@ -122,10 +150,9 @@ def downgrade(database: Database, revision: str) -> None:
 def test_a_release_that_does_not_measure_gets_no_job_that_would_wait_for_ever(database: Database) -> None:
     only, mixed, ended = add(database, GPU_CLASS), add(database, GPU_CLASS, CPU_CLASS), add(database, GPU_CLASS)
     for _ in range(3):
-        plan_known(database, "a")
+        plan_next(database, "a")
     compile_next(database)
-    with database.write() as session:
-        cancel_job(session, ended.id)
+    cancel(database, ended.id)
     downgrade(database, "0002")
     columns = "p.job_id, p.device_class, p.state, j.state, j.error"
     with database.read() as session:
@@ -135,40 +162,56 @@ def test_a_release_that_does_not_measure_gets_no_job_that_would_wait_for_ever(da
         found = [
             (row[0], row[1], row[2], row[3], "older" if "does not measure" in str(row[4]) else row[4]) for row in rows
         ]
-        kinds = set(session.scalars(text("SELECT kind FROM items WHERE state = 'waiting'")))
+        waiting = session.execute(text("SELECT job_id, kind FROM items WHERE state IN ('waiting', 'claimed')")).all()
+        planned = session.execute(text(f"SELECT job_id, planned FROM job_problems WHERE state IN {LIVE}")).all()
     assert found == [
         (only.id, GPU_CLASS, "failed", "failed", "older"),
         (mixed.id, GPU_CLASS, "failed", "running", None),
         (mixed.id, CPU_CLASS, "running", "running", None),
         (ended.id, GPU_CLASS, "cancelled", "cancelled", None),
     ]
-    assert kinds == {"verify"}
+    assert (mixed.id, "plan") in [tuple(row) for row in waiting]
+    assert {kind for _, kind in waiting} == {"plan"}
+    assert [(job, bool(known)) for job, known in planned] == [(mixed.id, False)]
     database.migrate()
     database.check()
+
+
+def plan_screened(database: Database, *builds: str) -> None:
+    """Plan the next item as one that is screened."""
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        (problem,) = problems_to_plan(session, claim)
+        made = {f"fast-{name}": new_build(f"fast-{name}", f"slice-{name}", toolchain="fast") for name in builds}
+        pairs = [
+            (problem.id, NewCandidate(f"c-{name}", {}, made[f"fast-{name}"].kernel, f"fast-{name}")) for name in builds
+        ]
+        record_candidates(session, claim, pairs, made, Versions(**VERSIONS), screening=[problem.id])
+        end_plan(session, claim, PlannedProblem(problem.id, len(builds), 9, {}, StageSeconds(), screening=True))
+        items.complete(session, claim)
+
+
+def add_screened(database: Database) -> CreatedJob:
+    with database.write() as session:
+        return create_job(session, NewJob([new_problem("s", search={"level": 1, "screening": 1})]))
 
 
 @pytest.mark.parametrize("refined", [False, True])
 def test_a_release_that_does_not_screen_publishes_nothing_that_was_only_screened(
     database: Database, refined: bool
 ) -> None:
-    screened, plain = add(database, CPU_CLASS), add(database, CPU_CLASS)
-    claim = claim_one(database, "plan")
-    with database.write() as session:
-        (problem,) = problems_to_plan(session, claim)
-        candidates = [NewCandidate(f"c-{name}", {}, "k", f"fast-{name}") for name in "ab"]
-        planned = PlannedProblem(problem.id, candidates, 2, {}, 0.0, 0.0, screening=True)
-        builds = {one.build: new_build(one.build, f"slice-{one.build[-1]}") for one in candidates}
-        record_plan(session, claim, [planned], builds, [NewGroup(tuple(builds), TARGET, "fast", 1.0)], **PLAN)
+    screened = add_screened(database)
+    plan_screened(database, "a", "b")
     compile_next(database)
     verify_next(database)
     if refined:
         claim = claim_one(database, "refine")
         with database.write() as session:
-            new = {"a": new_build("a", "slice-a")}
-            group = NewGroup(("a",), TARGET, TOOLCHAIN, 1.0)
-            record_refined(session, claim, {"c-a": "a"}, new, [group], spent=StageSeconds(), **PLAN)
+            new = {"a": new_build("a")}
+            record_refined(session, claim, {"c-a": "a"}, new, Versions(**VERSIONS), spent=StageSeconds())
         compile_next(database)
-    plan_known(database, "b")
+    plain = add(database, CPU_CLASS)
+    plan_next(database, "b")
     searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
     record = winner_record("k" * 64, "c-a", searches=searches)
     with database.write() as session:
@@ -176,16 +219,596 @@ def test_a_release_that_does_not_screen_publishes_nothing_that_was_only_screened
     downgrade(database, "0005")
     with database.read() as session:
         states = session.execute(text("SELECT id, state, error FROM jobs ORDER BY created_at, id")).all()
-        waiting = set(session.scalars(text("SELECT kind FROM items WHERE state = 'waiting'")))
+        waiting = set(session.scalars(text("SELECT kind FROM items WHERE state IN ('waiting', 'claimed')")))
+        of_live = f"job_problem_id IN (SELECT id FROM job_problems WHERE state IN {LIVE})"
+        unfinished = session.scalar(text(f"SELECT count(*) FROM candidates WHERE {of_live}"))
     found = {row.id: (row.state, "without screening" in str(row.error)) for row in states}
     assert found == {screened.id: ("failed", True), plain.id: ("running", False)}
-    assert waiting <= {"compile", "verify"}
+    assert (waiting, unfinished) == ({"plan"}, 0)
     database.migrate()
     database.check()
     with database.read() as session:
         (kept,) = get_winners(session, ["k" * 64]).values()
         row = session.scalars(select(WinnerRow)).one()
     assert [one["search"] for one in kept.searches] == [one["search"] for one in row.searches] == [{"level": 1}]
+
+
+class Older:
+    """Rows of a database at revision 0007, written as the release of that revision wrote them."""
+
+    def __init__(self, session: Session, now: float) -> None:
+        self.session, self.now = session, now
+
+    def insert(self, table: str, **values: Any) -> None:
+        row = {name: json.dumps(one) if isinstance(one, dict | list) else one for name, one in values.items()}
+        names = ", ".join(f":{name}" for name in row)
+        self.session.execute(text(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({names})"), row)
+
+    def job(
+        self,
+        name: str,
+        *classes: str,
+        state: str = "running",
+        problem: str = "running",
+        plan: str | None = "done",
+        **job: Any,
+    ) -> list[int]:
+        """A job with a problem per device class, in this state, and its plan item; returns the problems' ids."""
+        ended = state not in ("queued", "running")
+        planned = plan not in ("waiting", "claimed")
+        times = {"created_at": self.now - 50, "started_at": self.now - 40, "finished_at": self.now if ended else None}
+        fields = {"state": state, "cached": False, "priority": 10, "deterministic": False, **times, **job}
+        self.insert("jobs", id=id_of(name), **fields)
+        for position, device_class in enumerate(classes):
+            self.insert(
+                "job_problems",
+                job_id=id_of(name),
+                position=position,
+                name=f"{name}{position}",
+                operator="matmul",
+                problem={"operator": "matmul", "m": 64},
+                target=TARGET,
+                device_class=device_class,
+                key=f"{name:k>64}",
+                search={"level": 1},
+                state=problem,
+                cached=False,
+                planned=planned,
+                screening=False,
+                space_size=4,
+                candidate_count=2,
+                rejections={},
+                seconds={"lower": {"wall": 1.0, "cpu": 1.0}},
+                started_at=self.now - 40,
+                finished_at=None if problem in ("queued", "running") else self.now,
+            )
+        if plan is not None:
+            self.item("plan", f"{id_of(name)}:0-{len(classes) - 1}", name, plan)
+        query = text("SELECT id FROM job_problems WHERE job_id = :job ORDER BY position")
+        return list(self.session.scalars(query, {"job": id_of(name)}))
+
+    def item(self, kind: str, ref: object, job: str, state: str, target: str | None = None) -> None:
+        claimed, begun = state == "claimed", state in ("claimed", "done", "joined")
+        self.insert(
+            "items",
+            kind=kind,
+            target=target,
+            ref=str(ref),
+            job_id=id_of(job),
+            priority=10,
+            predicted_seconds=1.0,
+            state=state,
+            attempt=1 if begun else 0,
+            token=f"{kind}-{job}"[:32] if begun else None,
+            worker="old" if begun else None,
+            lease_expires_at=self.now + 60 if claimed else None,
+            created_at=self.now - 30,
+            started_at=self.now - 20 if begun else None,
+            finished_at=None if state in ("waiting", "claimed") else self.now - 10,
+            past=[],
+        )
+
+    def group(
+        self, name: str, job: str, state: str, *builds: str, item: str | None, joined_to: str | None = None
+    ) -> None:
+        """With its compile item; these builds are in its file, as a rule made by it."""
+        kernels = [new_build(build) for build in builds]
+        compiled = state == "compiled"
+        self.insert(
+            "groups",
+            id=id_of(name),
+            job_id=id_of(job),
+            target=TARGET,
+            toolchain=TOOLCHAIN,
+            state=state,
+            joined_to=joined_to and id_of(joined_to),
+            kernels=[
+                {
+                    "build": one.id,
+                    "id": one.kernel,
+                    "slice": one.slice,
+                    "kernel": one.kernel_json,
+                    "predicted_seconds": 1.0,
+                }
+                for one in kernels
+            ],
+            predicted_seconds=2.0,
+            library=f"library-{name}" if compiled else None,
+            phases=[{"name": "cicc", "seconds": 1.5, "start": 0.0}] if compiled else [],
+            codegen_seconds={"wall": 1.0, "cpu": 1.0} if compiled else {},
+            compile_seconds={"wall": 8.0, "cpu": 8.0} if compiled else {},
+            verify_seconds={},
+            created_at=self.now - 30,
+            finished_at=self.now - 10 if compiled else None,
+        )
+        if item is not None:
+            self.item("compile", id_of(name), job, item, TARGET)
+
+    def build(self, name: str, group: str | None, state: str = "ok", **changes: Any) -> None:
+        made = new_build(name)
+        ok = state == "ok"
+        row = {
+            "id": name,
+            "kernel": made.kernel,
+            "slice": made.slice,
+            "toolchain": TOOLCHAIN,
+            "target": TARGET,
+            "group_id": group and id_of(group),
+            "verify_group_id": group and id_of(group),
+            "state": state,
+            "code_digest": f"code-{name}" if ok else None,
+            "library": f"library-{group}" if ok else None,
+            "resources": {"registers": 32} if ok else None,
+            "log": None if ok else "x.cu(7): error: no such thing",
+            "created_at": self.now - 30,
+        }
+        self.insert("builds", **{**row, **changes})
+
+    def candidate(self, problem: int, build: str, verdict: str | None = None, **changes: Any) -> None:
+        row = {"schedule": {"n": build}, "kernel": new_build(build).kernel, "build": build, "verdict": verdict}
+        self.insert("candidates", job_problem_id=problem, candidate=f"c-{build}", **{**row, **changes})
+
+    def proved(self, subject: str, venue: str) -> None:
+        plan_version = VERSIONS["plan_version" if venue == "cpu" else "gpu_plan_version"]
+        self.insert(
+            "verdicts",
+            subject=subject,
+            venue=venue,
+            plan_version=plan_version,
+            verdict="ok",
+            details={"cases": []},
+            wall_seconds=1.0,
+            cpu_seconds=1.0,
+            created_at=self.now - 5,
+        )
+
+    def timed(self, build: str) -> None:
+        self.insert(
+            "measurements",
+            code_digest=f"code-{build}",
+            candidate=f"c-{build}",
+            device_class=GPU_CLASS,
+            driver=DRIVER,
+            plan_version="g1",
+            median_us=7.0,
+            measurement=measurement(7.0),
+            created_at=self.now - 5,
+        )
+
+    def winner(self, key: str, candidate: str) -> None:
+        shown = winner_record(key, candidate)
+        fields = {name: getattr(shown, name) for name in ("operator", "target", "device_class", "problem")}
+        record = shown.model_dump(mode="json")
+        self.insert("winners", key=key, revision=3, record=record, searches=[], attempt="t", updated_at=1.0, **fields)
+
+
+def id_of(name: str) -> str:
+    """Of a job or a group."""
+    return f"{name:->32}"
+
+
+def fill(older: Older) -> dict[str, list[str]]:
+    """Jobs in every state that one could be in; returns by job the builds that its unfinished problems need."""
+    # Pending: in a group that waits, in one that is claimed, and in one that joined the latter.
+    (problem,) = older.job("waiting", CPU_CLASS)
+    older.group("waits", "waiting", "waiting", "w", item="waiting")
+    older.build("w", "waits", "pending", log=None)
+    older.candidate(problem, "w")
+    (problem,) = older.job("claimed", CPU_CLASS)
+    older.group("file", "claimed", "waiting", "f", "j", item="claimed")
+    older.build("f", "file", "pending", log=None)
+    older.candidate(problem, "f")
+    (problem,) = older.job("joined", CPU_CLASS)
+    older.group("joins", "joined", "joined", "j", item="joined", joined_to="file")
+    older.build("j", "file", "pending", log=None)
+    older.candidate(problem, "j")
+    # Compiled: its own group proves it, or one that was made for that.
+    (problem,) = older.job("compiled", CPU_CLASS)
+    older.group("made", "compiled", "compiled", "v", "x", "u", "s", item="done")
+    older.build("x", "made", "compile_error")
+    for build in ("v", "u", "s"):
+        older.build(build, "made")
+    older.proved("slice-u", "cpu")
+    older.proved("slice-s", "cpu")
+    older.item("verify", id_of("made"), "compiled", "waiting", TARGET)
+    for build, verdict in (("v", None), ("x", "compile_error"), ("u", "ok")):
+        older.candidate(problem, build, verdict)
+    (problem,) = older.job("proving", CPU_CLASS)
+    older.group("proved", "proving", "compiled", "p", item="done")
+    older.build("p", "proved", verify_group_id=id_of("proves"))
+    older.item("verify", id_of("proved"), "proving", "done", TARGET)
+    older.group("proves", "proving", "compiled", "p", item=None)
+    older.item("verify", id_of("proves"), "proving", "claimed", TARGET)
+    older.candidate(problem, "p")
+    # On a GPU.
+    (problem,) = older.job("measuring", GPU_CLASS)
+    older.group("timed", "measuring", "compiled", "m", "n", item="done")
+    for build in ("m", "n"):
+        older.build(build, "timed")
+    older.proved("code-m", "gpu")
+    older.timed("m")
+    older.item("measure", measure_ref(id_of("timed"), GPU_CLASS), "measuring", "waiting", GPU_CLASS)
+    older.candidate(problem, "m", "ok", measured_us=7.0, measurement=measurement(7.0))
+    older.candidate(problem, "n")
+    (problem,) = older.job("comparing", GPU_CLASS)
+    older.candidate(problem, "m", "ok", measured_us=7.0, measurement=measurement(7.0))
+    older.item("compare", problem, "comparing", "claimed", GPU_CLASS)
+    # Judged.
+    (problem,) = older.job("refining", CPU_CLASS)
+    older.session.execute(text("UPDATE job_problems SET screening = :yes WHERE id = :id"), {"yes": True, "id": problem})
+    older.candidate(problem, "s", "ok", screening_build="s")
+    older.item("refine", problem, "refining", "waiting")
+    for name, state in (("finishing", "waiting"), ("closing", "claimed")):
+        (problem,) = older.job(name, CPU_CLASS)
+        older.candidate(problem, "u", "ok", predicted_us=4.0)
+        older.item("finish", problem, name, state, TARGET)
+    # Not planned.
+    older.job("queued", CPU_CLASS, state="queued", problem="queued", plan="waiting", started_at=None)
+    older.job("planning", CPU_CLASS, problem="queued", plan="claimed")
+    # One problem of two has ended.
+    ended, problem = older.job("half", CPU_CLASS, CPU_CLASS)
+    older.candidate(ended, "u", "ok", predicted_us=4.0)
+    older.item("finish", ended, "half", "done", TARGET)
+    ending = {"winner": "c-u", "now": older.now, "id": ended}
+    older.session.execute(
+        text("UPDATE job_problems SET state = 'done', winner = :winner, finished_at = :now WHERE id = :id"), ending
+    )
+    older.candidate(problem, "w")
+    # Imported: all is judged, and there never was a plan.
+    problems = older.job("imported", GPU_CLASS, GPU_CLASS, plan=None)
+    older.build("i", None, library=None)
+    older.proved("code-i", "gpu")
+    older.timed("i")
+    for problem, state in zip(problems, ("waiting", "claimed"), strict=True):
+        older.candidate(problem, "i", "ok", measured_us=7.0, measurement=measurement(7.0))
+        older.item("finish", problem, "imported", state, TARGET)
+    # Ended.
+    (problem,) = older.job("done", CPU_CLASS, state="done", problem="done")
+    older.candidate(problem, "u", "ok", predicted_us=4.0)
+    older.item("finish", problem, "done", "done", TARGET)
+    older.winner(f"{'done':k>64}", "c-u")
+    (problem,) = older.job("failed", CPU_CLASS, state="failed", problem="failed", error="none was right")
+    older.candidate(problem, "x", "compile_error")
+    (problem,) = older.job("cancelled", CPU_CLASS, state="cancelled", problem="cancelled")
+    older.group("given up", "cancelled", "cancelled", "gone", item="cancelled")
+    older.candidate(problem, "gone", "skipped", message="the job was cancelled")
+    return {
+        "waiting": ["w"],
+        "claimed": ["f"],
+        "joined": ["j"],
+        "compiled": ["v", "x", "u"],
+        "proving": ["p"],
+        "measuring": ["m", "n"],
+        "comparing": ["m"],
+        "refining": ["s"],
+        "finishing": ["u"],
+        "closing": ["u"],
+        "queued": ["q"],
+        "planning": ["q"],
+        "half": ["w"],
+    }
+
+
+OF_ENDED = f"(SELECT id FROM job_problems WHERE state NOT IN {LIVE})"
+KEPT = {
+    "winners": "true",
+    "verdicts": "true",
+    "measurements": "true",
+    "jobs": "true",
+    "job_problems": f"state NOT IN {LIVE}",
+    "candidates": f"job_problem_id IN {OF_ENDED}",
+    "builds": "state NOT IN ('pending', 'compiling')",
+    "groups": "state IN ('compiled', 'cancelled')",
+    "items": "kind IN ('finish', 'compile') AND state IN ('done', 'cancelled')",
+}
+"""What no migration may change, by table."""
+
+
+def kept(database: Database) -> dict[str, list[dict[str, Any]]]:
+    with database.read() as session:
+        return {
+            table: [dict(row) for row in session.execute(text(f"SELECT * FROM {table} WHERE {which}")).mappings()]
+            for table, which in KEPT.items()
+        }
+
+
+def assert_kept(before: dict[str, list[dict[str, Any]]], after: dict[str, list[dict[str, Any]]]) -> None:
+    """All rows are there as they were, in the columns that both revisions have."""
+    for table, rows in before.items():
+        assert rows, f"there is nothing of {table} to be kept"
+        columns = sorted(set(rows[0]) & set(after[table][0]))
+        assert len(columns) > len(rows[0]) / 2
+        found = [[row[name] for name in columns] for row in after[table]]
+        assert [row for row in rows if [row[name] for name in columns] not in found] == [], table
+
+
+def drive(database: Database, builds: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """All work there is, done as workers do it; `builds` by job. Returns the builds that were compiled, proved and
+    measured."""
+    done: dict[str, list[str]] = {"compile": [], "verify": [], "measure": []}
+    while True:
+        with database.write() as session:
+            claim = items.claim(session, KINDS, None, "w", 5.0)
+            if claim is None:
+                return {kind: sorted(found) for kind, found in done.items()}
+            match claim.kind:
+                case "plan":
+                    record(session, claim, builds.get(claim.job_id, ()))
+                case "compare":
+                    record_compared(session, claim, COMPARISON, measure=StageSeconds())
+                case "finish":
+                    found = candidates_of_problem(session, int(claim.ref))
+                    assert {one.verdict for one in found} <= {"ok", "compile_error"}, "all is judged"
+                    finish_problem(
+                        session, claim, winner=min(o.candidate for o in found if o.verdict == "ok"), error=None
+                    )
+                case "verify":
+                    done["verify"] += [kernel.build for kernel in builds_to_verify(session, claim.ref, **CPU_PLAN)]
+        match claim.kind:
+            case "compile":
+                done["compile"] += compiled_now(database, claim)
+            case "verify":
+                verify_claimed(database, claim)
+            case "measure":
+                found_now = to_measure(database, claim)
+                done["measure"] += [one.build for one in found_now]
+                measure_claimed(database, claim, [measured(one) for one in found_now])
+
+
+def compiled_now(database: Database, claim: items.Claim) -> list[str]:
+    compile_claimed(database, claim)
+    with database.read() as session:
+        return list(session.scalars(text("SELECT id FROM builds WHERE group_id = :group"), {"group": claim.ref}))
+
+
+def states(database: Database) -> dict[str, str]:
+    with database.read() as session:
+        rows = session.execute(text("SELECT id, state FROM jobs")).all()
+    return {name.lstrip("-"): state for name, state in rows}
+
+
+def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_end(
+    database: Database, clock: FakeClock
+) -> None:
+    downgrade(database, "0007")
+    with database.write() as session:
+        builds = fill(Older(session, clock.now()))
+    before = kept(database)
+    database.migrate()
+    database.check()
+    assert_kept(before, kept(database))
+    with database.read() as session:
+        assert get_winners(session, [f"{'done':k>64}"]).popitem()[1].front[0].candidate == "c-u"
+        unended = session.execute(
+            text("SELECT kind, state, token, started_at FROM items WHERE state IN ('waiting', 'claimed')")
+        ).all()
+        gone = [
+            session.scalar(text(f"SELECT count(*) FROM {table} WHERE state IN ('pending', 'waiting', 'joined')"))
+            for table in ("builds", "groups")
+        ]
+        trace = job_trace(session, id_of("planning"))
+    # Nothing is left of the work that came of a plan, nor of a plan that was under way.
+    assert {row.kind for row in unended} == {"plan", "finish"}
+    assert [tuple(row) for row in unended if row.kind == "plan"] == [("plan", "waiting", None, None)] * len(builds)
+    assert gone == [0, 0]
+    assert trace is not None and [one.attempts[-1].how for one in trace.items] == ["waiting"]
+
+    clock.advance(100)
+    with database.write() as session:
+        expired = items.expire_leases(session)
+    assert ("finish", (id_of("imported"),), "waiting") in [(one.kind, one.jobs, one.state) for one in expired]
+    done = drive(database, {id_of(job): names for job, names in builds.items()})
+    # What was compiled, proved or measured before is not again.
+    assert done == {"compile": ["f", "j", "q", "w"], "verify": ["f", "j", "p", "q", "v", "w"], "measure": ["n"]}
+    ended = {"failed": "failed", "cancelled": "cancelled"}
+    assert states(database) == {name: ended.get(name, "done") for name in (*builds, "imported", "done", *ended)}
+
+
+def test_a_build_that_the_release_before_was_compiling_again_is_still_proved(
+    database: Database, clock: FakeClock
+) -> None:
+    """Its library was lost, and with the job that needed it the group that was to compile it anew is gone."""
+    downgrade(database, "0007")
+    with database.write() as session:
+        older = Older(session, clock.now())
+        (problem,) = older.job("again", GPU_CLASS)
+        older.group("anew", "again", "waiting", "r", item="waiting")
+        older.build("r", "anew", "pending", code_digest="code-r", library=None, resources={"registers": 32}, log=None)
+        older.candidate(problem, "r")
+    database.migrate()
+    cancel(database, id_of("again"))
+    later = add(database, CPU_CLASS)
+    plan_next(database, "r")
+    assert drive(database, {})["verify"] == ["r"]
+    with database.read() as session:
+        ended = job_state(session, later.id)
+    assert ended is not None and ended.state == "done"
+
+
+def test_what_the_release_before_had_only_to_finish_is_finished_though_its_budget_is_spent(
+    database: Database, clock: FakeClock
+) -> None:
+    downgrade(database, "0007")
+    with database.write() as session:
+        older = Older(session, clock.now())
+        (problem,) = older.job("late", CPU_CLASS, budget_seconds=30.0, deadline=clock.now() - 10)
+        older.group("made", "late", "compiled", "u", item="done")
+        older.build("u", "made")
+        older.proved("slice-u", "cpu")
+        older.candidate(problem, "u", "ok", predicted_us=4.0)
+        older.item("finish", problem, "late", "waiting", TARGET)
+    database.migrate()
+    end_budgets(database)
+    drive(database, {id_of("late"): ["u"]})
+    assert states(database) == {"late": "done"}
+
+
+def import_one(database: Database) -> None:
+    """A job of results from elsewhere that is still to be finished."""
+    candidate = ImportedCandidate(
+        "c-i", {}, "k", "slice-i", TOOLCHAIN, "code-i", {}, "ok", None, {}, measurement(7.0), None, StageSeconds(),
+        StageSeconds(),
+    )  # fmt: skip
+    problem = ImportedProblem("i", "matmul", {"m": 64}, TARGET, "i" * 64, {"level": 1}, 1, [candidate], COMPARISON)
+    new = Import("1" * 64, GPU_CLASS, DRIVER, "g1", {"device": GPU_CLASS}, None, False, [problem])
+    with database.write() as session:
+        import_results(session, new)
+
+
+def fill_now(database: Database, clock: FakeClock) -> dict[str, list[str]]:
+    """Jobs in every state that one can be in; returns by job the builds that its unfinished problems need."""
+    done = add(database, CPU_CLASS)
+    plan_next(database, "d")
+    compile_next(database)
+    verify_next(database)
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        problem = load_problem(session, int(claim.ref))
+        assert problem is not None and problem.job_id == done.id
+        publish_winner(session, winner_record(problem.key, "c-d"), expected_revision=0, attempt=claim.token)
+        finish_problem(session, claim, winner="c-d", error=None)
+    gone = add(database, CPU_CLASS)
+    plan_next(database, "gone")
+    claim_one(database, "compile")
+    cancel(database, gone.id)
+    comparing = add(database, GPU_CLASS)
+    plan_next(database, "m")
+    compile_next(database)
+    measure_next(database)
+    claim_one(database, "compare", lease=1000)
+    refining = add_screened(database)
+    plan_screened(database, "s")
+    compile_next(database)
+    verify_next(database)
+    measuring = add(database, GPU_CLASS)
+    plan_next(database, "n")
+    compile_next(database)
+    proving, with_it = add(database, CPU_CLASS), add(database, CPU_CLASS)
+    plan_next(database, "v")
+    plan_next(database, "v")
+    compile_next(database)
+    finishing = add(database, CPU_CLASS)
+    plan_next(database, "d")
+    compiling = add(database, CPU_CLASS)
+    plan_next(database, "e", "f")
+    for end in ("released", "failed", "lost"):
+        claim = claim_one(database, "compile", lease=2.0)
+        clock.advance(3 if end == "lost" else 0)
+        with database.write() as session:
+            match end:
+                case "released":
+                    items.release(session, claim)
+                case "failed":
+                    items.fail(session, claim, "the disk is full", retry=True)
+                case "lost":
+                    items.expire_leases(session)
+    claim = claim_one(database, "compile", lease=1000, kernels=1)
+    with database.read() as session:
+        (first,) = session.scalars(
+            text("SELECT id FROM builds WHERE group_id = :group AND state = 'compiling'"), {"group": claim.ref}
+        )
+    with database.write() as session:
+        outcome = BuildOutcome(first, "ok", f"code-{first}", {"registers": 32}, library="library-part")
+        record_builds(session, claim, [outcome], Versions(**VERSIONS))
+    again = add(database, GPU_CLASS)
+    with database.write() as session:
+        library = session.scalar(text("SELECT library FROM builds WHERE id = 'm'"))
+        forget_group_library(session, str(library))
+    plan_next(database, "m", "x")
+    claim_one(database, "compile", lease=1000)
+    pending = add(database, CPU_CLASS)
+    plan_next(database, "z")
+    planning = add(database, CPU_CLASS)
+    claim_one(database, "plan", lease=1000)
+    queued = add(database, CPU_CLASS, priority="high")
+    import_one(database)
+    return {
+        comparing.id: ["m"],
+        refining.id: ["s"],
+        measuring.id: ["n"],
+        proving.id: ["v"],
+        with_it.id: ["v"],
+        finishing.id: ["d"],
+        compiling.id: ["e", "f"],
+        again.id: ["m", "x"],
+        pending.id: ["z"],
+        queued.id: ["q"],
+        planning.id: ["q"],
+    }
+
+
+def test_a_release_that_does_not_lease_builds_gets_nothing_that_would_wait_for_ever(
+    database: Database, clock: FakeClock
+) -> None:
+    builds = fill_now(database, clock)
+    with database.read() as session:
+        kinds = set(session.scalars(text("SELECT kind FROM items WHERE state IN ('waiting', 'claimed')")))
+        groups = set(session.scalars(text("SELECT state FROM groups")))
+    assert kinds == {"plan", "compile", "verify", "measure", "refine", "compare", "finish"}
+    assert groups == {"compiling", "compiled", "failed", "lost", "released", "cancelled"}
+    before = kept(database)
+    downgrade(database, "0007")
+    assert_kept(before, kept(database))
+    with database.read() as session:
+        problems = session.execute(
+            text(
+                "SELECT job_id, planned, (SELECT count(*) FROM candidates WHERE job_problem_id = job_problems.id), "
+                "EXISTS (SELECT 1 FROM items WHERE kind = 'finish' AND ref = CAST(job_problems.id AS VARCHAR(64)) "
+                f"AND state = 'waiting') FROM job_problems WHERE state IN {LIVE}"
+            )
+        ).all()
+        waiting = session.execute(
+            text(
+                "SELECT items.job_id, kind, items.state, attempt, token, items.priority - jobs.priority "
+                "FROM items JOIN jobs ON jobs.id = items.job_id WHERE items.state IN ('waiting', 'claimed')"
+            )
+        ).all()
+        left = {
+            table: set(session.scalars(text(f"SELECT state FROM {table}"))) for table in ("builds", "groups", "items")
+        }
+    imported = "1" * 32
+    judged = {imported, *(job for job, names in builds.items() if names == ["d"])}
+    # A problem is planned anew, unless it is only to be finished.
+    assert {job for job, *_ in problems} == {imported, *builds}
+    for job, planned, candidates, finishing in problems:
+        assert (bool(planned), candidates) == ((True, 1) if finishing else (False, 0)), job
+        assert not finishing or job in judged
+    places = [*((job, "plan") for job in builds), *((job, "finish") for job, _, _, finishing in problems if finishing)]
+    assert (imported, "finish") in places
+    assert sorted(map(tuple, waiting)) == sorted((*place, "waiting", 0, None, 0) for place in places)
+    assert left == {
+        "builds": {"ok"},
+        "groups": {"compiled", "failed", "cancelled"},
+        "items": {"waiting", "done", "failed", "cancelled"},
+    }
+
+    database.migrate()
+    database.check()
+    done = drive(database, builds)
+    # One of e and f was compiled; the library that held m was lost, but not what was found of its code.
+    assert done["compile"] in [sorted(["m", "q", "s", "x", "z", one]) for one in "ef"]
+    assert (done["verify"], done["measure"]) == (["e", "f", "q", "v", "z"], ["n", "x"])
+    assert set(states(database).values()) == {"done", "cancelled"}
 
 
 def _migrate(url: str, barrier: object) -> None:
@@ -328,7 +951,6 @@ def test_a_data_folder_may_have_any_name(tmp_path: Path) -> None:
 def test_errors_survive_pickling() -> None:
     made = [
         LostClaim("compile", "g", "t"),
-        PlanOutdated(("b",)),
         Conflict("k", 1, 2),
         BlobMissing("d"),
         BlobCorrupt("d", "e"),

@@ -14,6 +14,7 @@ from storage import jobs
 from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
 from storage.database import Database
+from storage.endings import clear_ended
 from storage.jobs import CreatedJob
 from storage.judging_work import MEASURE_SECONDS
 from storage.measurements import (
@@ -32,35 +33,36 @@ from tests.fixtures_measuring import (
     claim_one_in,
     compare_next,
     ids_of,
-    plan_known,
-    record_as,
     verdicts,
 )
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     DRIVER,
     GPU_CLASS,
-    PLAN,
+    VERSIONS,
     claim_one,
     compile_next,
     measure_claimed,
     measure_next,
     measured,
     new_problem,
+    plan_next,
     problem_ids,
     record,
+    record_as,
     to_measure,
     verify_next,
     winner_record,
 )
+from tests.test_storage_reports import plan_predicted
 
 # ---- what is reported
 
 
 def test_seconds_go_to_the_problem_of_each_candidate(database: Database) -> None:
     job = add(database, GPU_CLASS, CPU_CLASS)
+    plan_next(database, "a", "b")
     other = add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
     with database.write() as session:
         record_as(session, claim_one_in(session, "plan"), {"d-a": "a"})
     compile_next(database)
@@ -89,10 +91,10 @@ def measuring(database: Database, job: CreatedJob) -> tuple[int, int]:
 
 def test_progress_counts_what_is_measured_of_what_may_be_right(database: Database) -> None:
     job = add(database, GPU_CLASS, CPU_CLASS)
-    plan_known(database, "a", "b", "c", split=True)
+    plan_next(database, "a", "b", "c")
     assert measuring(database, job) == (0, 3)
-    for bad in ([], [], ["c"]):
-        compile_next(database, bad=bad)
+    for _ in range(3):
+        compile_next(database, bad=["c"], kernels=1)
     assert measuring(database, job) == (0, 2)
     measure_next(database)
     assert measuring(database, job) == (1, 2)
@@ -109,12 +111,12 @@ def eta(database: Database, job: CreatedJob) -> float | None:
 
 def test_the_eta_counts_measuring_and_comparing(database: Database, clock: FakeClock) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "b", split=True)
+    plan_predicted(database, a=2.0, b=2.0)
     to_come = COMPARE_SECONDS + FINISH_SECONDS
-    # Two groups of predicted 2 s, nothing is proved on the CPU; then two candidates.
+    # Two kernels of predicted 2 s, nothing is proved on the CPU; then two candidates.
     assert eta(database, job) == pytest.approx(2 * 2 + 2 * MEASURE_SECONDS + to_come)
-    compile_next(database)  # took 8 s instead of 2
-    compile_next(database)
+    compile_next(database, kernels=1)  # took 8 s instead of 2
+    compile_next(database, kernels=1)
     assert eta(database, job) == pytest.approx(2 * MEASURE_SECONDS + to_come)
     claim = claim_one(database, "measure", worker="gpu", lease=100)
     clock.advance(4 * MEASURE_SECONDS)
@@ -127,15 +129,17 @@ def test_the_eta_counts_measuring_and_comparing(database: Database, clock: FakeC
     assert left == pytest.approx(COMPARE_SECONDS / 2 + FINISH_SECONDS)
 
 
-def test_the_eta_of_a_later_job_counts_the_measuring_before_it(database: Database, clock: FakeClock) -> None:
-    add(database, GPU_CLASS)
-    plan_known(database, "a")
+def test_the_eta_counts_the_measuring_of_the_jobs_that_take_turns_with_it(database: Database, clock: FakeClock) -> None:
+    large = add(database, GPU_CLASS)
+    plan_next(database, "a", "b", "c")
     compile_next(database)
     clock.advance(1)
     mine = add(database, GPU_CLASS)
-    plan_known(database, "b")
+    plan_next(database, "d")
     compile_next(database)
-    assert eta(database, mine) == pytest.approx(2 * MEASURE_SECONDS + 2 * COMPARE_SECONDS + 2 * FINISH_SECONDS)
+    # As much of the larger one as of its own; and all of its own before the larger one's end.
+    assert eta(database, mine) == pytest.approx(2 * (MEASURE_SECONDS + COMPARE_SECONDS + FINISH_SECONDS))
+    assert eta(database, large) == pytest.approx(4 * MEASURE_SECONDS + 2 * COMPARE_SECONDS + 2 * FINISH_SECONDS)
 
 
 REAL = {"operator": "matmul", "m": 64, "n": 32, "k": 16}
@@ -145,7 +149,7 @@ def test_a_measured_candidate_is_reported_with_its_times(database: Database) -> 
     with database.write() as session:
         problems = [new_problem("p", device_class=GPU_CLASS, problem=REAL)]
         job = jobs.create_job(session, jobs.NewJob(problems))
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database)
     measure_next(database, wrong=["b"], a=2.0)
     with database.read() as session:
@@ -188,7 +192,7 @@ def test_a_rate_is_reported_where_the_operator_knows_the_schedule(database: Data
 
 def test_what_the_cpu_proved_is_not_called_proved_on_a_gpu_that_found_it_wrong(database: Database) -> None:
     job = add(database, CPU_CLASS, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     verify_next(database)
     measure_next(database, wrong=["a"])
@@ -202,7 +206,7 @@ def test_what_the_cpu_proved_is_not_called_proved_on_a_gpu_that_found_it_wrong(d
 
 def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     compare_next(database)
@@ -232,17 +236,22 @@ def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database:
 
 def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> None:
     first = add(database, GPU_CLASS)
+    plan_next(database, "a", "b")
     second = add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
     with database.write() as session:
         record_as(session, claim_one_in(session, "plan"), {"d-a": "a"})
     compile_next(database)
     with database.write() as session:
         jobs.cancel_job(session, first.id)
         (ref,) = session.scalars(select(ItemRow.ref).where(ItemRow.kind == "measure"))
-        found = candidates_to_measure(session, ref, GPU_CLASS, PLAN["gpu_plan_version"])
+        found = candidates_to_measure(session, ref, GPU_CLASS, VERSIONS["gpu_plan_version"])
     assert [(one.candidate, one.problem_id) for one in found] == [("d-a", *ids_of(database, second))]
     claim = claim_one(database, "measure")
     with database.write() as session:
         record_measured(session, claim, [measured(one) for one in found], driver=DRIVER, plan_version="g1")
+    assert verdicts(database, first) == [{"c-a": None, "c-b": None}]
+    with database.write() as session:
+        while clear_ended(session):
+            pass
     assert verdicts(database, first) == [{"c-a": "skipped", "c-b": "skipped"}]
+    assert verdicts(database, second) == [{"d-a": "ok"}]

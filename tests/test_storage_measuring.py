@@ -14,6 +14,7 @@ from storage import items
 from storage.database import Database
 from storage.errors import LostClaim
 from storage.judge import Judged
+from storage.judging_work import Followed
 from storage.measurements import (
     best_measured,
     group_of_ref,
@@ -22,7 +23,8 @@ from storage.measurements import (
 )
 from storage.problems import load_problem
 from storage.tables import BuildRow, JobProblemRow
-from storage.verdicts import builds_to_verify, known_verdicts
+from storage.verdicts import NewVerdict, known_verdicts
+from storage.verify_groups import builds_to_verify
 from tests.fixtures_measuring import (
     COMPARISON,
     CPU_CLASS,
@@ -33,8 +35,6 @@ from tests.fixtures_measuring import (
     compare_next,
     finish_next,
     ids_of,
-    plan_known,
-    record_as,
     state_of,
     unended,
     verdicts,
@@ -52,25 +52,34 @@ from tests.fixtures_storage import (
     measure_next,
     measured,
     measurement,
+    plan_next,
     problem_ids,
     record,
+    record_as,
+    record_verified,
     to_measure,
-    verify_claimed,
     verify_next,
 )
+
+
+def plan_under(database: Database, *builds: str, **versions: Any) -> Followed:
+    """Plan the next item under other versions: of test plans, of drivers."""
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        return record(session, claim, builds, **versions)
+
 
 # ---- the way
 
 
 def test_a_problem_on_a_gpu_is_measured_compared_and_finished(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "b", "c", split=True)
-    for bad in ([], [], ["c"]):
-        compiled = compile_next(database, bad=bad)
-        assert compiled.waiting == ([] if bad else [("measure", GPU_CLASS)])
+    assert plan_next(database, "a", "b", "c").waiting == [("compile", TARGET)] * 3
+    compiled = [compile_next(database, bad=["c"], kernels=1) for _ in range(3)]
+    assert sorted(one.waiting for one in compiled) == [[], [("measure", GPU_CLASS)], [("measure", GPU_CLASS)]]
     assert [one for one in unended(database) if one[0] == "verify"] == []
-    assert measure_next(database, a=12.0) == []
-    (judged,) = measure_next(database, b=7.0)
+    assert measure_next(database, a=12.0, b=7.0) == []
+    (judged,) = measure_next(database, a=12.0, b=7.0)
     (problem_id,) = ids_of(database, job)
     assert judged == Judged(problem_id, "compare", GPU_CLASS)
     (found,) = candidates(database, job)
@@ -93,7 +102,7 @@ def test_a_problem_on_a_gpu_is_measured_compared_and_finished(database: Database
 
 def test_what_is_to_be_measured_says_all_that_a_gpu_needs(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database, bad=["b"])
     claim = claim_one(database, "measure")
     (one,) = to_measure(database, claim)
@@ -117,17 +126,17 @@ def test_a_measure_ref_fits_whatever_the_product_is_called() -> None:
 
 def test_code_that_was_proven_before_is_said_to_be(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     add(database, OTHER_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     assert [one.proven for one in to_measure(database, claim_one(database, "measure"))] == [True]
 
 
 def test_problems_on_a_cpu_and_on_two_gpus_share_builds_and_each_is_judged_in_its_own_way(database: Database) -> None:
     job = add(database, CPU_CLASS, GPU_CLASS, OTHER_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     assert sorted(compile_next(database).waiting) == [
         ("measure", OTHER_CLASS),
         ("measure", GPU_CLASS),
@@ -151,29 +160,30 @@ def test_problems_on_a_cpu_and_on_two_gpus_share_builds_and_each_is_judged_in_it
 def test_only_builds_that_a_predicted_problem_waits_for_are_proved_on_the_cpu(database: Database) -> None:
     add(database, CPU_CLASS)
     add(database, GPU_CLASS)
-    plan_known(database, "a")
-    plan_known(database, "a", "b")
-    assert compile_next(database).waiting == [("verify", TARGET), ("measure", GPU_CLASS)]
-    assert compile_next(database).waiting == [("measure", GPU_CLASS)]
+    plan_next(database, "a")
+    plan_next(database, "a", "b")
+    assert sorted(compile_next(database).waiting) == [("measure", GPU_CLASS), ("verify", TARGET)]
     claim = claim_one(database, "verify")
     with database.read() as session:
         assert [kernel.build for kernel in builds_to_verify(session, claim.ref, **CPU_PLAN)] == ["a"]
 
 
 def test_what_only_a_gpu_has_used_is_proved_when_a_predicted_problem_comes(database: Database) -> None:
-    """Also while the group's other kernel is being proved: nobody adds to what a worker has taken."""
+    """Also while the group's other kernel is being proved: it is proved after that."""
     first = add(database, GPU_CLASS)
+    plan_next(database, "a", "b")
     second = add(database, CPU_CLASS)
-    claims = [claim_one(database, "plan"), claim_one(database, "plan")]
-    with database.write() as session:
-        record(session, claims[0], ["a", "b"])
-        record(session, claims[1], ["a"])
+    plan_next(database, "a")
     compile_next(database)
     at_work = claim_one(database, "verify")
+    with database.read() as session:
+        asked = builds_to_verify(session, at_work.ref, **CPU_PLAN)
+    assert [kernel.build for kernel in asked] == ["a"]
     third = add(database, CPU_CLASS)
-    recorded = plan_known(database, "a", "b")
-    assert recorded.waiting == [("verify", TARGET)]
-    verify_claimed(database, at_work)
+    assert plan_next(database, "a", "b").waiting == []
+    with database.write() as session:
+        record_verified(session, at_work, [NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)], asked)
+    assert ("verify", TARGET) in unended(database)
     assert verdicts(database, second) == [{"c-a": "ok"}]
     assert verdicts(database, third) == [{"c-a": "ok", "c-b": None}]
     verify_next(database)
@@ -183,22 +193,22 @@ def test_what_only_a_gpu_has_used_is_proved_when_a_predicted_problem_comes(datab
 
 def test_what_stands_is_measured_without_compiling(database: Database) -> None:
     add(database, CPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database)
     verify_next(database)
     job = add(database, GPU_CLASS)
-    recorded = plan_known(database, "a", "b")
-    assert (recorded.groups, recorded.waiting) == ([], [("measure", GPU_CLASS)])
+    assert plan_next(database, "a", "b").waiting == [("measure", GPU_CLASS)]
     measure_next(database)
     assert verdicts(database, job) == [{"c-a": "ok", "c-b": "ok"}]
 
 
 def test_two_jobs_that_wait_for_one_candidate_have_it_measured_once(database: Database) -> None:
     first, second = add(database, GPU_CLASS), add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
-    assert plan_known(database, "a").waiting == []
+    assert plan_next(database, "a").waiting == []
     claim = claim_one(database, "measure")
+    assert claim.jobs == tuple(sorted([first.id, second.id]))
     (one,) = to_measure(database, claim)
     judged = measure_claimed(database, claim, [measured(one)])
     assert {one.problem for one in judged} == {*ids_of(database, first), *ids_of(database, second)}
@@ -207,7 +217,7 @@ def test_two_jobs_that_wait_for_one_candidate_have_it_measured_once(database: Da
 
 def test_what_comes_while_a_group_is_measured_is_measured_after_it(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database)
     claim = claim_one(database, "measure")
     results = [measured(one) for one in to_measure(database, claim)]
@@ -227,7 +237,7 @@ def test_what_comes_while_a_group_is_measured_is_measured_after_it(database: Dat
 
 def test_a_part_may_be_recorded_and_the_rest_waits_again(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database)
     claim = claim_one(database, "measure")
     found = to_measure(database, claim)
@@ -241,7 +251,7 @@ def test_a_part_may_be_recorded_and_the_rest_waits_again(database: Database) -> 
 
 def test_a_worker_that_never_answers_for_a_candidate_does_not_go_round_for_ever(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     for attempt in (1, 2):
         claim = claim_one(database, "measure")
@@ -259,7 +269,7 @@ def test_a_worker_that_never_answers_for_a_candidate_does_not_go_round_for_ever(
 @pytest.mark.parametrize(("verdict", "times"), [("ok", None), ("incorrect", measurement(1.0))])
 def test_times_without_being_right_are_refused_and_the_reverse(database: Database, verdict: str, times: Any) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     claim = claim_one(database, "measure")
     (one,) = to_measure(database, claim)
@@ -273,11 +283,11 @@ def test_times_without_being_right_are_refused_and_the_reverse(database: Databas
 
 def test_times_are_carried_over_to_the_same_candidate(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database, a=6.5)
     later = add(database, GPU_CLASS)
-    recorded = plan_known(database, "a")
+    recorded = plan_next(database, "a")
     assert recorded.judged == [Judged(ids_of(database, later)[0], "compare", GPU_CLASS)]
     assert recorded.waiting == []
     (found,) = candidates(database, later)
@@ -287,13 +297,13 @@ def test_times_are_carried_over_to_the_same_candidate(database: Database) -> Non
 
 def test_times_are_carried_over_to_equal_code_of_another_toolchain(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database, a=6.5)
     with database.write() as session:
         session.get_one(BuildRow, "a").id = "a-older"
     later = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     assert compile_next(database).judged == [Judged(ids_of(database, later)[0], "compare", GPU_CLASS)]
     assert candidates(database, later)[0]["c-a"].measured_us == 6.5
 
@@ -309,21 +319,21 @@ def test_times_are_carried_over_to_equal_code_of_another_toolchain(database: Dat
 )
 def test_times_are_not_carried_over_to_another(database: Database, changed: dict[str, Any]) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     later = add(database, GPU_CLASS)
-    assert plan_known(database, "a", **changed).waiting == [("measure", GPU_CLASS)]
+    assert plan_under(database, "a", **changed).waiting == [("measure", GPU_CLASS)]
     assert verdicts(database, later) == [{"c-a": None}]
 
 
 def test_times_are_not_carried_over_to_another_device_class_or_candidate(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     other = add(database, OTHER_CLASS)
-    assert plan_known(database, "a").waiting == [("measure", OTHER_CLASS)]
+    assert plan_next(database, "a").waiting == [("measure", OTHER_CLASS)]
     same = add(database, GPU_CLASS)
     with database.write() as session:
         assert record_as(session, claim_one_in(session, "plan"), {"d-a": "a"}).waiting == [("measure", GPU_CLASS)]
@@ -332,14 +342,14 @@ def test_times_are_not_carried_over_to_another_device_class_or_candidate(databas
 
 def test_a_newer_measurement_replaces_the_older_one(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database, a=6.5)
     add(database, GPU_CLASS)
-    plan_known(database, "a", drivers={})
+    plan_under(database, "a", drivers={})
     measure_next(database, a=6.0)
     later = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     assert candidates(database, later)[0]["c-a"].measured_us == 6.0
 
 
@@ -349,8 +359,8 @@ def test_wrong_code_is_wrong_for_every_candidate_on_every_gpu_and_not_on_the_cpu
 ) -> None:
     waiting = add(database, OTHER_CLASS, CPU_CLASS)
     first = add(database, GPU_CLASS)
-    plan_known(database, "a")
-    plan_known(database, "a")
+    plan_next(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     claim = claim_target(database, GPU_CLASS)
     (one,) = to_measure(database, claim)
@@ -359,27 +369,27 @@ def test_wrong_code_is_wrong_for_every_candidate_on_every_gpu_and_not_on_the_cpu
     assert verdicts(database, first) == [{"c-a": verdict}]
     assert verdicts(database, waiting) == [{"c-a": verdict}, {"c-a": None}]
     later = add(database, GPU_CLASS)
-    assert plan_known(database, "a").waiting == []
+    assert plan_next(database, "a").waiting == []
     found = candidates(database, later)[0]["c-a"]
     assert (found.verdict, found.message) == (verdict, f"{verdict} at m=64")
 
 
 def test_a_skipped_candidate_says_nothing_about_its_code(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     claim = claim_one(database, "measure")
     (one,) = to_measure(database, claim)
     measure_claimed(database, claim, [measured(one, "skipped")])
     assert verdicts(database, job) == [{"c-a": "skipped"}]
     add(database, GPU_CLASS)
-    assert plan_known(database, "a").waiting == [("measure", GPU_CLASS)]
+    assert plan_next(database, "a").waiting == [("measure", GPU_CLASS)]
 
 
 def test_a_finding_replaces_an_ok_and_is_never_replaced(database: Database) -> None:
     """One candidate shows that the code is wrong: another one of the same code, right before, is not right any more."""
     first = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     assert verdicts(database, first) == [{"c-a": "ok"}]
@@ -396,7 +406,7 @@ def test_a_finding_replaces_an_ok_and_is_never_replaced(database: Database) -> N
         proof = known_verdicts(session, ["code-a"], "gpu", "g1")["code-a"]
     assert (proof.verdict, proof.message) == ("incorrect", "incorrect at m=64")
     add(database, GPU_CLASS)
-    assert [one.kind for one in plan_known(database, "a").judged] == ["finish"]
+    assert [one.kind for one in plan_next(database, "a").judged] == ["finish"]
 
 
 # ---- comparing
@@ -404,37 +414,37 @@ def test_a_finding_replaces_an_ok_and_is_never_replaced(database: Database) -> N
 
 def test_a_problem_of_which_nothing_is_right_is_finished_without_comparing(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     assert [one.kind for one in measure_next(database, wrong=["a"])] == ["finish"]
 
 
 def test_a_problem_of_which_nothing_compiles_is_finished_without_comparing(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     assert [one.kind for one in compile_next(database, bad=["a"]).judged] == ["finish"]
 
 
 def test_contenders_found_wrong_after_timing_are_out_and_so_is_their_code(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database)
     measure_next(database)
     other = add(database, OTHER_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     assert [one.kind for one in compare_next(database, wrong=[("c-a", "drifted")])] == ["finish", "finish"]
     found = candidates(database, job)[0]["c-a"]
     assert (found.verdict, found.message, found.measured_us) == ("incorrect", "drifted", None)
     assert verdicts(database, job) == [{"c-a": "incorrect", "c-b": "ok"}]
     assert verdicts(database, other) == [{"c-a": "incorrect"}]
     later = add(database, GPU_CLASS)
-    assert [one.kind for one in plan_known(database, "a").judged] == ["finish"]
+    assert [one.kind for one in plan_next(database, "a").judged] == ["finish"]
     assert verdicts(database, later) == [{"c-a": "incorrect"}]
 
 
 def test_a_problem_of_which_the_comparison_leaves_nothing_is_still_finished(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     assert [one.kind for one in compare_next(database, wrong=[("c-a", "drifted")])] == ["finish"]
@@ -443,7 +453,7 @@ def test_a_problem_of_which_the_comparison_leaves_nothing_is_still_finished(data
 
 def test_a_comparison_that_fails_for_good_leaves_the_choice_to_the_times_there_are(database: Database) -> None:
     job = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     claim = claim_one(database, "compare")
@@ -456,7 +466,7 @@ def test_a_comparison_that_fails_for_good_leaves_the_choice_to_the_times_there_a
 def test_a_problem_is_compared_once(database: Database) -> None:
     """What is found out about its code while it is compared, or after it, does not send it there again."""
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     compile_next(database)
     measure_next(database)
     claim = claim_one(database, "compare")
@@ -473,5 +483,5 @@ def test_a_problem_is_compared_once(database: Database) -> None:
 
 def condemn_in_another_job(database: Database, build: str) -> None:
     add(database, OTHER_CLASS)
-    plan_known(database, build)
+    plan_next(database, build)
     measure_next(database, wrong=[build])

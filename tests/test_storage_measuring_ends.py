@@ -10,15 +10,16 @@ from storage import items, jobs
 from storage.builds import known_builds
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.errors import LostClaim, PlanOutdated
-from storage.groups import BuildOutcome, group_report, record_compiled
+from storage.errors import LostClaim
+from storage.groups import BuildOutcome, GroupFiles, group_report, record_builds
 from storage.items import Renewal
 from storage.judge import Judged
+from storage.judging_work import Versions
 from storage.measurements import (
     forget_group_library,
     record_compared,
 )
-from storage.tables import BuildRow, ItemRow
+from storage.tables import BuildRow, ItemJobRow, ItemRow
 from tests.fixtures_measuring import (
     COMPARISON,
     CPU_CLASS,
@@ -29,7 +30,6 @@ from tests.fixtures_measuring import (
     finish_next,
     ids_of,
     measure_claimed_on,
-    plan_known,
     state_of,
     unended,
     verdicts,
@@ -38,15 +38,19 @@ from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     GPU_CLASS,
     OTHER_CLASS,
-    PLAN,
     TARGET,
+    VERSIONS,
+    cancel,
     claim_one,
     compile_claimed,
     compile_next,
+    end_budgets,
     measure_claimed,
     measure_next,
     measured,
+    plan_next,
     record,
+    record_group,
     to_measure,
     verify_next,
 )
@@ -62,6 +66,7 @@ def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Da
             record(session, claim, ["a"])
     compile_next(database)
     claim = claim_one(database, "measure")
+    assert claim.jobs == tuple(sorted([first.id, second.id]))
     for job, renewal in ((second, Renewal.HELD), (first, Renewal.CANCELLED)):
         with database.write() as session:
             jobs.cancel_job(session, job.id)
@@ -73,8 +78,8 @@ def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Da
 def test_a_cancel_ends_the_work_on_a_gpu_that_nobody_else_waits_for(database: Database, kind: str) -> None:
     job = add(database, GPU_CLASS)
     other = add(database, OTHER_CLASS, CPU_CLASS)
-    plan_known(database, "a")
-    plan_known(database, "a")
+    plan_next(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     if kind == "compare":
         measure_claimed_on(database, GPU_CLASS)
@@ -84,9 +89,11 @@ def test_a_cancel_ends_the_work_on_a_gpu_that_nobody_else_waits_for(database: Da
         assert items.renew(session, claim, 5) is Renewal.CANCELLED
     assert unended(database) == [("measure", OTHER_CLASS), ("verify", TARGET)]
     with database.read() as session:
-        assert set(session.scalars(select(ItemRow.job_id).where(ItemRow.state == "waiting"))) == {other.id}
+        wanting = select(ItemJobRow.job_id).join(ItemRow, ItemRow.id == ItemJobRow.item_id)
+        waiting = wanting.where(ItemRow.state == "waiting", ItemJobRow.wanted)
+        assert set(session.scalars(waiting)) == {other.id}
     again = add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     if kind == "measure":
         measure_claimed_on(database, GPU_CLASS)
     assert verdicts(database, again) == [{"c-a": "ok"}]
@@ -94,16 +101,16 @@ def test_a_cancel_ends_the_work_on_a_gpu_that_nobody_else_waits_for(database: Da
 
 def test_a_spent_budget_ends_measuring_with_what_was_measured(database: Database, clock: FakeClock) -> None:
     job = add(database, GPU_CLASS, budget_seconds=60.0)
-    plan_known(database, "a", "b", split=True)
-    compile_next(database)
-    compile_next(database)
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
+    compile_next(database, kernels=1)
     measure_next(database)
     claim = claim_one(database, "measure", lease=1000)
     clock.advance(61)
+    assert end_budgets(database) == [job.id]
     with database.write() as session:
-        assert jobs.expire_budgets(session) == [job.id]
         assert items.renew(session, claim, 5) is Renewal.CANCELLED
-        assert jobs.expire_budgets(session) == []
+    assert end_budgets(database) == []
     # There is no time left to compare in.
     assert unended(database) == [("finish", TARGET)]
     assert sorted(str(verdict) for verdict in verdicts(database, job)[0].values()) == ["ok", "skipped"]
@@ -114,7 +121,7 @@ def test_a_budget_that_ends_while_a_problem_is_compared_finishes_it(
     database: Database, clock: FakeClock, claimed: bool
 ) -> None:
     job = add(database, GPU_CLASS, budget_seconds=60.0)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     measure_next(database)
     claim = claim_one(database, "compare", lease=1000) if claimed else None
@@ -131,26 +138,29 @@ def test_a_budget_that_ends_while_a_problem_is_compared_finishes_it(
     assert state_of(database, job) == "done"
 
 
-def test_a_budget_hands_measuring_over_to_a_job_with_time_left(database: Database, clock: FakeClock) -> None:
-    add(database, GPU_CLASS, budget_seconds=10.0)
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_budget_leaves_measuring_to_a_job_with_time_left(database: Database, clock: FakeClock, ended: bool) -> None:
+    """Whether or not anything has noticed by then that the budget is spent."""
+    spent = add(database, GPU_CLASS, budget_seconds=10.0)
     other = add(database, GPU_CLASS)
-    plan_known(database, "a")
-    plan_known(database, "a")
+    plan_next(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     clock.advance(11)
-    with database.write() as session:
-        assert items.claim(session, ["measure"], None, "w", 5) is None
-        jobs.expire_budgets(session)
+    assert not ended or end_budgets(database) == [spent.id]
     measure_next(database)
     assert verdicts(database, other) == [{"c-a": "ok"}]
+    assert verdicts(database, spent) == [{"c-a": "skipped" if ended else "ok"}]
+    end_budgets(database)
+    assert unended(database) == [("compare", GPU_CLASS), ("finish", TARGET)]
 
 
 def test_a_job_whose_candidates_were_judged_otherwise_leaves_no_work_behind(database: Database) -> None:
     """Its code was found wrong on another GPU. After its deadline nobody would claim its work, nor end it."""
     job = add(database, GPU_CLASS, budget_seconds=60.0)
     add(database, OTHER_CLASS)
-    plan_known(database, "a")
-    plan_known(database, "a")
+    plan_next(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     claim = claim_target(database, OTHER_CLASS)
     measure_claimed(database, claim, [measured(one, "incorrect") for one in to_measure(database, claim)])
@@ -160,11 +170,11 @@ def test_a_job_whose_candidates_were_judged_otherwise_leaves_no_work_behind(data
     assert (state_of(database, job), unended(database)) == ("failed", [])
 
 
-def test_a_spent_budget_hands_over_what_it_does_not_need_any_more(database: Database, clock: FakeClock) -> None:
+def test_a_spent_budget_cancels_what_is_not_needed_any_more(database: Database, clock: FakeClock) -> None:
     add(database, GPU_CLASS, budget_seconds=60.0)
     add(database, OTHER_CLASS)
-    plan_known(database, "a", "b")
-    plan_known(database, "a")
+    plan_next(database, "a", "b")
+    plan_next(database, "a")
     compile_next(database, bad=["b"])
     claim = claim_target(database, OTHER_CLASS)
     measure_claimed(database, claim, [measured(one, "incorrect") for one in to_measure(database, claim)])
@@ -178,7 +188,7 @@ def test_measuring_that_fails_for_good_skips_its_candidates_and_remembers_nothin
     database: Database, clock: FakeClock
 ) -> None:
     job = add(database, GPU_CLASS, OTHER_CLASS, CPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     for attempt in range(items.MAX_ATTEMPTS):
         claim = claim_target(database, GPU_CLASS)
@@ -190,7 +200,7 @@ def test_measuring_that_fails_for_good_skips_its_candidates_and_remembers_nothin
     assert verdicts(database, job) == [{"c-a": "skipped"}, {"c-a": None}, {"c-a": None}]
     assert unended(database) == [("finish", TARGET), ("measure", OTHER_CLASS), ("verify", TARGET)]
     later = add(database, GPU_CLASS)
-    assert plan_known(database, "a").waiting == [("measure", GPU_CLASS)]
+    assert plan_next(database, "a").waiting == [("measure", GPU_CLASS)]
     claim = claim_target(database, GPU_CLASS)
     assert claim.attempt == 1
     measure_claimed(database, claim, [measured(one) for one in to_measure(database, claim)])
@@ -199,7 +209,7 @@ def test_measuring_that_fails_for_good_skips_its_candidates_and_remembers_nothin
 
 def test_proving_that_fails_for_good_skips_what_waits_for_the_cpu_alone(database: Database) -> None:
     job = add(database, GPU_CLASS, CPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     claim = claim_one(database, "verify")
     with database.write() as session:
@@ -211,13 +221,13 @@ def test_proving_that_fails_for_good_skips_what_waits_for_the_cpu_alone(database
 
 def test_a_more_urgent_job_hurries_the_measuring_it_shares(database: Database) -> None:
     add(database, GPU_CLASS, priority="low")
-    plan_known(database, "shared")
+    plan_next(database, "shared")
     compile_next(database)
     add(database, GPU_CLASS)
-    plan_known(database, "other")
+    plan_next(database, "other")
     compile_next(database)
     add(database, GPU_CLASS, priority="high")
-    plan_known(database, "shared")
+    plan_next(database, "shared")
     assert [one.build for one in to_measure(database, claim_one(database, "measure"))] == ["shared"]
 
 
@@ -226,45 +236,21 @@ def test_a_more_urgent_job_hurries_the_measuring_it_shares(database: Database) -
 
 def test_what_compiled_must_come_with_a_library(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     claim = claim_one(database, "compile")
     with pytest.raises(ValueError, match="without a library: a"), database.write() as session:
-        record_compiled(
-            session,
-            claim,
-            [BuildOutcome("a", "ok", "code-a", {})],
-            source=None,
-            log=None,
-            library=None,
-            cubin=None,
-            phases=[],
-            codegen=StageSeconds(),
-            compile=StageSeconds(),
-            **PLAN,
-        )
+        record_builds(session, claim, [BuildOutcome("a", "ok", "code-a", {})], Versions(**VERSIONS))
     compile_claimed(database, claim)
 
 
-def test_each_kernel_of_a_split_group_is_measured_from_its_own_library(database: Database) -> None:
+def test_each_kernel_of_a_group_is_measured_from_its_own_library(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a", "b")
+    plan_next(database, "a", "b")
     claim = claim_one(database, "compile")
+    outcomes = [BuildOutcome(build, "ok", f"code-{build}", {}, None, f"library of {build}") for build in ("a", "b")]
+    files = GroupFiles(source="s", log="l", library="library of a", cubin="c", ptx="p", sass="q")
     with database.write() as session:
-        recorded = record_compiled(
-            session,
-            claim,
-            [BuildOutcome(build, "ok", f"code-{build}", {}, None, f"library of {build}") for build in ("a", "b")],
-            source="s",
-            log="l",
-            library="library of a",
-            cubin="c",
-            ptx="p",
-            sass="q",
-            phases=[],
-            codegen=StageSeconds(),
-            compile=StageSeconds(),
-            **PLAN,
-        )
+        recorded = record_group(session, claim, outcomes, files)
         report = group_report(session, claim.ref)
     assert recorded.waiting == [("measure", GPU_CLASS)]
     assert report is not None and (report.ptx_sha256, report.sass_sha256) == ("p", "q")
@@ -279,9 +265,9 @@ def lose_library(database: Database, build: str) -> list[Judged]:
 
 def test_a_lost_library_skips_what_waits_for_it_and_the_next_job_compiles_it_again(database: Database) -> None:
     job = add(database, GPU_CLASS, CPU_CLASS)
-    plan_known(database, "a", "b", split=True)
-    compile_next(database)
-    compile_next(database)
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
+    compile_next(database, kernels=1)
     (problem_id, _) = ids_of(database, job)
     assert lose_library(database, "a") == []
     assert lose_library(database, "b") == [Judged(problem_id, "finish", TARGET)]
@@ -289,7 +275,7 @@ def test_a_lost_library_skips_what_waits_for_it_and_the_next_job_compiles_it_aga
     message = candidates(database, job)[0]["c-a"].message
     assert message is not None and "was lost: submit the problem again" in message
     later = add(database, GPU_CLASS)
-    assert len(plan_known(database, "a", "b").groups) == 1
+    assert plan_next(database, "a", "b").waiting == [("compile", TARGET)] * 2
     compile_next(database)
     while any(kind == "measure" for kind, _ in unended(database)):  # those of what was lost find nothing to do
         measure_claimed_on(database, GPU_CLASS)
@@ -302,53 +288,76 @@ def test_a_lost_library_skips_what_waits_for_it_and_the_next_job_compiles_it_aga
 
 def test_what_is_compiled_again_is_also_proved_for_who_wants_it(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     lose_library(database, "a")
     job = add(database, GPU_CLASS, CPU_CLASS)
-    plan_known(database, "a")
-    assert compile_next(database).waiting == [("verify", TARGET), ("measure", GPU_CLASS)]
+    plan_next(database, "a")
+    assert sorted(compile_next(database).waiting) == [("measure", GPU_CLASS), ("verify", TARGET)]
     verify_next(database)
     assert verdicts(database, job)[1] == {"c-a": "ok"}
 
 
 def test_a_build_without_a_library_is_good_enough_for_the_cpu(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     lose_library(database, "a")
     add(database, CPU_CLASS)
     claim = claim_one(database, "plan")
     with database.write() as session:
-        assert record(session, claim, ["a"], []).waiting == [("verify", TARGET)]
+        assert record(session, claim, ["a"]).waiting == [("verify", TARGET)]
 
 
-def test_a_plan_that_relied_on_a_library_that_is_gone_is_refused(database: Database) -> None:
+def test_a_library_that_is_lost_while_a_plan_is_made_is_compiled_again(database: Database) -> None:
     add(database, GPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
-    lose_library(database, "a")
     job = add(database, GPU_CLASS)
     claim = claim_one(database, "plan")
-    with pytest.raises(PlanOutdated, match="plan again"), database.write() as session:
-        record(session, claim, ["a"], [])
+    lose_library(database, "a")
     with database.write() as session:
-        record(session, claim, ["a"])
+        assert record(session, claim, ["a"]).waiting == [("compile", TARGET)]
     compile_next(database)
     measure_next(database)  # the item of the first group: nothing is left of it
     measure_next(database)
     assert verdicts(database, job) == [{"c-a": "ok"}]
 
 
-def test_compiling_again_that_is_cancelled_leaves_what_stood(database: Database) -> None:
+@pytest.mark.parametrize("leased", [False, True])
+def test_compiling_again_that_is_cancelled_leaves_what_stood(database: Database, leased: bool) -> None:
     add(database, CPU_CLASS)
-    plan_known(database, "a")
+    plan_next(database, "a")
     compile_next(database)
     verify_next(database)
     lose_library(database, "a")
     job = add(database, GPU_CLASS)
-    plan_known(database, "a", "new")
-    with database.write() as session:
-        jobs.cancel_job(session, job.id)
+    plan_next(database, "a", "new")
+    if leased:
+        claim_one(database, "compile")
+    cancel(database, job.id)
+    with database.read() as session:
         found = known_builds(session, ["a", "new"])
     assert {build.id: (build.state, build.code_digest) for build in found.values()} == {"a": ("ok", "code-a")}
+    later = add(database, CPU_CLASS)
+    assert [one.kind for one in plan_next(database, "a").judged] == ["finish"]
+    assert verdicts(database, later) == [{"c-a": "ok"}]
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_what_waits_for_the_cpu_is_proved_though_compiling_again_is_cancelled(database: Database, leased: bool) -> None:
+    """Its verify item comes to nothing while the build is pending anew."""
+    waiting = add(database, CPU_CLASS)
+    plan_next(database, "a")
+    compile_next(database)
+    lose_library(database, "a")
+    job = add(database, GPU_CLASS)
+    plan_next(database, "a")
+    verify_next(database)
+    assert verdicts(database, waiting) == [{"c-a": None}]
+    claim = claim_one(database, "compile") if leased else None
+    cancel(database, job.id)
+    compile_claimed(database, claim or claim_one(database, "compile"))
+    verify_next(database)
+    assert verdicts(database, waiting) == [{"c-a": "ok"}]
+    assert unended(database) == [("finish", TARGET)]

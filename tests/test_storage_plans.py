@@ -1,4 +1,4 @@
-"""Plans, compiled groups and verdicts: builds are shared, owned once, judged once; problems are finished once."""
+"""Plans, compiled groups and verdicts: builds are shared, compiled once, judged once; problems are finished once."""
 
 from __future__ import annotations
 
@@ -11,26 +11,35 @@ from storage.builds import known_builds
 from storage.candidates import Predicted, candidates_of_problem, set_predictions
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.errors import LostClaim, PlanOutdated
-from storage.groups import BuildOutcome, load_group, record_compiled, start_group
+from storage.errors import LostClaim
+from storage.groups import BuildOutcome, load_group
 from storage.items import Renewal
+from storage.judging_work import Versions
+from storage.new_items import jobs_of
+from storage.plans import NewCandidate, record_candidates
 from storage.problems import finish_problem, load_problem, problems_to_plan
-from storage.tables import BuildRow, ItemRow
-from storage.verdicts import NewVerdict, builds_to_verify, known_verdicts, record_verified
+from storage.tables import BuildRow, CandidateRow, ItemRow
+from storage.verdicts import NewVerdict, known_verdicts
+from storage.verify_groups import builds_to_verify
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     CPU_PLAN,
-    PLAN,
     SITES,
     TARGET,
+    VERSIONS,
     add_job,
+    cancel,
     claim_one,
     compile_claimed,
     compile_next,
+    end_budgets,
+    new_build,
     new_problem,
     plan_next,
     problem_ids,
     record,
+    record_group,
+    record_verified,
     verify_claimed,
     verify_next,
 )
@@ -59,7 +68,7 @@ def finish_next(database: Database, winner: str | None = "c-a", error: str | Non
 
 def test_a_job_goes_from_plan_to_done(database: Database) -> None:
     job = add_job(database)
-    assert len(plan_next(database, "a", "b").groups) == 1
+    assert plan_next(database, "a", "b").waiting == [("compile", TARGET)] * 2
     assert compile_next(database, bad=["b"]).waiting == [("verify", TARGET)]
     assert verdicts_of(database, job.id) == [{"c-a": None, "c-b": "compile_error"}]
     assert len(verify_next(database)) == 1
@@ -85,8 +94,8 @@ def test_a_group_in_which_nothing_compiled_needs_no_verification(database: Datab
 
 def test_a_problem_is_finished_when_its_last_candidate_is_judged_and_once(database: Database) -> None:
     add_job(database)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
-    compile_next(database)
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
     compile_next(database)
     assert verify_next(database) == []
     assert len(verify_next(database)) == 1
@@ -98,7 +107,7 @@ def test_a_problem_without_candidates_is_finished_at_once_with_its_reason(databa
     claim = claim_one(database, "plan")
     with database.write() as session:
         recorded = record(session, claim, [])
-    assert (recorded.groups, len(recorded.judged)) == ([], 1)
+    assert (recorded.waiting, len(recorded.judged)) == ([], 1)
     assert finish_next(database, winner=None, error="rule: too many") == "failed"
     with database.read() as session:
         status = jobs.job_state(session, job.id)
@@ -129,26 +138,50 @@ def test_a_planned_item_is_planned_once(database: Database, clock: FakeClock) ->
         assert problems_to_plan(session, late) == []
 
 
-def test_a_build_belongs_to_one_group_whoever_plans_it_too(database: Database) -> None:
+def test_a_build_that_two_jobs_plan_is_compiled_once(database: Database) -> None:
     first, second = add_job(database), add_job(database)
     one, two = claim_one(database, "plan"), claim_one(database, "plan")
     with database.write() as session:
-        (mine,) = record(session, one, ["a", "b"]).groups
-    with database.write() as session:  # planned before the first was recorded: it believes that `b` is new
-        (theirs,) = record(session, two, ["b", "c"]).groups
+        record(session, one, ["a", "b"])
+    mine = claim_one(database, "compile")
+    with database.write() as session:
+        assert record(session, two, ["b", "c"]).waiting == [("compile", TARGET)] * 2
+    theirs = claim_one(database, "compile")
     with database.read() as session:
-        owners = {build.id: build.group_id for build in known_builds(session, ["a", "b", "c"]).values()}
-        group = load_group(session, theirs)
-    assert owners == {"a": mine, "b": mine, "c": theirs}
-    assert group is not None and [kernel.build for kernel in group.kernels] == ["c"]
-    assert group.predicted_seconds == pytest.approx(2.0)  # its part of the 4 seconds planned for two
-    compile_next(database)
-    compile_next(database)
+        groups = [load_group(session, claim.ref) for claim in (mine, theirs)]
+        assert [sorted(kernel.build for kernel in group.kernels) for group in groups if group] == [["a", "b"], ["c"]]
+        # What is compiling when the second job comes is for that one, too.
+        assert jobs_of(session, mine.item_id) == tuple(sorted((first.id, second.id)))
+    for claim in (mine, theirs):
+        compile_claimed(database, claim)
     verify_next(database)
     verify_next(database)
     assert verdicts_of(database, first.id) == [{"c-a": "ok", "c-b": "ok"}]
     assert verdicts_of(database, second.id) == [{"c-b": "ok", "c-c": "ok"}]
     assert unended(database) == ["finish", "finish"]
+
+
+def test_a_plan_that_is_recorded_twice_is_recorded_once(database: Database, clock: FakeClock) -> None:
+    """A planner dies between two parts: the next one begins with the first again."""
+    job = add_job(database)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        (problem,) = problems_to_plan(session, claim)
+        part = [(problem.id, NewCandidate(f"c-{build}", {}, f"{build:0>64}", build)) for build in "ab"]
+        builds = {build: new_build(build) for build in "ab"}
+        record_candidates(session, claim, part, builds, Versions(**VERSIONS))
+    compile_next(database)
+    assert verdicts_of(database, job.id) == [{"c-a": None, "c-b": None}]
+    verify_next(database)
+    assert unended(database) == ["plan"]  # all that is recorded is judged, but more may come
+    clock.advance(6)
+    with database.write() as session:
+        items.expire_leases(session)
+    assert plan_next(database, "a", "b", "c").waiting == [("compile", TARGET)]
+    compile_next(database)
+    verify_next(database)
+    assert verdicts_of(database, job.id) == [{"c-a": "ok", "c-b": "ok", "c-c": "ok"}]
+    assert unended(database) == ["finish"]
 
 
 def test_what_is_known_is_not_done_again(database: Database) -> None:
@@ -159,7 +192,7 @@ def test_what_is_known_is_not_done_again(database: Database) -> None:
     finish_next(database)
     later = add_job(database)
     recorded = plan_next(database, "a", "b")
-    assert recorded.groups == []
+    assert recorded.waiting == []
     assert len(recorded.judged) == 1
     assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "compile_error"}]
     assert unended(database) == ["finish"]
@@ -188,37 +221,52 @@ def test_another_test_plan_version_verifies_without_compiling(database: Database
     claim = claim_one(database, "plan")
     with database.write() as session:
         recorded = record(session, claim, ["a", "b"], plan_version="2")
-    (group_id,) = recorded.groups
     assert recorded.waiting == [("verify", TARGET)]
     assert unended(database) == ["verify"]
-    with database.read() as session:
-        found = load_group(session, group_id)
-    assert found is not None and (found.state, found.job_id) == ("compiled", later.id)
     # A third job meanwhile relies on that verification.
     third = add_job(database)
     claim = claim_one(database, "plan")
     with database.write() as session:
-        assert record(session, claim, ["a"], plan_version="2").groups == []
+        assert record(session, claim, ["a"], plan_version="2").waiting == []
     claim = claim_one(database, "verify")
-    assert claim.ref == group_id
-    version = {"plan_version": "2"}
+    assert claim.jobs == tuple(sorted((later.id, third.id)))
     with database.write() as session:
-        assert [kernel.build for kernel in builds_to_verify(session, group_id, **version)] == ["a"]
+        asked = builds_to_verify(session, claim.ref, "2")
+        assert [kernel.build for kernel in asked] == ["a"]
         ok = NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)
-        judged = record_verified(session, claim, [ok], verify=StageSeconds(wall=1, cpu=1), **version)
+        judged = record_verified(session, claim, [ok], asked, plan_version="2")
     assert len(judged) == 2
     assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "compile_error"}]
     assert verdicts_of(database, third.id) == [{"c-a": "ok"}]
 
 
-def test_a_more_urgent_job_hurries_the_work_it_shares(database: Database) -> None:
+def test_a_kernel_that_comes_to_be_wanted_while_its_group_is_verified_is_verified_next(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    compile_next(database)
+    with database.write() as session:  # as if `b` had been measured alone until now
+        session.query(CandidateRow).filter(CandidateRow.build == "b").delete()
+    claim = claim_one(database, "verify")
+    with database.read() as session:
+        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
+    later = add_job(database)
+    plan_next(database, "b")
+    with database.write() as session:
+        ok = NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)
+        record_verified(session, claim, [ok], asked)
+    assert unended(database) == ["verify", "finish"]
+    verify_next(database)
+    assert verdicts_of(database, later.id) == [{"c-b": "ok"}]
+
+
+def test_what_a_more_urgent_job_needs_too_is_done_first(database: Database) -> None:
     add_job(database, priority="low")
     plan_next(database, "shared")
     add_job(database)
     plan_next(database, "other")
     add_job(database, priority="high")
     plan_next(database, "shared")
-    claim = claim_one(database, "compile")
+    claim = claim_one(database, "compile", kernels=1)
     with database.read() as session:
         group = load_group(session, claim.ref)
         assert group is not None and group.kernels[0].build == "shared"
@@ -234,7 +282,7 @@ def test_a_verification_that_forgets_a_kernel_is_refused(database: Database) -> 
     claim = claim_one(database, "verify")
     with pytest.raises(ValueError, match=f"no verdict for {'b':0>64}"), database.write() as session:
         only_one = [NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)]
-        record_verified(session, claim, only_one, verify=StageSeconds(), **CPU_PLAN)
+        record_verified(session, claim, only_one, builds_to_verify(session, claim.ref, **CPU_PLAN))
     assert len(verify_claimed(database, claim)) == 1  # nothing was written: the claim still holds
 
 
@@ -250,7 +298,7 @@ def test_a_finding_replaces_an_ok_and_is_never_replaced(database: Database) -> N
             row.state, row.token = "claimed", claim.token
             session.flush()
             new = NewVerdict("slice-a", verdict, verdict, {"seed": verdict}, 1.0, 1.0)
-            record_verified(session, claim, [new], verify=StageSeconds(), **CPU_PLAN)
+            record_verified(session, claim, [new], ())
 
     for verdict, kept in (("ok", "ok"), ("incorrect", "incorrect"), ("ok", "incorrect"), ("run_timeout", "incorrect")):
         write(verdict)
@@ -263,46 +311,30 @@ def test_compiling_records_the_group(database: Database, clock: FakeClock) -> No
     add_job(database)
     plan_next(database, "a", "b")
     claim = claim_one(database, "compile")
-    with database.write() as session:
-        start_group(session, claim)
     clock.advance(3)
     compile_claimed(database, claim)
     with database.read() as session:
         group = load_group(session, claim.ref)
     assert group is not None
     assert (group.state, group.source, group.cubin) == ("compiled", "a" * 64, "d" * 64)
-    assert group.finished_at is not None and group.started_at is not None
-    assert group.finished_at - group.started_at == 3
+    assert group.finished_at is not None and group.finished_at - group.created_at == 3
 
 
-@pytest.mark.parametrize("outcomes", [[], ["a"], ["a", "b", "z"]], ids=["none", "too few", "too many"])
-def test_a_group_is_recorded_with_an_outcome_for_each_build_only(database: Database, outcomes: list[str]) -> None:
+def test_a_build_that_compiled_comes_with_its_library(database: Database) -> None:
     add_job(database)
-    plan_next(database, "a", "b")
+    plan_next(database, "a")
     claim = claim_one(database, "compile")
-    with pytest.raises(ValueError, match="one outcome for each"), database.write() as session:
-        record_compiled(
-            session,
-            claim,
-            [BuildOutcome(build, "ok", library="c" * 64) for build in outcomes],
-            source=None,
-            log=None,
-            library=None,
-            cubin=None,
-            phases=[],
-            codegen=StageSeconds(),
-            compile=StageSeconds(),
-            **PLAN,
-        )
+    with pytest.raises(ValueError, match="without a library: a"), database.write() as session:
+        record_group(session, claim, [BuildOutcome("a", "ok", "code")])
     with database.read() as session:
-        assert {build.state for build in known_builds(session, ["a", "b"]).values()} == {"pending"}
+        assert {build.state for build in known_builds(session, ["a"]).values()} == {"compiling"}
 
 
 def test_a_groups_seconds_are_shared_out_to_the_problems_that_use_its_kernels(database: Database) -> None:
     job = add_job(database, count=33)
     plan_next(database, "a")  # 32 problems
     plan_next(database, "a", "b")  # the last one
-    compile_next(database)
+    compile_next(database, kernels=1)
     compile_next(database)
     verify_next(database)
     verify_next(database)
@@ -350,7 +382,7 @@ def test_finishing_wants_a_winner_or_a_reason_and_counts_its_own_time(database: 
 # How work ends before its time.
 
 
-def test_a_cancelled_job_stops_everything_it_alone_waits_for(database: Database) -> None:
+def test_a_cancelled_job_stops_everything_that_it_alone_waits_for(database: Database) -> None:
     job = add_job(database, count=40)
     plan_next(database, "a")
     claim = claim_one(database, "compile")
@@ -361,8 +393,9 @@ def test_a_cancelled_job_stops_everything_it_alone_waits_for(database: Database)
     assert unended(database) == []
     with pytest.raises(LostClaim):
         compile_claimed(database, claim)
+    cancel(database, job.id)
     with database.read() as session:
-        assert known_builds(session, ["a"]) == {}  # free for the next job
+        assert known_builds(session, ["a"]) == {}
         group = load_group(session, claim.ref)
         states = {load_problem(session, problem_id).state for problem_id in problem_ids(session, job.id)}  # type: ignore[union-attr]
     assert group is not None and group.state == "cancelled"
@@ -370,19 +403,17 @@ def test_a_cancelled_job_stops_everything_it_alone_waits_for(database: Database)
     assert verdicts_of(database, job.id)[0] == {"c-a": "skipped"}
 
 
-def test_work_that_another_job_waits_for_survives_a_cancel_and_changes_hands(database: Database) -> None:
+def test_a_file_that_another_job_needs_survives_a_cancel(database: Database) -> None:
     first, second = add_job(database), add_job(database)
     plan_next(database, "a")
     plan_next(database, "a")
     claim = claim_one(database, "compile")
+    cancel(database, first.id)
     with database.write() as session:
-        jobs.cancel_job(session, first.id)
         assert items.renew(session, claim, 5) is Renewal.HELD
-        group = load_group(session, claim.ref)
-    assert group is not None and group.job_id == second.id
+        assert jobs_of(session, claim.item_id) == (second.id,)
     compile_claimed(database, claim)
-    with database.write() as session:
-        jobs.cancel_job(session, first.id)  # again: nothing happens
+    cancel(database, first.id)  # again: nothing happens
     assert len(verify_next(database)) == 1
     assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
     assert finish_next(database) == "done"
@@ -395,10 +426,9 @@ def test_a_verification_that_another_job_waits_for_survives_a_cancel(database: D
     plan_next(database, "a")
     compile_next(database)
     second = add_job(database)
-    assert plan_next(database, "a").groups == []
+    assert plan_next(database, "a").waiting == []
     claim = claim_one(database, "verify")
-    with database.write() as session:
-        jobs.cancel_job(session, first.id)
+    cancel(database, first.id)
     assert len(verify_claimed(database, claim)) == 1
     assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
 
@@ -407,51 +437,36 @@ def test_after_a_cancel_the_next_job_takes_up_what_was_left(database: Database) 
     first = add_job(database)
     plan_next(database, "a")
     compile_next(database)
-    with database.write() as session:
-        jobs.cancel_job(session, first.id)
+    cancel(database, first.id)
     second = add_job(database)
-    assert len(plan_next(database, "a").groups) == 1  # compiled, not judged
+    assert plan_next(database, "a").waiting == [("verify", TARGET)]  # compiled, not judged
     assert unended(database) == ["verify"]
     verify_next(database)
     assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
 
 
-def test_a_plan_that_relied_on_a_group_that_was_cancelled_meanwhile_is_refused(database: Database) -> None:
-    first = add_job(database)
-    plan_next(database, "a")
-    second = add_job(database)
-    claim = claim_one(database, "plan")
-    with database.write() as session:
-        jobs.cancel_job(session, first.id)
-    with pytest.raises(PlanOutdated, match="plan again"), database.write() as session:
-        record(session, claim, ["a", "b"], groups=[["b"]])  # `a` was known when it was planned
-    with database.write() as session:
-        record(session, claim, ["a", "b"])
-    compile_next(database)
-    assert len(verify_next(database)) == 1
-    assert verdicts_of(database, second.id) == [{"c-a": "ok", "c-b": "ok"}]
-
-
 def test_a_spent_budget_finishes_with_what_was_judged(database: Database, clock: FakeClock) -> None:
     job = add_job(database, count=33, budget_seconds=60.0)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
-    compile_next(database)
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
     verify_next(database)
-    with database.write() as session:
-        assert jobs.expire_budgets(session) == []
+    assert end_budgets(database) == []
     clock.advance(61)
-    with database.write() as session:
-        assert jobs.expire_budgets(session) == [job.id]
-        assert jobs.expire_budgets(session) == []
+    assert end_budgets(database) == [job.id]
+    assert end_budgets(database) == []
     assert verdicts_of(database, job.id)[0] == {"c-a": "ok", "c-b": "skipped"}
     assert unended(database) == ["finish"] * 33
-    for _ in range(32):
-        assert finish_next(database) is None
     with database.read() as session:
         unplanned = load_problem(session, problem_ids(session, job.id)[32])
     assert unplanned is not None
     assert unplanned.error == "the budget of 60 seconds ended before its search space was lowered"
-    assert finish_next(database, winner=None, error=unplanned.error) == "partial"
+    states = []
+    for _ in range(33):
+        claim = claim_one(database, "finish")
+        ended = {"winner": None, "error": "-"} if int(claim.ref) == unplanned.id else {"winner": "c-a", "error": None}
+        with database.write() as session:
+            states.append(finish_problem(session, claim, **ended).job_state)
+    assert states == [None] * 32 + ["partial"]
 
 
 def test_a_later_verdict_does_not_change_what_an_ended_job_was_judged_on(database: Database, clock: FakeClock) -> None:
@@ -460,37 +475,43 @@ def test_a_later_verdict_does_not_change_what_an_ended_job_was_judged_on(databas
     plan_next(database, "a")
     plan_next(database, "a")
     clock.advance(11)
-    with database.write() as session:
-        jobs.expire_budgets(session)
+    end_budgets(database)
     compile_next(database)
     verify_next(database)
     assert verdicts_of(database, ended.id) == [{"c-a": "skipped"}]
     assert verdicts_of(database, other.id) == [{"c-a": "ok"}]
 
 
-def test_an_ended_budget_hands_shared_work_over(database: Database, clock: FakeClock) -> None:
+def test_what_another_job_needs_of_a_job_out_of_time_is_compiled(database: Database, clock: FakeClock) -> None:
     add_job(database, budget_seconds=10.0)
     other = add_job(database)
     plan_next(database, "a")
     plan_next(database, "a")
     clock.advance(11)
-    with database.write() as session:
-        assert items.claim(session, ["compile"], None, "w", 5) is None
-        jobs.expire_budgets(session)
     compile_next(database)
+    end_budgets(database)
     verify_next(database)
     assert verdicts_of(database, other.id) == [{"c-a": "ok"}]
 
 
-@pytest.mark.parametrize("kind", ["compile", "verify"])
-def test_a_group_that_cannot_be_worked_on_skips_its_candidates_and_remembers_nothing(
-    database: Database, kind: str
-) -> None:
+def test_nothing_is_compiled_for_a_job_out_of_time(database: Database, clock: FakeClock) -> None:
+    add_job(database, budget_seconds=10.0)
+    plan_next(database, "a")
+    clock.advance(11)
+    with database.write() as session:
+        assert items.claim(session, ["compile"], None, "w", 5) is None
+        assert items.waiting_counts(session) == {("compile", TARGET): 1}
+    end_budgets(database)
+    with database.write() as session:
+        assert items.waiting_counts(session) == {("finish", TARGET): 1}
+        assert known_builds(session, ["a"]) == {}
+
+
+def test_a_group_that_cannot_be_verified_skips_its_candidates_and_remembers_nothing(database: Database) -> None:
     job = add_job(database)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
-    if kind == "verify":
-        compile_next(database)
-    claim = claim_one(database, kind)
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
+    claim = claim_one(database, "verify")
     with database.write() as session:
         assert items.fail(session, claim, "the disk is full", retry=False) == "failed"
     assert verdicts_of(database, job.id) == [{"c-a": "skipped", "c-b": None}]
@@ -498,10 +519,7 @@ def test_a_group_that_cannot_be_worked_on_skips_its_candidates_and_remembers_not
     assert len(verify_next(database)) == 1  # the problem goes on without it
     # The next job tries again.
     later = add_job(database)
-    assert len(plan_next(database, "a", "b").groups) == 1
-    assert unended(database, kind) == [kind]
-    if kind == "compile":
-        compile_next(database)
+    assert plan_next(database, "a", "b").waiting == [("verify", TARGET)]
     verify_next(database)
     assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "ok"}]
 

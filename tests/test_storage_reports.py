@@ -6,16 +6,19 @@ import pytest
 from sqlalchemy import insert
 
 from codegen import verified
+from codegen.compile_model import FIXED_SECONDS
 from codegen.verified import primitives_of
 from cukiln.types import StageSeconds
-from storage import jobs
+from storage import items, jobs
 from storage.candidates import Predicted, set_predictions
 from storage.clock import FakeClock
 from storage.cursors import make_cursor
 from storage.database import Database
 from storage.errors import BadCursor
 from storage.groups import group_report
-from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, problems_to_plan, record_plan
+from storage.judge import JUDGED_AT_ONCE
+from storage.judging_work import Followed, Versions
+from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
 from storage.problems import finish_problem, load_problem
 from storage.progress import FINISH_SECONDS
 from storage.report_candidates import candidate_page, rejections
@@ -24,17 +27,23 @@ from storage.rows import core
 from storage.tables import CandidateRow, JobProblemRow, VerdictRow
 from storage.timings import By, timings
 from storage.toolchains import live_toolchains, register_toolchain
+from storage.verdicts import NewVerdict
+from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
 from storage.winners import publish_winner
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
-    PLAN,
+    CPU_PLAN,
     SITES,
     TARGET,
     TOOLCHAIN,
+    VERSIONS,
     add_job,
+    cancel,
     claim_one,
+    compile_claimed,
     compile_next,
     counted_statements,
+    end_budgets,
     new_build,
     new_problem,
     plan_next,
@@ -43,7 +52,25 @@ from tests.fixtures_storage import (
     winner_record,
 )
 
-ENOUGH_QUERIES = 15
+ENOUGH_QUERIES = 20
+
+
+def plan_predicted(database: Database, **seconds: float) -> Followed:
+    """Plan the next item: each problem has a candidate per build, whose compile is predicted to take so long."""
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        problems = problems_to_plan(session, claim)
+        builds = {name: new_build(name, predicted_seconds=predicted) for name, predicted in seconds.items()}
+        pairs = [
+            (problem.id, NewCandidate(f"c-{build.id}", {"n": build.id}, build.kernel, build.id))
+            for problem in problems
+            for build in builds.values()
+        ]
+        followed = record_candidates(session, claim, pairs, builds, Versions(**VERSIONS))
+        for problem in problems:
+            end_plan(session, claim, PlannedProblem(problem.id, len(builds), len(builds), {}, StageSeconds()))
+        items.complete(session, claim)
+    return followed
 
 
 def finish_with_record(database: Database, winner: str) -> None:
@@ -124,8 +151,10 @@ def test_progress_counts_problems_kernels_and_candidates(database: Database) -> 
     assert counts(database, job.id) == ((0, 33), (0, 0), (0, 0), (0, 33))
     plan_next(database, "a")
     assert counts(database, job.id) == ((32, 33), (0, 1), (0, 32), (0, 33))
+    claim = claim_one(database, "compile")
     plan_next(database, "a", "b")
-    compile_next(database)
+    assert counts(database, job.id) == ((33, 33), (0, 2), (0, 34), (0, 33))
+    compile_claimed(database, claim)
     assert counts(database, job.id) == ((33, 33), (1, 2), (0, 34), (0, 33))
     compile_next(database, bad=["b"])
     assert counts(database, job.id) == ((33, 33), (2, 2), (1, 34), (0, 33))
@@ -140,17 +169,17 @@ def test_progress_counts_problems_kernels_and_candidates(database: Database) -> 
 
 
 def compile_and_verify(database: Database) -> None:
-    compile_next(database)
+    """One kernel."""
+    compile_next(database, kernels=1)
     verify_next(database)
 
 
 def test_what_a_cancel_left_out_is_not_done(database: Database, clock: FakeClock) -> None:
     job = add_job(database, count=33)
-    plan_next(database, "a", "b", "c", groups=[["a"], ["b"], ["c"]])
+    plan_next(database, "a", "b", "c")
     compile_and_verify(database)
-    compile_next(database)
-    with database.write() as session:
-        jobs.cancel_job(session, job.id)
+    compile_next(database, kernels=1)
+    cancel(database, job.id)
     assert counts(database, job.id) == ((32, 33), (2, 3), (32, 96), (0, 33))
     with database.read() as session:
         found = job_progress(session, job.id)
@@ -158,34 +187,34 @@ def test_what_a_cancel_left_out_is_not_done(database: Database, clock: FakeClock
     assert (found.progress.candidates_done, found.progress.candidates_failed) == (32, 0)
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", ["not", "pending", "compiling"])
 def test_what_a_later_job_compiles_is_not_the_work_of_a_cancelled_one(
-    database: Database, clock: FakeClock, shared: bool
+    database: Database, clock: FakeClock, shared: str
 ) -> None:
     job = add_job(database)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    plan_next(database, "a", "b")
     compile_and_verify(database)
-    if shared:  # the group changes hands instead of being cancelled
+    if shared != "not":
         add_job(database)
         plan_next(database, "a", "b")
+    claim = claim_one(database, "compile") if shared == "compiling" else None
     clock.advance(1)
-    with database.write() as session:
-        jobs.cancel_job(session, job.id)
+    cancel(database, job.id)
     clock.advance(1)
-    if not shared:
+    if shared == "not":
         add_job(database)
-        plan_next(database, "a", "b", groups=[["b"]])
-    compile_and_verify(database)
+        plan_next(database, "a", "b")
+    compile_claimed(database, claim or claim_one(database, "compile"))
+    verify_next(database)
     assert counts(database, job.id) == ((1, 1), (1, 2), (1, 2), (0, 1))
 
 
 def test_what_a_spent_budget_left_out_is_not_done(database: Database, clock: FakeClock) -> None:
     job = add_job(database, count=33, budget_seconds=60.0)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    plan_next(database, "a", "b")
     compile_and_verify(database)
     clock.advance(61)
-    with database.write() as session:
-        assert jobs.expire_budgets(session) == [job.id]
+    assert end_budgets(database) == [job.id]
     assert counts(database, job.id) == ((32, 33), (1, 2), (32, 64), (0, 33))
     finish_with_record(database, "c-a")
     assert counts(database, job.id) == ((32, 33), (1, 2), (32, 64), (1, 33))
@@ -207,19 +236,23 @@ def eta(database: Database, job_id: str) -> float | None:
 def test_the_eta_follows_predictions_then_what_was_observed(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
     assert eta(database, job.id) is None  # not planned yet
-    plan_next(database, "a", "b", "c", groups=[["a"], ["b"], ["c"]])
-    # 3 groups of predicted 2 s; on a machine that has verified nothing yet, verifying is taken to last as long.
+    plan_predicted(database, a=2.0, b=2.0, c=2.0)
+    # 3 kernels of predicted 2 s; on a machine that has verified nothing yet, verifying is taken to last as long.
     assert eta(database, job.id) == pytest.approx(3 * 2 * 2 + FINISH_SECONDS)
-    compile_next(database)  # took 8 s instead of 2
+    compile_next(database, kernels=1)  # took 8 s instead of 2 and those of the file
     verify_next(database)  # 4 s: half of the compile
-    assert eta(database, job.id) == pytest.approx(2 * 8 * 1.5 + FINISH_SECONDS)
-    claim_one(database, "compile", worker="w1")
-    claim_one(database, "compile", worker="w2")
+    each = 2 * 8 / (2 + FIXED_SECONDS) * 1.5
+    assert eta(database, job.id) == pytest.approx(2 * each + FINISH_SECONDS)
+    claim_one(database, "compile", worker="w1", kernels=1)
+    claim_one(database, "compile", worker="w2", kernels=1)
+    assert eta(database, job.id) == pytest.approx((2 * each + FINISH_SECONDS) / 2)
     clock.advance(2)
     # two at work, two seconds in
-    assert eta(database, job.id) == pytest.approx((2 * 8 * 1.5 - 2 * 2 + FINISH_SECONDS) / 2)
+    assert eta(database, job.id) == pytest.approx((2 * each - 2 * 2 + FINISH_SECONDS) / 2)
     clock.advance(100)
-    assert eta(database, job.id) == pytest.approx(FINISH_SECONDS / 2)
+    # Both should have ended: what is left is no more than their verification.
+    left = eta(database, job.id)
+    assert left is not None and FINISH_SECONDS / 2 <= left <= (2 * each / 3 + FINISH_SECONDS) / 2
 
 
 def test_the_eta_counts_the_problems_that_are_to_be_finished(database: Database, clock: FakeClock) -> None:
@@ -241,23 +274,30 @@ def test_the_eta_counts_the_problems_that_are_to_be_finished(database: Database,
     assert eta(database, job.id) == pytest.approx(2 * 6 / 2)  # both should have ended; the other two still wait
 
 
-def test_the_eta_counts_the_jobs_that_are_served_before(database: Database, clock: FakeClock) -> None:
-    add_job(database)
-    plan_next(database, "a")
+def test_the_eta_counts_the_jobs_that_are_served_beside_and_before(database: Database, clock: FakeClock) -> None:
+    beside = add_job(database)
+    plan_predicted(database, a=2.0)
     clock.advance(1)
     mine = add_job(database)
-    plan_next(database, "b")
-    assert eta(database, mine.id) == pytest.approx(8 + 2 * FINISH_SECONDS)
+    plan_predicted(database, b=2.0)
+    # Each kernel is verified for as long as it is compiled; jobs of one priority take turns.
+    assert eta(database, mine.id) == eta(database, beside.id) == pytest.approx(8 + 2 * FINISH_SECONDS)
     clock.advance(1)
     add_job(database, priority="low")
-    plan_next(database, "low")
+    plan_predicted(database, low=2.0)
     assert eta(database, mine.id) == pytest.approx(8 + 2 * FINISH_SECONDS)
-    add_job(database, priority="high")
-    plan_next(database, "high")
+    large = add_job(database, count=3)
+    plan_predicted(database, c=2.0, d=2.0, e=2.0)
+    # Of a larger job no more than of its own work is done before its end, and of smaller ones all before the larger's.
     assert eta(database, mine.id) == pytest.approx(12 + 3 * FINISH_SECONDS)
+    assert eta(database, large.id) == pytest.approx(20 + 5 * FINISH_SECONDS)
+    add_job(database, count=2, priority="high")
+    plan_predicted(database, high=4.0, higher=4.0)
+    assert eta(database, mine.id) == pytest.approx(12 + 16 + 5 * FINISH_SECONDS)
 
 
 def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database: Database) -> None:
+    small = add_job(database)
     with database.write() as session:
         new = [new_problem(f"p{n}", key=f"{n % 50:064x}") for n in range(10_000)]
         job = jobs.create_job(session, jobs.NewJob(new))
@@ -279,6 +319,9 @@ def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database
     assert all(problem.winner and problem.verdicts == {"ok": 1, "incorrect": 1} for problem in report.problems)
     assert report.progress.verify.done == 20_000
     assert len(seen) <= ENOUGH_QUERIES
+    with counted_statements(database) as of_one, database.read() as session:
+        job_report(session, small.id)
+    assert len(seen) == len(of_one)
     with counted_statements(database) as seen, database.read() as session:
         page = candidate_page(session, job.id, limit=1000)
     assert page is not None and len(page.candidates) == 1000
@@ -301,9 +344,22 @@ def test_ten_thousand_problems_that_share_a_kernel_are_judged_with_a_handful_of_
         session.get_one(JobProblemRow, problems[0]).state = "queued"
     plan_next(database, "a")
     compile_next(database)
+    claim = claim_one(database, "verify")
+    with database.read() as session:
+        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
+    found = [NewVerdict("slice-a", "ok", None, {}, 1.0, 1.0)]
+    parts: list[int] = []
+    more = True
     with counted_statements(database) as seen:
-        assert len(verify_next(database)) == 10_000
-    assert len(seen) <= 3 * ENOUGH_QUERIES
+        while more:
+            with database.write() as session:
+                judged, more = judge_verified(session, claim, found, plan_version="1")
+            parts.append(len(judged))
+        with database.write() as session:
+            assert complete_verified(session, claim, asked, verify=StageSeconds(wall=4.0), plan_version="1") == []
+    assert sum(parts) == 10_000
+    assert max(parts) <= JUDGED_AT_ONCE
+    assert len(seen) <= 2 * len(parts) * ENOUGH_QUERIES
 
 
 def planned_job(database: Database) -> str:
@@ -313,20 +369,17 @@ def planned_job(database: Database) -> str:
     claim = claim_one(database, "plan")
     with database.write() as session:
         first, second = problems_to_plan(session, claim)
-        builds: dict[str, NewBuild] = {name: new_build(name) for name in ("a1", "a2", "b1")}
-        planned = [
-            PlannedProblem(
-                problem.id,
-                [NewCandidate(name, {"n": name}, builds[name].kernel, name) for name in names],
-                space_size=9,
-                rejections={"threads": {"count": count, "example": {"n": 1}, "message": "too many threads"}},
-                lower_wall=0.0,
-                lower_cpu=0.0,
-            )
-            for problem, names, count in ((first, ("a2", "a1"), 3), (second, ("b1",), 5))
+        builds = {name: new_build(name) for name in ("a1", "a2", "b1")}
+        pairs = [
+            (problem.id, NewCandidate(name, {"n": name}, builds[name].kernel, name))
+            for problem, names in ((first, ("a2", "a1")), (second, ("b1",)))
+            for name in names
         ]
-        groups = [NewGroup(("a1", "a2", "b1"), TARGET, TOOLCHAIN, 3.0)]
-        record_plan(session, claim, planned, builds, groups, **PLAN)
+        record_candidates(session, claim, pairs, builds, Versions(**VERSIONS))
+        for problem, candidates, count in ((first, 2, 3), (second, 1, 5)):
+            rejected = {"threads": {"count": count, "example": {"n": 1}, "message": "too many threads"}}
+            end_plan(session, claim, PlannedProblem(problem.id, candidates, 9, rejected, StageSeconds()))
+        items.complete(session, claim)
     compile_next(database, bad=["a2"])
     verify_next(database, wrong=["b1"])
     return job.id
@@ -423,19 +476,22 @@ def test_rejections_are_counted_per_problem_and_rule(database: Database) -> None
 
 
 def test_a_group_is_reported(database: Database) -> None:
-    job = add_job(database)
-    (group_id,) = plan_next(database, "a", "b").groups
+    job, other = add_job(database), add_job(database)
+    plan_predicted(database, a=2.5, b=1.5)
+    plan_predicted(database, a=2.5)
+    claim = claim_one(database, "compile")
     with database.read() as session:
-        waiting = group_report(session, group_id)
-    assert waiting is not None
-    assert (waiting.state, [kernel.state for kernel in waiting.kernels]) == ("waiting", ["pending", "pending"])
-    compile_next(database, bad=["b"])
+        begun = group_report(session, claim.ref)
+    assert begun is not None
+    assert (begun.state, [kernel.state for kernel in begun.kernels]) == ("compiling", ["compiling", "compiling"])
+    compile_claimed(database, claim, bad=["b"])
     verify_next(database)
     with database.read() as session:
-        report = group_report(session, group_id)
+        report = group_report(session, claim.ref)
     assert report is not None
-    assert (report.job, report.target, report.toolchain, report.state) == (job.id, TARGET, TOOLCHAIN, "compiled")
-    assert report.predicted_seconds == 4
+    assert (report.target, report.toolchain, report.state) == (TARGET, TOOLCHAIN, "compiled")
+    assert report.jobs == sorted([job.id, other.id])
+    assert report.predicted_seconds == pytest.approx(4 + FIXED_SECONDS)
     assert (report.compile.wall, report.verify.wall) == (8, 4)
     assert [(phase.name, phase.seconds) for phase in report.phases] == [("queue", 0.0), ("cicc", 1.5)]
     assert (report.source_sha256, report.log_sha256) == ("a" * 64, "b" * 64)
@@ -444,7 +500,35 @@ def test_a_group_is_reported(database: Database) -> None:
     assert (fine.kernel, fine.namespace) == (f"{'a':0>64}", "kernel_" + "0" * 16)
     assert (fine.operator, fine.tunables, fine.state) == ("matmul", {"n": "a"}, "ok")
     assert (fine.code_digest, (fine.resources or {})["registers"]) == ("code-a", 32)
+    assert (fine.predicted_seconds, broken.predicted_seconds) == (2.5, 1.5)
     assert (broken.state, broken.log) == ("compile_error", "x.cu(7): error: no such thing")
+
+
+@pytest.mark.parametrize("end", ["released", "failed", "lost", "cancelled"])
+def test_a_group_that_came_to_nothing_says_how_and_where_its_kernels_are(
+    database: Database, clock: FakeClock, end: str
+) -> None:
+    job = add_job(database)
+    plan_next(database, "a", "b")
+    claim = claim_one(database, "compile")
+    with database.write() as session:
+        match end:
+            case "released":
+                items.release(session, claim)
+            case "failed":
+                items.fail(session, claim, "the disk is full", retry=True)
+            case "lost":
+                clock.advance(6)
+                items.expire_leases(session)
+    if end == "cancelled":
+        cancel(database, job.id)
+    with database.read() as session:
+        report = group_report(session, claim.ref)
+    assert report is not None
+    # Of a build that no job needs any more there is nothing left but the group's own word.
+    states = ["cancelled"] * 2 if end == "cancelled" else ["pending"] * 2
+    assert (report.state, [kernel.state for kernel in report.kernels]) == (end, states)
+    assert (report.jobs, report.phases, report.library_sha256) == ([job.id], [], None)
 
 
 @pytest.mark.parametrize("by", ["operator", "job", "day"])

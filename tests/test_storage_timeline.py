@@ -78,26 +78,60 @@ def test_each_attempt_is_a_step_with_the_wait_before_it(database: Database, cloc
     assert [(step.state, step.attempt) for step in found.lanes[0].steps] == [("failed", 1), ("waiting", 1)]
 
 
-def test_another_jobs_work_that_the_job_waited_for_is_on_the_axis_and_says_so(
-    database: Database, clock: FakeClock
-) -> None:
+def test_work_for_several_jobs_is_on_the_axis_of_each_and_no_other(database: Database, clock: FakeClock) -> None:
     first = add_job(database).id
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    plan_next(database, "a", "b")
+    clock.advance(1)
     second = add_job(database).id
-    plan_next(database, "a")  # it finds that a is being made
+    plan_next(database, "a")  # it finds that a is still to be made
     clock.advance(2)
-    claims = [claim_one(database, "compile") for _ in range(2)]
+    claims = [claim_one(database, "compile", kernels=1) for _ in range(2)]
     clock.advance(4)
     for claim in claims:
         compile_claimed(database, claim)
+    (shared,) = (claim.ref for claim in claims if second in claim.jobs)
     found = read(database, second)
     assert times(found) == {
-        "group": [("compile", 0.0, 2.0, 6.0), ("verify", 6.0, None, None)],
         "plan": [("plan", 0.0, 0.0, 0.0)],
+        # It is as old as the first of its demands.
+        "group": [("compile", -1.0, 2.0, 6.0), ("verify", 6.0, None, None)],
     }
     (lane,) = (lane for lane in found.lanes if lane.group)
-    assert lane.name == f"group {str(lane.group)[:8]} of another job"
-    assert not [lane.name for lane in read(database, first).lanes if lane.name.endswith(" of another job")]
+    assert (lane.group, lane.name) == (shared, f"group {shared[:8]}")
+    assert [lane.group for lane in read(database, first).lanes if lane.group] == [claim.ref for claim in claims]
+
+
+def test_a_file_that_was_begun_before_the_job_came_is_on_its_axis_where_it_waits_for_it(
+    database: Database, clock: FakeClock
+) -> None:
+    add_job(database)
+    plan_next(database, "a", "b")
+    claim = claim_one(database, "compile")
+    clock.advance(3)
+    second = add_job(database).id
+    plan_next(database, "a")
+    third = add_job(database).id
+    plan_next(database, "c")
+    clock.advance(4)
+    compile_claimed(database, claim)
+    assert times(read(database, second)) == {
+        "plan": [("plan", 0.0, 0.0, 0.0)],
+        "group": [("compile", -3.0, -3.0, 4.0), ("verify", 4.0, None, None)],
+    }
+    assert set(times(read(database, third))) == {"plan"}
+
+
+def test_attempts_at_a_build_are_groups_of_their_own(database: Database, clock: FakeClock) -> None:
+    job = add_job(database).id
+    plan_next(database, "a")
+    for _ in range(2):
+        claim = claim_one(database, "compile")
+        clock.advance(3)
+        with database.write() as session:
+            items.fail(session, claim, "the disk is full", retry=True)
+    lanes = [lane for lane in read(database, job).lanes if lane.group]
+    assert [[(step.state, step.attempt) for step in lane.steps] for lane in lanes] == [[("failed", 1)]] * 2
+    assert len({lane.group for lane in lanes}) == 2
 
 
 def test_what_another_job_did_before_the_job_came_is_not_on_the_axis(database: Database, clock: FakeClock) -> None:
@@ -109,12 +143,14 @@ def test_what_another_job_did_before_the_job_came_is_not_on_the_axis(database: D
     clock.advance(1)
     second = add_job(database).id
     plan_next(database, "a")
-    assert {"plan"} <= set(times(read(database, second))) <= {"plan", "problem"}
+    assert set(times(read(database, second))) == {"plan", "problem"}
 
 
 def test_lanes_beyond_the_limit_are_counted(database: Database) -> None:
     job = add_job(database, count=5).id
-    plan_next(database, "a", "b", "c", groups=[["a"], ["b"], ["c"]])
+    plan_next(database, "a", "b", "c")
+    for _ in range(3):
+        claim_one(database, "compile", kernels=1)
     found = read(database, job, max_lanes=2)
     assert (len(found.lanes), found.lanes_left_out) == (2, 2)
     with database.read() as session:

@@ -211,6 +211,7 @@ def kernels_of_search(problem: Any, arch: str, search: Search) -> list[Kernel]:
 def require_none_wasted(kernels: Sequence[Kernel], arch: str, toolchain: Toolchain, processes: Processes) -> None:
     for first in range(0, len(kernels), 16):
         outcome = compile_group(kernels[first : first + 16], target(arch), toolchain, processes, LIMITS)
+        assert not outcome.left, outcome.why
         for kernel in kernels[first : first + 16]:
             found = outcome.outcomes[kernel.id]
             assert found.resources is not None, found.log

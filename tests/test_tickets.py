@@ -81,7 +81,7 @@ def test_every_kind_of_item_is_done_by_one_kind_of_worker() -> None:
     ("kind", "target"), [("plan", None), ("plan", "sm_80"), ("verify", "sm_80"), ("measure", "Simulated GPU")]
 )
 def test_a_written_ticket_is_read_as_its_workers_kind_and_target(client: Redis, kind: str, target: str | None) -> None:
-    assert tickets.ensure_ticket(client, kind, target)
+    assert tickets.add_tickets(client, kind, target)
     [key] = client.keys("rq:job:*")
     worker = tickets.WORKER_OF[kind]
     fields: Any = client.hgetall(key)
@@ -90,7 +90,7 @@ def test_a_written_ticket_is_read_as_its_workers_kind_and_target(client: Redis, 
 
 
 def test_missing_tickets_are_counted_against_what_is_queued(client: Redis) -> None:
-    tickets.ensure_ticket(client, "verify", "sm_80")
+    tickets.add_tickets(client, "verify", "sm_80")
     assert tickets.ensure_tickets(client, "compile", "sm_80", 4) == 3
     assert tickets.ensure_tickets(client, "finish", "sm_80", 4) == 0
     assert tickets.ensure_tickets(client, "compile", "sm_80", 9, at_most=2) == 2
@@ -99,7 +99,7 @@ def test_missing_tickets_are_counted_against_what_is_queued(client: Redis) -> No
 
 
 def test_where_redis_is_away_nothing_is_raised_and_the_caller_is_told(nobody: Redis) -> None:
-    assert tickets.ensure_ticket(nobody, "plan", None) is False
+    assert tickets.add_tickets(nobody, "plan", None) is False
     assert tickets.ensure_tickets(nobody, "plan", None, 3) == 0
     assert tickets.publish(nobody, "job", "state", {}) is False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
 
 from cukiln.client import Client
 from cukiln.errors import NotFound
@@ -15,11 +14,11 @@ from storage import items, jobs
 from storage.attempts import MAX_PAST
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.groups import BuildOutcome, group_report, load_group, record_compiled
-from storage.jobs import cancel_job
+from storage.groups import BuildOutcome, GroupFiles, group_report, load_group
+from storage.items import Claim
 from storage.problems import finish_problem
 from storage.report_trace import job_trace
-from storage.tables import GroupRow, ItemRow
+from storage.tables import ItemRow
 from storage.timings import timings
 from tests.chrome_traces import Event, checked, process_names, slices, waits
 from tests.fixtures_api import MATMUL, Api, api
@@ -27,8 +26,8 @@ from tests.fixtures_measuring import add
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     GPU_CLASS,
-    PLAN,
     add_job,
+    cancel,
     claim_one,
     compile_claimed,
     compile_next,
@@ -38,10 +37,12 @@ from tests.fixtures_storage import (
     new_problem,
     plan_next,
     record,
+    record_group,
     to_measure,
     verify_claimed,
     verify_next,
 )
+from tests.test_storage_reports import plan_predicted
 
 __all__ = ["api"]
 SECOND = 1_000_000
@@ -103,18 +104,18 @@ def test_each_item_is_a_slice_of_its_worker_and_its_wait_stands_beside_it(databa
     assert last["args"] == {"waiting": 0, "working": 0}
 
 
-def compile_with(database: Database, clock: FakeClock, phases: list[dict[str, Any]], seconds: float) -> str:
-    """Compile the waiting group of a and b in so many seconds, with these phases."""
-    claim = claim_one(database, "compile", lease=60.0)
+def compile_with(
+    database: Database, clock: FakeClock, phases: list[dict[str, Any]], seconds: float, claim: Claim | None = None
+) -> str:
+    """Compile all that is pending in so many seconds, with these phases, unless it is claimed; returns the group."""
+    claim = claim or claim_one(database, "compile", lease=60.0)
     clock.advance(seconds)
     with database.write() as session:
         group = load_group(session, claim.ref)
         assert group is not None
         outcomes = [BuildOutcome(kernel.build, "ok", "code", {}, library="l") for kernel in group.kernels]
-        record_compiled(
-            session, claim, outcomes, source=None, log=None, library=None, cubin=None, phases=phases,
-            codegen=StageSeconds(wall=1.0), compile=StageSeconds(wall=seconds - 1), **PLAN,
-        )  # fmt: skip
+        codegen, compile = StageSeconds(wall=1.0), StageSeconds(wall=seconds - 1)
+        record_group(session, claim, outcomes, GroupFiles(phases=phases, codegen=codegen, compile=compile))
     return claim.ref
 
 
@@ -180,16 +181,17 @@ def test_files_that_were_compiled_side_by_side_have_a_lane_each(database: Databa
 
 def test_a_running_job_ends_now_and_says_so(database: Database, clock: FakeClock) -> None:
     job = add_job(database, 2)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
     clock.advance(1)
     claim_one(database, "compile", worker="w1")
     clock.advance(2)
     events = traced(database, job.id)
-    (compiling,) = slices(events, "compile")
+    (_, compiling) = slices(events, "compile")
     assert (compiling["dur"], compiling["args"]["open"], compiling["args"]["how"]) == (2 * SECOND, True, "claimed")
     assert slices(events, "job")[0]["args"]["open"] is True
     still = [event for event in events if event["ph"] == "b" and event["args"].get("open")]
-    assert len(still) == 1 and still[0]["args"]["kind"] == "compile"
+    assert len(still) == 1 and still[0]["args"]["kind"] == "verify"
     assert ("wait: " + still[0]["name"].removeprefix("wait: "), 3 * SECOND) in waits(events)
     assert [event for event in events if event["ph"] == "C"][-2]["args"] == {"waiting": 1, "working": 1}
 
@@ -203,43 +205,71 @@ def test_a_job_that_nobody_has_begun_and_one_without_work_have_a_trace(database:
     assert names([event for event in traced(database, cached.id) if event["ph"] != "M"]) == [f"job {cached.id}"]
 
 
+ENDS: dict[str, Any] = {
+    "released": lambda session, claim: items.release(session, claim),
+    "failed": lambda session, claim: items.fail(session, claim, "the disk is full", retry=True),
+    "lost": lambda session, claim: items.expire_leases(session),
+}
+
+
+def end_attempts(database: Database, clock: FakeClock, kind: str) -> list[Claim]:
+    """Claim after claim, each after a second and for three, that ends in one of these ways."""
+    claims = []
+    for worker, end in ENDS.items():
+        clock.advance(1)
+        claims.append(claim_one(database, kind, worker=worker, lease=2.0))
+        clock.advance(3)
+        with database.write() as session:
+            end(session, claims[-1])
+    clock.advance(1)
+    return claims
+
+
 def test_every_attempt_is_there_whatever_became_of_it(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
     plan_next(database, "a")
-    ends = {
-        "released": lambda session, claim: items.release(session, claim),
-        "failed": lambda session, claim: items.fail(session, claim, "the disk is full", retry=True),
-        "lost": lambda session, claim: items.expire_leases(session),
-    }
-    for worker, end in ends.items():
-        clock.advance(1)
-        claim = claim_one(database, "compile", worker=worker, lease=2.0)
-        clock.advance(3)
-        with database.write() as session:
-            end(session, claim)
-    clock.advance(1)
-    compile_claimed(database, claim_one(database, "compile", worker="w4"))
+    compile_next(database)
+    end_attempts(database, clock, "verify")
+    verify_claimed(database, claim_one(database, "verify", worker="w4"))
     events = traced(database, job.id)
-    assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in slices(events, "compile")] == [
+    assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in slices(events, "verify")] == [
         ("released", 1, 3), ("failed", 1, 3), ("lost", 2, 3), ("done", 3, 0)
     ]  # fmt: skip
+    verifying = [wait for name, wait in waits(events) if "verify" in name]
+    assert verifying == [SECOND] * 4, "each waits from the end of the one before"
+
+
+def test_every_file_that_a_kernel_was_in_is_there_whatever_became_of_it(database: Database, clock: FakeClock) -> None:
+    job = add_job(database)
+    plan_next(database, "a")
+    groups = [claim.ref for claim in end_attempts(database, clock, "compile")]
+    last = claim_one(database, "compile", worker="w4")
+    compile_claimed(database, last)
+    events = traced(database, job.id)
+    found = slices(events, "compile")
+    assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in found] == [
+        ("released", 1, 3), ("failed", 1, 3), ("lost", 1, 3), ("done", 1, 0)
+    ]  # fmt: skip
+    assert [one["args"]["ref"] for one in found] == [*groups, last.ref]
     compiling = [wait for name, wait in waits(events) if "compile" in name]
     assert compiling == [SECOND] * 4, "each waits from the end of the one before"
     with database.read() as session:
-        report = group_report(session, claim.ref)
-    assert report is not None and report.phases[0].seconds == 1, "and the group's wait is that of its last"
+        report = group_report(session, last.ref)
+    assert report is not None and report.phases[0].seconds == 1, "and the group's wait is that of its own builds"
 
 
 def test_what_was_cancelled_ends_then(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
+    plan_next(database, "a", "b")
+    compile_next(database, kernels=1)
     claim_one(database, "compile", worker="w1")
     clock.advance(2)
-    with database.write() as session:
-        cancel_job(session, job.id)
+    cancel(database, job.id)
     clock.advance(50)
     events = traced(database, job.id)
-    assert [(one["args"]["how"], one["dur"]) for one in slices(events, "compile")] == [("cancelled", 2 * SECOND)]
+    assert [(one["args"]["how"], one["dur"]) for one in slices(events, "compile")] == [
+        ("done", 0), ("cancelled", 2 * SECOND)
+    ]  # fmt: skip
     assert max(wait for _, wait in waits(events)) == 2 * SECOND
     assert slices(events, "job")[0]["dur"] == 2 * SECOND
 
@@ -264,30 +294,37 @@ def test_rounds_of_measuring_and_the_comparison_are_those_of_the_gpus_worker(
     assert "gpu worker gpu.1" in process_names(events).values()
 
 
-def test_the_work_of_another_job_that_this_one_waits_for_is_there_with_its_job(
-    database: Database, clock: FakeClock
-) -> None:
+def test_work_for_several_jobs_is_in_the_trace_of_each_with_all_of_them(database: Database, clock: FakeClock) -> None:
     first = add_job(database)
-    plan_next(database, "a")
+    plan_next(database, "a", "b")
     clock.advance(1)
     second = add_job(database)
-    plan_next(database, "a")  # it finds that a is being made
+    plan_next(database, "a")  # it finds that a is still to be made
     clock.advance(1)
     compile_next(database)
     verify_next(database)
-    events = traced(database, second.id)
-    assert [one["args"]["job"] for kind in ("compile", "verify") for one in slices(events, kind)] == [first.id] * 2
-    assert slices(events, "plan")[0]["args"].get("job") is None
+    both = sorted([first.id, second.id])
+    for job in (first, second):
+        events = traced(database, job.id)
+        found = [one["args"] for kind in ("compile", "verify") for one in slices(events, kind)]
+        assert [sorted(args["jobs"]) for args in found] == [both] * 2
+        (plan,) = slices(events, "plan")
+        assert "jobs" not in plan["args"]
     clock.advance(10)
     third = add_job(database)
     plan_next(database, "a")  # all is known
     assert slices(traced(database, third.id), "compile") == [], "what was over before it came is not its own"
+    fourth = add_job(database)
+    plan_next(database, "c")
+    compile_next(database)
+    (alone,) = slices(traced(database, fourth.id), "compile")
+    assert "jobs" not in alone["args"]
 
 
 def test_overlapping_slices_of_one_worker_get_lanes(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
-    plan_next(database, "a", "b", groups=[["a"], ["b"]])
-    claims = [claim_one(database, "compile", worker="same") for _ in range(2)]
+    plan_next(database, "a", "b")
+    claims = [claim_one(database, "compile", worker="same", kernels=1) for _ in range(2)]
     clock.advance(2)
     for claim in claims:
         compile_claimed(database, claim)
@@ -308,7 +345,9 @@ def test_a_trace_takes_as_many_queries_for_many_items_as_for_few(database: Datab
     counts = []
     for size in (1, 8):
         job = add_job(database, size)
-        plan_next(database, *(f"{size}-{n}" for n in range(size)), groups=[[f"{size}-{n}"] for n in range(size)])
+        plan_next(database, *(f"{size}-{n}" for n in range(size)))
+        for _ in range(size):
+            compile_next(database, kernels=1)
         with counted_statements(database) as seen:
             traced(database, job.id)
         counts.append(len(seen))
@@ -322,13 +361,9 @@ def test_a_files_phases_are_shared_among_its_kernels_as_predicted_and_called_att
     database: Database, clock: FakeClock
 ) -> None:
     add_job(database)
-    (group,) = plan_next(database, "a", "b").groups
-    with database.write() as session:
-        kernels = session.scalars(select(GroupRow.kernels).where(GroupRow.id == group)).one()
-        told = [{**kernel, "predicted_seconds": seconds} for kernel, seconds in zip(kernels, (3.0, 1.0), strict=True)]
-        session.execute(update(GroupRow).where(GroupRow.id == group).values(kernels=told))
+    plan_predicted(database, a=3.0, b=1.0)
     clock.advance(2)
-    compile_with(database, clock, PHASES, 10)
+    group = compile_with(database, clock, PHASES, 10)
     with database.read() as session:
         report = group_report(session, group)
     assert report is not None
@@ -344,13 +379,14 @@ def test_a_files_phases_are_shared_among_its_kernels_as_predicted_and_called_att
 
 def test_kernels_of_which_nothing_was_predicted_share_alike(database: Database, clock: FakeClock) -> None:
     add_job(database)
-    (group,) = plan_next(database, "a", "b").groups
+    plan_next(database, "a", "b")
+    claim = claim_one(database, "compile", lease=60.0)
     with database.read() as session:
-        waiting = group_report(session, group)
-    assert waiting is not None and [kernel.seconds for kernel in waiting.kernels] == [None, None]
-    compile_with(database, clock, PHASES[:2], 10)
+        begun = group_report(session, claim.ref)
+    assert begun is not None and [kernel.seconds for kernel in begun.kernels] == [None, None]
+    compile_with(database, clock, PHASES[:2], 10, claim)
     with database.read() as session:
-        report = group_report(session, group)
+        report = group_report(session, claim.ref)
     assert report is not None
     assert [kernel.seconds.phases["cicc"] for kernel in report.kernels if kernel.seconds] == [2.0, 2.0]
 

@@ -13,7 +13,7 @@ from storage.libraries import Library, add_library, end_library, find_library, f
 from storage.new_items import NewItem, add_items
 from storage.winners import get_winners, publish_winner, winner_revisions
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
-from tests.fixtures_storage import claim_one, counted_statements, winner_record
+from tests.fixtures_storage import add_job, claim_one, counted_statements, winner_record
 
 KEY = "k" * 64
 
@@ -73,9 +73,9 @@ def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -
 
 
 def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: FakeClock) -> None:
-    for name in ("a", "b"):
-        with database.write() as session:
-            add_items(session, [NewItem("finish", name)])
+    job = add_job(database).id
+    with database.write() as session:
+        add_items(session, [NewItem("finish", name, jobs=(job,)) for name in ("a", "b")])
     one, other = claim_one(database, "finish"), claim_one(database, "finish")
     with database.write() as session:
         assert start_library(session, "i" * 64, one)
@@ -90,8 +90,9 @@ def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: 
 
 @pytest.mark.parametrize("end", ["expired", "completed", "released"])
 def test_an_attempt_that_has_ended_builds_no_library_any_more(database: Database, clock: FakeClock, end: str) -> None:
+    job = add_job(database).id
     with database.write() as session:
-        add_items(session, [NewItem("finish", "a"), NewItem("finish", "b")])
+        add_items(session, [NewItem("finish", name, jobs=(job,)) for name in ("a", "b")])
     one = claim_one(database, "finish", lease=5.0)
     other = claim_one(database, "finish", lease=60.0)
     with database.write() as session:

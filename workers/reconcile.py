@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Database
+from storage.endings import clear_ended
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
 from storage.settings import Settings
@@ -68,8 +69,9 @@ class Reconciler:
         with self.database.write() as session:
             over_budget = jobs.expire_budgets(session)
             expired = items.expire_leases(session, self.settings.max_attempts)
-            touched = {*over_budget, *(item.job_id for item in expired if item.job_id and item.state == "failed")}
+            touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
+        self._clear_ended()
         for item in expired:
             log.warning("lease of %s %s ended, it is %s", item.kind, item.ref, item.state)
         for state in states:
@@ -87,6 +89,8 @@ class Reconciler:
         needed: Counter[tuple[str, str | None]] = Counter()
         for (kind, target), count in waiting.items():
             worker = tickets.WORKER_OF.get(kind)
+            if kind == tickets.COMPILE:
+                count = min(count, self._workers(kind, target))
             if worker is None:
                 log.debug("%d items of kind %s are for workers of another release", count, kind)
                 continue
@@ -95,7 +99,23 @@ class Reconciler:
             self._taken.setdefault(queue, frozenset())
         return sum(tickets.ensure_tickets(self.redis, kind, target, n) for (kind, target), n in needed.items())
 
+    def _workers(self, kind: str, target: str | None) -> int:
+        """One at least: it may be about to start."""
+        try:
+            return max(1, len(tickets.live_workers(self.redis, tickets.queue_name(kind, target))))
+        except RedisError:
+            return 1
+
+    def _clear_ended(self, *, all_jobs: bool = False) -> None:
+        more = True
+        while more:
+            with self.database.write() as session:
+                more = clear_ended(session, all_jobs=all_jobs)
+            if more:
+                self.database.pause()
+
     def _sweep(self) -> None:
+        self._clear_ended(all_jobs=True)
         swept = self.blobs.sweep()
         if swept.files:
             log.info("swept %d left-over files, %d bytes", swept.files, swept.bytes)

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from storage import items, jobs
 from storage.devices import drain_device
 from storage.errors import LostClaim
+from storage.pending_builds import pending_counts
 from workers import tickets
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.lease import Lease
 from workers.processes import InfrastructureError
-from workers.steps.context import Cancel, Cancelled, GiveUp, Step, StepContext, Workplace
+from workers.steps.context import Cancel, Cancelled, GiveUp, HandBack, Step, StepContext, Workplace
 
 log = logging.getLogger("cukiln.run_ticket")
 
@@ -25,16 +26,18 @@ def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, targe
     """Run one item of a worker kind in this process, which may be killed for it. Returns whether there was one.
 
     The ticket's own target says only that something is waiting: a worker of several targets takes the best of all."""
+    files = workplace.file_limits(str(target)) if kind == tickets.COMPILE else None
+    seconds = workplace.settings.lease_seconds
     held_since = time.monotonic()
     with workplace.database.write() as session:
-        claim = items.claim(
-            session, tickets.ITEMS_OF[kind], workplace.targets, workplace.name, workplace.settings.lease_seconds
-        )
+        claim = items.claim(session, tickets.ITEMS_OF[kind], workplace.targets, workplace.name, seconds, files)
+        pending = pending_counts(session, 1) if files is not None else {}
+    for place in pending:  # what this worker left is for the next one that is free
+        tickets.ensure_tickets(workplace.redis, kind, place, 1)
     if claim is None:
         log.debug("a ticket of %s %s found nothing to do", kind, target)
         return False
     cancel = Cancel()
-    seconds = workplace.settings.lease_seconds
     with Lease(workplace.database, claim, cancel, lease_seconds=seconds, held_since=held_since):
         run_item(StepContext(workplace, claim, cancel), steps)
     spent = time.monotonic() - held_since
@@ -52,6 +55,8 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
         _stopped(context)
     except LostClaim as lost:
         log.warning("%s", lost)
+    except HandBack:
+        _released(context, logging.WARNING)
     except GiveUp as error:
         _failed(context, str(error), retry=False)
     except Exception as error:
@@ -81,33 +86,30 @@ def _completed(context: StepContext) -> None:
 
 
 def _stopped(context: StepContext) -> None:
-    """A stopping worker hands its item back at once. So does one whose job has spent its budget: another job may wait
-    for the same item, and inherits it, now or when the reconciler ends the budget. Any other reason: the database has
-    ended the item already."""
-    if context.cancel.reason not in ("stopping", "deadline"):
-        return
-    try:
-        with context.database.write() as session:
-            items.release(session, context.claim)
-    except LostClaim as lost:
-        # Of a spent budget the reconciler has made an end already, where nobody else waits.
-        log.log(logging.WARNING if context.cancel.reason == "stopping" else logging.DEBUG, "%s", lost)
-        return
-    context.enqueue(context.claim.kind, context.claim.target)
+    """A stopping worker hands its item back at once. So does one whose jobs have spent their budgets: another may come
+    to want it before the reconciler ends it. Any other reason: the database has ended the item already."""
+    if context.cancel.reason in ("stopping", "deadline"):
+        # Of a spent budget the reconciler may have made an end already.
+        _released(context, logging.WARNING if context.cancel.reason == "stopping" else logging.DEBUG)
 
 
 def _drained(context: StepContext, reason: str) -> None:
-    """The GPU is out of order, not the work: the attempt does not count, and nobody uses the GPU until it answers."""
+    """The GPU is out of order, not the work: the attempt does not count, and the GPU is used no more until it
+    answers."""
     log.error("%s %s is given back: %s", context.claim.kind, context.claim.ref, reason)
     with context.database.write() as session:
         drain_device(session, context.device.uuid, reason)
+    _released(context, logging.WARNING)
+
+
+def _released(context: StepContext, level: int) -> None:
     try:
         with context.database.write() as session:
             items.release(session, context.claim)
     except LostClaim as lost:
-        log.warning("%s", lost)
+        log.log(level, "%s", lost)
         return
-    context.enqueue(context.claim.kind, context.claim.target)
+    context.wake([(context.claim.kind, context.claim.target)])
 
 
 def _failed(context: StepContext, error: str, *, retry: bool) -> None:
@@ -115,13 +117,13 @@ def _failed(context: StepContext, error: str, *, retry: bool) -> None:
     try:
         with context.database.write() as session:
             state = items.fail(session, claim, error, retry=retry, max_attempts=context.settings.max_attempts)
-            job = jobs.job_state(session, claim.job_id) if claim.job_id is not None else None
+            ended = [job for id in claim.jobs if (job := jobs.job_state(session, id)) and job.finished_at is not None]
     except LostClaim as lost:
         log.warning("%s", lost)
         return
     if state == "waiting":
-        context.enqueue(claim.kind, claim.target)
+        context.wake([(claim.kind, claim.target)])
     else:
         context.publish("failed", {"kind": claim.kind, "ref": claim.ref, "error": error})
-        if job is not None and job.finished_at is not None:
-            context.publish("state", {"state": job.state})
+    for job in ended:
+        context.publish("state", {"state": job.state}, job_id=job.id)

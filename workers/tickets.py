@@ -103,9 +103,9 @@ def _retry() -> Retry:
 # ---- tickets
 
 
-def ensure_ticket(client: Redis, kind: str, target: str | None) -> bool:
-    """Write one ticket for an item that has just become waiting. False where Redis is away: the reconciler will."""
-    return _write_tickets(client, kind, target, 1)
+def add_tickets(client: Redis, kind: str, target: str | None, count: int = 1) -> bool:
+    """Write a ticket for each item that has just become waiting. False where Redis is away: the reconciler will."""
+    return _write_tickets(client, kind, target, count)
 
 
 def ensure_tickets(client: Redis, kind: str, target: str | None, waiting: int, *, at_most: int = 1000) -> int:
@@ -147,7 +147,7 @@ def _write_tickets(client: Redis, kind: str, target: str | None, count: int) -> 
 
 
 def is_ticket(call: object, queue: str) -> bool:
-    """Whether a deserialised RQ call is exactly what `ensure_ticket` writes to this queue."""
+    """Whether a deserialised RQ call is exactly what `add_tickets` writes to this queue."""
     match call:
         case [function, None, [str(kind), None | str() as target], {**nothing}]:
             if function != TICKET_FUNCTION or nothing or kind not in ITEMS_OF or (kind == PLAN and target is not None):

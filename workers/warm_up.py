@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import Any
 
 from codegen.compile_model import CompiledFile
 from cukiln.types import StageSeconds
 from storage import items, jobs
-from storage.builds import known_builds
+from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
-from storage.compile_models import idle_workers, load_model
+from storage.compile_models import load_model
 from storage.database import Database, Session
 from storage.errors import StorageError
-from storage.groups import BuildOutcome, load_group, record_compiled, start_group
-from storage.join_groups import groups_to_join
+from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.judging_work import Versions
 from storage.libraries import end_library, start_library
 from storage.measurements import (
     Measured,
@@ -29,15 +28,15 @@ from storage.measurements import (
     record_compared,
     record_measured,
 )
-from storage.plans import NewBuild, NewCandidate, NewGroup, PlannedProblem, record_plan
+from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.problems import finish_problem, load_problem, problems_to_plan
 from storage.report_job import job_progress
-from storage.verdicts import NewVerdict, best_proofs, builds_to_verify, record_verified
+from storage.verdicts import NewVerdict, best_proofs
+from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
 
 log = logging.getLogger("cukiln.worker")
 
 _VERSION = "warm-up"
-_VERSIONS: dict[str, Any] = {"plan_version": _VERSION, "gpu_plan_version": _VERSION, "drivers": {}}
 
 
 class _RollBack(Exception):
@@ -63,50 +62,36 @@ def warm_up(database: Database) -> None:
 
 
 def _go_the_way(session: Session, name: str) -> None:
-    target, build = f"none_{name[:8]}", name * 2
-    # Proved on the CPU, and measured on a GPU that nobody has.
+    target, build, whole = f"none_{name[:8]}", name * 2, StageSeconds()
+    versions = Versions(_VERSION, _VERSION, {})
+    # Proved on the CPU, and measured on a GPU that is not there.
     classes = (f"predicted:{target}", name)
     problems = [jobs.NewProblem(name, "matmul", {}, target, device_class, build, {}) for device_class in classes]
     job = jobs.create_job(session, jobs.NewJob(problems, priority="high")).id
     claim = _claim(session, "plan", None, job)
     planned = problems_to_plan(session, claim)
     jobs.job_state(session, job)
-    known_builds(session, [build])
     load_model(session, name * 2)
-    idle_workers(session, claim, target, 1)
     candidate = NewCandidate(name * 2, {}, name * 2, build)
-    record_plan(
-        session,
-        claim,
-        [PlannedProblem(problem.id, [candidate], 1, {}, 0.0, 0.0) for problem in planned],
-        {build: NewBuild(build, name * 2, name * 2, {})},
-        [NewGroup((build,), target, name * 2, 1.0)],
-        **_VERSIONS,
-    )
+    builds = {build: NewBuild(build, name * 2, name * 2, {}, target, name * 2)}
+    record_candidates(session, claim, [(problem.id, candidate) for problem in planned], builds, versions)
+    for problem in planned:
+        end_plan(session, claim, PlannedProblem(problem.id, 1, 1, {}, whole))
+    items.complete(session, claim)
+    items.waiting_counts(session)
     job_progress(session, job)
     claim = _claim(session, "compile", target, job)
     items.renew(session, claim, 1.0)
-    start_group(session, claim)
-    groups_to_join(session, claim)
     load_group(session, claim.ref)
-    record_compiled(
-        session,
-        claim,
-        [BuildOutcome(build, "ok", code_digest=name * 2, resources={}, library=name * 2)],
-        source=None,
-        log=None,
-        library=None,
-        cubin=None,
-        phases=[],
-        codegen=StageSeconds(),
-        compile=StageSeconds(),
-        files=[CompiledFile({name: 1.0}, 1.0, 1)] * 2,  # the first of a family, and one more
-        **_VERSIONS,
-    )
+    made = BuildOutcome(build, "ok", code_digest=name * 2, resources={}, library=name * 2)
+    record_builds(session, claim, [made], versions)
+    files = [CompiledFile({name: 1.0}, 1.0, 1)] * 2  # the first of a family, and one more
+    complete_group(session, claim, GroupFiles(files=files))
     claim = _claim(session, "verify", target, job)
-    builds_to_verify(session, claim.ref, _VERSION)
+    asked = builds_to_verify(session, claim.ref, _VERSION)
     verdict = NewVerdict(name * 2, "ok", None, {}, 0.0, 0.0)
-    record_verified(session, claim, [verdict], plan_version=_VERSION, verify=StageSeconds())
+    judge_verified(session, claim, [verdict], plan_version=_VERSION)
+    complete_verified(session, claim, asked, plan_version=_VERSION, verify=whole)
     _measure(session, name, job)
     claim = _claim(session, "finish", target, job)
     start_library(session, name * 2, claim)
@@ -142,6 +127,6 @@ def _measure(session: Session, device_class: str, job: str) -> None:
 
 def _claim(session: Session, kind: str, target: str | None, job: str) -> items.Claim:
     claim = items.claim(session, [kind], None if target is None else [target], "warm-up", 1.0)
-    if claim is None or claim.job_id != job:
-        raise _NotOurs(f"a {kind} item waits already")
+    if claim is None or claim.jobs != (job,):
+        raise _NotOurs(f"{kind} work waits already")
     return claim

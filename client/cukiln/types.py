@@ -328,14 +328,13 @@ class Phase(Answer):
 
 
 class GroupReport(Answer):
-    """One .cu file. A group that is too small for one of its own may be compiled with others: its state is then
-    `joined`, and `joined_to` the group that has its kernels, times and phases too."""
+    """One .cu file: what a compile worker took at once, for whichever `jobs`. `state`: compiling, compiled; or failed,
+    lost, released or cancelled, and then its kernels are compiled in other groups, where they are still wanted."""
 
     group: str
-    job: str | None
+    jobs: list[str]
     target: str
     state: str
-    joined_to: str | None = None
     toolchain: str | None
     kernels: list[GroupKernel]
     phases: list[Phase]
@@ -539,8 +538,7 @@ class TimelineStep(Answer):
 
     kind: Literal["plan", "compile", "verify", "measure", "refine", "compare", "finish"]
     target: str | None  # an architecture, or the device class it is measured on
-    # Of the work, or how an attempt ended after which it waited again: released, failed, lost. Work that has `joined`
-    # is done with that of another group.
+    # Of the work, or how an attempt ended after which it waited again: released, failed, lost.
     state: str
     attempt: int
     worker: str | None
@@ -559,8 +557,7 @@ class TimelineLane(Answer):
 
 
 class Timeline(Answer):
-    """A job's work on a time axis, the first begun first. What another job had begun already is not in it, but for
-    files that took groups of this one along."""
+    """A job's work on a time axis, the first begun first."""
 
     job: str
     at: float  # when this was read: running steps have come so far

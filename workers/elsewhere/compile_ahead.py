@@ -12,10 +12,10 @@ from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.targets import Target
 from workers.compile_file import CompileCancelled
-from workers.compile_group import GroupOutcome, compile_group, stored_resources
+from workers.compile_group import GroupOutcome, compile_to_the_end, stored_resources
 from workers.elsewhere.measured import CompiledHere
 from workers.elsewhere.work import Built, Work, WorkProblem
-from workers.processes import Limits, Processes
+from workers.processes import InfrastructureError, Limits, Processes
 from workers.toolchain import Toolchain
 
 # As the service's settings have them by default.
@@ -88,27 +88,44 @@ class CompileAhead:
         self._say(f"{self._done} of {self._groups} groups compiled, {len(builds)} kernels in this one")
 
     def _one(self, kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> dict[str, Built]:
-        outcome = compile_group(kernels, target, toolchain, self._processes, COMPILE_LIMITS, self._cancel)
-        with self._writing:
-            made = self._made(outcome, kernels, toolchain)
-            builds = {self._build_of[kernel, target.name]: one for kernel, one in made.items()}
-            self._compiled.add(builds)
-        return builds
+        made: dict[Kernel, Built] = {}
+        for outcome in self._outcomes(kernels, target, toolchain):
+            with self._writing:
+                some = self._made(outcome, kernels, toolchain)
+                self._compiled.add({self._build_of[kernel, target.name]: one for kernel, one in some.items()})
+            made |= some
+        return {self._build_of[kernel, target.name]: one for kernel, one in made.items()}
+
+    def _outcomes(self, kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> Iterator[GroupOutcome]:
+        """Until each kernel has one. Where the machine fails a file of several, halves of it are tried: a compiler that
+        was killed for want of memory would be again."""
+        left = {kernel.id: kernel for kernel in kernels}
+        limits = (self._processes, COMPILE_LIMITS, self._cancel)
+        try:
+            for outcome in compile_to_the_end(kernels, target, toolchain, *limits):
+                left = {name: kernel for name, kernel in left.items() if name not in outcome.outcomes}
+                yield outcome
+        except InfrastructureError:
+            rest = tuple(left.values())
+            if len(rest) == 1:
+                raise
+            for half in (rest[::2], rest[1::2]):
+                yield from self._outcomes(half, target, toolchain)
 
     def _made(self, outcome: GroupOutcome, kernels: Iterable[Kernel], toolchain: Toolchain) -> dict[Kernel, Built]:
-        libraries = [self._compiled.keep_library(artifact.library) for artifact in outcome.artifacts]
-        made = {}
-        for kernel in kernels:
-            found = outcome.outcomes[kernel.id]
-            made[kernel] = Built(
-                state=found.status,
-                message=telling_line(found.log),
-                code_digest=found.code_digest,
-                resources=stored_resources(kernel, found.resources) if found.resources else None,
-                library=libraries[found.artifact] if found.artifact is not None else None,
+        library = self._compiled.keep_library(outcome.artifact.library) if outcome.artifact else None
+        found = {kernel: outcome.outcomes[kernel.id] for kernel in kernels if kernel.id in outcome.outcomes}
+        return {
+            kernel: Built(
+                state=one.status,
+                message=telling_line(one.log),
+                code_digest=one.code_digest,
+                resources=stored_resources(kernel, one.resources) if one.resources else None,
+                library=library if one.status == "ok" else None,
                 toolchain=toolchain.digest,
             )
-        return made
+            for kernel, one in found.items()
+        }
 
 
 def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Iterator[list[Group]]:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from codegen.compile_model import CompiledFile
+from codegen.compiler_log import telling_line
 from codegen.kernel import Kernel
 from codegen.render_group import render_device
 from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
-from storage.groups import BuildOutcome, Group, load_group, record_compiled, start_group
+from storage.groups import (
+    BUILDS_AT_ONCE,
+    BuildOutcome,
+    Group,
+    GroupFiles,
+    complete_group,
+    judge_failed,
+    load_group,
+    record_builds,
+)
+from storage.judge import Judged
+from storage.new_items import COMPILE
+from storage.pending_builds import pending_counts
+from storage.rows import chunks
 from workers.compile_file import Phase
-from workers.compile_group import Artifact, GroupOutcome, compile_group, stored_resources
+from workers.compile_group import GroupOutcome, compile_group, stored_resources
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.phases import placed
-from workers.steps.progress import publish_progress, tell
-from workers.steps.take_along import take_along
-from workers.steps.verify import predicted_seconds
+from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
@@ -27,14 +39,12 @@ class WrongToolchain(Exception):
 
 
 def compile_kernels(context: StepContext) -> None:
-    """Compile the group of the item; its builds, artifacts and what gets them judged are written in one transaction."""
-    with context.database.write() as session:
+    """Compile the group of the item; record its builds and artifacts, and what gets them judged."""
+    with context.database.read() as session:
         group = load_group(session, context.claim.ref)
-        if group is None:
-            raise GiveUp(f"group {context.claim.ref} does not exist")
-        start_group(session, context.claim)
+    if group is None:
+        raise GiveUp(f"group {context.claim.ref} does not exist")
     toolchain = _toolchain(context, group)
-    group = take_along(context, group, toolchain.digest)
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
     stopwatch = Stopwatch()
     outcome = compile_group(
@@ -48,7 +58,7 @@ def compile_kernels(context: StepContext) -> None:
     )
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
-    _record(context, group, kernels, outcome, codegen)
+    _record(context, kernels, outcome, codegen)
 
 
 def _toolchain(context: StepContext, group: Group) -> Toolchain:
@@ -66,73 +76,80 @@ def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
     return StageSeconds(wall=max(0.0, spent.wall - outcome.wall_seconds), cpu=spent.cpu)
 
 
-def _record(
-    context: StepContext,
-    group: Group,
-    kernels: dict[Kernel, str],
-    outcome: GroupOutcome,
-    codegen: StageSeconds,
-) -> None:
-    # A group that compiled whole is one artifact; of one that was split, the artifact with the most kernels is shown.
-    shown = max(outcome.artifacts, key=lambda artifact: len(artifact.kernels), default=None)
+def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutcome, codegen: StageSeconds) -> None:
+    """The builds a part at a time, then the group: whatever of it a crash leaves out is compiled again."""
+    shown = outcome.artifact
     source = shown.source if shown else render_device(list(kernels)).text
     uploading_at = context.stopwatch.read().wall
     blobs = context.blobs.put_many(
         [
             (source.encode(), "text/x-cuda"),
-            (_log(outcome, shown).encode(), "text/plain"),
+            (_log(outcome).encode(), "text/plain"),
             *([(shown.cubin, "application/x-cubin"), (shown.ptx, "application/gzip")] if shown else []),
-            # Every library is kept: what is measured later, perhaps elsewhere, is loaded from it.
-            *((artifact.library, "application/x-sharedlib") for artifact in outcome.artifacts),
+            # The library is kept: what is measured later, perhaps elsewhere, is loaded from it.
+            *([(shown.library, "application/x-sharedlib")] if shown else []),
         ]
     )
     upload = Phase("upload", context.stopwatch.read().wall - uploading_at, uploading_at)
     text, log, *rest = [blob.digest for blob in blobs]
-    cubin, ptx = rest[:2] if shown else (None, None)
-    libraries = rest[2:]
+    cubin, ptx, library = rest or (None, None, None)
+    made = GroupFiles(
+        source=text,
+        log=log,
+        library=library,
+        cubin=cubin,
+        ptx=ptx,
+        phases=placed([*outcome.phases, upload], context.since_claim, list(kernels)),
+        codegen=codegen,
+        compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
+        files=_files(kernels, outcome),
+    )
+    outcomes = [
+        _build_outcome(build, kernel, outcome, library)
+        for kernel, build in kernels.items()
+        if kernel.id in outcome.outcomes
+    ]
+    judged: list[Judged] = []
+    for some in chunks(outcomes, BUILDS_AT_ONCE):
+        with context.database.write() as session:
+            followed = record_builds(session, context.claim, some, context.versions(session))
+        context.wake(followed.waiting, followed.judged)
+        judged += followed.judged
+        if len(outcomes) > BUILDS_AT_ONCE:
+            context.database.pause()
+    more = any(one.state != "ok" for one in outcomes)
+    while more:
+        with context.database.write() as session:
+            failed, more = judge_failed(session, context.claim, context.versions(session))
+        context.wake((), failed)
+        judged += failed
+        context.database.pause()
+    why = telling_line(outcome.why) or "the compiler died or hung" if outcome.left else None
     with context.database.write() as session:
-        recorded = record_compiled(
-            session,
-            context.claim,
-            [_build_outcome(kernels[kernel], outcome, kernel, libraries) for kernel in kernels],
-            source=text,
-            log=log,
-            library=libraries[outcome.artifacts.index(shown)] if shown else None,
-            cubin=cubin,
-            ptx=ptx,
-            phases=placed([*outcome.phases, upload], context.since_claim, list(kernels)),
-            codegen=codegen,
-            compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
-            plan_version=context.plan_version,
-            gpu_plan_version=context.gpu_plan_version,
-            drivers=context.drivers(session),
-            verify_predicted_seconds=predicted_seconds(len(kernels)),
-            files=_files(kernels, outcome),
-        )
-    for kind, target in recorded.waiting:
-        context.enqueue(kind, target)
-    tell(context, recorded.judged)
-    for job in recorded.jobs - {context.claim.job_id}:
-        publish_progress(context, job)
+        given_up = complete_group(session, context.claim, made, why, context.settings.max_attempts)
+        pending = pending_counts(session, context.settings.workers) if outcome.left else {}
+    context.wake([(COMPILE, target) for target, count in pending.items() for _ in range(count)], given_up)
+    publish_problems(context, [one.problem for one in (*judged, *given_up)])
+    publish_progress(context)
 
 
-def _log(outcome: GroupOutcome, shown: Artifact | None) -> str:
-    """The words of the tools: of the file that is shown, then of every kernel that failed."""
+def _log(outcome: GroupOutcome) -> str:
+    """The words of the tools: of the file that compiled, then of every kernel that failed."""
     failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
-    return "\n".join([*([shown.log] if shown else []), *failed])
+    left = [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
+    return "\n".join([*([outcome.artifact.log] if outcome.artifact else []), *failed, *left])
 
 
 def _files(kernels: Iterable[Kernel], outcome: GroupOutcome) -> list[CompiledFile]:
-    by_id = {kernel.id: kernel for kernel in kernels}
-    return [
-        CompiledFile.of([by_id[name] for name in one.kernels], one.cpu_seconds, one.peak_memory_bytes)
-        for one in outcome.artifacts
-    ]
+    made = outcome.artifact
+    if made is None:
+        return []
+    compiled = [kernel for kernel in kernels if kernel.id in made.kernels]
+    return [CompiledFile.of(compiled, made.cpu_seconds, made.peak_memory_bytes)]
 
 
-def _build_outcome(build: str, outcome: GroupOutcome, kernel: Kernel, libraries: Sequence[str]) -> BuildOutcome:
-    """`libraries`: blob digests by artifact."""
+def _build_outcome(build: str, kernel: Kernel, outcome: GroupOutcome, library: str | None) -> BuildOutcome:
     found = outcome.outcomes[kernel.id]
     resources = stored_resources(kernel, found.resources) if found.resources is not None else None
-    library = libraries[found.artifact] if found.artifact is not None else None
-    return BuildOutcome(build, found.status, found.code_digest, resources, found.log, library)
+    holds = library if found.status == "ok" else None
+    return BuildOutcome(build, found.status, found.code_digest, resources, found.log, holds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +15,9 @@ from redis.exceptions import RedisError
 from storage.blobs import BlobStore
 from storage.database import Database, Session
 from storage.devices import drivers_of
-from storage.items import Claim
+from storage.items import Claim, FileLimits
+from storage.judge import Judged
+from storage.judging_work import Versions
 from storage.settings import Settings
 from workers import tickets
 from workers.compile_file import Phase
@@ -39,6 +42,10 @@ class Cancelled(Exception):
 
 class GiveUp(Exception):
     """The item cannot be done, now or later: it is failed without another attempt. The message goes to the user."""
+
+
+class HandBack(Exception):
+    """The step has done a part, and the item waits again for the rest, because it is another job's turn."""
 
 
 class Cancel(threading.Event):
@@ -66,6 +73,24 @@ class Workplace:
     name: str  # of the worker, as `items.worker` shows it
     targets: tuple[str, ...] | None = None  # which targets' items it takes; None: plan items, which have none
     device: Device | None = None  # of a worker that measures; its targets are the device's class
+
+    def compile_workers(self, target: str) -> int:
+        """Live compile workers of the target, on whichever machine; where none is known, as many as the settings
+        say."""
+        try:
+            live = len(tickets.live_workers(self.redis, tickets.queue_name(tickets.COMPILE, target)))
+        except RedisError:
+            live = 0
+        return live or self.settings.workers
+
+    def file_limits(self, target: str) -> FileLimits:
+        """What a compile worker may take at once."""
+        return FileLimits(
+            toolchains=(self.toolchain.digest, self.toolchain.for_screening().digest),
+            workers=self.compile_workers(target),
+            kernels=self.settings.group_kernels,
+            bytes=self.settings.group_memory_bytes,
+        )
 
     @cached_property
     def toolchain(self) -> Toolchain:
@@ -140,14 +165,9 @@ class StepContext:
             raise GiveUp(f"{self.claim.kind} {self.claim.ref} needs a worker with a GPU")
         return self.workplace.device
 
-    def compile_workers(self, target: str) -> int:
-        """Live compile workers of the target, on whichever machine; where none is known, as many as the settings
-        say."""
-        try:
-            live = len(tickets.live_workers(self.redis, tickets.queue_name(tickets.COMPILE, target)))
-        except RedisError:
-            live = 0
-        return live or self.settings.workers
+    def versions(self, session: Session) -> Versions:
+        """What counts as known of builds here, today."""
+        return Versions(self.plan_version, self.gpu_plan_version, self.drivers(session))
 
     def fresh_seed(self) -> int:
         """Drawn anew for every proof. 12 digits of hex: exact also in JSON readers that know doubles only."""
@@ -159,14 +179,20 @@ class StepContext:
             raise Cancelled(self.cancel.reason or "stopping")
 
     def publish(self, type: str, data: Mapping[str, Any], *, job_id: str | None = None) -> None:
-        """Tell the watchers of the item's job, or of `job_id`. Best effort."""
-        job = job_id or self.claim.job_id
-        if job is not None:
+        """Tell the watchers of the item's jobs, or of `job_id`. Best effort."""
+        for job in self.claim.jobs if job_id is None else (job_id,):
             tickets.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
 
-    def enqueue(self, kind: str, target: str | None) -> None:
-        """Write a ticket for an item that was just committed. Best effort: the reconciler finds missing ones."""
-        tickets.ensure_ticket(self.redis, kind, target)
+    def wake(self, waiting: Iterable[tuple[str, str | None]], judged: Iterable[Judged] = ()) -> None:
+        """Write tickets for work (kind and target) that was just committed: one each, and for pending builds as many
+        as there are workers to take them. Best effort: the reconciler finds missing ones."""
+        counts = Counter([*waiting, *((one.kind, one.target) for one in judged)])
+        for (kind, target), count in counts.items():
+            if kind == tickets.COMPILE:
+                workers = self.workplace.compile_workers(str(target))
+                tickets.ensure_tickets(self.redis, kind, target, min(count, workers))
+            else:
+                tickets.add_tickets(self.redis, kind, target, count)
 
 
 Step = Callable[[StepContext], None]

@@ -12,7 +12,7 @@ from cukiln.types import StageSeconds
 from storage.clock import Clock
 from storage.errors import LostClaim
 from storage.items import Renewal, renew
-from storage.jobs import job_state
+from storage.jobs import last_deadline
 from storage.measurements import (
     Measured,
     ToMeasure,
@@ -37,7 +37,7 @@ MOST_CANDIDATES = 40
 """Of one attempt, about 20 seconds: then they are recorded, and the item waits again for the rest. So a budget that
 ends cuts off little that was done, and a more urgent job has its turn soon; a child that starts takes two seconds."""
 BEFORE_DEADLINE_SECONDS = 1.0
-"""Before the budget of the item's job ends the child is stopped, where there is something to record: once the
+"""Before the budgets of the item's jobs end the child is stopped, where there is something to record: once the
 reconciler, which looks every second, has ended the budget, what is not recorded is skipped."""
 
 
@@ -62,9 +62,9 @@ def measure(context: StepContext) -> None:
         waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plan_version)
         waiting = waiting[:MOST_CANDIDATES]
         best = best_measured(session, {one.problem_id for one in waiting})
-        job = job_state(session, context.claim.job_id) if context.claim.job_id is not None else None
+        deadline = last_deadline(session, context.claim.jobs)
     done: list[CandidateResult] = []
-    ending = Ending(context.cancel, context.database.clock, job.deadline if job is not None else None, done)
+    ending = Ending(context.cancel, context.database.clock, deadline, done)
     with context.processes.private_folder("measure") as folder:
         libraries = fetch_libraries(context.blobs, (one.library for one in waiting), folder)
         present = [one for one in waiting if one.library in libraries.paths]

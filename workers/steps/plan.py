@@ -1,67 +1,121 @@
-"""Plan: problems become candidates, candidates share kernels, kernels that nobody has built become groups."""
+"""Plan: problems become candidates, candidates share kernels, kernels that are not built become builds to compile."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
 
-from codegen.kernel import Candidate, Kernel
+from codegen.kernel import Candidate
 from codegen.lower import Lowered, lower
 from codegen.operators import operator
 from codegen.search import Search
 from codegen.targets import target as find_target
-from storage.device_classes import is_predicted
+from cukiln.types import StageSeconds
+from storage.compile_models import load_model
+from storage.items import yields
 from storage.jobs import JobStatus, job_state
-from storage.plans import NewCandidate, PlannedProblem, problems_to_plan, record_plan
+from storage.judge import Judged
+from storage.plans import (
+    CANDIDATES_AT_ONCE,
+    NewBuild,
+    NewCandidate,
+    PlannedProblem,
+    end_plan,
+    problems_to_plan,
+    record_candidates,
+)
 from storage.problems import JobProblem
-from workers.steps.context import StepContext
+from storage.turns import spend
+from workers import tickets
+from workers.steps.context import HandBack, StepContext
+from workers.steps.new_builds import NewBuilds
 from workers.steps.progress import publish_problems, publish_progress
-from workers.steps.wanted_builds import WantedBuild, record_wanted
 from workers.stopwatch import Stopwatch
+
+RECORD_SECONDS = 0.25
+"""So long at most what is lowered is held back, to be recorded with more: compilers wait for it."""
+TURN_SECONDS = 0.5
+"""Before a plan item gives way to that of another job, between two problems."""
 
 
 def plan(context: StepContext) -> None:
-    """Lower the item's problems, record candidates and groups in one transaction, write the groups' tickets."""
+    """Lower the item's problems one after the other, and record them a part at a time. Raises HandBack where it is
+    another job's turn before all of them are planned."""
+    own, screening = context.toolchain, context.toolchain.for_screening()
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
-        status = job_state(session, problems[0].job_id) if problems else None
-    planned: list[PlannedProblem] = []
-    wanted: dict[str, WantedBuild] = {}
-    for problem in problems:
+        status = job_state(session, context.claim.job_id)
+        models = {digest: load_model(session, digest) for digest in (own.digest, screening.digest)}
+    recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
+    builds = NewBuilds(models)
+    started = time.monotonic()
+    for place, problem in enumerate(problems):
         context.check()
         stopwatch = Stopwatch()
         lowered = _lower(problem, status)
-        kernels = dict.fromkeys(candidate.kernel for candidate in lowered.candidates)
-        screening = _is_screened(problem, len(kernels))
-        toolchain = context.toolchain.for_screening() if screening else context.toolchain
-        digest = toolchain.digest
-        by_kernel = {kernel: WantedBuild.of(kernel, problem.target, digest) for kernel in kernels}
-        wanted |= {one.new.id: one for one in by_kernel.values()}
-        planned.append(_planned(problem, lowered, by_kernel, screening, stopwatch))
+        kernels = {candidate.kernel for candidate in lowered.candidates}
+        screened = _is_screened(problem, len(kernels))
+        toolchain = (screening if screened else own).digest
+        named = [
+            _named(candidate, builds.of(candidate.kernel, problem.target, toolchain))
+            for candidate in lowered.candidates
+        ]
+        recorder.add(problem, named, _planned(problem, lowered, screened, stopwatch))
+        if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
+            recorder.record()
+            with context.database.read() as session:
+                give_way = yields(session, context.claim, tickets.ITEMS_OF[tickets.PLAN])
+            if give_way:
+                raise HandBack
+    recorder.record()
 
-    to_measure = {
-        candidate.build
-        for problem, known in zip(problems, planned, strict=True)
-        if not is_predicted(problem.device_class)
-        for candidate in known.candidates
-    }
-    record_wanted(
-        context,
-        wanted,
-        to_measure,
-        status,
-        lambda session, builds, groups: record_plan(
-            session,
-            context.claim,
-            planned,
-            builds,
-            groups,
-            plan_version=context.plan_version,
-            gpu_plan_version=context.gpu_plan_version,
-            drivers=context.drivers(session),
-        ),
-    )
-    publish_problems(context, [problem.id for problem in problems])
-    publish_progress(context)
+
+Named = tuple[NewCandidate, NewBuild]
+
+
+class _Recorder:
+    """Writes candidates, and the ends of their problems, in transactions of about the same size."""
+
+    def __init__(self, context: StepContext, in_queue: float) -> None:
+        self._context = context
+        self._in_queue = in_queue  # seconds that each problem waited
+        self._candidates: list[tuple[int, NewCandidate]] = []
+        self._builds: dict[str, NewBuild] = {}
+        self._ended: list[PlannedProblem] = []
+        self._screening: set[int] = set()
+        self._recorded_at = time.monotonic()
+
+    def add(self, problem: JobProblem, candidates: list[Named], planned: PlannedProblem) -> None:
+        if planned.screening:
+            self._screening.add(problem.id)
+        for candidate, build in candidates:
+            self._candidates.append((problem.id, candidate))
+            self._builds[build.id] = build
+            if len(self._candidates) >= CANDIDATES_AT_ONCE:
+                self.record()
+        self._ended.append(planned)
+        if time.monotonic() - self._recorded_at > RECORD_SECONDS:
+            self.record()
+
+    def record(self) -> None:
+        """Everything that was added since the last time, in one transaction; then wake whatever goes on with it."""
+        if not (self._candidates or self._ended):
+            return
+        context = self._context
+        context.check()
+        judged: list[Judged] = []
+        with context.database.write() as session:
+            followed = record_candidates(
+                session, context.claim, self._candidates, self._builds, context.versions(session), self._screening
+            )
+            spend(session, context.claim.job_id, time.monotonic() - self._recorded_at)
+            for planned in self._ended:
+                judged += end_plan(session, context.claim, planned, self._in_queue)
+        context.wake(followed.waiting, [*followed.judged, *judged])
+        publish_problems(context, [planned.id for planned in self._ended])
+        publish_progress(context)
+        self._candidates, self._builds, self._ended = [], {}, []
+        context.database.pause()
+        self._recorded_at = time.monotonic()
 
 
 def _is_screened(problem: JobProblem, kernels: int) -> bool:
@@ -77,29 +131,18 @@ def _lower(problem: JobProblem, job: JobStatus | None) -> Lowered:
     return lower(parsed, target, Search.model_validate(problem.search), limit, deterministic=deterministic)
 
 
-def _planned(
-    problem: JobProblem,
-    lowered: Lowered,
-    builds: Mapping[Kernel, WantedBuild],
-    screening: bool,
-    stopwatch: Stopwatch,
-) -> PlannedProblem:
+def _planned(problem: JobProblem, lowered: Lowered, screening: bool, stopwatch: Stopwatch) -> PlannedProblem:
     spent = stopwatch.read()
     return PlannedProblem(
         id=problem.id,
-        candidates=[_new_candidate(candidate, builds) for candidate in lowered.candidates],
+        candidate_count=len(lowered.candidates),
         space_size=lowered.space_size,
-        rejections={
-            rule: {"count": rejection.count, "example": rejection.example, "message": rejection.message}
-            for rule, rejection in lowered.rejections.items()
-        },
-        lower_wall=spent.wall,
-        lower_cpu=spent.cpu,
+        rejections={rule: rejection.to_json() for rule, rejection in lowered.rejections.items()},
+        lower=StageSeconds(wall=spent.wall, cpu=spent.cpu),
         error=lowered.why_empty,
         screening=screening,
     )
 
 
-def _new_candidate(candidate: Candidate, builds: Mapping[Kernel, WantedBuild]) -> NewCandidate:
-    build = builds[candidate.kernel].new.id
-    return NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build)
+def _named(candidate: Candidate, build: NewBuild) -> Named:
+    return NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build.id), build

@@ -1,4 +1,4 @@
-"""What the watchers of a job are told after a step: counts, and problems that have just ended."""
+"""Events for the watchers of a job after a step: counts, and problems that have just ended."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from storage.problems import load_problem
 from storage.report_job import job_progress
 from workers.steps.context import StepContext
 
+MOST_TOLD = 16
+"""Jobs that hear of one step: where more share a group, the others hear of their own steps."""
+
 
 def tell(context: StepContext, judged: Sequence[Judged]) -> None:
-    """Tickets for what follows a step, and words for the watchers."""
-    for one in judged:
-        context.enqueue(one.kind, one.target)
+    """Tickets for what follows a step, and events for the watchers."""
+    context.wake((), judged)
     publish_problems(context, [one.problem for one in judged])
     publish_progress(context)
 
 
-def publish_progress(context: StepContext, job: str | None = None) -> None:
-    """One `progress` event with the counts of the item's job, or of `job`, as they are now."""
-    job = job or context.claim.job_id
-    if job is None:
-        return
-    with context.database.read() as session:
-        found = job_progress(session, job, context.settings.toolchain_live_seconds)
-    if found is not None:
-        context.publish(
-            "progress",
-            {
-                "state": found.state,
-                "progress": found.progress.model_dump(mode="json"),
-                "seconds": found.seconds.model_dump(mode="json"),
-            },
-            job_id=job,
-        )
+def publish_progress(context: StepContext) -> None:
+    """One `progress` event to each job of the item, with its counts as they are now."""
+    for job in context.claim.jobs[:MOST_TOLD]:
+        with context.database.read() as session:
+            found = job_progress(session, job, context.settings.toolchain_live_seconds)
+        if found is not None:
+            context.publish(
+                "progress",
+                {
+                    "state": found.state,
+                    "progress": found.progress.model_dump(mode="json"),
+                    "seconds": found.seconds.model_dump(mode="json"),
+                },
+                job_id=job,
+            )
 
 
 def publish_problems(context: StepContext, problem_ids: Sequence[int]) -> None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from codegen.search import Search
 from cukiln.types import StageSeconds
-from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
-from storage.database import Session
-from storage.device_classes import is_predicted
-from storage.jobs import job_state
+from storage.compile_models import load_model
 from storage.problems import load_problem
 from storage.screening import record_refined
-from storage.wanted_builds import NewGroup, RecordedPlan
 from workers.choose_winner import pareto, thinned
 from workers.steps.context import GiveUp, StepContext
+from workers.steps.new_builds import NewBuilds
 from workers.steps.progress import publish_progress
 from workers.steps.rank import Ranked, rank, write_predictions
-from workers.steps.wanted_builds import WantedBuild, record_wanted
 from workers.stopwatch import Stopwatch
 
 
@@ -28,7 +24,6 @@ def refine(context: StepContext) -> None:
     with context.database.read() as session:
         problem = load_problem(session, int(context.claim.ref))
         stored = candidates_of_problem(session, problem.id) if problem else []
-        job = job_state(session, problem.job_id) if problem else None
     if problem is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     at_most = Search.model_validate(problem.search).screening
@@ -36,29 +31,22 @@ def refine(context: StepContext) -> None:
         raise GiveUp(f"problem {problem.name} asks for no screening")
     ranked, _ = rank(problem, stored, screened=True)
     toolchain = context.toolchain.digest
-    builds = {
-        one.candidate.id: WantedBuild.of(one.candidate.kernel, problem.target, toolchain)
-        for one in best_screened(ranked, at_most)
-    }
-    chosen = {candidate: one.new.id for candidate, one in builds.items()}
+    with context.database.read() as session:
+        new = NewBuilds({toolchain: load_model(session, toolchain)})
+    best = best_screened(ranked, at_most)
+    builds = {one.candidate.id: new.of(one.candidate.kernel, problem.target, toolchain) for one in best}
     spent = stopwatch.read()
-
-    def record(session: Session, new: Mapping[str, NewBuild], groups: Sequence[NewGroup]) -> RecordedPlan:
+    with context.database.write() as session:
         write_predictions(session, ranked)
-        return record_refined(
+        followed = record_refined(
             session,
             context.claim,
-            chosen,
-            new,
-            groups,
+            {candidate: build.id for candidate, build in builds.items()},
+            {build.id: build for build in builds.values()},
+            context.versions(session),
             spent=StageSeconds(wall=spent.wall, cpu=spent.cpu),
-            plan_version=context.plan_version,
-            gpu_plan_version=context.gpu_plan_version,
-            drivers=context.drivers(session),
         )
-
-    to_measure = frozenset() if is_predicted(problem.device_class) else frozenset(chosen.values())
-    record_wanted(context, {one.new.id: one for one in builds.values()}, to_measure, job, record)
+    context.wake(followed.waiting, followed.judged)
     publish_progress(context)
 
 

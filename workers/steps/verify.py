@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from codegen.kernel import Kernel
 from cukiln.types import StageSeconds
-from storage.verdicts import NewVerdict, builds_to_verify, record_verified
+from storage.judge import Judged
+from storage.verdicts import NewVerdict
+from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
 from workers.limits import process_limits
 from workers.steps.context import StepContext
-from workers.steps.progress import tell
+from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
@@ -29,20 +31,22 @@ def verify(context: StepContext) -> None:
     )
     context.check()
     by_id = {kernel.id: digest for kernel, digest in slices.items()}
+    found = [_new_verdict(by_id[verdict.kernel_id], verdict) for verdict in verdicts]
+    spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts))
+    judged: list[Judged] = []
+    more = True
+    while more:
+        with context.database.write() as session:
+            some, more = judge_verified(session, context.claim, found, plan_version=context.plan_version)
+        context.wake((), some)
+        judged += some
+        if more:
+            context.database.pause()
     with context.database.write() as session:
-        judged = record_verified(
-            session,
-            context.claim,
-            [_new_verdict(by_id[verdict.kernel_id], verdict) for verdict in verdicts],
-            plan_version=context.plan_version,
-            verify=StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts)),
-        )
-    tell(context, judged)
-
-
-def predicted_seconds(kernels: int) -> float:
-    """Of one verify item; orders the queue and the ETA. A fixed part (g++'s headers, the child) and one per kernel."""
-    return 1.0 + 0.25 * kernels
+        again = complete_verified(session, context.claim, members, plan_version=context.plan_version, verify=spent)
+    context.wake(again)
+    publish_problems(context, [one.problem for one in judged])
+    publish_progress(context)
 
 
 def _new_verdict(subject: str, verdict: CpuVerdict) -> NewVerdict:

@@ -1,0 +1,254 @@
+"""A compile worker that is free leases builds: its group is what it took.
+
+```
+the job whose turn it is ── its longest builds ──┐
+jobs of the same priority, in their turns ───────┴─► one file, as long as pays ──► a group, and its compile item
+```
+Whatever was planned before, a worker takes of what is pending now: so a newcomer waits for one file at most, small jobs
+share one, and the last files of a large job are short, which leaves no worker idle for long (guided self-scheduling:
+Polychronopoulos and Kuck, IEEE Transactions on Computers, 1987).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import exists, func, insert, or_, select, update
+
+from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS
+from codegen.group import MAX_BYTES, MAX_KERNELS, longest_group
+from storage.database import Session, clock_of
+from storage.judge import LIVE
+from storage.new_items import COMPILE, FINISH, VERIFY
+from storage.pending_builds import build, demand, wanted_by_live_jobs
+from storage.rows import core
+from storage.tables import BuildRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobRow
+from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
+
+WORTHWHILE_SECONDS = 4 * FIXED_SECONDS
+"""Of kernels in a file, while other workers are busy anyway: at most a fifth of it is what any file costs."""
+
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """What a compile worker may put into one file. `toolchains`: digests of those that it has, None for any; `workers`
+    that compile, itself among them."""
+
+    toolchains: tuple[str, ...] | None = None
+    workers: int = 1
+    kernels: int = MAX_KERNELS
+    bytes: float = MAX_BYTES
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A group's compile item, not claimed yet, and the predicted seconds that its jobs are charged."""
+
+    item_id: int
+    charges: dict[str, float]
+
+
+def next_to_compile(
+    session: Session, targets: Sequence[str] | None, limits: FileLimits, now: float
+) -> tuple[Turn, str] | None:
+    """The turn and the id of the job that a free worker compiles for."""
+    row = session.execute(
+        select(JobRow.id, *turn(session))
+        .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+        .where(_has_pending(targets, limits.toolchains))
+        .order_by(*in_turn(session), *oldest_first())
+        .limit(1)
+    ).one_or_none()
+    return None if row is None else (turn_of(row), row.id)
+
+
+def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits, now: float) -> Lease:
+    """Take the longest pending builds of the job, and of others of its priority where that leaves room."""
+    first = _first(session, job_id, targets, limits)
+    file = _File(limits, _longest_file(session, first, limits))
+    if first.suspect is not None:
+        same = (build.suspect == first.suspect) & (build.state == "pending")
+        file.builds = list(
+            session.execute(select(core(BuildRow)).where(same, wanted_by_live_jobs()).order_by(build.id))
+        )
+    else:
+        for job in _jobs_to_fill_from(session, job_id, first, limits, now):
+            if not file.take(job, _longest_of(session, job.id, first, limits.kernels)):
+                break
+    return _record(session, file.builds, first, now)
+
+
+def _has_pending(targets: Sequence[str] | None, toolchains: Sequence[str] | None) -> Any:
+    places = [demand.target.in_(targets)] if targets is not None else []
+    places += [demand.toolchain.in_(toolchains)] if toolchains is not None else []
+    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, build.state == "pending", *places)
+    return mine.correlate(JobRow)
+
+
+def _pending_of(job_id: str) -> Any:
+    return (
+        select(core(BuildRow))
+        .join(core(DemandRow), demand.build == build.id)
+        .where(demand.job_id == job_id, build.state == "pending")
+        .order_by(demand.predicted_seconds.desc())
+    )
+
+
+def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits) -> Any:
+    """The build that the file is made around: its longest one, of those that are not suspect where there are any."""
+    query = _pending_of(job_id)
+    if targets is not None:
+        query = query.where(demand.target.in_(targets))
+    if limits.toolchains is not None:
+        query = query.where(demand.toolchain.in_(limits.toolchains))
+    innocent = session.execute(query.where(build.suspect.is_(None)).limit(1)).one_or_none()
+    return innocent or session.execute(query.limit(1)).one()
+
+
+def _longest_file(session: Session, first: Any, limits: FileLimits) -> float:
+    """Predicted seconds that a file should take now. What is pending is divided by all workers, so files become shorter
+    towards the end; but not so short that they are not worthwhile, unless idle workers take the rest side by side. More
+    builds than fill a file for each worker need not be counted."""
+    pending = select(build.predicted_seconds).where(
+        build.state == "pending", build.target == first.target, build.toolchain == first.toolchain
+    )
+    some = pending.where(wanted_by_live_jobs()).limit(limits.workers * limits.kernels)
+    seconds: float = sum(session.scalars(some))
+    busy = select(func.count()).where(
+        ItemRow.state == "claimed", ItemRow.kind.in_((COMPILE, VERIFY, FINISH)), ItemRow.target == first.target
+    )
+    files = _files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
+    mine = max(seconds / limits.workers, min(WORTHWHILE_SECONDS, seconds / files))
+    leaves_little = files == 1 and seconds - mine < WORTHWHILE_SECONDS / 2
+    return FIXED_SECONDS + (seconds if leaves_little else mine)
+
+
+def _files_that_pay(seconds: float, idle: int) -> int:
+    """Side by side, as many as each shorten the wait for the last by more than the file costs."""
+    files = 1
+    while files < idle and seconds / files - seconds / (files + 1) > FIXED_SECONDS:
+        files += 1
+    return files
+
+
+def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLimits, now: float) -> list[Any]:
+    """The job itself, then others of its priority in their turns; each adds a build at least, so no more are needed
+    than a file may have kernels."""
+    columns = (JobRow.id, JobRow.priority, JobRow.budget_seconds)
+    mine = session.execute(select(*columns).where(JobRow.id == job_id)).one()
+    others = session.execute(
+        select(*columns)
+        .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+        .where(JobRow.priority >= mine.priority, JobRow.id != job_id)
+        .where(_has_pending([first.target], [first.toolchain]))
+        .order_by(*in_turn(session), *oldest_first())
+        .limit(limits.kernels)
+    )
+    return [mine, *others]
+
+
+def _longest_of(session: Session, job_id: str, first: Any, most: int) -> list[Any]:
+    place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
+    return list(session.execute(_pending_of(job_id).where(place, build.suspect.is_(None)).limit(most)))
+
+
+@dataclass
+class _File:
+    limits: FileLimits
+    longest: float
+    builds: list[Any] = field(default_factory=list)
+
+    def take(self, job: Any, pending: Sequence[Any]) -> bool:
+        """Add what fits of the job's builds; returns whether there is room for more."""
+        longest = min(self.longest, longest_group(job.budget_seconds))
+        taken = {one.id for one in self.builds}
+        kernels = {one.kernel for one in self.builds}
+        seconds = FIXED_SECONDS + sum(one.predicted_seconds for one in self.builds)
+        bytes = FIXED_BYTES + sum(one.predicted_bytes for one in self.builds)
+        for one in pending:
+            if self.builds and (
+                len(self.builds) >= self.limits.kernels
+                or seconds + one.predicted_seconds > longest + ROUNDING
+                or bytes + one.predicted_bytes > self.limits.bytes
+            ):
+                return False
+            # The same kernel from another text, of another release, would be two namespaces of one name.
+            if one.id not in taken and one.kernel not in kernels:
+                self.builds.append(one)
+                self.longest = longest  # a job with a budget keeps the file short for all that are in it
+                kernels.add(one.kernel)
+                seconds, bytes = seconds + one.predicted_seconds, bytes + one.predicted_bytes
+        return True
+
+
+def _record(session: Session, builds: Sequence[Any], first: Any, now: float) -> Lease:
+    group_id = clock_of(session).new_id()
+    ids = [one.id for one in builds]
+    predicted = FIXED_SECONDS + sum(one.predicted_seconds for one in builds)
+    jobs = _jobs(session, builds, now)
+    session.execute(
+        insert(core(GroupRow)).values(
+            id=group_id,
+            target=first.target,
+            toolchain=first.toolchain,
+            state="compiling",
+            kernels=[_entry(one) for one in builds],
+            predicted_seconds=predicted,
+            created_at=now,
+        )
+    )
+    session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="compiling", group_id=group_id))
+    item = {
+        "kind": COMPILE,
+        "ref": group_id,
+        "target": first.target,
+        "predicted_seconds": predicted,
+        "state": "waiting",
+        "attempt": 0,
+        "created_at": now - max(waited for waited, _ in jobs.values()),
+        "available_at": None,
+    }
+    item_id: int = session.execute(insert(core(ItemRow)).values(**item).returning(core(ItemRow).c.id)).scalar_one()
+    session.execute(
+        insert(core(ItemJobRow)),
+        [
+            {"item_id": item_id, "job_id": job, "wanted": True, "waited_seconds": waited}
+            for job, (waited, _) in jobs.items()
+        ],
+    )
+    return Lease(item_id, {job: seconds for job, (_, seconds) in jobs.items()})
+
+
+def _entry(row: Any) -> dict[str, Any]:
+    return {
+        "build": row.id,
+        "id": row.kernel,
+        "slice": row.slice,
+        "kernel": row.kernel_json,
+        "predicted_seconds": row.predicted_seconds,
+    }
+
+
+def _jobs(session: Session, builds: Sequence[Any], now: float) -> dict[str, tuple[float, float]]:
+    """The live jobs that demand these builds: how long the first of each has been pending, and the job's part of the
+    predicted seconds. A build that several need is shared evenly, and so is what the file costs anyway."""
+    rows = session.execute(
+        select(demand.job_id, demand.build, demand.wanted_at)
+        .join(JobRow, JobRow.id == demand.job_id)
+        .where(demand.build.in_([one.id for one in builds]), JobRow.state.in_(LIVE))
+        .order_by(demand.job_id)
+    ).all()
+    seconds = {one.id: one.predicted_seconds for one in builds}
+    users: dict[str, int] = {}
+    for row in rows:
+        users[row.build] = users.get(row.build, 0) + 1
+    found: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        waited, charged = found.get(row.job_id, (0.0, 0.0))
+        part = (seconds[row.build] + FIXED_SECONDS / len(builds)) / users[row.build]
+        found[row.job_id] = (max(waited, now - row.wanted_at), charged + part)
+    return found

@@ -1,0 +1,181 @@
+"""Builds that jobs need and that are not compiled yet: a demand for each job and build.
+
+A build is pending as long as there is a demand for it, and compiling while a worker has leased it
+(`storage.lease_builds`). What a worker could not compile comes back here; what no job needs any more is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import delete, exists, select, update
+
+from storage.builds import NewBuild
+from storage.database import Session, clock_of
+from storage.judge import LIVE, Judged, skip_builds
+from storage.new_items import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
+from storage.rows import chunks, core, insert_new
+from storage.tables import BuildRow, CandidateRow, DemandRow, ItemRow, JobProblemRow, JobRow
+
+MAX_ATTEMPTS = 3
+
+build, demand = core(BuildRow).c, core(DemandRow).c
+
+
+def want_builds(session: Session, job_id: str, builds: Sequence[NewBuild], to_measure: Collection[str]) -> Counter[str]:
+    """See to it that the job's builds are compiled: what is not, and of `to_measure` also what has lost its library.
+    Returns how many of them are pending or compiling, by target. Doing it twice changes nothing."""
+    now = clock_of(session).now()
+    by_id = {one.id: one for one in builds}
+    rows = [_row(one, now) for one in by_id.values()]
+    for some in chunks(rows, 1000):
+        insert_new(session, BuildRow, some)
+    known: dict[str, Any] = {}
+    for ids in chunks(by_id):
+        columns = (build.id, build.state, build.library, build.group_id)
+        known.update((row.id, row) for row in session.execute(select(*columns).where(build.id.in_(ids))))
+    lost = [row.id for row in known.values() if row.state == "ok" and row.library is None and row.id in to_measure]
+    for id in lost:
+        again = {**_row(by_id[id], now), "suspect": None, "attempts": 0}
+        session.execute(update(core(BuildRow)).where(build.id == id).values(**again))
+    unbuilt = [*lost, *(row.id for row in known.values() if row.state in ("pending", "compiling"))]
+    rows = [
+        {
+            "job_id": job,
+            "build": id,
+            "target": by_id[id].target,
+            "toolchain": by_id[id].toolchain,
+            "predicted_seconds": by_id[id].predicted_seconds,
+            "wanted_at": now,
+        }
+        for job, id in [*((job_id, id) for id in unbuilt), *_waiting_for(session, lost)]
+    ]
+    for some in chunks(rows, 1000):
+        insert_new(session, DemandRow, some)
+    _join_running_files(session, job_id, {row.group_id for row in known.values() if row.state == "compiling"})
+    return Counter(by_id[id].target for id in unbuilt)
+
+
+def _waiting_for(session: Session, builds: Collection[str]) -> list[tuple[str, str]]:
+    """Live jobs with unjudged candidates of these builds, which had compiled and are pending again: job and build."""
+    found: list[tuple[str, str]] = []
+    for ids in chunks(builds):
+        rows = session.execute(
+            select(JobProblemRow.job_id, CandidateRow.build)
+            .join(CandidateRow, CandidateRow.job_problem_id == JobProblemRow.id)
+            .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), JobProblemRow.state.in_(LIVE))
+            .distinct()
+        )
+        found += [(job, build) for job, build in rows]
+    return found
+
+
+def _row(new: NewBuild, now: float) -> dict[str, Any]:
+    return {
+        "id": new.id,
+        "kernel": new.kernel,
+        "slice": new.slice,
+        "toolchain": new.toolchain,
+        "target": new.target,
+        "kernel_json": new.kernel_json,
+        "predicted_seconds": new.predicted_seconds,
+        "predicted_bytes": new.predicted_bytes,
+        "state": "pending",
+        "created_at": now,
+    }
+
+
+def _join_running_files(session: Session, job_id: str, groups: Collection[str | None]) -> None:
+    item = core(ItemRow).c
+    for refs in chunks(group for group in groups if group is not None):
+        running = select(item.id).where(item.kind == COMPILE, item.ref.in_(refs), item.state == "claimed")
+        add_jobs(session, [(id, job_id) for id in session.scalars(running)])
+
+
+def fulfil(session: Session, build_ids: Iterable[str]) -> None:
+    """These builds are compiled, or never will be: no job waits for their compile any more."""
+    for ids in chunks(build_ids):
+        session.execute(delete(core(DemandRow)).where(demand.build.in_(ids)))
+
+
+def abandon_group(
+    session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS
+) -> list[Judged]:
+    """`return_builds` of a group whose attempt ended before its time. What it has recorded stands: a verify item sees
+    to the candidates that it had not judged yet."""
+    ended = select(build.id).where(build.group_id == group_id, build.state.not_in(("pending", "compiling")))
+    if session.scalar(ended.limit(1)) is not None:
+        item = core(ItemRow).c
+        row = session.execute(select(item.id, item.target).where(item.kind == COMPILE, item.ref == group_id)).one()
+        if jobs := jobs_of(session, row.id):
+            add_again(session, [NewItem(VERIFY, group_id, row.target, jobs)])
+    return return_builds(session, group_id, error, max_attempts)
+
+
+def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> list[Judged]:
+    """Let the builds of a group that are still compiling be pending again. With an `error` they are suspect: they are
+    tried in halves of the file, and after that alone, each `max_attempts` times before its candidates are skipped.
+    Returns the problems that go on."""
+    mine = (build.group_id == group_id) & (build.state == "compiling")
+    columns = (build.id, build.suspect, build.attempts)
+    rows = session.execute(select(*columns).where(mine).order_by(build.predicted_seconds.desc(), build.id)).all()
+    if error is None:
+        session.execute(update(core(BuildRow)).where(mine).values(state="pending"))
+        return []
+    for id, label in _labels(rows, group_id).items():
+        values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if len(rows) == 1 else 0)}
+        session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
+    if len(rows) == 1 and rows[0].attempts + 1 >= max_attempts:
+        return give_up_builds(session, [rows[0].id], error)
+    return []
+
+
+def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
+    """For each build the file that it is tried in next: half of the one that failed, or one of its own."""
+    whole = all(row.suspect is None for row in rows) and len(rows) > 3
+    return {row.id: f"{group_id}:{place % 2}" if whole else row.id for place, row in enumerate(rows)}
+
+
+def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> list[Judged]:
+    """Skip the candidates that wait for these builds, in all jobs; returns the problems that go on. Nothing is
+    remembered of the builds: a later job tries them anew."""
+    judged = skip_builds(session, build_ids, message)
+    fulfil(session, build_ids)
+    _forget(session, build_ids)
+    return judged
+
+
+def drop_demands(session: Session, job_id: str, most: int) -> bool:
+    """Take back up to `most` demands of a job that has ended; returns whether there may be more."""
+    ids = session.scalars(select(demand.build).where(demand.job_id == job_id).limit(most)).all()
+    for some in chunks(ids):
+        session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(some)))
+    _forget(session, ids)
+    return len(ids) == most
+
+
+def _forget(session: Session, build_ids: Sequence[str]) -> None:
+    """Drop those that are pending without a demand. One that was compiled before, and only lost its library, stands as
+    it did."""
+    for ids in chunks(build_ids):
+        unwanted = build.id.in_(ids) & (build.state == "pending") & ~exists().where(demand.build == build.id)
+        session.execute(delete(core(BuildRow)).where(unwanted, build.code_digest.is_(None)))
+        session.execute(update(core(BuildRow)).where(unwanted).values(state="ok"))
+
+
+def wanted_by_live_jobs() -> Any:
+    """Of a build's row: whether a job that has not ended demands it."""
+    return exists().where(demand.build == build.id, demand.job_id == core(JobRow).c.id, core(JobRow).c.state.in_(LIVE))
+
+
+def pending_counts(session: Session, most: int) -> dict[str, int]:
+    """Pending builds that are wanted, by target; of each toolchain on a target, `most` are counted."""
+    places = session.execute(select(build.target, build.toolchain).where(build.state == "pending").distinct()).all()
+    counts: Counter[str] = Counter()
+    for target, toolchain in places:
+        pending = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
+        found = session.scalars(select(build.id).where(pending, wanted_by_live_jobs()).limit(most)).all()
+        counts[target] += len(found)
+    return {target: count for target, count in counts.items() if count}

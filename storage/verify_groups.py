@@ -1,0 +1,82 @@
+"""Verifying a group on the CPU: which of its kernels, what was found, and what it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+
+from cukiln.types import StageSeconds
+from storage.database import Session
+from storage.device_classes import asks_predicted
+from storage.group_rows import GroupKernel, load_group
+from storage.items import Claim, complete, hold
+from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, judge_some
+from storage.judging_work import add_judging
+from storage.rows import chunks, core
+from storage.seconds import share_out
+from storage.tables import BuildRow, CandidateRow, GroupRow, JobProblemRow
+from storage.verdicts import CPU, NewVerdict, known_verdicts, write_verdicts
+
+
+def builds_to_verify(session: Session, group_id: str, plan_version: str) -> list[GroupKernel]:
+    """The group's kernels that compiled, that a candidate without a GPU waits for, and that have no verdict of the CPU;
+    in render order."""
+    group = load_group(session, group_id)
+    if group is None:
+        return []
+    rows = session.execute(
+        select(BuildRow.id, BuildRow.slice)
+        .join(CandidateRow, CandidateRow.build == BuildRow.id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(BuildRow.group_id == group_id, BuildRow.state == "ok", CandidateRow.verdict.is_(None))
+        .where(JobProblemRow.state.in_(LIVE), asks_predicted())
+        .distinct()
+    )
+    mine: dict[str, str] = dict(rows.all())
+    known = known_verdicts(session, mine.values(), CPU, plan_version)
+    return [kernel for kernel in group.kernels if kernel.build in mine and mine[kernel.build] not in known]
+
+
+def judge_verified(
+    session: Session, claim: Claim, verdicts: Sequence[NewVerdict], *, plan_version: str, most: int = JUDGED_AT_ONCE
+) -> tuple[list[Judged], bool]:
+    """Remember what a verify item found, and give it to at most so many candidates; returns the problems that are now
+    completely judged (their next items are added), and whether there may be more candidates: call it again.
+
+    A kernel that was found wrong once is wrong: a finding replaces an earlier "ok", never the other way round. Raises
+    `LostClaim`.
+    """
+    hold(session, claim)
+    write_verdicts(session, verdicts, CPU, plan_version)
+    builds = {*session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref))}
+    builds.update(_builds_of(session, [verdict.subject for verdict in verdicts]))
+    return judge_some(session, builds, plan_version, most)
+
+
+def complete_verified(
+    session: Session, claim: Claim, asked: Sequence[GroupKernel], *, plan_version: str, verify: StageSeconds
+) -> list[tuple[str, str | None]]:
+    """Complete a verify item, whose `verify` seconds are shared out to the jobs that want it. Kernels that came to be
+    wanted after it was `asked` which to verify wait again: returns (kind, target) of the item where there are any.
+
+    Raises `LostClaim`, and `ValueError` if one that was asked for is left without a verdict: it would go round for
+    ever."""
+    complete(session, claim)
+    left = builds_to_verify(session, claim.ref, plan_version)
+    if forgotten := [kernel.kernel for kernel in left if kernel in asked]:
+        raise ValueError(f"group {claim.ref}: no verdict for {', '.join(forgotten)}")
+    group = core(GroupRow)
+    session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
+    proved = session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref, BuildRow.state == "ok")).all()
+    stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
+    share_out(session, claim.jobs, proved, stages, asks_predicted())
+    return add_judging(session, [kernel.build for kernel in left])
+
+
+def _builds_of(session: Session, slices: Sequence[str]) -> list[str]:
+    """Every build the verdicts speak about: equal slices, whichever group they came from."""
+    found: list[str] = []
+    for ids in chunks(slices):
+        found.extend(session.scalars(select(BuildRow.id).where(BuildRow.slice.in_(ids))))
+    return found

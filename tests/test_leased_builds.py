@@ -1,0 +1,401 @@
+"""A free compile worker leases pending builds: whose, how many, and what becomes of those that it could not compile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from codegen.compile_model import FIXED_SECONDS
+from codegen.group import MAX_SECONDS, longest_group
+from cukiln.types import StageSeconds
+from storage import endings, items, jobs
+from storage.builds import known_builds
+from storage.clock import FakeClock
+from storage.database import Database
+from storage.errors import LostClaim
+from storage.group_rows import compiled_for
+from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.items import Claim, FileLimits
+from storage.judging_work import Versions
+from storage.lease_builds import WORTHWHILE_SECONDS
+from storage.pending_builds import pending_counts, want_builds
+from storage.problems import load_problem
+from storage.report_trace import job_trace
+from storage.tables import DemandRow, ItemRow, JobRow
+from tests.fixtures_storage import *  # noqa: F403 - fixtures
+from tests.fixtures_storage import (
+    TARGET,
+    TOOLCHAIN,
+    VERSIONS,
+    add_job,
+    cancel,
+    candidates_of,
+    claim_one,
+    compile_claimed,
+    compile_next,
+    new_build,
+    plan_next,
+    problem_ids,
+    verify_next,
+)
+
+
+def wanted(
+    database: Database, *names: str, seconds: float = 1.0, build: dict[str, Any] | None = None, **job: Any
+) -> str:
+    """A job that needs these builds, planned for nothing else."""
+    created = add_job(database, **job)
+    claim = claim_one(database, "plan")
+    builds = [new_build(name, predicted_seconds=seconds, **(build or {})) for name in names]
+    with database.write() as session:
+        want_builds(session, created.id, builds, ())
+        items.complete(session, claim)
+        session.get_one(JobRow, created.id).used_seconds = 0.0
+    return created.id
+
+
+def lease(database: Database, **limits: Any) -> Claim | None:
+    with database.write() as session:
+        return items.claim(session, ["compile"], None, "w", 5.0, FileLimits(**limits))
+
+
+def members(database: Database, claim: Claim | None) -> list[str]:
+    assert claim is not None, "nothing is pending"
+    with database.read() as session:
+        group = load_group(session, claim.ref)
+    assert group is not None
+    return sorted(kernel.build for kernel in group.kernels)
+
+
+def states(database: Database, *names: str) -> list[str | None]:
+    with database.read() as session:
+        found = known_builds(session, names)
+    return [found[name].state if name in found else None for name in names]
+
+
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{number:02}" for number in range(count)]
+
+
+def give_back(database: Database, claim: Claim | None, error: str = "the compiler crashed", attempts: int = 3) -> None:
+    """As a worker does whose file failed without naming a kernel."""
+    assert claim is not None
+    with database.write() as session:
+        complete_group(session, claim, GroupFiles(), error, attempts)
+
+
+# Whose builds, and how many.
+
+
+def test_small_jobs_share_a_file(database: Database) -> None:
+    jobs_of_file = [wanted(database, name, seconds=0.1) for name in ("a", "b", "c")]
+    claim = lease(database)
+    assert members(database, claim) == ["a", "b", "c"]
+    assert claim is not None and set(claim.jobs) == set(jobs_of_file)
+    assert lease(database) is None
+
+
+def test_a_newcomer_is_next_though_a_large_job_came_first(database: Database, clock: FakeClock) -> None:
+    large = wanted(database, *names("a", 40), seconds=2.0)
+    running = lease(database)
+    clock.advance(1)
+    small = wanted(database, "b", seconds=2.0)
+    following = lease(database)
+    assert running is not None and running.jobs == (large,)
+    assert following is not None and small in following.jobs
+    assert "b" in members(database, following)
+
+
+def test_equal_jobs_take_turns_by_predicted_seconds(database: Database) -> None:
+    first, second = wanted(database, *names("a", 60), seconds=4.0), wanted(database, *names("b", 60), seconds=4.0)
+    served: Counter[str] = Counter()
+    for _ in range(12):
+        claim = lease(database, kernels=2)
+        assert claim is not None
+        served.update({job: len(members(database, claim)) for job in claim.jobs})
+        compile_claimed(database, claim)
+    assert served == {first: 12, second: 12}
+
+
+def test_a_job_is_charged_for_what_it_shares_by_its_part(database: Database) -> None:
+    first = wanted(database, "a", "shared", seconds=2.0)
+    second = wanted(database, "shared", "b", "c", seconds=2.0)
+    claim = lease(database)
+    assert members(database, claim) == ["a", "b", "c", "shared"]
+    with database.read() as session:
+        used = {job: session.get_one(JobRow, job).used_seconds for job in (first, second)}
+    assert used[first] == pytest.approx(3.0 + FIXED_SECONDS * 1.5 / 4)
+    assert used[second] == pytest.approx(5.0 + FIXED_SECONDS * 2.5 / 4)
+
+
+def test_an_urgent_job_is_served_alone_and_first(database: Database) -> None:
+    wanted(database, "a", seconds=0.1)
+    urgent = wanted(database, "b", seconds=0.1, priority="high")
+    claim = lease(database)
+    assert claim is not None and claim.jobs == (urgent,)
+    assert members(database, claim) == ["b"]
+    assert members(database, lease(database)) == ["a"]
+
+
+def test_the_longest_builds_go_first(database: Database) -> None:
+    job = add_job(database)
+    with database.write() as session:
+        some = [new_build(name, predicted_seconds=seconds) for name, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0))]
+        want_builds(session, job.id, some, ())
+    assert [members(database, lease(database, kernels=1)) for _ in range(3)] == [["b"], ["c"], ["a"]]
+
+
+def test_files_become_shorter_towards_the_end_but_stay_worthwhile(database: Database) -> None:
+    wanted(database, *names("a", 100), seconds=0.4)
+    sizes = []
+    while (claim := lease(database, workers=4)) is not None:
+        sizes.append(0.4 * len(members(database, claim)))
+    assert sizes[0] == pytest.approx(10.0, abs=0.4)
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(size >= WORTHWHILE_SECONDS - 0.4 for size in sizes)
+    assert sum(sizes) == pytest.approx(40.0)
+
+
+def test_no_file_is_predicted_to_take_longer_than_the_longest(database: Database) -> None:
+    wanted(database, *names("a", 100), seconds=1.0)
+    claim = lease(database, workers=1)
+    assert len(members(database, claim)) == int(MAX_SECONDS - FIXED_SECONDS)
+
+
+def test_a_few_kernels_are_divided_among_idle_workers_where_that_pays(database: Database) -> None:
+    wanted(database, *names("a", 4), seconds=1.0)
+    assert [len(members(database, lease(database, workers=2))) for _ in range(2)] == [2, 2]
+
+
+def test_a_few_kernels_stay_together_where_another_file_would_cost_more_than_it_saves(database: Database) -> None:
+    wanted(database, *names("a", 4), seconds=0.1)
+    assert len(members(database, lease(database, workers=4))) == 4
+
+
+@pytest.mark.parametrize("limit", [{"kernels": 3}, {"bytes": 400 * 2**20}], ids=["kernels", "memory"])
+def test_a_file_has_no_more_kernels_than_its_limits_allow(database: Database, limit: dict[str, Any]) -> None:
+    wanted(database, *names("a", 8), seconds=0.01, build={"predicted_bytes": 100 * 2**20})
+    assert len(members(database, lease(database, **limit))) == 3
+
+
+def test_a_kernel_that_is_over_a_limit_alone_is_compiled_alone(database: Database) -> None:
+    wanted(database, "a", "b", seconds=99.0, build={"predicted_bytes": 2**40})
+    assert [len(members(database, lease(database))) for _ in range(2)] == [1, 1]
+
+
+def test_a_budget_keeps_the_file_short_for_all_that_are_in_it(database: Database) -> None:
+    wanted(database, *names("a", 20), seconds=0.1, budget_seconds=12.0)
+    wanted(database, *names("b", 20), seconds=0.1)
+    claim = lease(database)
+    assert len(members(database, claim)) == round((longest_group(12.0) - FIXED_SECONDS) / 0.1)
+
+
+@pytest.mark.parametrize("other", [{"toolchain": "u" * 64}, {"target": "sm_90a"}], ids=["toolchain", "target"])
+def test_a_file_is_for_one_target_and_one_toolchain(database: Database, other: dict[str, Any]) -> None:
+    wanted(database, "a", seconds=0.1)
+    wanted(database, "b", seconds=0.1, build=other)
+    assert [members(database, lease(database)) for _ in range(2)] == [["a"], ["b"]]
+
+
+def test_a_worker_takes_only_what_its_toolchains_and_targets_allow(database: Database) -> None:
+    wanted(database, "a", build={"toolchain": "u" * 64})
+    assert lease(database, toolchains=(TOOLCHAIN,)) is None
+    with database.write() as session:
+        assert items.claim(session, ["compile"], ["sm_90a"], "w", 5.0) is None
+    assert members(database, lease(database, toolchains=(TOOLCHAIN, "u" * 64))) == ["a"]
+
+
+def test_one_kernel_of_two_texts_is_not_twice_in_a_file(database: Database) -> None:
+    wanted(database, "a", seconds=0.1, build={"kernel": "k" * 64})
+    wanted(database, "b", seconds=0.1, build={"kernel": "k" * 64})
+    assert [members(database, lease(database)) for _ in range(2)] == [["a"], ["b"]]
+
+
+def test_a_build_is_leased_once(database: Database) -> None:
+    wanted(database, "a")
+    assert members(database, lease(database)) == ["a"]
+    later = wanted(database, "a", "b")
+    claim = lease(database)
+    assert members(database, claim) == ["b"]
+    assert claim is not None and claim.jobs == (later,)
+
+
+def test_a_job_that_came_while_its_build_was_compiling_has_the_file_too(database: Database) -> None:
+    first = wanted(database, "a")
+    claim = lease(database)
+    second = wanted(database, "a")
+    cancel(database, first)
+    with database.write() as session:
+        assert claim is not None and items.renew(session, claim, 5.0) is items.Renewal.HELD
+        assert set(compiled_for(session, claim.ref)) == {first, second}
+
+
+# What could not be compiled.
+
+
+def test_a_file_that_fails_is_tried_in_halves_and_then_alone(database: Database) -> None:
+    job = wanted(database, *names("a", 8), seconds=0.1)
+    give_back(database, lease(database))
+    assert set(states(database, *names("a", 8))) == {"pending"}
+    halves = [lease(database), lease(database)]
+    parts = [members(database, half) for half in halves]
+    assert sorted([*parts[0], *parts[1]]) == names("a", 8)
+    assert [len(part) for part in parts] == [4, 4]
+    compile_claimed(database, halves[0])  # type: ignore[arg-type]
+    give_back(database, halves[1])
+    alone = [members(database, lease(database)) for _ in range(4)]
+    assert sorted(alone) == [[name] for name in parts[1]]
+    assert lease(database) is None
+    with database.read() as session:
+        assert session.scalars(select(DemandRow.build).where(DemandRow.job_id == job)).all() == parts[1]
+
+
+def test_innocents_that_are_pending_do_not_join_suspects(database: Database) -> None:
+    wanted(database, *names("a", 4), seconds=0.1)
+    give_back(database, lease(database))
+    wanted(database, "b", seconds=0.1)
+    assert sorted(members(database, lease(database)) for _ in range(3)) == [["a00", "a02"], ["a01", "a03"], ["b"]]
+
+
+def test_only_failures_alone_use_up_attempts(database: Database) -> None:
+    job = add_job(database)
+    plan_next(database, *names("a", 4))
+    (problem_id,) = ids(database, job.id)
+    files: list[tuple[str, ...]] = []
+    while (claim := lease(database)) is not None:
+        files.append(tuple(members(database, claim)))
+        give_back(database, claim)
+    assert Counter(files) == {
+        tuple(names("a", 4)): 1,
+        ("a00", "a02"): 1,
+        ("a01", "a03"): 1,
+        **{(name,): 3 for name in names("a", 4)},
+    }
+    assert candidates_of(database, problem_id) == {f"c-{name}": "skipped" for name in names("a", 4)}
+    assert states(database, *names("a", 4)) == [None] * 4
+    with database.read() as session:
+        assert session.scalars(select(DemandRow.build)).all() == []
+        assert session.scalars(select(ItemRow.kind).where(ItemRow.state == "waiting")).all() == ["finish"]
+    # Nothing is remembered of them: the next job tries anew.
+    plan_next_of(database, "a00")
+    compile_next(database)
+    assert states(database, "a00") == ["ok"]
+
+
+def test_a_lost_worker_makes_its_builds_suspect_and_its_late_result_is_refused(
+    database: Database, clock: FakeClock
+) -> None:
+    wanted(database, *names("a", 4), seconds=0.1)
+    claim = lease(database)
+    assert claim is not None
+    clock.advance(6)
+    with database.write() as session:
+        (expired,) = items.expire_leases(session)
+    assert (expired.state, expired.jobs) == ("lost", claim.jobs)
+    with pytest.raises(LostClaim):
+        compile_claimed(database, claim)
+    assert [len(members(database, lease(database))) for _ in range(2)] == [2, 2]
+
+
+def test_what_a_stopping_worker_hands_back_is_no_suspect(database: Database) -> None:
+    wanted(database, *names("a", 4), seconds=0.1)
+    for _ in range(5):
+        claim = lease(database)
+        assert claim is not None and len(members(database, claim)) == 4
+        with database.write() as session:
+            items.release(session, claim)
+
+
+def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_again(
+    database: Database, clock: FakeClock
+) -> None:
+    job = add_job(database)
+    plan_next(database, "a", "b", "c")
+    claim = lease(database)
+    assert claim is not None
+    some = [
+        BuildOutcome("a", "ok", "code-a", {}, library="l" * 64),
+        BuildOutcome("b", "compile_error", log="x.cu(1): error: no"),
+    ]
+    with database.write() as session:
+        record_builds(session, claim, some, Versions(**VERSIONS))
+    clock.advance(6)
+    with database.write() as session:
+        items.expire_leases(session)
+    assert states(database, "a", "b", "c") == ["ok", "compile_error", "pending"]
+    verify_next(database)  # also gives the failure to its candidate, which the lost worker had not done
+    (problem_id,) = ids(database, job.id)
+    assert candidates_of(database, problem_id) == {"c-a": "ok", "c-b": "compile_error", "c-c": None}
+    compile_next(database)
+    assert len(verify_next(database)) == 1
+
+
+def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database) -> None:
+    first, second = add_job(database), add_job(database)
+    plan_next(database, "a", "b")
+    plan_next(database, "c")
+    claim = lease(database)
+    assert claim is not None
+    with database.write() as session:
+        made = GroupFiles(compile=StageSeconds(wall=9.0, cpu=9.0))
+        complete_group(session, claim, made, "the compiler hung")
+    with database.read() as session:
+        spent = [load_problem(session, one) for job in (first, second) for one in problem_ids(session, job.id)]
+        trace = job_trace(session, second.id)
+    seconds = [one.seconds["compile"]["wall"] for one in spent if one]
+    assert seconds == [pytest.approx(6.0), pytest.approx(3.0)]
+    assert trace is not None
+    assert [(item.kind, item.attempts[0].how) for item in trace.items] == [("plan", "done"), ("compile", "done")]
+
+
+# What no job needs.
+
+
+def test_the_builds_of_a_cancelled_job_are_forgotten_but_for_those_that_another_needs(database: Database) -> None:
+    first = wanted(database, "a", "shared")
+    wanted(database, "shared")
+    cancel(database, first)
+    assert states(database, "a", "shared") == [None, "pending"]
+    with database.read() as session:
+        assert pending_counts(session, 10) == {TARGET: 1}
+
+
+def test_a_file_that_is_cancelled_leaves_nothing_pending(database: Database) -> None:
+    job = wanted(database, *names("a", 3))
+    claim = lease(database)
+    cancel(database, job)
+    assert states(database, *names("a", 3)) == [None] * 3
+    assert lease(database) is None
+    with database.write() as session:
+        assert claim is not None and items.renew(session, claim, 5.0) is items.Renewal.CANCELLED
+
+
+def test_a_large_job_is_cleared_a_part_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endings, "CLEARED_AT_ONCE", 10)
+    job = add_job(database)
+    plan_next(database, *names("a", 35))
+    with database.write() as session:
+        jobs.cancel_job(session, job.id)
+    rounds = 0
+    while True:
+        rounds += 1
+        with database.write() as session:
+            if not endings.clear_ended(session):
+                break
+    assert rounds == 5  # four with something to do, one that finds nothing
+    (problem_id,) = ids(database, job.id)
+    assert set(candidates_of(database, problem_id).values()) == {"skipped"}
+    assert set(states(database, *names("a", 35))) == {None}
+
+
+def ids(database: Database, job_id: str) -> list[int]:
+    with database.read() as session:
+        return problem_ids(session, job_id)
+
+
+def plan_next_of(database: Database, *builds: str) -> None:
+    add_job(database)
+    plan_next(database, *builds)
