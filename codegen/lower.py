@@ -63,10 +63,12 @@ class Lowered:
 
 @dataclass
 class Progress:
-    """How far a lowering has come: schedules looked at, and candidates that it would leave if it ended now."""
+    """How far a lowering has come: schedules looked at and accepted, and the candidates that it would leave if it ended
+    now, which `keep` makes fewer."""
 
     space: SearchSpace
     looked_at: int = 0
+    accepted: int = 0
     candidates: int = 0
 
 
@@ -114,8 +116,9 @@ def lower(
                 _count(rejections, schedule, outcome)
                 continue
             found.add(Candidate(problem, schedule, kernel))
+            progress.accepted += 1
             progress.candidates = len(found)
-            if found.accepted == space.limit:
+            if progress.accepted == space.limit:
                 break
     except _Stopped as stopped:
         return Lowered((), rejections, size, str(stopped))
@@ -150,13 +153,11 @@ class _Found:
     def __init__(self, keep: int | None, target: Target) -> None:
         self._all: list[Candidate] = []
         self._best = BestPredicted(keep, target) if keep is not None else None
-        self.accepted = 0
 
     def __len__(self) -> int:
         return len(self._all) if self._best is None else len(self._best)
 
     def add(self, candidate: Candidate) -> None:
-        self.accepted += 1
         if self._best is None:
             self._all.append(candidate)
         else:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from codegen.kernel import Candidate, Kernel
-from codegen.lower import Lowered, lower
-from codegen.operators import operator
+from codegen.lower import Lowered
 from codegen.search import Search
-from codegen.targets import target as find_target
 from storage.device_classes import is_predicted
-from storage.jobs import JobStatus, job_state
+from storage.jobs import job_state
 from storage.plans import NewCandidate, PlannedProblem, problems_to_plan, record_plan
-from storage.problems import JobProblem
+from storage.problems import JobProblem, candidates_of_job
 from workers.steps.context import StepContext
+from workers.steps.lowering import builds_of, lower_problem
 from workers.steps.progress import publish_problems, publish_progress
 from workers.steps.wanted_builds import WantedBuild, record_wanted
 from workers.stopwatch import Stopwatch
@@ -24,17 +23,19 @@ def plan(context: StepContext) -> None:
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, problems[0].job_id) if problems else None
+        candidates = candidates_of_job(session, problems[0].job_id) if problems else 0
     planned: list[PlannedProblem] = []
     wanted: dict[str, WantedBuild] = {}
     for problem in problems:
         context.check()
         stopwatch = Stopwatch()
-        lowered = _lower(problem, status)
+        lowered = lower_problem(context, problem, status, candidates)
+        candidates += len(lowered.candidates)
         kernels = dict.fromkeys(candidate.kernel for candidate in lowered.candidates)
         screening = _is_screened(problem, len(kernels))
         toolchain = context.toolchain.for_screening() if screening else context.toolchain
         digest = toolchain.digest
-        by_kernel = {kernel: WantedBuild.of(kernel, problem.target, digest) for kernel in kernels}
+        by_kernel = builds_of(context, kernels, problem.target, digest)
         wanted |= {one.new.id: one for one in by_kernel.values()}
         planned.append(_planned(problem, lowered, by_kernel, screening, stopwatch))
 
@@ -69,12 +70,6 @@ def _is_screened(problem: JobProblem, kernels: int) -> bool:
     them than that, nothing would be saved."""
     best = Search.model_validate(problem.search).screening
     return best is not None and kernels > best
-
-
-def _lower(problem: JobProblem, job: JobStatus | None) -> Lowered:
-    parsed, target = operator(problem.operator).parse(problem.problem), find_target(problem.target)
-    limit, deterministic = (job.workspace_limit_bytes, job.deterministic) if job else (None, False)
-    return lower(parsed, target, Search.model_validate(problem.search), limit, deterministic=deterministic)
 
 
 def _planned(
