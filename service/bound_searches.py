@@ -27,14 +27,16 @@ MOST_LOOKS = 1_000  # at further problems of a signature, in one request: 0.2 to
 
 @dataclass(frozen=True)
 class SearchBounds:
-    """`schedules` of a search without a limit; `candidates` of one problem."""
+    """`schedules` of a search without a limit; `candidates` of one problem; `listed` schedules of a job, by signature,
+    as many as it may have candidates: each takes 40 us to look at."""
 
     schedules: int
     candidates: int
+    listed: int
 
     @classmethod
     def of(cls, settings: Settings) -> SearchBounds:
-        return cls(settings.max_space, settings.max_candidates_per_problem)
+        return cls(settings.max_space, settings.max_candidates_per_problem, settings.max_candidates_per_job)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class SearchChecks:
         self._bounds = bounds
         self._looks: dict[tuple[str, str, str, int], _Look] = {}
         self._looks_left = MOST_LOOKS
+        self._listed = 0
 
     def fault(
         self, kind: Operator, problem: Problem, target: str, search: Search, at: Path, position: int
@@ -63,6 +66,9 @@ class SearchChecks:
         shared = (kind.name, json.dumps(kind.signature(problem), sort_keys=True), target, id(search))
         look = self._looks.get(shared)
         if look is None:
+            self._listed += len(search.schedules or ())
+            if self._listed > self._bounds.listed and search.schedules is not None:
+                return self._too_many_listed(at)
             look = self._looks[shared] = self._look(kind, problem, target, search, at, position)
         elif look.fault is None and self._is_near(search, look.size) and self._looks_left > 0:
             self._looks_left -= 1
@@ -85,6 +91,12 @@ class SearchChecks:
             kind_of_fault = "unknown-tunable" if isinstance(error, UnknownTunable) else "invalid-value"
             return _Look(fault=replace(fault_of_codegen(error, at), kind=kind_of_fault))
         return _Look(space.size)
+
+    def _too_many_listed(self, at: Path) -> Fault:
+        most = self._bounds.listed
+        detail = f"The job lists more than {most:,} schedules, a list counted for each signature among its problems."
+        detail += " Give shorter lists, or send several jobs."
+        return Fault("search-space-too-large", detail, json_path((*at, "search", "schedules")), {"maximum": most})
 
     def _too_many_candidates(self, search: Search, at: Path) -> Fault | None:
         """A `limit` or `keep` that may leave more candidates than a problem may have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from codegen.operator import Operator
 from codegen.operators import operator
 from codegen.operators.matmul import tensor_space
+from codegen.search import Search
+from codegen.targets import target
 from cukiln.types import ProblemDetail
 from service.bound_searches import MOST_LOOKS
 from tests.fixtures_api import MATMUL, Api, serving, shared_api
@@ -144,3 +147,19 @@ def test_a_sample_may_be_larger_than_what_is_kept_of_it(small_bounds: Api, searc
 def test_a_lookup_may_name_any_search(small_bounds: Api) -> None:
     answer = small_bounds.client.post("/v1/lookups", json={"problems": [MATMUL], "search": {"level": 2}})
     assert answer.status_code == 200, answer.text
+
+
+def test_schedules_are_listed_for_as_many_problems_as_a_job_may_have_candidates(tmp_path: Path) -> None:
+    space = operator("matmul").space(operator("matmul").parse(MATMUL), target("sm_80"), Search(level=1))
+    listed = {"schedules": [schedule.as_dict() for schedule in islice(space, 5)]}
+    other = {**MATMUL, "epilogue": [{"op": "relu"}]}
+    with serving(tmp_path, max_candidates_per_job=9) as api:
+        accepted(api, MATMUL, {**MATMUL, "m": 80}, search=listed)  # of one signature
+        accepted(api, {**MATMUL, "search": listed}, {**other, "search": {"level": 0}})
+        detail = refused(api, MATMUL, other, {**MATMUL, "layout": "nt"}, search=listed)
+        assert detail.type == "urn:cukiln:problem:search-space-too-large"
+        assert (detail.field, detail.allowed, detail.errors) == ("search.schedules", {"maximum": 9}, None)
+        assert (
+            refused(api, MATMUL | {"search": listed}, other | {"search": listed}).field
+            == "problems[1].search.schedules"
+        )

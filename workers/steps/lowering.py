@@ -32,6 +32,8 @@ def lower_problem(
     problems until now. Raises Cancelled within `CHECK_EVERY` schedules."""
     search = Search.model_validate(problem.search)
     bounds = _Bounds(context, search, candidates_before)
+    if (full := bounds.job_is_full(0)) is not None:  # before any work: thousands of problems may follow
+        return Lowered((), stopped=full)
     limit, deterministic = (job.workspace_limit_bytes, job.deterministic) if job else (None, False)
     parsed, target = operator(problem.operator).parse(problem.problem), find_target(problem.target)
     try:
@@ -57,16 +59,15 @@ class _Bounds:
         self._context.check()
         self.progress = progress
         if progress.looked_at == 0:
-            return self._before_all(progress)
+            return self._too_large(progress)
         return self.too_many(progress) or self._too_long(progress)
 
-    def _before_all(self, progress: Progress) -> str | None:
+    def _too_large(self, progress: Progress) -> str | None:
         try:
             require_bounded(progress.space, self._search, self._settings.max_space)
         except SpaceTooLarge as error:
             return error.message
-        most = self._settings.max_candidates_per_job
-        return self._job_is_full(most) if self._before >= most else None
+        return None
 
     def too_many(self, progress: Progress) -> str | None:
         most = self._settings.max_candidates_per_problem
@@ -75,10 +76,13 @@ class _Bounds:
                 f"more than {most:,} candidates (CUKILN_MAX_CANDIDATES_PER_PROBLEM) among the first "
                 f"{progress.looked_at:,} of {progress.space.size:,} schedules: {_FEWER}"
             )
-        most = self._settings.max_candidates_per_job
-        return self._job_is_full(most) if self._before + progress.candidates > most else None
+        return self.job_is_full(progress.candidates)
 
-    def _job_is_full(self, most: int) -> str:
+    def job_is_full(self, candidates: int) -> str | None:
+        """Whether the job has no room for so many of this problem, or for any at all."""
+        most = self._settings.max_candidates_per_job
+        if self._before + max(1, candidates) <= most:
+            return None
         return (
             f"the job would have more than {most:,} candidates (CUKILN_MAX_CANDIDATES_PER_JOB), {self._before:,} of "
             f"them of the problems before this one: {_FEWER}, or send fewer problems in a job"
