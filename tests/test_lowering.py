@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -125,8 +126,9 @@ def test_a_problem_with_too_many_candidates_fails_as_soon_as_it_has_them(planner
     assert none == 0
     assert too_many is not None
     assert too_many.startswith("more than 30 candidates (CUKILN_MAX_CANDIDATES_PER_PROBLEM) among the first ")
-    looked_at = int(too_many.partition("the first ")[2].split()[0].replace(",", ""))
-    assert looked_at % CHECK_EVERY == 0, "it did not go through the rest of the space"
+    looked_at, size = (int(word.replace(",", "")) for word in re.findall(r"first ([\d,]+) of ([\d,]+)", too_many)[0])
+    assert looked_at % CHECK_EVERY == 0
+    assert looked_at < size / 2, "it did not go through the rest of the space"
     assert too_many.endswith("give a limit, keep, or shorter lists")
     assert (other, kept, as_many) == ((1, None), (30, None), (30, None))
 
@@ -160,9 +162,10 @@ def test_candidates_of_a_job_s_earlier_items_count(planner: Planner) -> None:
         step.plan(planner.context())
     with planner.database.read() as session:
         assert candidates_of_job(session, job) == jobs.PLAN_CHUNK
-        last = session.scalar(select(JobProblemRow.error).where(JobProblemRow.position == jobs.PLAN_CHUNK))
-    assert last is not None
-    assert "CUKILN_MAX_CANDIDATES_PER_JOB" in last
+        columns = select(JobProblemRow.error, JobProblemRow.space_size)
+        last = session.execute(columns.where(JobProblemRow.position == jobs.PLAN_CHUNK)).one()
+    assert "CUKILN_MAX_CANDIDATES_PER_JOB" in str(last.error)
+    assert last.space_size == 0, "its space was not made"
 
 
 @pytest.mark.parametrize(("seconds", "ends"), [(0.2, False), (60.0, True)])
