@@ -6,7 +6,8 @@ CodegenError (ValueError)          field: where the fault lies; allowed: what ma
 ├── UnknownOperator
 ├── UnknownTarget
 ├── InvalidSearch                  a search that names what does not exist
-│   └── UnknownTunable             … a tunable that schedules of the problem do not have
+│   ├── UnknownTunable             … a tunable that schedules of the problem do not have
+│   └── SpaceTooLarge              … more schedules than may be looked at in full
 ├── InvalidOperator                an operator folder from outside that cannot be loaded
 └── TextError                      generated text that must not reach a compiler
     ├── Unclassified               text at namespace scope that the scanner cannot classify
@@ -56,6 +57,10 @@ class InvalidSearch(CodegenError):
 
 class UnknownTunable(InvalidSearch):
     """A search that names a tunable which schedules of the problem do not have."""
+
+
+class SpaceTooLarge(InvalidSearch):
+    """A search without a limit over more schedules than may be looked at in full."""
 
 
 class InvalidOperator(CodegenError):

@@ -8,13 +8,17 @@ fewer candidates by it who did not ask for that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.predict import Prediction, predict
 from codegen.targets import Target
+
+# Predicted microseconds, id, place among the offered, candidate: no two have the same id and place.
+_Ranked = tuple[float, str, int, Candidate]
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates that are predicted fastest, in their given order, and the rest, fastest first, each with its
-    microseconds; `slowest_us` is that of the kept."""
+    """The candidates that are predicted fastest, in their given order; how many are left out, and the fastest of those.
+    Each time in microseconds; `slowest_us` is that of the kept."""
 
     kept: tuple[Candidate, ...]
-    left: tuple[tuple[Candidate, float], ...]
     slowest_us: float
+    left: int = 0
+    best_left: tuple[Candidate, float] | None = None
 
 
 def estimate(candidate: Candidate, target: Target) -> Estimated:
@@ -49,14 +54,44 @@ def predict_before(candidate: Candidate, target: Target) -> Prediction:
     return predict(candidate, estimate(candidate, target), target)
 
 
-def best_predicted(candidates: Sequence[Candidate], count: int, target: Target) -> Choice:
-    """The `count` best, at least 1; of equal predictions the candidate whose id is smaller. So the best 3 are among the
-    best 4, in whichever order the candidates come."""
-    times = {one.id: predict_before(one, target).us for one in candidates}
-    ranked = sorted(candidates, key=lambda one: (times[one.id], one.id))
-    kept = {one.id for one in ranked[:count]}
-    return Choice(
-        tuple(one for one in candidates if one.id in kept),
-        tuple((one, times[one.id]) for one in ranked[count:]),
-        max((times[identity] for identity in kept), default=0.0),
-    )
+class BestPredicted:
+    """The `count` best (at least 1) of candidates that come one after the other; no others are held.
+
+    Of equal predictions the candidate whose id is smaller. So the best 3 are among the best 4, in whichever order the
+    candidates come.
+    """
+
+    def __init__(self, count: int, target: Target) -> None:
+        self._count, self._target = count, target
+        self._kept: list[_Ranked] = []
+        self._best_left: _Ranked | None = None
+        self._offered = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def offer(self, candidate: Candidate) -> None:
+        us = predict_before(candidate, self._target).us
+        insort(self._kept, (us, candidate.id, self._offered, candidate))
+        self._offered += 1
+        if len(self._kept) > self._count:
+            out = self._kept.pop()
+            self._best_left = out if self._best_left is None else min(out, self._best_left)
+
+    def choice(self) -> Choice:
+        """Of what was offered until now."""
+        in_order = sorted(self._kept, key=lambda ranked: ranked[2])
+        kept = tuple(candidate for *_, candidate in in_order)
+        slowest_us = self._kept[-1][0] if self._kept else 0.0
+        if self._best_left is None:
+            return Choice(kept, slowest_us)
+        us, _, _, candidate = self._best_left
+        return Choice(kept, slowest_us, self._offered - len(kept), (candidate, us))
+
+
+def best_predicted(candidates: Iterable[Candidate], count: int, target: Target) -> Choice:
+    """The `count` best of these, as `BestPredicted` ranks them."""
+    best = BestPredicted(count, target)
+    for candidate in candidates:
+        best.offer(candidate)
+    return best.choice()

@@ -8,7 +8,7 @@ a larger one; kernel by kernel, so that a model's problems try the same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -149,21 +149,32 @@ class SearchSpace:
         return index
 
     def __iter__(self) -> Iterator[Schedule]:
+        return self.walk()
+
+    def walk(self, step: Callable[[], object] = lambda: None) -> Iterator[Schedule]:
         """All schedules: in index order without a limit; with one, `first` and `compared`, then an order that the seed
         decides.
 
-        The limit itself counts accepted schedules, so it is applied by whoever knows the rules.
+        The limit itself counts accepted schedules, so it is applied where the rules are. `step` is called for each
+        index, also where a sample passes over one without a schedule: what it raises ends the walk.
         """
         if self.limit is None:
-            yield from map(self.by_index, range(self.size))
+            yield from self._at(range(self.size), step)
             return
         wanted = (*(() if self.first is None else (self.first,)), *self.compared)
         leading = [one for one in wanted if self.index_of(one) is not None]
-        yield from leading
-        sample = self._sample() if self.schedules is None else map(self.by_index, permuted(self.size, self.seed))
+        for schedule in leading:
+            step()
+            yield schedule
+        sample = self._sample(step) if self.schedules is None else self._at(permuted(self.size, self.seed), step)
         yield from (schedule for schedule in sample if schedule not in leading)
 
-    def _sample(self) -> Iterator[Schedule]:
+    def _at(self, indices: Iterable[int], step: Callable[[], object]) -> Iterator[Schedule]:
+        for index in indices:
+            step()
+            yield self.by_index(index)
+
+    def _sample(self, step: Callable[[], object]) -> Iterator[Schedule]:
         """Every schedule once: each kernel with one of its launch-time choices, then each with another, and so on.
 
         The order of the kernels depends on the seed and on what the kernels can be, not on how many launch-time choices
@@ -175,6 +186,7 @@ class SearchSpace:
         most = max(math.prod(max(len(choices) for _, choices in axis) for axis in axes) for axes in spaces)
         for turn in range(most):
             for number in permuted(sum(kernels), self.seed):
+                step()
                 taken = []
                 left = number
                 which = 0

@@ -59,6 +59,7 @@ KINDS: Mapping[str, Kind] = {
     "unknown-target": Kind(422, "The architecture is unknown"),
     "unknown-tunable": Kind(422, "The operator has no such tunable"),
     "empty-search-space": Kind(422, "The search space is empty"),
+    "search-space-too-large": Kind(422, "The search space is too large"),
     "extent-too-large": Kind(422, "The extents overflow an index"),
     "duplicate-name": Kind(422, "Two problems of the job have one name"),
     "too-many-jobs": Kind(429, "Too many jobs are waiting"),

@@ -22,7 +22,14 @@ from storage.report_job import job_report
 from workers import tickets
 
 POLL_SECONDS = "1"
-SUBMIT_PROBLEMS = ("unknown-tunable", "empty-search-space", "duplicate-name", "too-many-jobs", "storage-full")
+SUBMIT_PROBLEMS = (
+    "unknown-tunable",
+    "empty-search-space",
+    "search-space-too-large",
+    "duplicate-name",
+    "too-many-jobs",
+    "storage-full",
+)
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _ID = re.compile(r"[0-9a-f]{32}")

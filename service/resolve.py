@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
 
-from codegen.errors import CodegenError, InvalidSearch, UnknownTunable
+from codegen.errors import CodegenError
 from codegen.identity import winner_key
 from codegen.operator import Operator
 from codegen.operators import operator, operators
 from codegen.problem import Problem
 from codegen.search import Search
 from codegen.targets import target as data_sheet
+from service.bound_searches import SearchBounds, SearchChecks
 from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
 from service.requests import HEAD_FIELDS, JobRequest, ProblemHead, read_head
@@ -91,11 +92,11 @@ def predicted_class(target: str) -> str:
     return f"{PREDICTED}{target}"
 
 
-def resolve_jobs(request: JobRequest, known: Known) -> list[Resolved]:
+def resolve_jobs(request: JobRequest, known: Known, bounds: SearchBounds) -> list[Resolved]:
     """The problems of a job, each once for every class that it is measured on. Raises Refused with all that is wrong in
     them."""
     resolved = []
-    for one in _Resolver(request, known, for_job=True).all():
+    for one in _Resolver(request, known, SearchChecks(bounds)).all():
         live = known.live_classes(one.target) or [predicted_class(one.target)]
         for chosen in [one.device_class] if one.device_class is not None else live:
             key = one.key(chosen)
@@ -107,7 +108,7 @@ def resolve_lookups(request: JobRequest, known: Known, recorded: Sequence[str]) 
     """The problems of a lookup: any device class may be asked for, and no search space is looked at. `recorded`: the
     classes that have records."""
     wanted = []
-    for one in _Resolver(request, known, for_job=False).all():
+    for one in _Resolver(request, known, None).all():
         predicted = predicted_class(one.target)
         live = known.live_classes(one.target)
         if one.device_class is not None:
@@ -132,11 +133,11 @@ _key = lru_cache(maxsize=REMEMBERED)(winner_key)
 
 
 class _Resolver:
-    def __init__(self, request: JobRequest, known: Known, *, for_job: bool) -> None:
-        self._request, self._known, self._for_job = request, known, for_job
+    def __init__(self, request: JobRequest, known: Known, searches: SearchChecks | None) -> None:
+        """`searches`: of a job; a lookup has none."""
+        self._request, self._known, self._searches = request, known, searches
         self._faults: list[Fault] = []
         self._once: set[tuple[str, str | None, str]] = set()
-        self._spaces: dict[tuple[str, str, str, int], Fault | None] = {}
 
     def all(self) -> list[_Read]:
         resolved: list[_Read | None] = []
@@ -144,7 +145,7 @@ class _Resolver:
             resolved.append(self._one(value, position))
             if len(self._faults) > MAX_FAULTS:  # more would not be shown
                 raise Refused(self._faults)
-        if self._for_job:
+        if self._searches is not None:
             self._faults += _duplicate_names([one.name if one else None for one in resolved])
         if self._faults:
             raise Refused(self._faults)
@@ -163,12 +164,15 @@ class _Resolver:
         kind, problem = found
         device_class = head.device_class or self._request.device_class
         search = head.search or self._request.search or DEFAULT_SEARCH
-        if self._for_job:
+        if self._searches is not None:
             if device_class is not None:
                 self._check_class(
                     device_class, target, (*at, "device_class") if head.device_class else ("device_class",)
                 )
-            self._check_space(kind, problem, target, search, at if head.search else ())
+            # What the operator's rules leave of the search is found by the plan step.
+            fault = self._searches.fault(kind, problem, target, search, at if head.search else (), position)
+            if fault is not None:
+                self._add_once(fault)
         return _Read(head.name or f"problem{position}", kind, problem, target, device_class, search)
 
     def _problem(self, value: dict[str, Any], at: Path) -> tuple[Operator, Problem] | None:
@@ -203,32 +207,12 @@ class _Resolver:
             detail = f"No live worker measures {target} kernels on {device_class!r}."
             self._add_once(Fault("invalid-value", detail, json_path(path), allowed))
 
-    def _check_space(self, kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> None:
-        """Whether the operator has all that the search names. What its rules leave is found by the plan step."""
-        # The job's search is one object for all problems that share it; a problem's own is kept alive by its result.
-        # Schedules of two signatures may have other tunables.
-        known = (kind.name, json.dumps(kind.signature(problem), sort_keys=True), target, id(search))
-        if known not in self._spaces:
-            self._spaces[known] = _space_fault(kind, problem, target, search, at)
-        fault = self._spaces[known]
-        if fault is not None:
-            self._add_once(fault)
-
     def _add_once(self, fault: Fault) -> None:
         """What stands at the job's level is wrong once, not once per problem."""
         identity = (fault.kind, fault.field, fault.detail)
         if identity not in self._once:
             self._once.add(identity)
             self._faults.append(fault)
-
-
-def _space_fault(kind: Operator, problem: Problem, target: str, search: Search, at: Path) -> Fault | None:
-    try:
-        kind.space(problem, data_sheet(target), search)
-    except InvalidSearch as error:
-        kind_of_fault = "unknown-tunable" if isinstance(error, UnknownTunable) else "invalid-value"
-        return replace(fault_of_codegen(error, at), kind=kind_of_fault)
-    return None
 
 
 def _duplicate_names(names: Sequence[str | None]) -> list[Fault]:

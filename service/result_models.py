@@ -6,13 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from codegen.canonical import LARGEST_INTEGER
 from cukiln.types import VerdictName
 from service.requests import LARGEST_WORKSPACE, DeviceClass, Name, Target
 
 Digest = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[StrictStr, Field(min_length=1, max_length=128)]
 Message = Annotated[StrictStr, Field(max_length=10_000)]
-Count = Annotated[StrictInt, Field(ge=0)]
+Count = Annotated[StrictInt, Field(ge=0, le=LARGEST_INTEGER)]
 
 
 class Part(BaseModel):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
@@ -70,6 +70,12 @@ def problems_to_plan(session: Session, claim: Claim) -> list[JobProblem]:
         .order_by(JobProblemRow.position)
     ).mappings()
     return [JobProblem(**row) for row in rows]
+
+
+def candidates_of_job(session: Session, job_id: str) -> int:
+    """How many candidates the job's planned problems have."""
+    counted = session.scalar(select(func.sum(JobProblemRow.candidate_count)).where(JobProblemRow.job_id == job_id))
+    return int(counted or 0)
 
 
 def finish_problem(

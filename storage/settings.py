@@ -51,6 +51,14 @@ class Settings(BaseSettings):
     max_json_depth: int = Field(32, alias="CUKILN_MAX_JSON_DEPTH", ge=8, le=500)
     max_problems: int = Field(10_000, alias="CUKILN_MAX_PROBLEMS", ge=1, le=10_000)
     max_queued_jobs: int = Field(1_000, alias="CUKILN_MAX_QUEUED_JOBS", ge=1)
+    max_space: int = Field(
+        500_000, alias="CUKILN_MAX_SPACE", ge=1, description="schedules of a search without a limit, before any rule"
+    )
+    max_candidates_per_problem: int = Field(20_000, alias="CUKILN_MAX_CANDIDATES_PER_PROBLEM", ge=1)
+    max_candidates_per_job: int = Field(200_000, alias="CUKILN_MAX_CANDIDATES_PER_JOB", ge=1)
+    lower_cpu_seconds: float = Field(
+        60.0, alias="CUKILN_LOWER_CPU_SECONDS", gt=0, allow_inf_nan=False, description="of one problem's schedules"
+    )
     event_stream_length: int = Field(10_000, alias="CUKILN_EVENT_STREAM_LENGTH", ge=10)
 
     lease_seconds: float = Field(5.0, alias="CUKILN_LEASE_SECONDS", ge=1, le=3600)

@@ -214,6 +214,7 @@ WRONG: list[tuple[Edit, str, str]] = [
         "problems[0].search.screening",
         "by the service alone",
     ),
+    (set_path("problems", 0, "space_size", 10**30), "problems[0].space_size", "9007199254740991"),
     (set_path("problems", 0, "name", "small"), "problems[1].name", "already called"),
     (set_path("problems", 0, "deterministic", True), "problems[1].deterministic", "one policy"),
     (set_path("problems", 0, "candidates", []), "problems[0].candidates", "at least 1"),

@@ -82,7 +82,9 @@ def test_of_equal_predictions_the_smaller_id_is_kept() -> None:
     for candidates in (found.candidates, found.candidates[::-1]):
         choice = best_predicted(candidates, faster + 2, SM_90A)
         assert {one.id for one in choice.kept} & set(tied) == set(tied[:2])
-        assert choice.left[0][0].id == tied[2]
+        assert choice.best_left is not None
+        assert choice.best_left[0].id == tied[2]
+        assert choice.left == len(candidates) - len(choice.kept)
 
 
 def test_what_is_left_out_is_counted_with_the_best_of_it_and_its_predicted_time() -> None:

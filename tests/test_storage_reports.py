@@ -250,9 +250,8 @@ def test_the_eta_follows_predictions_then_what_was_observed(database: Database, 
     # two at work, two seconds in
     assert eta(database, job.id) == pytest.approx((2 * each - 2 * 2 + FINISH_SECONDS) / 2)
     clock.advance(100)
-    # Both should have ended: what is left is no more than their verification.
-    left = eta(database, job.id)
-    assert left is not None and FINISH_SECONDS / 2 <= left <= (2 * each / 3 + FINISH_SECONDS) / 2
+    # Both should have ended, each after the 8 s that the first one took.
+    assert eta(database, job.id) == pytest.approx((2 * each - 2 * 8 + FINISH_SECONDS) / 2)
 
 
 def test_the_eta_counts_the_problems_that_are_to_be_finished(database: Database, clock: FakeClock) -> None:

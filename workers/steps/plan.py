@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 
 from codegen.kernel import Candidate
-from codegen.lower import Lowered, lower
-from codegen.operators import operator
+from codegen.lower import Lowered
 from codegen.search import Search
-from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
 from storage.compile_models import load_model
 from storage.items import yields
-from storage.jobs import JobStatus, job_state
+from storage.jobs import job_state
 from storage.judge import Judged
 from storage.plans import (
     CANDIDATES_AT_ONCE,
@@ -23,10 +21,11 @@ from storage.plans import (
     problems_to_plan,
     record_candidates,
 )
-from storage.problems import JobProblem
+from storage.problems import JobProblem, candidates_of_job
 from storage.turns import spend
 from workers import tickets
 from workers.steps.context import HandBack, StepContext
+from workers.steps.lowering import lower_problem
 from workers.steps.new_builds import NewBuilds
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
@@ -44,6 +43,7 @@ def plan(context: StepContext) -> None:
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, context.claim.job_id)
+        candidates = candidates_of_job(session, context.claim.job_id)
         models = {digest: load_model(session, digest) for digest in (own.digest, screening.digest)}
     recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
     builds = NewBuilds(models)
@@ -51,15 +51,13 @@ def plan(context: StepContext) -> None:
     for place, problem in enumerate(problems):
         context.check()
         stopwatch = Stopwatch()
-        lowered = _lower(problem, status)
-        kernels = {candidate.kernel for candidate in lowered.candidates}
-        screened = _is_screened(problem, len(kernels))
+        lowered = lower_problem(context, problem, status, candidates)
+        candidates += len(lowered.candidates)
+        screened = _is_screened(problem, len({candidate.kernel for candidate in lowered.candidates}))
         toolchain = (screening if screened else own).digest
-        named = [
-            _named(candidate, builds.of(candidate.kernel, problem.target, toolchain))
-            for candidate in lowered.candidates
-        ]
-        recorder.add(problem, named, _planned(problem, lowered, screened, stopwatch))
+        for candidate in lowered.candidates:
+            recorder.add(problem, candidate, builds.of(candidate.kernel, problem.target, toolchain), screened=screened)
+        recorder.end(_planned(problem, lowered, screened, stopwatch))
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()
             with context.database.read() as session:
@@ -67,9 +65,6 @@ def plan(context: StepContext) -> None:
             if give_way:
                 raise HandBack
     recorder.record()
-
-
-Named = tuple[NewCandidate, NewBuild]
 
 
 class _Recorder:
@@ -84,14 +79,17 @@ class _Recorder:
         self._screening: set[int] = set()
         self._recorded_at = time.monotonic()
 
-    def add(self, problem: JobProblem, candidates: list[Named], planned: PlannedProblem) -> None:
-        if planned.screening:
+    def add(self, problem: JobProblem, candidate: Candidate, build: NewBuild, *, screened: bool) -> None:
+        if screened:
             self._screening.add(problem.id)
-        for candidate, build in candidates:
-            self._candidates.append((problem.id, candidate))
-            self._builds[build.id] = build
-            if len(self._candidates) >= CANDIDATES_AT_ONCE:
-                self.record()
+        new = NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build.id)
+        self._candidates.append((problem.id, new))
+        self._builds[build.id] = build
+        if len(self._candidates) >= CANDIDATES_AT_ONCE:
+            self.record()
+
+    def end(self, planned: PlannedProblem) -> None:
+        """All candidates of the problem were added."""
         self._ended.append(planned)
         if time.monotonic() - self._recorded_at > RECORD_SECONDS:
             self.record()
@@ -125,12 +123,6 @@ def _is_screened(problem: JobProblem, kernels: int) -> bool:
     return best is not None and kernels > best
 
 
-def _lower(problem: JobProblem, job: JobStatus | None) -> Lowered:
-    parsed, target = operator(problem.operator).parse(problem.problem), find_target(problem.target)
-    limit, deterministic = (job.workspace_limit_bytes, job.deterministic) if job else (None, False)
-    return lower(parsed, target, Search.model_validate(problem.search), limit, deterministic=deterministic)
-
-
 def _planned(problem: JobProblem, lowered: Lowered, screening: bool, stopwatch: Stopwatch) -> PlannedProblem:
     spent = stopwatch.read()
     return PlannedProblem(
@@ -142,7 +134,3 @@ def _planned(problem: JobProblem, lowered: Lowered, screening: bool, stopwatch: 
         error=lowered.why_empty,
         screening=screening,
     )
-
-
-def _named(candidate: Candidate, build: NewBuild) -> Named:
-    return NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build.id), build
