@@ -90,9 +90,13 @@ def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
     for some in chunks(by_item.items(), 500):
         rows = [{"item_id": item, "job_id": job, "wanted": True} for item, jobs in some for job in jobs]
         insert_new(session, ItemJobRow, rows)
+    by_job: dict[str, list[int]] = {}
     for item_id, jobs in by_item.items():
-        for ids in chunks(jobs):
-            again = (row.c.item_id == item_id) & row.c.job_id.in_(ids) & ~row.c.wanted
+        for job in jobs:
+            by_job.setdefault(job, []).append(item_id)
+    for job, item_ids in by_job.items():
+        for ids in chunks(item_ids):
+            again = row.c.item_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
             session.execute(update(row).where(again).values(wanted=True))
 
 

@@ -121,6 +121,8 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     mine = (build.group_id == group_id) & (build.state == "compiling")
     columns = (build.id, build.suspect, build.attempts)
     rows = session.execute(select(*columns).where(mine).order_by(build.predicted_seconds.desc(), build.id)).all()
+    for ids in chunks(row.id for row in rows):
+        session.execute(update(core(DemandRow)).where(demand.build.in_(ids)).values(wanted_at=clock_of(session).now()))
     if error is None:
         session.execute(update(core(BuildRow)).where(mine).values(state="pending"))
         return []

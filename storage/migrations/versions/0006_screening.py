@@ -24,8 +24,8 @@ def _fail_what_is_screened() -> None:
     """The older release would wait for ever for what is being screened, and publish what was only screened."""
     fields = {"now": time.time(), "error": ENDED}
     screened = (
-        "id IN (SELECT job_problem_id FROM candidates WHERE screening_build IS NOT NULL) "
-        "AND state IN ('queued', 'running')"
+        "(id IN (SELECT job_problem_id FROM candidates WHERE screening_build IS NOT NULL) "
+        "OR CAST(search AS TEXT) LIKE '%\"screening\"%') AND state IN ('queued', 'running')"
     )
     connection = op.get_bind()
     connection.execute(

@@ -15,12 +15,19 @@ down_revision = "0008"
 _PLANNED_ANEW = """
     SELECT id FROM job_problems WHERE state IN ('queued', 'running')
     AND EXISTS (SELECT 1 FROM items WHERE kind = 'plan' AND ref LIKE job_problems.job_id || ':%')
+    AND NOT EXISTS (SELECT 1 FROM items WHERE kind = 'finish' AND ref = CAST(job_problems.id AS VARCHAR(64))
+        AND state IN ('waiting', 'claimed'))
 """
 
 
 def upgrade() -> None:
     _plan_anew()
-    op.execute("DELETE FROM groups WHERE state IN ('waiting', 'joined')")
+    # Of a kernel that was compiled before, and lost its library, nothing else has the text.
+    op.execute(
+        "DELETE FROM groups WHERE state IN ('waiting', 'joined') "
+        "AND NOT EXISTS (SELECT 1 FROM builds WHERE builds.group_id = groups.id)"
+    )
+    op.execute("UPDATE groups SET state = 'cancelled' WHERE state IN ('waiting', 'joined')")
     op.execute("DELETE FROM items WHERE state = 'joined'")
     # SQLite copies a table to alter it, and what refers to the old one is deleted with it: so before there is any.
     op.execute("CREATE TABLE jobs_of_items AS SELECT id, job_id FROM items WHERE job_id IS NOT NULL")
