@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 
 import tenacity
@@ -90,6 +91,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def prepare() -> None:
+    """In the fork server of `cukiln serve`, before its first fork: what every worker would find out again."""
+    settings = load_settings()
+    remember_versions(settings)
+    remember_operators()
+    with contextlib.closing(Processes()) as processes:
+        log.debug("processes are fenced by %s", processes.isolation)
+    warm_database(settings.database_url)
+
+
 def redis_url(settings: Settings) -> str:
     """REDIS_URL, else that of the embedded valkey which runs over the data folder. Raises WorkerError."""
     if settings.redis_url:
@@ -147,7 +158,6 @@ def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], si
     if kind in (tickets.COMPILE, tickets.GPU):
         _say_network(workplace.processes)
     remember_versions(workplace.settings)
-    warm_up(workplace.database)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
@@ -178,11 +188,15 @@ def remember_versions(settings: Settings) -> None:
 
 def remember_operators() -> None:
     """Read every operator's headers before the first fork. One whose text cannot be read fails where it is used."""
+    before = ""
     for name in operators():
         try:
-            remember_headers(group_headers([name]))
+            headers = group_headers([name])
+            remember_headers(headers, like=before)
         except TextError as error:
             log.warning("kernels of operator %s will be refused: %s", name, error)
+        else:
+            before = headers
 
 
 def find_early(workplace: Workplace) -> None:
@@ -203,10 +217,20 @@ def run_reconciler(settings: Settings) -> None:
     Reconciler(settings, workplace.database, workplace.blobs, workplace.redis).run(stop)
 
 
+@cache
+def warm_database(url: str) -> Database:
+    """With every statement of a job's way compiled, and no connection open: all that is forked from here has them.
+    Waits for the schema. Raises WorkerError."""
+    database = Database(url)
+    wait_for_schema(database)
+    warm_up(database)
+    return database
+
+
 def make_workplace(settings: Settings) -> Workplace:
     """Open what a worker needs. Waits for the database's schema. Raises WorkerError, SettingsError."""
     load_operator_path(settings)
-    database = Database(settings.database_url)
+    database = warm_database(settings.database_url)
     wait_for_schema(database)
     return Workplace(
         settings=settings,
