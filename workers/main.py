@@ -45,7 +45,7 @@ from workers.reconcile import Reconciler
 from workers.run_ticket import run_ticket
 from workers.steps.context import Step, Workplace
 from workers.toolchain import ToolchainMissing, supported_targets
-from workers.verify_cpu import plan_version
+from workers.verify_cpu import CHILD, CHILD_ENVIRONMENT, plan_version
 from workers.warm_up import warm_up
 
 log = logging.getLogger("cukiln.worker")
@@ -158,15 +158,24 @@ def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], si
     if kind in (tickets.COMPILE, tickets.GPU):
         _say_network(workplace.processes)
     remember_versions(workplace.settings)
+    if kind == tickets.COMPILE:
+        workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
         tickets.connect(redis_url(workplace.settings)),
         functools.partial(run_ticket, workplace, steps),
-        before_fork=workplace.database.dispose,
+        before_fork=functools.partial(before_fork, kind, workplace),
         beat=signs.beat,
         may_go_on=signs.may_go_on,
     ).work()
+
+
+def before_fork(kind: str, workplace: Workplace) -> None:
+    """A horse must not inherit a connection; it finds the process that forks its kernels' children."""
+    workplace.database.dispose()
+    if kind == tickets.COMPILE:
+        workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
 
 
 def _say_network(processes: Processes) -> None:
