@@ -169,7 +169,11 @@ def seconds_until_ready(folder: Path) -> float:
     environment = {**os.environ, "CUKILN_DATA": str(folder), "CUKILN_PORT": "0"}
     begin = time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-m", "cukiln", "serve"], env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "cukiln", "serve"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as serving:
         assert serving.stdout is not None
         said = []
