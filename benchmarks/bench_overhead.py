@@ -1,4 +1,5 @@
-"""What the service costs beside the compilers: latency to the first nvcc, time that no tool runs, codegen speed, cache.
+"""What the service costs beside the compilers: its start, latency to the first nvcc, time that no tool runs, codegen
+speed, cache.
 
 Run with `make bench-overhead` or `python -m benchmarks.bench_overhead`. Starts a service of its own on an empty data
 folder. nvcc and g++ are the real ones behind two-line scripts that write down when they start and end. The last line
@@ -38,6 +39,7 @@ TARGET = "sm_90a"
 PROBLEM = {"operator": "matmul", "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float32"}
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.json"
 CODEGEN_KERNELS = 2000
+STARTS = 5
 
 # $EPOCHREALTIME is bash's own clock: no process is started for it.
 TOOL_SCRIPT = """#!/bin/bash
@@ -162,6 +164,31 @@ def kernel_spans(settings: Settings) -> list[tuple[float, float]]:
     ]
 
 
+def seconds_until_ready(folder: Path) -> float:
+    """From the start of `cukiln serve`, over an empty data folder, to its line `ready`."""
+    environment = {**os.environ, "CUKILN_DATA": str(folder), "CUKILN_PORT": "0"}
+    begin = time.perf_counter()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cukiln", "serve"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as serving:
+        assert serving.stdout is not None
+        said = []
+        for line in serving.stdout:
+            said.append(line)
+            if line.startswith("ready: "):
+                break
+        else:
+            raise SystemExit(f"the service did not start: {''.join(said)}")
+        taken = time.perf_counter() - begin
+        serving.terminate()
+        serving.communicate()
+    return taken
+
+
 def codegen_kernels_per_second() -> float:
     """Lower, render and key distinct kernels in a fresh process on one core."""
     script = CODEGEN_SCRIPT.format(problem=PROBLEM, target=TARGET, count=CODEGEN_KERNELS)
@@ -187,6 +214,7 @@ def measure(folder: Path, jobs: int, candidates: int) -> dict[str, Any]:
     log = ToolLog(folder)
     schedules = fresh_schedules(jobs + candidates)
     cores = len(os.sched_getaffinity(0))
+    ready = [seconds_until_ready(folder / f"start-{number}") for number in range(STARTS)]
     with service(folder / "many", log, workers=cores) as (client, settings):
         without = time_without_tools(client, settings, log, schedules[jobs:])
         waits = first_nvcc_ms(client, log, schedules[:jobs])
@@ -195,6 +223,8 @@ def measure(folder: Path, jobs: int, candidates: int) -> dict[str, Any]:
         alone = time_without_tools(client, settings, log, schedules[jobs:])
     return {
         "benchmark": "overhead",
+        "ready_s": round(statistics.median(ready), 2),
+        "starts": STARTS,
         "first_nvcc_ms_median": round(statistics.median(waits), 1),
         "first_nvcc_ms_max": round(max(waits), 1),
         "jobs": jobs,

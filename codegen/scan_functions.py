@@ -7,10 +7,11 @@ every namespace is one kernel's: opened once, without directives, macros, friend
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import lru_cache
+from operator import itemgetter
 
 from codegen.cxx_macros import CONDITIONALS, Macros, require_balanced
 from codegen.cxx_tokens import Token, tokenize
@@ -32,6 +33,9 @@ _QUALIFIERS = frozenset(
 _NEVER = frozenset({"friend", "_Pragma", "import", "module", "export"})
 _NEVER_IN_A_KERNEL = frozenset({"asm", "__asm__", "__asm", "extern", "__attribute__", "template", "namespace", "using"})
 _CLASSES = frozenset({"struct", "class", "union", "enum"})
+_MOST_HEADERS = 64  # more than there are operators: turns through fewer would find each forgotten
+_LINE = itemgetter(2)  # of a Token
+_headers: dict[str, tuple[Token, ...]] = {}
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
@@ -72,14 +76,39 @@ def _tokens(text: str) -> list[Token]:
         return tokenize(text)
 
 
-def remember_headers(headers: str) -> None:
-    """Read what many texts will begin with; a worker does so once, before its forks."""
-    _header_tokens(headers)
+def remember_headers(headers: str, *, like: str = "") -> None:
+    """Read what many texts will begin with; a worker does so once, before its forks. As far as they begin as `like`
+    does, which was remembered before, they are not read again."""
+    known = _headers.get(like, ())
+    cut = _common_lines(like, headers) if known else 0
+    lines = headers.count("\n", 0, cut)
+    rest = tokenize(headers[cut:], lines + 1)
+    _remember(headers, (*known[: bisect_right(known, lines, key=_LINE)], *rest))
 
 
-@lru_cache(maxsize=8)
+def _common_lines(first: str, second: str) -> int:
+    """How many characters of whole lines both begin with; 0 where a comment, or a line that goes on, reaches over the
+    cut."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
+    common = first[: first.rfind("\n", 0, low) + 1]
+    if common.rfind("/*") >= 0 or common.rstrip(" \t\r\f\v\n").endswith("\\"):
+        return 0
+    return len(common)
+
+
 def _header_tokens(headers: str) -> tuple[Token, ...]:
-    return tuple(tokenize(headers))
+    if headers not in _headers:
+        _remember(headers, tuple(tokenize(headers)))
+    return _headers[headers]
+
+
+def _remember(headers: str, tokens: tuple[Token, ...]) -> None:
+    while len(_headers) >= _MOST_HEADERS:
+        del _headers[next(iter(_headers))]
+    _headers[headers] = tokens
 
 
 def assert_unique(text: str, expected: Collection[str]) -> None:

@@ -26,7 +26,7 @@ from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.serve import child_environment
 
-JOURNAL_WORKER = (sys.executable, str(Path(__file__).with_name("journal_worker.py")))
+JOURNAL_WORKER = (sys.executable, "-m", "tests.journal_worker")
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from pathlib import Path
 from storage.logs import set_up_logging
 from storage.settings import load_settings
 from workers.gpu.measure_on_gpu import GpuGone
-from workers.main import run_gpu_worker, run_reconciler, run_worker
+from workers.main import prepare, run_gpu_worker, run_reconciler, run_worker
 from workers.processes import Limits
 from workers.steps.context import GiveUp, StepContext
+
+__all__ = ["main", "prepare"]  # what the fork server calls
 
 JOURNAL = Path(os.environ["TEST_JOURNAL"])
 
@@ -64,11 +66,18 @@ def act(behaviour: str, context: StepContext) -> None:
 
 STEPS = dict.fromkeys(("plan", "compile", "verify", "measure", "compare", "finish"), step)
 
-if __name__ == "__main__":
+
+def main() -> int:
     set_up_logging()
-    if sys.argv[1] == "reconcile":
+    kind, *options = sys.argv[1:]
+    if kind == "reconcile":
         run_reconciler(load_settings())
-    elif sys.argv[1] == "gpu":
-        sys.exit(run_gpu_worker(load_settings(), STEPS, device=sys.argv[3] if len(sys.argv) > 3 else "0"))
+    elif kind == "gpu":
+        return run_gpu_worker(load_settings(), STEPS, device=options[1] if options else "0")
     else:
-        run_worker(sys.argv[1], load_settings(), STEPS)
+        run_worker(kind, load_settings(), STEPS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -72,13 +72,14 @@ def test_without_the_server_packages_it_says_so(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_server_that_lacks_a_package_names_it() -> None:
     code = (
-        f"import sys; sys.path[:0] = [{str(Path(CLIENT).parent)!r}, {CLIENT!r}]; sys.modules['redis'] = None\n"
+        f"import sys; sys.path[:0] = [{str(Path(CLIENT).parent)!r}, {CLIENT!r}]\n"
+        "sys.modules['pydantic_settings'] = None\n"
         "from cukiln.cli_server import server_module\n"
         "try: server_module('workers.serve')\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("ServerMissing the cukiln server is here, but the package 'redis")
+    assert done.stdout.startswith("ServerMissing the cukiln server is here, but the package 'pydantic_settings")
 
 
 @pytest.mark.parametrize("command", [["tune", "request.json"], ["serve"]])

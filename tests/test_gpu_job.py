@@ -22,7 +22,7 @@ from storage.rows import core
 from storage.settings import Settings, load_settings
 from storage.tables import ItemRow, MeasurementRow
 from tests.fake_gpu import NAME, UUID, configure
-from tests.fixtures_queue import wait_for
+from tests.fixtures_queue import name_of, wait_for
 from workers.serve import Running, embedded
 
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
@@ -73,7 +73,7 @@ class World:
         found = [
             process
             for process in psutil.process_iter()
-            if "--device" in (words := _words(process)) and UUID in words and str(self.settings.data_dir) in words
+            if name_of(process).startswith("gpu ") and str(self.settings.data_dir) == _data_of(process)
         ]
         return found[0]
 
@@ -82,9 +82,9 @@ class World:
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
 
-def _words(process: psutil.Process) -> str:
+def _data_of(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
-        return " ".join([*process.cmdline(), process.environ().get("CUKILN_DATA", "")])
+        return process.environ().get("CUKILN_DATA", "")
     return ""
 
 

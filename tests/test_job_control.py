@@ -56,7 +56,7 @@ class World:
         """The compile worker that `compiler` works for, and the horse between them."""
         above = [compiler, *compiler.parents()]
         # A horse is a fork of its worker and has its name: the worker is the last of them on the way up.
-        named = [process for process in above if process.cmdline()[-2:] == ["workers.main", "compile"]]
+        named = [process for process in above if name_of(process).startswith("compile ")]
         return named[-1], named[-2]
 
 

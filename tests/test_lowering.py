@@ -233,7 +233,8 @@ def test_the_planner_leaves_a_cancelled_lowering_for_the_next_job(planner: Plann
 
 def claimed(planner: Planner, job: str) -> bool:
     with planner.database.read() as session:
-        return session.scalar(select(ItemRow.state).where(ItemRow.ref.startswith(job), ItemRow.kind == "plan")) == "claimed"
+        mine = ItemRow.ref.startswith(job) & (ItemRow.kind == "plan")
+        return session.scalar(select(ItemRow.state).where(mine)) == "claimed"
 
 
 def has_candidates(planner: Planner, job: str) -> bool:

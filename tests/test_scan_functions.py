@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from codegen.cxx_tokens import Token, tokenize
 from codegen.errors import NotUnique, TextError, Unclassified
-from codegen.render_group import render_device
-from codegen.scan_functions import _tokens, assert_unique, scan
+from codegen.operators import operators
+from codegen.render_group import group_headers, render_device
+from codegen.scan_functions import _common_lines, _header_tokens, _tokens, assert_unique, remember_headers, scan
 from tests.fixtures_codegen import kernels
 
 HEADER = """
@@ -287,3 +289,36 @@ def test_reading_the_headers_apart_changes_no_token(headers: list[str], kernels:
             return str(error)
 
     assert outcome(_tokens) == outcome(tokenize)
+
+
+PIECES = [HEADER, KERNEL, "\\\n", "\\ \n", "/*", "*/", "//", '"', "\n", " ", "#define A \\ \n", "x", "?", "??=", "<:"]
+
+
+@given(*[st.lists(st.sampled_from(PIECES), max_size=8)] * 3)
+def test_headers_that_begin_like_others_have_the_same_tokens(
+    common: list[str], first: list[str], second: list[str]
+) -> None:
+    before, headers = "".join([*common, *first]), "".join([*common, *second])
+
+    def outcome(read: Callable[[], object]) -> object:
+        try:
+            return read()
+        except Unclassified:
+            return "refused"
+
+    def remembered() -> object:
+        remember_headers(headers, like=before)
+        return _header_tokens(headers)
+
+    outcome(lambda: remember_headers(before))
+    assert outcome(remembered) == outcome(lambda: tuple(tokenize(headers)))
+
+
+def test_every_operators_headers_stay_remembered_and_neighbours_share_what_was_read() -> None:
+    texts = [group_headers([name]) for name in operators()]
+    for before, headers in zip(["", *texts], texts, strict=False):
+        remember_headers(headers, like=before)
+    kept = [_header_tokens(headers) for headers in texts]
+    assert all(_header_tokens(headers) is tokens for headers, tokens in zip(texts, kept, strict=True))
+    assert all(tokens == tuple(tokenize(headers)) for headers, tokens in zip(texts, kept, strict=True))
+    assert all(_common_lines(one, other) > 10_000 for one, other in pairwise(texts))

@@ -26,6 +26,7 @@ from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, name_of, processes_
 from workers import children, serve, tickets
 from workers.children import Child
 from workers.embedded_valkey import url_file
+from workers.fork_server import ForkServer
 from workers.serve import Commands, ServeError
 
 COMMANDS = Commands(worker=JOURNAL_WORKER)
@@ -35,7 +36,7 @@ from storage.settings import load_settings
 from workers.serve import Commands, serve
 sys.exit(serve(load_settings(), commands=Commands(worker={JOURNAL_WORKER!r}, api=eval(sys.argv[1]))))
 """
-NAMES = {"api", "compile worker 1", "plan worker", "reconcile", "valkey"}
+NAMES = {"api", "fork server", "compile worker 1", "plan worker", "reconcile", "valkey"}
 
 
 class Serving:
@@ -134,6 +135,46 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     assert not answers(url)
 
 
+def test_a_killed_fork_server_ends_what_it_forked_and_all_of_it_runs_again(serving: Serving, tmp_path: Path) -> None:
+    url = serving.wait_until_ready()
+    world = world_of(serving, tmp_path)
+    [ref] = world.add("first")
+    wait_for(lambda: [p for p in processes_of(tmp_path) if name_of(p) == "sleep"], what="the compiler")
+    before = serving.pids()
+    compilers = [p.pid for p in processes_of(tmp_path) if name_of(p) == "sleep"]
+    os.kill(before["fork server"], signal.SIGKILL)
+    forked = [pid for name, pid in before.items() if name != "valkey"]
+    wait_for(lambda: all(map(gone, [*forked, *compilers])), what="all to die")
+
+    wait_for(lambda: serving.said().count("started again, pid") == len(forked), 30.0, serving.said())
+    assert "fork server was killed by SIGKILL, and with it all that it had forked" in serving.said()
+    assert serving.pids().keys() == NAMES
+    assert not set(serving.pids().values()) & set(forked)
+    wait_for(lambda: answers(url), 30.0, serving.said())
+    wait_for(lambda: world.journal("end", ref), 30.0, serving.said())
+    assert not world.journal("TWICE")
+
+
+def test_what_is_forked_shares_no_connection_and_no_open_file(serving: Serving) -> None:
+    serving.wait_until_ready()
+    pids = serving.pids()
+    roles = [psutil.Process(pid) for name, pid in pids.items() if name not in ("valkey", "fork server")]
+    server = psutil.Process(pids["fork server"])
+    assert {role.ppid() for role in roles} == {server.pid}
+    assert server.num_threads() == 1
+    assert not [name for name in opened(server.pid) if "cukiln.db" in name]
+    sockets = [{name for name in opened(process.pid) if name.startswith("socket:")} for process in (server, *roles)]
+    assert len(set.union(*sockets)) == sum(map(len, sockets))  # no socket in two processes
+    assert len(sockets[0]) == 1  # to the supervisor
+    sessions = {os.getsid(process.pid) for process in (server, *roles)}
+    assert sessions == {process.pid for process in (server, *roles)}
+
+
+def opened(pid: int) -> list[str]:
+    """What a process has open."""
+    return [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
+
+
 def test_a_killed_supervisor_leaves_no_process_and_the_next_one_goes_on(serving: Serving, tmp_path: Path) -> None:
     serving.wait_until_ready()
     world = world_of(serving, tmp_path)
@@ -184,6 +225,22 @@ def test_a_child_that_ends_at_its_start_stops_everything_and_shows_its_words(
     ):
         pass
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+def test_a_module_that_cannot_be_imported_is_shown_at_the_start(settings: Settings, tmp_path: Path) -> None:
+    broken = Commands(api=(sys.executable, "-m", "no_such_module"), worker=JOURNAL_WORKER)
+    words = r"(?s)the fork server ended with 1 at its start:\n.*No module named 'no_such_module'"
+    with pytest.raises(ServeError, match=words), serve.embedded(settings, commands=broken):
+        pass
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+def test_a_package_that_is_not_installed_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "workers.foundation", raising=False)
+    monkeypatch.delattr("workers.foundation", raising=False)
+    monkeypatch.setitem(sys.modules, "redis.exceptions", None)
+    with pytest.raises(ServeError, match=r"the package 'redis.exceptions' .* is not installed: `make run`"):
+        serve.Supervisor(settings, say=print).start()
 
 
 STUBBORN = """
@@ -391,14 +448,29 @@ def test_children_get_every_setting_as_it_is_here(settings: Settings, monkeypatc
 # ---- one kept child
 
 
-def a_child(tmp_path: Path, words: str) -> Child:
-    return Child("it", [sys.executable, "-c", words], env={}, log=tmp_path / "it.log", grace_seconds=1.0)
+def a_child(tmp_path: Path, server: ForkServer, words: str) -> Child:
+    argv = [sys.executable, "-c", words]
+    return Child("it", argv, server=server, env={}, log=tmp_path / "it.log", grace_seconds=1.0)
 
 
-def test_a_child_is_started_again_after_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
+    server = ForkServer([], env=fork_server_environment(tmp_path), log=tmp_path / "server.log")
+    yield server
+    server.stop()
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
+def fork_server_environment(tmp_path: Path) -> dict[str, str]:
+    return serve.child_environment(load_settings(data_dir=tmp_path / "data"))
+
+
+def test_a_child_is_started_again_after_growing_pauses(
+    tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(children, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(children, "LONGEST_PAUSE_SECONDS", 0.04)
-    child = a_child(tmp_path, "print('here'); raise SystemExit(3)")
+    child = a_child(tmp_path, fork_server, "print('here'); raise SystemExit(3)")
     child.start()
     told: list[str] = []
     while child.restarts < 4:
@@ -411,18 +483,19 @@ def test_a_child_is_started_again_after_growing_pauses(tmp_path: Path, monkeypat
     assert child.log_tail().count("here") == 5
 
 
-def test_a_child_that_was_killed_is_said_to_have_been(tmp_path: Path) -> None:
-    child = a_child(tmp_path, "import time; time.sleep(300)")
+def test_a_child_that_was_killed_is_said_to_have_been(tmp_path: Path, fork_server: ForkServer) -> None:
+    child = a_child(tmp_path, fork_server, "import time; time.sleep(300)")
     child.start()
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
+    wait_for(lambda: child.ended() or child.pid)
+    os.kill(child.pid or 0, signal.SIGKILL)
     wait_for(lambda: child.ended() is not None)
     assert "was killed by SIGKILL" in (child.keep() or "")
 
 
-def test_a_child_dies_with_the_thread_that_started_it(tmp_path: Path) -> None:
+def test_a_child_dies_with_the_thread_that_started_its_fork_server(tmp_path: Path) -> None:
     """Why the supervisor starts and watches its children from one thread."""
-    child = a_child(tmp_path, "import time; print('up', flush=True); time.sleep(300)")
+    server = ForkServer([], env=fork_server_environment(tmp_path), log=tmp_path / "server.log")
+    child = a_child(tmp_path, server, "import time; print('up', flush=True); time.sleep(300)")
     enough = threading.Event()
     thread = threading.Thread(target=lambda: child.start() or enough.wait())  # type: ignore[func-returns-value]
     thread.start()
@@ -431,6 +504,7 @@ def test_a_child_dies_with_the_thread_that_started_it(tmp_path: Path) -> None:
     enough.set()
     thread.join()
     wait_for(lambda: child.ended() == -signal.SIGKILL)
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
 def test_tickets_of_the_embedded_queue_can_be_found_by_a_worker_started_by_hand(settings: Settings) -> None:

@@ -460,9 +460,12 @@ class Jobs(RuleBasedStateMachine):
                 assert session.get(DemandRow, (problem.job_id, name)) is not None, f"{name} is not demanded"
                 if build.state == "compiling":
                     places.append(("compile", str(build.group_id)))
-            elif build.state != "ok" or is_predicted(
-                problem.device_class
-            ):  # a worker died before it had judged what did not compile
+            elif build.state != "ok":
+                # Recorded, not yet judged: by the worker that has the file, or after it died by a verify item.
+                running = {"kind": "compile", "ref": build.group_id, "state": "claimed"}
+                item = session.scalars(select(ItemRow).filter_by(**running)).one_or_none()
+                places.append(("verify" if item is None else "compile", str(build.group_id)))
+            elif is_predicted(problem.device_class):
                 places.append(("verify", str(build.group_id)))
             else:
                 assert build.state == "ok" and build.library is not None

@@ -1,36 +1,45 @@
-"""A child process that is kept running: tied to this process, started again when it ends, stopped in two steps."""
+"""A process that is kept running: forked by the fork server, started again when it ends, stopped in two steps."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workers.tether import tethered
+from workers.fork_server import Forked, ForkServer
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
+END_SECONDS = 5.0  # until a killed child is gone; after that the end of the fork server ends it
 STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
 
 
 class Child:
-    """One kept process. All methods belong to one thread, which must outlive the process (see `workers.tether`)."""
+    """One kept process, forked by `server`. All methods belong to the thread of the fork server."""
 
     def __init__(
-        self, name: str, argv: Sequence[str], *, env: Mapping[str, str], log: Path | None, grace_seconds: float
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        server: ForkServer,
+        env: Mapping[str, str],
+        log: Path | None,
+        grace_seconds: float,
     ) -> None:
         self.name = name
         self.argv = tuple(argv)
         self.grace_seconds = grace_seconds
         self.restarts = 0
+        self._server = server
         self._env = dict(env)
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
         self._started_at = 0.0
         self._pause = FIRST_PAUSE_SECONDS
         self._start_again_at: float | None = None
+        self._again = False  # it was started again, and has no pid yet
 
     @property
     def pid(self) -> int | None:
@@ -39,19 +48,7 @@ class Child:
     def start(self) -> None:
         """Start it. Its output goes to the log file, else where ours goes. Its session is its own: Ctrl-C in a terminal
         reaches the supervisor alone."""
-        output = self._log.open("ab") if self._log is not None else None
-        try:
-            self._process = subprocess.Popen(
-                tethered(self.argv),
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
-                start_new_session=True,
-            )
-        finally:
-            if output is not None:
-                output.close()
+        self._process = self._server.fork(self.name, self.argv, env=self._env, log=self._log)
         self._started_at = time.monotonic()
         self._start_again_at = None
 
@@ -66,8 +63,12 @@ class Child:
                 return None
             self.restarts += 1
             self.start()
-            return f"{self.name} started again, pid {self.pid}"
+            self._again = True
+            return None
         code = self.ended()
+        if self._again and self.pid is not None:
+            self._again = False
+            return f"{self.name} started again, pid {self.pid}"
         if code is None:
             return None
         if time.monotonic() - self._started_at > STEADY_SECONDS:
@@ -79,26 +80,26 @@ class Child:
 
     def ask_to_end(self) -> None:
         """SIGTERM."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
 
     def end(self, grace_seconds: float) -> bool:
         """Wait, then SIGKILL. Returns whether it ended by itself."""
-        if self._process is None:
+        if self._process is None or self._process.wait(max(0.0, grace_seconds)) is not None:
             return True
-        try:
-            self._process.wait(max(0.0, grace_seconds))
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            return False
-        return True
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(END_SECONDS)
+        return False
 
     def log_tail(self, characters: int = 1500) -> str:
         """The end of its log; empty where it has none."""
-        if self._log is None or not self._log.exists():
-            return ""
-        return self._log.read_text(errors="replace")[-characters:]
+        return tail_of(self._log, characters)
+
+
+def tail_of(log: Path | None, characters: int = 1500) -> str:
+    if log is None or not log.exists():
+        return ""
+    return log.read_text(errors="replace")[-characters:]
 
 
 def describe_exit(code: int) -> str:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 
 import tenacity
@@ -44,7 +45,7 @@ from workers.reconcile import Reconciler
 from workers.run_ticket import run_ticket
 from workers.steps.context import Step, Workplace
 from workers.toolchain import ToolchainMissing, supported_targets
-from workers.verify_cpu import plan_version
+from workers.verify_cpu import CHILD, CHILD_ENVIRONMENT, plan_version
 from workers.warm_up import warm_up
 
 log = logging.getLogger("cukiln.worker")
@@ -88,6 +89,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"cukiln worker: {error}\n")
         return EXIT_CONFIG
     return 0
+
+
+def prepare() -> None:
+    """In the fork server of `cukiln serve`, before its first fork: what every worker would find out again."""
+    settings = load_settings()
+    remember_versions(settings)
+    remember_operators()
+    with contextlib.closing(Processes()) as processes:
+        log.debug("processes are fenced by %s", processes.isolation)
+    warm_database(settings.database_url)
 
 
 def redis_url(settings: Settings) -> str:
@@ -147,16 +158,24 @@ def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], si
     if kind in (tickets.COMPILE, tickets.GPU):
         _say_network(workplace.processes)
     remember_versions(workplace.settings)
-    warm_up(workplace.database)
+    if kind == tickets.COMPILE:
+        workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
         tickets.connect(redis_url(workplace.settings)),
         functools.partial(run_ticket, workplace, steps),
-        before_fork=workplace.database.dispose,
+        before_fork=functools.partial(before_fork, kind, workplace),
         beat=signs.beat,
         may_go_on=signs.may_go_on,
     ).work()
+
+
+def before_fork(kind: str, workplace: Workplace) -> None:
+    """A horse must not inherit a connection; it finds the process that forks its kernels' children."""
+    workplace.database.dispose()
+    if kind == tickets.COMPILE:
+        workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
 
 
 def _say_network(processes: Processes) -> None:
@@ -178,11 +197,15 @@ def remember_versions(settings: Settings) -> None:
 
 def remember_operators() -> None:
     """Read every operator's headers before the first fork. One whose text cannot be read fails where it is used."""
+    before = ""
     for name in operators():
         try:
-            remember_headers(group_headers([name]))
+            headers = group_headers([name])
+            remember_headers(headers, like=before)
         except TextError as error:
             log.warning("kernels of operator %s will be refused: %s", name, error)
+        else:
+            before = headers
 
 
 def find_early(workplace: Workplace) -> None:
@@ -203,10 +226,20 @@ def run_reconciler(settings: Settings) -> None:
     Reconciler(settings, workplace.database, workplace.blobs, workplace.redis).run(stop)
 
 
+@cache
+def warm_database(url: str) -> Database:
+    """With every statement of a job's way compiled, and no connection open: all that is forked from here has them.
+    Waits for the schema. Raises WorkerError."""
+    database = Database(url)
+    wait_for_schema(database)
+    warm_up(database)
+    return database
+
+
 def make_workplace(settings: Settings) -> Workplace:
     """Open what a worker needs. Waits for the database's schema. Raises WorkerError, SettingsError."""
     load_operator_path(settings)
-    database = Database(settings.database_url)
+    database = warm_database(settings.database_url)
     wait_for_schema(database)
     return Workplace(
         settings=settings,

@@ -31,6 +31,7 @@ Limits are enforced by looking at the whole tree every 20 to 50 ms, because ever
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -42,7 +43,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from workers.running import EndedBy, Finished, Limits, Stream
+from workers.fork_in_fence import Fence, FenceServer, Request, ServerGone
+from workers.running import EndedBy, Finished, Leader, Limits, Program, Stream
 
 __all__ = [
     "EndedBy",
@@ -54,6 +56,8 @@ __all__ = [
     "ProgramMissing",
     "Stream",
 ]
+
+log = logging.getLogger("cukiln.processes")
 
 
 class ProcessError(Exception):
@@ -86,6 +90,7 @@ _GUARD = (
 
 # The pipe on its stdin ends with the last process that holds the other end.
 _UNDERTAKER = 'trap "" HUP INT TERM; read line; rm -rf -- "$1"'
+_BLOCK_BYTES = 512  # of `ulimit -f`
 _SYSTEM_PATH = "/usr/bin:/bin"
 _QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 16)
 
@@ -122,6 +127,8 @@ class Processes:
         self._owner = 0
         self._undertaker: subprocess.Popen[bytes] | None = None
         self._network_isolation: bool | None = None
+        self._warm: FenceServer | None = None
+        self._warm_owner = 0
 
     @property
     def isolation(self) -> Literal["namespace", "sweep"]:
@@ -182,22 +189,11 @@ class Processes:
                 "TMPDIR": str(temporary),
                 "HOME": str(temporary),
             }
-            try:
-                process = subprocess.Popen(
-                    self._command([program, *argv[1:]], limits, network),
-                    cwd=cwd,
-                    env={**environment, **(env or {})},
-                    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
-                    process.stdin.write(stdin)
-            stream = Stream(tuple(argv), process, limits, cancel, namespace=self.isolation == "namespace")
+            environment |= env or {}
+            leader: Leader | None = self._fork(argv, cwd, environment, limits, network, stdin)
+            if leader is None:
+                leader = self._start([program, *argv[1:]], cwd, environment, limits, network, stdin)
+            stream = Stream(tuple(argv), leader, limits, cancel, namespace=self.isolation == "namespace")
             try:
                 yield stream
             finally:
@@ -215,8 +211,71 @@ class Processes:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def keep_warm(self, module: str, env: Mapping[str, str]) -> None:
+        """From now on `python -m MODULE …`, run with this Python, is forked from a process that has imported `module`
+        with the environment `env`, and calls its `main()` inside the same fence. Called again, it starts that process
+        again where it has ended. Only where namespaces are allowed; the calling thread must outlive the process."""
+        if self.isolation != "namespace":
+            return
+        if self._warm is None:
+            self._warm = FenceServer(module, {"PATH": _path(), "LANG": "C", "LC_ALL": "C", **env})
+        self._warm_owner = os.getpid()
+        self._warm.keep()
+
+    def _fork(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        network: bool,
+        stdin: bytes,
+    ) -> Leader | None:
+        """A fork of the process that is kept warm; None where `argv` is nothing that it runs, or it has ended."""
+        warm = self._warm
+        if warm is None or list(argv[:3]) != [sys.executable, "-m", warm.module]:
+            return None
+        prefix = self._namespaces(network)
+        cpu_seconds, blocks = _rlimits(limits)
+        fence = Fence("--user" in prefix, "--net" in prefix, cpu_seconds, blocks * _BLOCK_BYTES)
+        try:
+            return warm.fork(Request(argv[3:], environment, str(cwd), fence), stdin=stdin)
+        except ServerGone as error:
+            log.warning("a new interpreter runs %s: %s", warm.module, error)
+            return None
+        except OSError as error:
+            raise InfrastructureError(f"cannot fork {warm.module}: {error}") from error
+
+    def _start(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        environment: Mapping[str, str],
+        limits: Limits,
+        network: bool,
+        stdin: bytes,
+    ) -> Leader:
+        try:
+            process = subprocess.Popen(
+                self._command(argv, limits, network),
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
+                process.stdin.write(stdin)
+        return Program(process)
+
     def close(self) -> None:
-        """Remove the folder of this object. Further runs make a new one."""
+        """Remove the folder of this object and end what is kept warm. Further runs make a new folder."""
+        if self._warm is not None and self._warm_owner == os.getpid():
+            self._warm.stop()
         with self._lock:
             undertaker, self._undertaker, self._root = self._undertaker, None, None
             if undertaker is None or self._owner != os.getpid():
@@ -226,11 +285,9 @@ class Processes:
         undertaker.wait()
 
     def _command(self, argv: Sequence[str], limits: Limits, network: bool) -> list[str]:
-        cpu, blocks = str(int(limits.cpu_seconds) + 2), str(max(1, limits.output_bytes // 512))
+        cpu, blocks = map(str, _rlimits(limits))
         if self.isolation == "namespace":
-            prefix = (None if network else _namespace_prefix(network=False)) or _namespace_prefix()
-            if prefix is None:
-                raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
+            prefix = self._namespaces(network)
             shell = _tool("sh")
             guard = [
                 _tool("setpriv"),
@@ -248,6 +305,12 @@ class Processes:
         sweeper = Path(__file__).with_name("sweep_children.py")
         bounds = [str(os.getpid()), cpu, str(limits.output_bytes), "network" if network else "no-network"]
         return [sys.executable, "-I", "-S", str(sweeper), *bounds, *argv]
+
+    def _namespaces(self, network: bool) -> tuple[str, ...]:
+        prefix = (None if network else _namespace_prefix(network=False)) or _namespace_prefix()
+        if prefix is None:
+            raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
+        return prefix
 
     def _private_root(self) -> Path:
         with self._lock:
@@ -268,6 +331,11 @@ class Processes:
                     raise
                 self._root, self._owner = root, os.getpid()
             return self._root
+
+
+def _rlimits(limits: Limits) -> tuple[int, int]:
+    """Seconds of CPU, and blocks of a file: backstops of the limits that are looked at."""
+    return int(limits.cpu_seconds) + 2, max(1, limits.output_bytes // _BLOCK_BYTES)
 
 
 def _path() -> str:

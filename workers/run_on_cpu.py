@@ -66,5 +66,14 @@ def run_kernels(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) 
             return
 
 
-if __name__ == "__main__":
+def prepare() -> None:
+    """Where this module is forked: import the operators once."""
+    operators()
+
+
+def main() -> None:
     run_kernels(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Saying())
+
+
+if __name__ == "__main__":
+    main()

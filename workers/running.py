@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, Protocol
 
 from workers import process_tree
 
@@ -87,13 +87,56 @@ MACHINE_WORDS = (
 )
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How a tree's first process ended: its status as `os.wait4` gives it, CPU seconds of it and of what it reaped, KiB
+    of memory at most."""
+
+    status: int
+    cpu_seconds: float
+    max_rss_kib: int
+
+
+class Leader(Protocol):
+    """The first process of a tree."""
+
+    pid: int
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def reap(self) -> Ending | None:
+        """How it ended; None while it runs."""
+
+    def close(self) -> None:
+        """Free what it was reached by; not the pipes."""
+
+
+class Program:
+    """A leader that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self.stdout, self.stderr = process.stdout, process.stderr
+        self._process = process
+
+    def reap(self) -> Ending | None:
+        pid, status, use = os.wait4(self.pid, os.WNOHANG)
+        if pid == 0:
+            return None
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        return Ending(status, use.ru_utime + use.ru_stime, use.ru_maxrss)
+
+    def close(self) -> None:
+        """Nothing else leads to it."""
+
+
 class Stream:
     """A running tree. Read it with `lines` or `wait`; `finished` is set once it has ended."""
 
     def __init__(
         self,
         argv: tuple[str, ...],
-        process: subprocess.Popen[bytes],
+        leader: Leader,
         limits: Limits,
         cancel: threading.Event | None,
         *,
@@ -101,7 +144,7 @@ class Stream:
     ) -> None:
         self.finished: Finished | None = None
         self._argv = argv
-        self._process = process
+        self._leader = leader
         self._limits = limits
         self._cancel = cancel
         self._namespace = namespace
@@ -115,7 +158,7 @@ class Stream:
         self._next_look = self._started + 0.02
         self._selector = selectors.DefaultSelector()
         self._open = 0
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        for name, pipe in (("stdout", leader.stdout), ("stderr", leader.stderr)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, name)
@@ -164,6 +207,7 @@ class Stream:
         """Kill what still runs and free the pipes."""
         self.kill()
         self._selector.close()
+        self._leader.close()
 
     def _pump(self) -> None:
         """Read what is there, look at the limits, notice the end. At most one tick long."""
@@ -197,7 +241,7 @@ class Stream:
             self._kill("wall")
         if now < self._next_look or self._ended_by is not None:
             return
-        use = process_tree.usage(self._process.pid)
+        use = process_tree.usage(self._leader.pid)
         self._cpu, self._peak = max(self._cpu, use.cpu_seconds), max(self._peak, use.memory_bytes)
         if self._cpu > self._limits.cpu_seconds:
             self._kill("cpu")
@@ -210,13 +254,13 @@ class Stream:
         if self._ended_by is None:
             self._ended_by = ended_by
             if self._namespace:
-                process_tree.kill_namespace(self._process.pid)
+                process_tree.kill_namespace(self._leader.pid)
             else:
-                process_tree.end_sweeper(self._process.pid)
+                process_tree.end_sweeper(self._leader.pid)
 
     def _reap(self) -> None:
-        pid, status, use = os.wait4(self._process.pid, os.WNOHANG)
-        if pid == 0:
+        ending = self._leader.reap()
+        if ending is None:
             return
         if self._open:  # an outsider may hold a pipe that a dead tree has left: take what is there, wait for no more
             for key, _ in self._selector.select(0):
@@ -225,13 +269,12 @@ class Stream:
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
             self._open = 0
-        returncode = os.waitstatus_to_exitcode(status)
+        returncode = os.waitstatus_to_exitcode(ending.status)
         if self._ended_by is not None:
             returncode = -signal.SIGKILL
         elif 128 < returncode <= 128 + signal.NSIG:
             returncode = 128 - returncode
-        self._process.returncode = returncode
-        cpu = max(self._cpu, use.ru_utime + use.ru_stime)
+        cpu = max(self._cpu, ending.cpu_seconds)
         self.finished = Finished(
             argv=self._argv,
             returncode=returncode,
@@ -239,7 +282,7 @@ class Stream:
             stderr=bytes(self._taken["stderr"]),
             wall_seconds=time.monotonic() - self._started,
             cpu_seconds=cpu,
-            peak_memory_bytes=max(self._peak, use.ru_maxrss * 1024),
+            peak_memory_bytes=max(self._peak, ending.max_rss_kib * 1024),
             ended_by=self._ended_by or _limit_of_the_kernel(returncode, cpu, self._limits),
         )
 

@@ -1,15 +1,19 @@
 """`cukiln serve`: the whole service on one machine, started, watched and stopped by one process.
 
 ```
-serve ─┬─ valkey          unless REDIS_URL names a server
-       ├─ api             python -m service
-       ├─ reconcile       leases, budgets, missing tickets
-       ├─ plan worker
-       ├─ compile worker  CUKILN_WORKERS of them
-       └─ gpu worker      one for each GPU that CUKILN_GPUS allows
+serve ─┬─ valkey            unless REDIS_URL names a server
+       └─ fork server ─┬─ api             python -m service
+                       ├─ reconcile       leases, budgets, missing tickets
+                       ├─ plan worker
+                       ├─ compile worker  CUKILN_WORKERS of them
+                       └─ gpu worker      one for each GPU that CUKILN_GPUS allows
 ```
-Every child is tied to the supervisor (`workers.tether`): a SIGKILL of the supervisor ends them all. Children are
-started and watched by one thread for its whole life, because the kernel ties a child to the thread that started it.
+A SIGKILL of the supervisor ends them all (`workers.tether`); one of the fork server ends all that it has forked, and
+they are started again. Both are started and watched by one thread for its whole life, because the kernel ties a process
+to the thread that started it.
+
+The fork server imports for a second, and the supervisor, beside it, what it needs itself: so nothing here is imported
+early that is not needed before.
 """
 
 from __future__ import annotations
@@ -26,30 +30,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
-from redis.exceptions import RedisError
 
-from storage.database import Database
-from storage.errors import SettingsError, StorageError
-from storage.operator_path import check_operator_path
+from storage.errors import SettingsError
 from storage.settings import Settings, load_settings
-from workers import tickets
-from workers.children import Child, describe_exit
-from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed
-from workers.gpu.interface import Device
-from workers.processes import Processes
-from workers.queue_worker import HORSE_GRACE_SECONDS
-from workers.start_checks import (
-    FolderBusy,
-    ServeError,
-    free_port,
-    gpus_to_use,
-    lock_folder,
-    refuse_busy_port,
-    refuse_silent_redis,
-)
-from workers.toolchain import ToolchainMissing, find_toolchain
+from workers.children import Child, describe_exit, tail_of
+from workers.fork_server import ForkServer, modules_of
+from workers.start_checks import FolderBusy, ServeError, free_port, lock_folder, refuse_busy_port
+
+if TYPE_CHECKING:
+    from workers.embedded_valkey import EmbeddedValkey
+    from workers.gpu.interface import Device
 
 __all__ = [
     "Commands",
@@ -64,15 +57,15 @@ __all__ = [
 ]
 
 READY_SECONDS = 60.0
-API_GRACE_SECONDS = 3.0  # open event streams would keep it alive for ever
 WATCH_SECONDS = 0.1
-GPU_WORKER = "gpu worker"
+FORK_SERVER = "fork server"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
 class Commands:
-    """What the children run."""
+    """What the children run. A Python module (`python -m MODULE …`) is run by its `main()`, in a fork of the process
+    that has imported it."""
 
     api: Sequence[str] = (sys.executable, "-m", "service")
     worker: Sequence[str] = (sys.executable, "-m", "workers.main")
@@ -85,7 +78,7 @@ class Running:
     url: str
     redis_url: str
     data_dir: Path
-    pids: dict[str, int]  # by name: valkey, api, plan worker, compile worker 1, gpu worker 1, …
+    pids: dict[str, int]  # by name: valkey, fork server, api, plan worker, compile worker 1, gpu worker 1, …
 
 
 class Supervisor:
@@ -105,6 +98,9 @@ class Supervisor:
         self._logs = logs
         self._commands = commands or Commands()
         self._valkey: EmbeddedValkey | None = None
+        self._server: ForkServer | None = None
+        self._server_log: Path | None = None
+        self._server_pid: int | None = None  # as last said
         self._children: list[Child] = []
         self._gpus: list[Device] = []
         self._lock_file = -1
@@ -123,9 +119,15 @@ class Supervisor:
         """Everything up, or nothing: raises ServeError after stopping what it had started."""
         try:
             return self._start()
-        except (ValkeyFailed, ToolchainMissing, StorageError, OSError) as error:
+        except OSError as error:
             self.stop()
             raise ServeError(str(error)) from error
+        except ModuleNotFoundError as error:
+            self.stop()
+            raise ServeError(
+                f"the package {error.name!r} that the server needs is not installed: `make run` in the checkout "
+                "installs it"
+            ) from error
         except BaseException:
             self.stop()
             raise
@@ -134,6 +136,7 @@ class Supervisor:
         """Keep the children running until `ask_to_stop`."""
         while not self._stop:
             self._keep_valkey()
+            self._watch_server()
             for child in self._children:
                 if told := child.keep():
                     self._say(told)
@@ -152,6 +155,9 @@ class Supervisor:
                 child.ask_to_end()
             self._end(group)
         self._children = []
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
         if self._valkey is not None:
             self._valkey.stop()
             self._valkey = None
@@ -163,64 +169,71 @@ class Supervisor:
 
     def _start(self) -> Running:
         settings = self.settings
-        check_operator_path(settings)
         self._lock_file = lock_folder(settings.data_dir)
-        with contextlib.closing(Processes()) as processes:
-            find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
-            self._gpus = gpus_to_use(settings, processes)
         if settings.port == 0:
             settings = self.settings = settings.model_copy(update={"port": free_port(settings.host)})
         else:
             refuse_busy_port(settings.host, settings.port)
-        database = Database(settings.database_url)
-        try:
-            database.migrate()
-        finally:
-            database.dispose()
-        if settings.redis_url is not None:
-            refuse_silent_redis(settings.redis_url)
-        else:
-            self._valkey = EmbeddedValkey(settings.data_dir / "valkey")
-            settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.start()})
+        self._start_server()
+        from workers import foundation
+
+        self._gpus = foundation.check_machine(settings)
+        foundation.migrate(settings)
+        self._valkey = foundation.start_queue(settings)
+        if self._valkey is not None:
+            settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.url})
         self._make_children()
         for child in self._children:
             child.start()
         self._wait_until_ready()
         assert settings.redis_url is not None
-        pids = {child.name: child.pid or 0 for child in self._children}
-        if self._valkey is not None:
-            pids["valkey"] = self._valkey.pid or 0
-        running = Running(url_of(settings), settings.redis_url, settings.data_dir, pids)
+        running = Running(url_of(settings), settings.redis_url, settings.data_dir, self._pids())
         os.ftruncate(self._lock_file, 0)
         os.pwrite(self._lock_file, f"pid {os.getpid()}, {running.url}".encode(), 0)
         return running
 
-    def _make_children(self) -> None:
-        worker = self._commands.worker
-        named: list[tuple[str, Sequence[str], float]] = [
-            ("api", self._commands.api, API_GRACE_SECONDS),
-            ("reconcile", [*worker, "reconcile"], 2.0),
-            ("plan worker", [*worker, tickets.PLAN], HORSE_GRACE_SECONDS + 1),
-        ]
-        for number in range(1, self.settings.workers + 1):
-            named.append((f"compile worker {number}", [*worker, tickets.COMPILE], HORSE_GRACE_SECONDS + 1))
-        for number, device in enumerate(self._gpus, 1):
-            measure = [*worker, tickets.GPU, "--device", device.uuid]
-            named.append((f"{GPU_WORKER} {number}", measure, HORSE_GRACE_SECONDS + 1))
-        environment = child_environment(self.settings)
+    def _start_server(self) -> None:
+        modules = modules_of([self._commands.api, self._commands.worker])
         if self._logs is not None:
             self._logs.mkdir(parents=True, exist_ok=True)
-        for name, argv, grace in named:
-            log = self._logs / f"{name.replace(' ', '-')}.log" if self._logs is not None else None
-            if log is not None:
-                log.unlink(missing_ok=True)
-            self._children.append(Child(name, argv, env=environment, log=log, grace_seconds=grace))
+        self._server_log = self._log_of(FORK_SERVER)
+        self._server = ForkServer(modules, env=child_environment(self.settings), log=self._server_log)
+        self._server.start()
+        self._server_pid = self._server.pid
+
+    def _make_children(self) -> None:
+        from workers import foundation
+
+        assert self._server is not None
+        environment = child_environment(self.settings)
+        for kept in foundation.kept_processes(self.settings, self._commands.api, self._commands.worker, self._gpus):
+            log = self._log_of(kept.name)
+            child = Child(
+                kept.name, kept.argv, server=self._server, env=environment, log=log, grace_seconds=kept.grace_seconds
+            )
+            self._children.append(child)
+
+    def _log_of(self, name: str) -> Path | None:
+        """An empty file for its output, where the children have logs."""
+        if self._logs is None:
+            return None
+        log = self._logs / f"{name.replace(' ', '-')}.log"
+        log.unlink(missing_ok=True)
+        return log
+
+    def _pids(self) -> dict[str, int]:
+        pids = {child.name: child.pid or 0 for child in self._children}
+        for name, process in ((FORK_SERVER, self._server), ("valkey", self._valkey)):
+            if process is not None:
+                pids[name] = process.pid or 0
+        return pids
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
         while self._missing():
             for child in self._children:
                 if (code := child.ended()) is not None and not self._may_be_missing(child):
+                    self._refuse_broken_server()
                     tail = child.log_tail()
                     raise ServeError(
                         f"{child.name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else "")
@@ -234,7 +247,13 @@ class Supervisor:
     def _may_be_missing(self, child: Child) -> bool:
         """A GPU that nobody named, and that fails a moment after it was found, keeps nobody from compiling: `watch`
         starts its worker again."""
-        return self.settings.gpus == "auto" and child.name.startswith(GPU_WORKER)
+        return self.settings.gpus == "auto" and child.name.startswith("gpu worker")
+
+    def _refuse_broken_server(self) -> None:
+        assert self._server is not None
+        if (code := self._server.returncode) is not None:
+            tail = tail_of(self._server_log)
+            raise ServeError(f"the {FORK_SERVER} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
 
     def _api_answers(self) -> bool:
         connection = http.client.HTTPConnection(_reachable(self.settings.host), self.settings.port, timeout=2.0)
@@ -252,13 +271,9 @@ class Supervisor:
             for c in self._children
             if "worker" in c.name and not (self._may_be_missing(c) and c.ended() is not None)
         }
-        client = tickets.connect(self.settings.redis_url or "")
-        try:
-            alive = {name.rpartition(".")[0] for name in tickets.live_workers(client)}
-        except RedisError:
-            alive = set()
-        finally:
-            client.close()
+        from workers import foundation
+
+        alive = foundation.live_workers(self.settings.redis_url or "")
         return [name for worker, name in workers.items() if worker not in alive]
 
     def _missing(self) -> list[str]:
@@ -271,10 +286,23 @@ class Supervisor:
             return
         self._say(f"valkey {describe_exit(self._valkey.poll() or 0)}, starting it again")
         self._valkey_again_at = time.monotonic() + 2.0
-        try:
-            self._valkey.start()
-        except ValkeyFailed as error:
-            self._say(str(error))
+        from workers import foundation
+
+        if refused := foundation.start_again(self._valkey):
+            self._say(refused)
+
+    def _watch_server(self) -> None:
+        """Say that it has ended, or runs again: the first child that is started again starts it."""
+        assert self._server is not None
+        self._server.hear()
+        if self._server.pid == self._server_pid:
+            return
+        self._server_pid = self._server.pid
+        if self._server_pid is None:
+            end = describe_exit(self._server.returncode or 0)
+            self._say(f"{FORK_SERVER} {end}, and with it all that it had forked")
+        else:
+            self._say(f"{FORK_SERVER} started again, pid {self._server_pid}")
 
     def _end(self, children: Sequence[Child]) -> None:
         deadline = time.monotonic() + max((child.grace_seconds for child in children), default=0.0)

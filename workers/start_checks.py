@@ -1,5 +1,5 @@
 """What must hold before `cukiln serve` starts anything: an address of its own, a data folder of its own, a
-queue that answers, the GPUs that were asked for."""
+queue that answers, the GPUs that were asked for. The first two are checked before the supervisor's large imports."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import fcntl
 import os
 import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from redis import Redis
-from redis.exceptions import RedisError
-
 from storage.settings import Settings
-from workers.gpu.interface import Device, GpuMissing
-from workers.gpu_worker import find_gpus, pick_gpu
 from workers.processes import InfrastructureError, Processes
+
+if TYPE_CHECKING:
+    from workers.gpu.interface import Device
 
 REDIS_SECONDS = 5.0
 
@@ -69,6 +68,9 @@ def free_port(host: str) -> int:
 
 def refuse_silent_redis(url: str) -> None:
     """Raises ServeError where REDIS_URL names no server that answers. Asked once: workers would try for a minute."""
+    from redis import Redis
+    from redis.exceptions import RedisError
+
     try:
         with Redis.from_url(url, socket_connect_timeout=REDIS_SECONDS, socket_timeout=REDIS_SECONDS) as client:
             client.ping()
@@ -84,6 +86,9 @@ def gpus_to_use(settings: Settings, processes: Processes) -> list[Device]:
     ServeError where one that is named is not there, or their locks have no folder."""
     if settings.gpus == "none":
         return []
+    from workers.gpu.interface import GpuMissing
+    from workers.gpu_worker import find_gpus, pick_gpu
+
     try:
         found = find_gpus(settings, processes)
         if settings.gpus != "auto":

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_NAME = 15
 
 
 def die_with_parent(parent: int) -> None:
@@ -24,6 +25,11 @@ def die_with_parent(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:  # it died before the line above
         os._exit(125)
+
+
+def name_process(name: str) -> None:
+    """What `ps -o comm` and `top` call this process; the kernel keeps 15 bytes."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def tethered(argv: Sequence[str]) -> list[str]:

@@ -39,6 +39,13 @@ KERNEL_WALL_SECONDS = 60.0
 SANITIZER_EXIT = 86  # tells the sanitizer's end of a child from Python's
 MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
 _ROOT = Path(__file__).parent.parent
+CHILD = "workers.run_on_cpu"
+# One BLAS thread: the references are small, and the CPU limit counts the time of every thread.
+CHILD_ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client"))),
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -161,15 +168,9 @@ class _Children:
         self._cpu_seconds = cpu_seconds
         self._wall_seconds = wall_seconds
         self._cancel = cancel
-        # One BLAS thread: the references are small, and the CPU limit counts the time of every thread.
         self.python: tuple[str, ...] = (sys.executable,)
         self.part = Part()
         self.on_print: Callable[[str], None] | None = None
-        self._environment = {
-            "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client"))),
-            "OPENBLAS_NUM_THREADS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
 
     def judge(self, library: Path, kernels: Sequence[Kernel]) -> Iterable[CpuVerdict]:
         waiting = {kernel.id: kernel for kernel in kernels}
@@ -180,12 +181,12 @@ class _Children:
             heard = time.monotonic()
             key = new_key()
             hear = Hearing(key)
-            argv = [*self.python, "-m", "workers.run_on_cpu", self._request(library, list(waiting.values()))]
+            argv = [*self.python, "-m", CHILD, self._request(library, list(waiting.values()))]
             with self._processes.stream(
                 argv,
                 cwd=self._folder,
                 limits=self._limits,
-                env=self._environment,
+                env=CHILD_ENVIRONMENT,
                 cancel=self._cancel,
                 network=False,
                 stdin=key,

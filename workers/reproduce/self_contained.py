@@ -13,6 +13,7 @@ OURS = ("codegen", "storage", "workers", "service", "cukiln")
 CARRIED = ("rfc8785",)
 # What has to be installed there; ml_dtypes only where it is there anyway (see `workers.reproduce.driver`).
 INSTALLED = ("numpy", "cupy", "ml_dtypes")
+_HOLDS = (ast.stmt, ast.excepthandler, ast.match_case)  # what an import may stand in; most nodes are expressions
 
 
 class NotSelfContained(Exception):
@@ -54,7 +55,7 @@ def imports_of(module: str, body: Iterable[ast.AST]) -> Iterator[str]:
             # `from codegen import arrays` imports a module: a name that is none has no source, and is passed over.
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
-            yield from imports_of(module, ast.iter_child_nodes(node))
+            yield from imports_of(module, (inner for inner in ast.iter_child_nodes(node) if isinstance(inner, _HOLDS)))
 
 
 def source_of(name: str) -> Path | None:
