@@ -21,7 +21,6 @@ Event = dict[str, Any]
 
 JOB_PID = 1
 JOB_TID, QUEUE_TID = 1, 2
-BESIDE_TIDS = 1000  # for each lane of items: those of the files that are compiled beside the file within it
 SHOWN_DIGITS = 8  # of a group's id
 _RANK = {"M": 0, "X": 1, "b": 2, "e": 3, "C": 4}  # at one time: a wait of no length begins before it ends
 
@@ -145,36 +144,26 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
         tid = lane + 1
         named[tid] = "items" if lane == 0 else f"items {tid}"
         yield _slice(one.item.kind, _name(one.item), pid, tid, (one.begin, one.end), _arguments(one))
-        for beside, name, span, args in _phases(times, one):
-            of = BESIDE_TIDS * tid + beside if beside else tid
-            named.setdefault(of, f"beside {named[tid]}")
-            yield _slice("phase", name, pid, of, span, args)
+        for name, span, args in _phases(times, one):
+            yield _slice("phase", name, pid, tid, span, args)
     kinds = {one.item.kind for one in slices}
     kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds <= {PLAN, REFINE} else "compile"
     yield from _named(pid, f"{kind} worker {worker}", named)
 
 
-def _phases(times: _Times, one: _Slice) -> Iterator[tuple[int, str, tuple[int, int], dict[str, Any]]]:
-    """Lane, name, span and arguments of those of the attempt that came to its end, within the item. A file's are one
-    after the other, in the item's lane, 0; of two files that are compiled side by side one is in another lane."""
+def _phases(times: _Times, one: _Slice) -> Iterator[tuple[str, tuple[int, int], dict[str, Any]]]:
+    """Name, span and arguments of those of the attempt that came to its end, within the item, one after the other."""
     if one.attempt is not one.item.attempts[-1] or one.attempt.how != "done":
         return
     assert one.attempt.started_at is not None, "a slice has begun"
-    lanes: list[tuple[list[int] | None, int]] = []  # of which file the last phase in it was, and when that ended
+    last = one.begin
     for phase in one.item.phases:
         if phase["name"] == "queue" or phase.get("start") is None:
             continue
-        file = phase.get("kernels")
-        begin = min(max(one.begin, times.at(one.attempt.started_at + phase["start"])), one.end)
-        lane = next((lane for lane, (last, _) in enumerate(lanes) if last == file), None)
-        if lane is None:
-            lane = next((lane for lane, (_, end) in enumerate(lanes) if end <= begin), len(lanes))
-        if lane < len(lanes):
-            begin = max(begin, lanes[lane][1])
-        end = min(max(begin, times.at(one.attempt.started_at + phase["start"] + phase["seconds"])), one.end)
-        lanes[lane : lane + 1] = [(file, end)]
-        args = {"seconds": phase["seconds"], **({"kernels": file} if file is not None else {})}
-        yield lane, phase["name"], (begin, end), args
+        begin = min(max(last, times.at(one.attempt.started_at + phase["start"])), one.end)
+        last = min(max(begin, times.at(one.attempt.started_at + phase["start"] + phase["seconds"])), one.end)
+        kernels = {"kernels": phase["kernels"]} if phase.get("kernels") is not None else {}
+        yield phase["name"], (begin, last), {"seconds": phase["seconds"], **kernels}
 
 
 def _arguments(one: _Slice) -> dict[str, Any]:

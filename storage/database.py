@@ -8,6 +8,7 @@ isolation level. The work of this service is compiling; its rows are few.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 import time
@@ -36,8 +37,11 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_SECONDS = 60.0
 """How long a writer waits for the one before it. Transactions take milliseconds: only a stuck machine needs more."""
 PAUSE_SECONDS = 0.02
+LONG_SECONDS = 0.25
 WRITE_LOCK = 0x63756B696C6E
 MIGRATE_LOCK = WRITE_LOCK + 1
+
+log = logging.getLogger("cukiln.database")
 
 _abandoned: list[Pool] = []
 
@@ -58,9 +62,15 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A write transaction: committed at the end, rolled back by any exception. Keep it short: there is one."""
-        with Session(self._writer, expire_on_commit=False, info={"clock": self.clock}) as session, session.begin():
-            yield session
+        """A write transaction: committed at the end, rolled back by any exception. Keep it short: there is one, and one
+        that holds the lock for `LONG_SECONDS` is logged."""
+        with Session(self._writer, expire_on_commit=False, info={"clock": self.clock}) as session:
+            with session.begin():
+                session.connection()  # waits for the lock
+                since = time.monotonic()
+                yield session
+            if (held := time.monotonic() - since) > LONG_SECONDS:
+                log.info("a write transaction held the lock for %.0f ms", 1e3 * held)
 
     def pause(self) -> None:
         """Between two write transactions of one writer: SQLite keeps no queue, and one that writes again at once

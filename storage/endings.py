@@ -2,12 +2,13 @@
 
 Builds are shared between jobs. So a job that ends takes back what it wants: work that no other job wants is cancelled,
 and builds that none demands are forgotten. Nothing of this is remembered as a verdict of a kernel: its candidates are
-`skipped`, a part at a time (`clear_ended`), since a job may have a hundred thousand.
+`skipped`, a part at a time (`find_ended`, `clear_ended`), since a job may have a hundred thousand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import and_, exists, func, or_, select, update
 
@@ -32,7 +33,7 @@ from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobR
 
 SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, REFINE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
-CLEARED_AT_ONCE = 1000
+CLEARED_AT_ONCE = 500
 """Candidates, and demands, of one transaction."""
 RECENT_SECONDS = 3600.0
 
@@ -98,43 +99,56 @@ def expire_budgets(session: Session) -> list[str]:
     return [job_id for job_id, _ in jobs]
 
 
-def clear_ended(session: Session, *, all_jobs: bool = False) -> bool:
-    """Skip a part of the unjudged candidates of jobs that were cancelled or are out of time, and take back a part of
-    the demands of jobs that have ended; returns whether there may be more. `all_jobs`: also of those that ended long
-    ago, when nothing may have been running."""
+@dataclass(frozen=True)
+class Ended:
+    """What is left of work that has ended: a job that demands builds all the same, a problem with unjudged
+    candidates and the reason why they will not be judged."""
+
+    job_id: str | None
+    problem_id: int | None
+    reason: str
+
+
+def find_ended(session: Session, *, all_jobs: bool = False) -> Ended | None:
+    """Demands of jobs that have ended or are out of time, unjudged candidates of what was cancelled, failed or is out
+    of time. `all_jobs`: also of jobs that ended long ago, when nothing may have been running."""
     now = clock_of(session).now()
-    recent = JobRow.finished_at > (0.0 if all_jobs else now - RECENT_SECONDS)
-    demanding = exists().where(DemandRow.job_id == JobRow.id)
     late = and_(JobRow.state.in_(LIVE), JobRow.deadline <= now)
-    ended = and_(JobRow.state.not_in(LIVE), recent)
-    job = session.scalar(select(JobRow.id).where(or_(late, ended), demanding).limit(1))
-    more = job is not None
-    if job is not None:
-        drop_demands(session, job, CLEARED_AT_ONCE)
+    ended = and_(JobRow.state.not_in(LIVE), JobRow.finished_at > (0.0 if all_jobs else now - RECENT_SECONDS))
+    demanding = exists().where(DemandRow.job_id == JobRow.id)
+    job_id = session.scalar(select(JobRow.id).where(or_(late, ended), demanding).limit(1))
     unjudged = exists().where(CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None))
+    over = JobProblemRow.state.in_(("cancelled", "failed"))
     problem = session.execute(
-        select(JobProblemRow.id, JobRow.state, JobRow.budget_seconds)
+        select(JobProblemRow.id, JobProblemRow.state, JobProblemRow.error, JobRow.budget_seconds)
         .join(JobRow, JobRow.id == JobProblemRow.job_id)
-        .where(or_(late, and_(JobRow.state == "cancelled", recent)), unjudged)
+        .where(or_(late, and_(over, or_(JobRow.state.in_(LIVE), ended))), unjudged)
         .limit(1)
     ).one_or_none()
     if problem is None:
-        return more
-    cancelled = problem.state == "cancelled"
-    message = "the job was cancelled" if cancelled else f"{_budget(problem.budget_seconds)} it was judged"
+        return None if job_id is None else Ended(job_id, None, "")
+    if problem.state == "cancelled":
+        return Ended(job_id, problem.id, "the job was cancelled")
+    if problem.state == "failed":
+        return Ended(job_id, problem.id, f"its problem failed: {problem.error}")
+    return Ended(job_id, problem.id, f"{_budget(problem.budget_seconds)} it was judged")
+
+
+def clear_ended(session: Session, ended: Ended) -> None:
+    """Take back a part of the job's demands, skip a part of the problem's candidates."""
+    if ended.job_id is not None:
+        drop_demands(session, ended.job_id, CLEARED_AT_ONCE)
+    if ended.problem_id is None:
+        return
     candidate = core(CandidateRow).c
-    some = (
-        select(candidate.candidate)
-        .where(candidate.job_problem_id == problem.id, candidate.verdict.is_(None))
-        .limit(CLEARED_AT_ONCE)
-    )
+    left = (candidate.job_problem_id == ended.problem_id) & candidate.verdict.is_(None)
+    some = list(session.scalars(select(candidate.candidate).where(left).limit(CLEARED_AT_ONCE)))
     session.execute(
         update(core(CandidateRow))
-        .where(candidate.job_problem_id == problem.id, candidate.candidate.in_(list(session.scalars(some))))
-        .values(verdict="skipped", message=message)
+        .where(left, candidate.candidate.in_(some))
+        .values(verdict="skipped", message=ended.reason)
     )
-    finish_judged(session, [problem.id])
-    return True
+    finish_judged(session, [ended.problem_id])
 
 
 def _budget(seconds: float | None) -> str:

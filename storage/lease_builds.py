@@ -94,12 +94,11 @@ def _pending_of(job_id: str) -> Any:
         select(core(BuildRow))
         .join(core(DemandRow), demand.build == build.id)
         .where(demand.job_id == job_id, build.state == "pending")
-        .order_by(demand.predicted_seconds.desc())
     )
 
 
 def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits) -> Any:
-    """The build that the file is made around: its longest one, of those that are not suspect where there are any."""
+    """A build at the place that the file is for, one that is not suspect where there are any."""
     query = _pending_of(job_id)
     if targets is not None:
         query = query.where(demand.target.in_(targets))
@@ -153,7 +152,8 @@ def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLi
 
 def _longest_of(session: Session, job_id: str, first: Any, most: int) -> list[Any]:
     place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
-    return list(session.execute(_pending_of(job_id).where(place, build.suspect.is_(None)).limit(most)))
+    longest = _pending_of(job_id).where(place, build.suspect.is_(None)).order_by(demand.predicted_seconds.desc())
+    return list(session.execute(longest.limit(most)))
 
 
 @dataclass

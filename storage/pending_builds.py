@@ -149,13 +149,12 @@ def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> 
     return judged
 
 
-def drop_demands(session: Session, job_id: str, most: int) -> bool:
-    """Take back up to `most` demands of a job that has ended; returns whether there may be more."""
+def drop_demands(session: Session, job_id: str, most: int) -> None:
+    """Take back up to `most` demands of a job that has ended."""
     ids = session.scalars(select(demand.build).where(demand.job_id == job_id).limit(most)).all()
     for some in chunks(ids):
         session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(some)))
     _forget(session, ids)
-    return len(ids) == most
 
 
 def _forget(session: Session, build_ids: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from sqlalchemy import String, and_, case, cast, distinct, func, or_, select, true, union_all
+from sqlalchemy import ColumnElement, String, and_, case, cast, distinct, func, or_, select, union_all
 from sqlalchemy.orm import aliased
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
@@ -74,9 +74,11 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
     ).one()
     judged = and_(CandidateRow.verdict.is_not(None), CandidateRow.verdict != "skipped")
     to_measure = and_(~asks_predicted(), or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
-    # A later job may compile what this one has left: that is not its work.
-    in_time = true() if job.finished_at is None else GroupRow.finished_at <= job.finished_at
-    built = case((or_(judged, and_(BuildRow.state.not_in(UNBUILT), in_time)), CandidateRow.build))
+    is_built: ColumnElement[bool] = BuildRow.state.not_in(UNBUILT)
+    if job.finished_at is not None:  # a later job may compile what this one has left: that is not its work
+        in_time = select(GroupRow.id).where(GroupRow.id == BuildRow.group_id, GroupRow.finished_at <= job.finished_at)
+        is_built = and_(is_built, in_time.exists())
+    built = case((or_(judged, is_built), CandidateRow.build))
     refined = and_(CandidateRow.screening_build.is_not(None), CandidateRow.screening_build != CandidateRow.build)
     candidates = session.execute(
         select(
@@ -94,7 +96,6 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
         .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
-        .join(GroupRow, GroupRow.id == BuildRow.group_id, isouter=True)
         .where(JobProblemRow.job_id == job.id)
     ).one()
     # Those that are compiled in full after they were screened go the way for a second time.

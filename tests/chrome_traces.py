@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from service.chrome_trace import BESIDE_TIDS
-
 Event = dict[str, Any]
 
 
@@ -44,8 +42,7 @@ def _nested(events: list[Event]) -> None:
         if outer:
             assert event["ts"] + event["dur"] <= outer[-1]["ts"] + outer[-1]["dur"], f"{event['name']} reaches out"
         if event["cat"] == "phase":
-            beside = event["tid"] >= BESIDE_TIDS
-            assert beside or (outer and outer[-1]["cat"] in ("compile", "finish")), f"{event['name']} is in no compile"
+            assert outer and outer[-1]["cat"] in ("compile", "finish"), f"{event['name']} is in no compile"
         else:
             assert not outer, f"{event['name']} begins within {outer[-1]['name']}"
         outer.append(event)

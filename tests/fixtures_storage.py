@@ -21,7 +21,7 @@ from storage import items, jobs
 from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
 from storage.database import Database, Session
-from storage.endings import clear_ended
+from storage.endings import clear_ended, find_ended
 from storage.group_rows import GroupKernel
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_failed, load_group, record_builds
 from storage.items import Claim, FileLimits
@@ -276,17 +276,24 @@ def end_budgets(database: Database) -> list[str]:
     """What the reconciler does about budgets and ended jobs, all of it."""
     with database.write() as session:
         ended = jobs.expire_budgets(session)
-        while clear_ended(session):
-            pass
+        clear_all(session)
     return ended
+
+
+def clear_all(session: Session) -> int:
+    """What the reconciler clears of ended work; returns in how many parts."""
+    parts = 0
+    while (ended := find_ended(session)) is not None:
+        clear_ended(session, ended)
+        parts += 1
+    return parts
 
 
 def cancel(database: Database, job_id: str) -> None:
     """Cancel the job, and clear what it leaves."""
     with database.write() as session:
         jobs.cancel_job(session, job_id)
-        while clear_ended(session):
-            pass
+        clear_all(session)
 
 
 def winner_record(key: str, candidate: str, **changes: Any) -> WinnerRecord:

@@ -13,7 +13,7 @@ from cukiln.client import Client
 from cukiln.job_request import encode
 from cukiln.types import CandidatePage, GroupReport, Job, PhaseName, Rejections, WinnerRecord
 from storage.settings import load_settings
-from tests.chrome_traces import BESIDE_TIDS, checked, covered, slices
+from tests.chrome_traces import checked, covered, slices
 from workers.serve import embedded
 
 FAULTY = Path(__file__).parent / "operators" / "faulty"
@@ -143,7 +143,7 @@ def test_the_trace_shows_all_work_with_the_phases_of_each_compile(client: Client
             phase
             for phase in slices(events, "phase")
             if phase["pid"] == event["pid"]
-            and event["tid"] in (phase["tid"], phase["tid"] // BESIDE_TIDS)
+            and event["tid"] == phase["tid"]
             and event["ts"] <= phase["ts"] <= event["ts"] + event["dur"]
         ]
         assert {"render", "preprocess", "cicc", "ptxas", "nvcc", "host", "link", "upload"} <= {

@@ -30,6 +30,7 @@ from tests.fixtures_storage import (
     add_job,
     cancel,
     claim_one,
+    clear_all,
     compile_claimed,
     compile_next,
     end_budgets,
@@ -533,6 +534,22 @@ def test_a_problem_whose_finishing_keeps_failing_fails_with_the_reason(database:
         status = jobs.job_state(session, job.id)
     assert status is not None and status.state == "failed"
     assert status.error is not None and "no room for the library" in status.error
+
+
+def test_what_a_plan_recorded_before_it_failed_for_good_is_skipped(database: Database) -> None:
+    job = add_job(database)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        (problem,) = problems_to_plan(session, claim)
+        part = [(problem.id, NewCandidate("c-a", {}, f"{'a':0>64}", "a"))]
+        record_candidates(session, claim, part, {"a": new_build("a")}, Versions(**VERSIONS))
+        items.fail(session, claim, "no such operator", retry=False)
+        clear_all(session)
+    assert verdicts_of(database, job.id) == [{"c-a": "skipped"}]
+    with database.read() as session:
+        assert known_builds(session, ["a"]) == {}
+        (found,) = candidates_of_problem(session, problem.id)
+    assert found.message == "its problem failed: no such operator"
 
 
 def test_a_job_of_cached_problems_is_done_at_once(database: Database) -> None:

@@ -29,7 +29,6 @@ from storage.builds import NewBuild
 from storage.clock import FakeClock
 from storage.database import Database, Session
 from storage.device_classes import is_predicted
-from storage.endings import clear_ended
 from storage.errors import LostClaim
 from storage.group_rows import GroupKernel
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_failed, load_group, record_builds
@@ -59,6 +58,7 @@ from tests.fixtures_storage import (
     TARGET,
     TOOLCHAIN,
     VERSIONS,
+    clear_all,
     measured,
     migrated_file,  # noqa: F401 - a fixture
     new_build,
@@ -226,7 +226,7 @@ class Jobs(RuleBasedStateMachine):
             live = session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE)).order_by(JobRow.id)).all()
             if live:
                 jobs.cancel_job(session, data.draw(st.sampled_from(live)))
-                clear_ended(session)
+                clear_all(session)
 
     @rule(seconds=st.sampled_from([1.0, 61.0, 101.0]))
     def time_passes(self, seconds: float) -> None:
@@ -372,10 +372,8 @@ class Jobs(RuleBasedStateMachine):
             of_late = ItemRow.id.in_(select(ItemJobRow.item_id).where(ItemJobRow.job_id.in_(late), ItemJobRow.wanted))
             kept = select(ItemRow.kind).where(of_late, ItemRow.state.in_(UNENDED))
             assert set(session.scalars(kept)) <= {"finish"}, "a job that is out of time wants more than its end"
-        while True:
-            with self.database.write() as session:
-                if not clear_ended(session):
-                    break
+        with self.database.write() as session:
+            clear_all(session)
 
     # ---- what must hold
 

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.endings import clear_ended
+from storage.endings import clear_ended, find_ended
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
 from storage.settings import Settings
@@ -107,12 +107,14 @@ class Reconciler:
             return 1
 
     def _clear_ended(self, *, all_jobs: bool = False) -> None:
-        more = True
-        while more:
+        while True:
+            with self.database.read() as session:
+                ended = find_ended(session, all_jobs=all_jobs)
+            if ended is None:
+                return
             with self.database.write() as session:
-                more = clear_ended(session, all_jobs=all_jobs)
-            if more:
-                self.database.pause()
+                clear_ended(session, ended)
+            self.database.pause()
 
     def _sweep(self) -> None:
         self._clear_ended(all_jobs=True)

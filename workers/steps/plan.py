@@ -32,6 +32,8 @@ from workers.stopwatch import Stopwatch
 
 RECORD_SECONDS = 0.25
 """So long at most what is lowered is held back, to be recorded with more: compilers wait for it."""
+TELL_SECONDS = 1.0
+"""Between two `progress` events while one problem is recorded: counting takes longer the more it has."""
 TURN_SECONDS = 0.5
 """Before a plan item gives way to that of another job, between two problems."""
 
@@ -77,7 +79,7 @@ class _Recorder:
         self._builds: dict[str, NewBuild] = {}
         self._ended: list[PlannedProblem] = []
         self._screening: set[int] = set()
-        self._recorded_at = time.monotonic()
+        self._recorded_at = self._told_at = time.monotonic()
 
     def add(self, problem: JobProblem, candidate: Candidate, build: NewBuild, *, screened: bool) -> None:
         if screened:
@@ -110,7 +112,9 @@ class _Recorder:
                 judged += end_plan(session, context.claim, planned, self._in_queue)
         context.wake(followed.waiting, [*followed.judged, *judged])
         publish_problems(context, [planned.id for planned in self._ended])
-        publish_progress(context)
+        if time.monotonic() - self._told_at > TELL_SECONDS or self._ended:
+            publish_progress(context)
+            self._told_at = time.monotonic()
         self._candidates, self._builds, self._ended = [], {}, []
         context.database.pause()
         self._recorded_at = time.monotonic()
