@@ -149,6 +149,15 @@ def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> 
     return judged
 
 
+def give_up_place(session: Session, target: str, toolchain: str, most: int) -> list[Judged]:
+    """`give_up_builds` of some that no worker has the compiler for any more."""
+    place = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
+    ids = session.scalars(select(build.id).where(place).limit(most)).all()
+    return give_up_builds(
+        session, ids, f"it was planned for the compiler {toolchain[:12]}, which no worker has now: submit it again"
+    )
+
+
 def drop_demands(session: Session, job_id: str, most: int) -> None:
     """Take back up to `most` demands of a job that has ended."""
     ids = session.scalars(select(demand.build).where(demand.job_id == job_id).limit(most)).all()

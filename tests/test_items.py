@@ -262,7 +262,7 @@ def test_a_lost_claim_writes_nothing(database: Database, clock: FakeClock, act: 
         items.expire_leases(session)
     holder = claim_one(database, "measure")
     with pytest.raises(LostClaim, match="nothing was written"), database.write() as session:
-        register_toolchain(session, "written by the loser", {}, [])
+        register_toolchain(session, "written by the loser", {}, ["sm_80"])
         match act:
             case "complete":
                 items.complete(session, lost)

@@ -7,11 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
+from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.blobs import BlobStore
+from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
 from storage.database import Database
+from storage.judging_work import Versions
+from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
+from storage.toolchains import register_toolchain
 from tests.fixtures_queue import QueueWorld, events_of, queue_world, valkey, wait_for  # noqa: F401
+from tests.fixtures_storage import new_build, problem_ids
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.reconcile import Reconciler
@@ -100,6 +106,40 @@ def test_a_spent_budget_ends_the_search(world: World) -> None:
     assert world.reconciler.run_once().over_budget == (job,)
     with world.database.write() as session:
         assert items.renew(session, claim, 5.0) in (items.Renewal.CANCELLED, items.Renewal.DEADLINE)
+
+
+def test_builds_for_a_compiler_that_was_replaced_are_given_up_with_the_reason(world: World) -> None:
+    job = a_job(world)
+    claim = world.claim()
+    candidates = {"c-old": "old", "c-new": "new"}
+    builds = {
+        "old": new_build("old", toolchain="o" * 64),
+        "new": new_build("new", toolchain="n" * 64),
+    }
+    with world.database.write() as session:
+        (problem,) = problems_to_plan(session, claim)
+        named = [(problem.id, NewCandidate(name, {}, "k" * 64, build)) for name, build in candidates.items()]
+        record_candidates(session, claim, named, builds, Versions("1", "1", {}))
+        end_plan(session, claim, PlannedProblem(problem.id, 2, 2, {}, StageSeconds()))
+        items.complete(session, claim)
+        register_toolchain(session, "o" * 64, {}, ["sm_80"])
+    live = world.queue.settings.toolchain_live_seconds
+    world.clock.advance(live + 1)
+    world.reconciler.run_once()
+    assert verdicts(world, job) == {"c-old": None, "c-new": None}, "no worker at all: one may come"
+    with world.database.write() as session:
+        register_toolchain(session, "n" * 64, {}, ["sm_80"])
+    world.reconciler.run_once()
+    assert verdicts(world, job) == {"c-old": "skipped", "c-new": None}
+    with world.database.read() as session:
+        (old,) = candidates_of_problem(session, problem.id, only=["c-old"])
+    assert old.message == f"it was planned for the compiler {'o' * 12}, which no worker has now: submit it again"
+
+
+def verdicts(world: World, job: str) -> dict[str, str | None]:
+    with world.database.read() as session:
+        (problem_id,) = problem_ids(session, job)
+        return {one.candidate: one.verdict for one in candidates_of_problem(session, problem_id)}
 
 
 def test_items_of_a_later_release_are_left_alone(world: World) -> None:

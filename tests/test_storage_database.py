@@ -832,7 +832,7 @@ def test_processes_that_migrate_at_once_wait_for_each_other(database_url: str) -
 
 def test_an_exception_rolls_everything_back(database: Database) -> None:
     with pytest.raises(ZeroDivisionError), database.write() as session:
-        register_toolchain(session, "t", {}, [])
+        register_toolchain(session, "t", {}, ["sm_80"])
         _ = 1 / 0
     with database.read() as session:
         assert live_toolchains(session, 60) == []
@@ -842,7 +842,7 @@ def test_a_read_sees_one_snapshot(database: Database) -> None:
     with database.read() as session:
         assert live_toolchains(session, 60) == []
         with database.write() as writing:
-            register_toolchain(writing, "t", {}, [])
+            register_toolchain(writing, "t", {}, ["sm_80"])
         assert live_toolchains(session, 60) == []
     with database.read() as session:
         assert [found.digest for found in live_toolchains(session, 60)] == ["t"]
@@ -883,20 +883,20 @@ def test_writers_of_several_processes_lose_no_update_and_never_fail(database: Da
 
 def test_a_forked_child_opens_its_own_connections(database: Database) -> None:
     with database.write() as session:
-        register_toolchain(session, "parent", {}, [])
+        register_toolchain(session, "parent", {}, ["sm_80"])
     of_the_parent = database.engine.pool
     child = os.fork()
     if child == 0:  # everything here ends in _exit: the child must not run pytest's own end
         status = 1
         try:
             with database.write() as session:
-                register_toolchain(session, "child", {}, [])
+                register_toolchain(session, "child", {}, ["sm_80"])
             status = 0 if database.engine.pool is not of_the_parent else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with database.write() as session:
-        register_toolchain(session, "parent again", {}, [])
+        register_toolchain(session, "parent again", {}, ["sm_80"])
     with database.read() as session:
         assert {found.digest for found in live_toolchains(session, 60)} == {"parent", "child", "parent again"}
 

@@ -19,10 +19,12 @@ from redis.exceptions import RedisError
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.endings import clear_ended, find_ended
+from storage.endings import CLEARED_AT_ONCE, clear_ended, find_ended
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
+from storage.pending_builds import give_up_place
 from storage.settings import Settings
+from storage.toolchains import gone_toolchains
 from workers import tickets
 
 log = logging.getLogger("cukiln.reconcile")
@@ -72,6 +74,7 @@ class Reconciler:
             touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
         self._clear_ended()
+        self._give_up_gone_compilers()
         for item in expired:
             log.warning("lease of %s %s ended, it is %s", item.kind, item.ref, item.state)
         for state in states:
@@ -114,6 +117,17 @@ class Reconciler:
                 return
             with self.database.write() as session:
                 clear_ended(session, ended)
+            self.database.pause()
+
+    def _give_up_gone_compilers(self) -> None:
+        """A worker that is started again is silent for less than this."""
+        while True:
+            with self.database.read() as session:
+                gone = gone_toolchains(session, self.settings.toolchain_live_seconds)
+            if not gone:
+                return
+            with self.database.write() as session:
+                give_up_place(session, *gone[0], CLEARED_AT_ONCE)
             self.database.pause()
 
     def _sweep(self) -> None:
