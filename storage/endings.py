@@ -27,7 +27,7 @@ from storage.new_items import (
     group_of_ref,
     parse_plan_ref,
 )
-from storage.pending_builds import abandon_group, drop_demands
+from storage.pending_builds import abandon_group, drop_demands, drop_unneeded
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
 
@@ -142,12 +142,14 @@ def clear_ended(session: Session, ended: Ended) -> None:
         return
     candidate = core(CandidateRow).c
     left = (candidate.job_problem_id == ended.problem_id) & candidate.verdict.is_(None)
-    some = list(session.scalars(select(candidate.candidate).where(left).limit(CLEARED_AT_ONCE)))
+    some = session.execute(select(candidate.candidate, candidate.build).where(left).limit(CLEARED_AT_ONCE)).all()
     session.execute(
         update(core(CandidateRow))
-        .where(left, candidate.candidate.in_(some))
+        .where(left, candidate.candidate.in_([row.candidate for row in some]))
         .values(verdict="skipped", message=ended.reason)
     )
+    job_id = session.scalars(select(JobProblemRow.job_id).where(JobProblemRow.id == ended.problem_id)).one()
+    drop_unneeded(session, job_id, sorted({row.build for row in some}))
     finish_judged(session, [ended.problem_id])
 
 

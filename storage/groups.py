@@ -17,7 +17,7 @@ from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, compiled_for, load_group
 from storage.items import Claim, complete, hold
 from storage.judge import JUDGED_AT_ONCE, Judged, judge_some
-from storage.judging_work import Followed, Versions, follow_builds
+from storage.judging_work import Followed, Versions, add_judging, judge_known
 from storage.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
 from storage.rows import core
 from storage.seconds import by_phase, share_out
@@ -69,15 +69,27 @@ class GroupFiles:
     files: Sequence[CompiledFile] = ()
 
 
-def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], versions: Versions) -> Followed:
-    """Write what became of some of a group's builds: no job waits for their compile any more, but those that compiled
-    are proved and measured, where a job waits for that. Candidates of those that did not are judged when the group is
-    completed. Raises `LostClaim`, and `ValueError` for a build that compiled and has no library."""
+def record_builds(
+    session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], versions: Versions, *, last: bool = True
+) -> Followed:
+    """Write what became of some of a group's builds: no job waits for their compile any more. With the `last` of them,
+    all that compiled are proved and measured, where a job waits for that. Candidates of those that did not are judged
+    when the group is completed. Raises `LostClaim`, and `ValueError` for a build that compiled and has no library."""
     hold(session, claim)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
         raise ValueError(f"group {claim.ref}: compiled, but without a library: {', '.join(lacking)}")
-    if not outcomes:
-        return Followed([], [])
+    build = core(BuildRow)
+    if outcomes:
+        _write_outcomes(session, claim, outcomes)
+    fulfil(session, [outcome.build for outcome in outcomes])
+    judged = judge_known(session, [outcome.build for outcome in outcomes if outcome.state == "ok"], versions)
+    if not last:
+        return Followed(judged, [])
+    compiled = session.scalars(select(build.c.id).where(build.c.group_id == claim.ref, build.c.state == "ok"))
+    return Followed(judged, add_judging(session, compiled))
+
+
+def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
     build = core(BuildRow)
     session.execute(
         update(build)
@@ -102,8 +114,6 @@ def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcom
             for one in outcomes
         ],
     )
-    fulfil(session, [outcome.build for outcome in outcomes])
-    return follow_builds(session, [outcome.build for outcome in outcomes if outcome.state == "ok"], versions)
 
 
 def judge_failed(session: Session, claim: Claim, versions: Versions) -> tuple[list[Judged], bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, true
 
 from storage.database import Session
 from storage.device_classes import is_predicted
@@ -53,24 +53,23 @@ class _Unjudged:
     candidates: int
 
 
-def follow_builds(session: Session, build_ids: Iterable[str], versions: Versions) -> Followed:
-    """Give the candidates of these builds what is known of them, in whichever job; see to it that the rest of those
-    that have compiled is proved and measured, by the groups that compiled them."""
+def judge_known(session: Session, build_ids: Iterable[str], versions: Versions) -> list[Judged]:
+    """Give the candidates of these builds what is known of them, in whichever job; returns the problems that go on."""
     builds = set(build_ids)
     judged = {*judge_builds(session, builds, versions.plan_version)}
     judged.update(judge_measured(session, builds, versions.gpu_plan_version, versions.drivers))
-    return Followed(sorted(judged), add_judging(session, builds))
+    return sorted(judged)
 
 
 def add_judging(
-    session: Session, build_ids: Iterable[str], device_class: str | None = None
+    session: Session, build_ids: Iterable[str], device_class: str | None = None, job_id: str | None = None
 ) -> list[tuple[str, str | None]]:
-    """Verify and measure items for what is unjudged of these builds (on one device class, where given): one per group
-    and way to judge it, for all jobs that wait for it. Returns (kind, target) of those that wait now and did not
-    before."""
+    """Verify and measure items for what is unjudged of these builds (on one device class, for one job, where given):
+    one per group and way to judge it, for all jobs that wait for it. Returns (kind, target) of those that wait now and
+    did not before."""
     by_place: dict[tuple[str, str], list[_Unjudged]] = {}
     targets: dict[tuple[str, str], str] = {}
-    for one in _unjudged(session, build_ids):
+    for one in _unjudged(session, build_ids, job_id):
         if device_class not in (None, one.device_class):
             continue
         if is_predicted(one.device_class):
@@ -92,7 +91,7 @@ def _seconds(kind: str, waiting: list[_Unjudged]) -> float:
     return MEASURE_SECONDS * sum(one.candidates for one in waiting)
 
 
-def _unjudged(session: Session, build_ids: Iterable[str]) -> list[_Unjudged]:
+def _unjudged(session: Session, build_ids: Iterable[str], job_id: str | None) -> list[_Unjudged]:
     columns = (BuildRow.id, BuildRow.group_id, BuildRow.target, JobProblemRow.device_class, JobProblemRow.job_id)
     found: list[_Unjudged] = []
     for ids in chunks(set(build_ids)):
@@ -103,6 +102,7 @@ def _unjudged(session: Session, build_ids: Iterable[str]) -> list[_Unjudged]:
             .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
             .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
             .where(JobProblemRow.state.in_(LIVE), BuildRow.group_id.is_not(None))
+            .where(true() if job_id is None else JobProblemRow.job_id == job_id)
             .group_by(*columns)
             .order_by(BuildRow.id)
         )

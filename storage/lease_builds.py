@@ -22,7 +22,7 @@ from codegen.group import MAX_BYTES, MAX_KERNELS, longest_group
 from storage.database import Session, clock_of
 from storage.judge import LIVE
 from storage.new_items import COMPILE, FINISH, VERIFY
-from storage.pending_builds import build, demand, wanted_by_live_jobs
+from storage.pending_builds import build, demand, pending_of_live_jobs, wanted_by_live_jobs
 from storage.rows import core
 from storage.tables import BuildRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobRow
 from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
@@ -69,7 +69,7 @@ def next_to_compile(
 def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits, now: float) -> Lease:
     """Take the longest pending builds of the job, and of others of its priority where that leaves room."""
     first = _first(session, job_id, targets, limits)
-    file = _File(limits, _longest_file(session, first, limits))
+    file = _File(limits, _longest_file(session, first, limits, now))
     if first.suspect is not None:
         same = (build.suspect == first.suspect) & (build.state == "pending")
         file.builds = list(
@@ -108,15 +108,13 @@ def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits:
     return innocent or session.execute(query.limit(1)).one()
 
 
-def _longest_file(session: Session, first: Any, limits: FileLimits) -> float:
+def _longest_file(session: Session, first: Any, limits: FileLimits, now: float) -> float:
     """Predicted seconds that a file should take now. What is pending is divided by all workers, so files become shorter
     towards the end; but not so short that they are not worthwhile, unless idle workers take the rest side by side. More
     builds than fill a file for each worker need not be counted."""
-    pending = select(build.predicted_seconds).where(
-        build.state == "pending", build.target == first.target, build.toolchain == first.toolchain
-    )
-    some = pending.where(wanted_by_live_jobs()).limit(limits.workers * limits.kernels)
-    seconds: float = sum(session.scalars(some))
+    place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
+    some = pending_of_live_jobs(now).where(place).distinct().limit(limits.workers * limits.kernels)
+    seconds: float = sum(row.predicted_seconds for row in session.execute(some))
     busy = select(func.count()).where(
         ItemRow.state == "claimed", ItemRow.kind.in_((COMPILE, VERIFY, FINISH)), ItemRow.target == first.target
     )

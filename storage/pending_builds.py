@@ -10,14 +10,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import delete, exists, select, update
+from sqlalchemy import delete, exists, or_, select, update
 
 from storage.builds import NewBuild
 from storage.database import Session, clock_of
 from storage.judge import LIVE, Judged, skip_builds
+from storage.judging_work import add_judging
 from storage.new_items import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
 from storage.rows import chunks, core, insert_new
-from storage.tables import BuildRow, CandidateRow, DemandRow, ItemRow, JobProblemRow, JobRow
+from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
 
 MAX_ATTEMPTS = 3
 
@@ -103,10 +104,13 @@ def fulfil(session: Session, build_ids: Iterable[str]) -> None:
 def abandon_group(
     session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS
 ) -> list[Judged]:
-    """`return_builds` of a group whose attempt ended before its time. What it has recorded stands: a verify item sees
-    to the candidates that it had not judged yet."""
-    ended = select(build.id).where(build.group_id == group_id, build.state.not_in(("pending", "compiling")))
-    if session.scalar(ended.limit(1)) is not None:
+    """`return_builds` of a group whose attempt ended before its time. What it has recorded stands, and is proved and
+    measured; a verify item sees to the candidates of what did not compile."""
+    ended = session.execute(
+        select(build.id, build.state).where(build.group_id == group_id, build.state.not_in(("pending", "compiling")))
+    ).all()
+    add_judging(session, [row.id for row in ended])
+    if any(row.state != "ok" for row in ended):
         item = core(ItemRow).c
         row = session.execute(select(item.id, item.target).where(item.kind == COMPILE, item.ref == group_id)).one()
         if jobs := jobs_of(session, row.id):
@@ -123,14 +127,19 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     rows = session.execute(select(*columns).where(mine).order_by(build.predicted_seconds.desc(), build.id)).all()
     for ids in chunks(row.id for row in rows):
         session.execute(update(core(DemandRow)).where(demand.build.in_(ids)).values(wanted_at=clock_of(session).now()))
+    ids = [row.id for row in rows]
     if error is None:
         session.execute(update(core(BuildRow)).where(mine).values(state="pending"))
+        _forget(session, ids)  # a job that has ended may have been the last that needed them
         return []
+    group = core(GroupRow).c
+    alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
     for id, label in _labels(rows, group_id).items():
-        values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if len(rows) == 1 else 0)}
+        values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if alone else 0)}
         session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
-    if len(rows) == 1 and rows[0].attempts + 1 >= max_attempts:
-        return give_up_builds(session, [rows[0].id], error)
+    _forget(session, ids)
+    if alone and rows and rows[0].attempts + 1 >= max_attempts:
+        return give_up_builds(session, ids, error)
     return []
 
 
@@ -166,6 +175,23 @@ def drop_demands(session: Session, job_id: str, most: int) -> None:
     _forget(session, ids)
 
 
+def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> None:
+    """Take back the job's demands for those of these builds that none of its candidates waits for any more."""
+    needed: set[str] = set()
+    for ids in chunks(build_ids):
+        needed.update(
+            session.scalars(
+                select(CandidateRow.build)
+                .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+                .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), JobProblemRow.job_id == job_id)
+            )
+        )
+    unneeded = [id for id in build_ids if id not in needed]
+    for ids in chunks(unneeded):
+        session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(ids)))
+    _forget(session, unneeded)
+
+
 def _forget(session: Session, build_ids: Sequence[str]) -> None:
     """Drop those that are pending without a demand. One that was compiled before, and only lost its library, stands as
     it did."""
@@ -180,12 +206,23 @@ def wanted_by_live_jobs() -> Any:
     return exists().where(demand.build == build.id, demand.job_id == core(JobRow).c.id, core(JobRow).c.state.in_(LIVE))
 
 
-def pending_counts(session: Session, most: int) -> dict[str, int]:
-    """Pending builds that are wanted, by target; of each toolchain on a target, `most` are counted."""
-    places = session.execute(select(build.target, build.toolchain).where(build.state == "pending").distinct()).all()
-    counts: Counter[str] = Counter()
-    for target, toolchain in places:
-        pending = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
-        found = session.scalars(select(build.id).where(pending, wanted_by_live_jobs()).limit(most)).all()
-        counts[target] += len(found)
+def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:
+    """Pending builds that live jobs demand, by target (of all, unless given); of each target at most `most`."""
+    places = session.scalars(select(demand.target).distinct()).all() if targets is None else targets
+    now = clock_of(session).now()
+    counts = {}
+    for target in places:
+        wanted = pending_of_live_jobs(now).where(demand.target == target)
+        counts[target] = len(session.execute(wanted.with_only_columns(build.id).distinct().limit(most)).all())
     return {target: count for target, count in counts.items() if count}
+
+
+def pending_of_live_jobs(now: float) -> Any:
+    """Pending builds with a demand of a job that has time left; found by job, however many others are pending."""
+    job = core(JobRow).c
+    return (
+        select(build.id, build.predicted_seconds)
+        .join(core(DemandRow), demand.build == build.id)
+        .join(core(JobRow), job.id == demand.job_id)
+        .where(build.state == "pending", job.state.in_(LIVE), or_(job.deadline.is_(None), job.deadline > now))
+    )

@@ -15,7 +15,7 @@ from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
 from storage.items import Claim, hold
 from storage.judge import LIVE, Judged, finish_judged
-from storage.judging_work import Followed, Versions, follow_builds
+from storage.judging_work import Followed, Versions, add_judging, judge_known
 from storage.new_items import COMPILE
 from storage.pending_builds import want_builds
 from storage.problems import problems_to_plan
@@ -114,8 +114,9 @@ def see_to_builds(
     needed = {build for _, build in pairs}
     to_measure = {build for device_class, build in pairs if not is_predicted(device_class)}
     pending = want_builds(session, job_id, [builds[build] for build in sorted(needed)], to_measure)
-    followed = follow_builds(session, needed, versions)
-    return Followed(followed.judged, [*followed.waiting, *((COMPILE, target) for target in pending.elements())])
+    judged = judge_known(session, needed, versions)
+    waiting = add_judging(session, needed, job_id=job_id)
+    return Followed(judged, [*waiting, *((COMPILE, target) for target in pending.elements())])
 
 
 def end_plan(session: Session, claim: Claim, problem: PlannedProblem, in_queue: float = 0.0) -> list[Judged]:

@@ -2,8 +2,9 @@
 
 Of jobs that have had as many turns, what is begun goes before what is not, and the oldest first: so of many small jobs
 each ends soon, where a share for each at any time would end them all at the end. A turn begins no earlier than those
-under way, so a job that comes new, or that could not go on for a while, is served at once but not until it has caught
-up with all that the others had before (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996).
+under way (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996); where none is, not much earlier than those of
+jobs that wait. So a job that comes new, or that could not go on for a while, is served at once, but not until it has
+caught up with all that the others had before.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import bindparam, case, func, select, update
+from sqlalchemy import bindparam, case, exists, func, or_, select, update
 
+from codegen.group import MAX_SECONDS
 from storage.database import Session
 from storage.rows import chunks, core, whole
-from storage.tables import ItemJobRow, ItemRow, JobRow
+from storage.tables import DemandRow, ItemJobRow, ItemRow, JobRow
 
 TURN_SECONDS = 4.0
 """Predicted. A third of the longest file: after one, a large job lets a newcomer go first."""
+LIVE = ("queued", "running")
 LEAST_SECONDS = 0.5
 """What an item counts for at least: one of which little is predicted occupies a worker all the same."""
 
@@ -64,13 +67,22 @@ def spend(session: Session, job_id: str, seconds: float) -> None:
 
 
 def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:
-    job, item, wanting = core(JobRow).c, core(ItemRow).c, core(ItemJobRow).c
-    under_way = session.scalar(
-        select(func.min(job.turn_seconds))
-        .join(core(ItemJobRow), wanting.job_id == job.id)
+    job, item, wanting, demand = (core(table).c for table in (JobRow, ItemRow, ItemJobRow, DemandRow))
+    others = (job.priority == priority) & job.state.in_(LIVE) & job.id.not_in(seconds)
+    with_items = (
+        select(wanting.job_id)
         .join(core(ItemRow), item.id == wanting.item_id)
-        .where(item.state == "claimed", wanting.wanted, job.priority == priority, job.id.not_in(seconds))
+        .where(item.state == bindparam("in_state"), wanting.wanted)
     )
+
+    def first(seconds: Any, which: Any, state: str) -> float | None:
+        return session.scalar(select(func.min(seconds)).where(others, which), {"in_state": state})
+
+    under_way = first(job.turn_seconds, job.id.in_(with_items), "claimed")
+    if under_way is None:
+        demanding = exists().where(demand.job_id == job.id)
+        waiting = first(job.used_seconds, or_(job.id.in_(with_items), demanding), "waiting")
+        under_way = None if waiting is None else waiting - MAX_SECONDS
     begins = (
         job.used_seconds
         if under_way is None

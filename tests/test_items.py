@@ -115,6 +115,16 @@ def test_jobs_of_one_priority_take_turns_whatever_they_brought(database: Databas
     assert under_way.jobs == (large,)
 
 
+def test_a_newcomer_takes_turns_where_one_worker_has_just_ended_its_work(database: Database) -> None:
+    old = job_of(database)
+    add_work(database, old, 20)
+    assert jobs_served(database, 8) == [old] * 8
+    new = job_of(database)
+    add_work(database, new, 20)
+    served = jobs_served(database, 8)
+    assert served == [new, new, new, old, new, old, new, old]  # begins a longest file behind
+
+
 def test_a_turn_is_as_long_as_its_work_is_predicted_to_be(database: Database) -> None:
     first, second = job_of(database), job_of(database)
     add_work(database, first, 9)

@@ -138,6 +138,7 @@ def test_the_trace_shows_all_work_with_the_phases_of_each_compile(client: Client
     assert {event["args"]["problem"] for event in kinds["finish"]} == {problem.name for problem in job.problems}
     whole = kinds["job"][0]
     assert all(event["ts"] + event["dur"] <= whole["ts"] + whole["dur"] for kind in kinds for event in kinds[kind])
+    linked: list[set[str]] = []
     for event in kinds["compile"]:
         inside = [
             phase
@@ -146,11 +147,14 @@ def test_the_trace_shows_all_work_with_the_phases_of_each_compile(client: Client
             and event["tid"] == phase["tid"]
             and event["ts"] <= phase["ts"] <= event["ts"] + event["dur"]
         ]
-        assert {"render", "preprocess", "cicc", "ptxas", "nvcc", "host", "link", "upload"} <= {
-            phase["name"] for phase in inside
-        }
+        names = {phase["name"] for phase in inside}
+        assert {"render", "nvcc", "upload"} <= names
+        if "link" in names:  # not in a file that hung the compiler
+            linked.append(names)
         named = covered([(phase["ts"], phase["ts"] + phase["dur"]) for phase in inside])
         assert 0.5 * event["dur"] <= named <= event["dur"], "most of the time has a name"
+    assert linked
+    assert all({"preprocess", "cicc", "ptxas", "host", "link"} <= names for names in linked)
 
 
 def test_a_winners_own_build_is_told_apart_too(client: Client, job: Job) -> None:
@@ -159,7 +163,7 @@ def test_a_winners_own_build_is_told_apart_too(client: Client, job: Job) -> None
     assert "phases" not in finished["emptied"]
 
 
-def test_a_groups_phases_are_within_its_time_and_those_of_a_split_group_name_their_kernels(
+def test_a_groups_phases_are_within_its_time_and_those_of_a_second_file_name_their_kernels(
     client: Client, job: Job
 ) -> None:
     groups = {event["args"]["ref"] for event in slices(checked(client.trace(job.job)), "compile")}
@@ -178,7 +182,8 @@ def test_a_groups_phases_are_within_its_time_and_those_of_a_split_group_name_the
             assert attributed == pytest.approx(sum(phase.seconds for phase in rest if phase.name == name))
     of_nvcc = [phase for found in reports for phase in found.phases if phase.name == "nvcc"]
     hung = max(of_nvcc, key=lambda phase: phase.seconds)
-    assert hung.seconds >= 7 and hung.kernels, "nvcc hung on a part of its group until its limit of 8 s"
+    assert hung.seconds >= 7, "nvcc hung on a file until its limit of 8 s"
+    assert any(phase.kernels for phase in of_nvcc), "a file was compiled again without the kernel that nvcc named"
 
 
 def test_the_winners_record_names_blobs_that_are_what_they_say(client: Client, job: Job) -> None:
@@ -207,8 +212,11 @@ def test_a_candidate_and_the_winner_s_record_say_where_shared_memory_was_accesse
     assert uncompiled.shared_memory is None
 
 
-def test_the_winner_built_alone_has_the_code_that_was_judged_in_its_group(client: Client, job: Job) -> None:
-    best = client.kernel(report(job, "healthy").key).front[0]
+def test_the_winner_built_alone_has_the_code_that_was_judged_in_its_group(client: Client) -> None:
+    search = {"level": 2, "limit": 3, "seed": 7}
+    problem = {**MATMUL, "name": "together", "layout": "tt", "search": search}
+    job = client.tune([problem], target="sm_80")
+    best = client.kernel(job.problems[0].key).front[0]
     page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
     group = next(one.group for one in page.candidates if one.candidate == best.candidate)
     shown = GroupReport.model_validate(get(client, f"/v1/groups/{group}"))

@@ -277,7 +277,8 @@ def test_the_estimate_knows_that_the_best_are_compiled_once_more(line: GpuLine) 
     job = submit(line, ON_CPU, {**search(factor=FACTORS), "screening": 4})
     line.run(["plan"])
     assert line.claim(["compile"]) is not None
-    assert jobs_eta(line, job) > without + 0.1
+    # Of the same kernels, half are compiled once more; the clock runs on between the two estimates.
+    assert jobs_eta(line, job) > without + 0.05
 
 
 def jobs_eta(line: GpuLine, job: str | None) -> float:

@@ -31,12 +31,14 @@ def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, targe
     held_since = time.monotonic()
     with workplace.database.write() as session:
         claim = items.claim(session, tickets.ITEMS_OF[kind], workplace.targets, workplace.name, seconds, files)
-        pending = pending_counts(session, 1) if files is not None else {}
-    for place in pending:  # what this worker left is for the next one that is free
-        tickets.ensure_tickets(workplace.redis, kind, place, 1)
     if claim is None:
         log.debug("a ticket of %s %s found nothing to do", kind, target)
         return False
+    if files is not None:  # what this worker left is for the next one that is free
+        with workplace.database.read() as session:
+            pending = pending_counts(session, 1, [str(claim.target)])
+        for place in pending:
+            tickets.ensure_tickets(workplace.redis, kind, place, 1)
     cancel = Cancel()
     with Lease(workplace.database, claim, cancel, lease_seconds=seconds, held_since=held_since):
         run_item(StepContext(workplace, claim, cancel), steps)

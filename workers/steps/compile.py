@@ -110,12 +110,14 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
         if kernel.id in outcome.outcomes
     ]
     judged: list[Judged] = []
-    for some in chunks(outcomes, BUILDS_AT_ONCE):
+    parts = list(chunks(outcomes, BUILDS_AT_ONCE))
+    for place, some in enumerate(parts, 1):
         with context.database.write() as session:
-            followed = record_builds(session, context.claim, some, context.versions(session))
+            last = place == len(parts)
+            followed = record_builds(session, context.claim, some, context.versions(session), last=last)
         context.wake(followed.waiting, followed.judged)
         judged += followed.judged
-        if len(outcomes) > BUILDS_AT_ONCE:
+        if len(parts) > 1:
             context.database.pause()
     more = any(one.state != "ok" for one in outcomes)
     while more:

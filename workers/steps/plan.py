@@ -103,11 +103,12 @@ class _Recorder:
         context = self._context
         context.check()
         judged: list[Judged] = []
+        spent = time.monotonic() - self._recorded_at
         with context.database.write() as session:
             followed = record_candidates(
                 session, context.claim, self._candidates, self._builds, context.versions(session), self._screening
             )
-            spend(session, context.claim.job_id, time.monotonic() - self._recorded_at)
+            spend(session, context.claim.job_id, spent)
             for planned in self._ended:
                 judged += end_plan(session, context.claim, planned, self._in_queue)
         context.wake(followed.waiting, [*followed.judged, *judged])
