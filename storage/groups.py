@@ -154,9 +154,7 @@ def complete_group(
     builds = [kernel.build for kernel in group.kernels]
     jobs = compiled_for(session, group.id)
     spent = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}
-    share_out(session, jobs, builds, spent)
-    for job, waited in jobs.items():
-        share_out(session, [job], builds, {"queue": StageSeconds(wall=waited)})
+    share_out(session, jobs, builds, spent, waited=jobs)
     return return_builds(session, group.id, error or "its file left it out", max_attempts)
 
 

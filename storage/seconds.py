@@ -52,30 +52,32 @@ def share_out(
     builds: Sequence[str],
     stages: Mapping[str, StageSeconds],
     problems: ColumnElement[bool] | None = None,
+    *,
+    waited: Mapping[str, float] | None = None,
 ) -> None:
     """Share a group's seconds per stage or phase among the problems of these jobs that use its builds (only `problems`,
-    if given: a condition on their rows)."""
+    if given: a condition on their rows), and what each job `waited` for a worker among its own."""
     users: dict[str, set[int]] = {}
+    of_job: dict[str, dict[str, set[int]]] = {}
     for ids in chunks(builds):
         used = (
-            select(CandidateRow.build, CandidateRow.job_problem_id)
+            select(CandidateRow.build, CandidateRow.job_problem_id, JobProblemRow.job_id)
             .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
             .where(CandidateRow.build.in_(ids), JobProblemRow.job_id.in_(job_ids))
         )
-        rows = session.execute(used if problems is None else used.where(problems))
-        for build, problem_id in rows:
+        for build, problem_id, job_id in session.execute(used if problems is None else used.where(problems)):
             users.setdefault(build, set()).add(problem_id)
-    parts = _parts(users.values())
-    add_seconds(
-        session,
-        {
-            problem: {
-                stage: StageSeconds(wall=seconds.wall * part, cpu=seconds.cpu * part)
-                for stage, seconds in stages.items()
-            }
-            for problem, part in parts
-        },
-    )
+            of_job.setdefault(job_id, {}).setdefault(build, set()).add(problem_id)
+    spent = {
+        problem: {
+            stage: StageSeconds(wall=seconds.wall * part, cpu=seconds.cpu * part) for stage, seconds in stages.items()
+        }
+        for problem, part in _parts(users.values())
+    }
+    for job_id, seconds in (waited or {}).items():
+        for problem, part in _parts(of_job.get(job_id, {}).values()):
+            spent[problem]["queue"] = StageSeconds(wall=seconds * part)
+    add_seconds(session, spent)
 
 
 def _parts(users: Iterable[set[int]]) -> list[tuple[int, float]]:

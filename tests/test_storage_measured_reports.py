@@ -14,7 +14,6 @@ from storage import jobs
 from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.endings import clear_ended
 from storage.jobs import CreatedJob
 from storage.judging_work import MEASURE_SECONDS
 from storage.measurements import (
@@ -41,6 +40,7 @@ from tests.fixtures_storage import (
     GPU_CLASS,
     VERSIONS,
     claim_one,
+    clear_all,
     compile_next,
     measure_claimed,
     measure_next,
@@ -251,7 +251,6 @@ def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> No
         record_measured(session, claim, [measured(one) for one in found], driver=DRIVER, plan_version="g1")
     assert verdicts(database, first) == [{"c-a": None, "c-b": None}]
     with database.write() as session:
-        while clear_ended(session):
-            pass
+        clear_all(session)
     assert verdicts(database, first) == [{"c-a": "skipped", "c-b": "skipped"}]
     assert verdicts(database, second) == [{"d-a": "ok"}]
