@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import func, select, true
+from sqlalchemy import func, or_, select, true
 
-from storage.database import Session
+from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
 from storage.judge import LIVE, Judged, judge_builds
 from storage.judge_gpu import judge_measured
 from storage.new_items import MEASURE, VERIFY, NewItem, add_again, measure_ref
 from storage.rows import chunks
-from storage.tables import BuildRow, CandidateRow, JobProblemRow
+from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow
 
 MEASURE_SECONDS = 0.5
 """Predicted for proving and timing one candidate: 0.3 s of samples at most, and its proof. Only orders the queue and
@@ -43,7 +43,8 @@ class Followed:
 
 @dataclass(frozen=True)
 class _Unjudged:
-    """So many unjudged candidates of a job's live problems on a device class name this build, which has compiled."""
+    """So many unjudged candidates of live problems of a job with time left, on a device class, name this build, which
+    has compiled."""
 
     build: str
     group_id: str | None
@@ -100,8 +101,10 @@ def _unjudged(session: Session, build_ids: Iterable[str], job_id: str | None) ->
             .select_from(CandidateRow)
             .join(BuildRow, BuildRow.id == CandidateRow.build)
             .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
             .where(JobProblemRow.state.in_(LIVE), BuildRow.group_id.is_not(None))
+            .where(or_(JobRow.deadline.is_(None), JobRow.deadline > clock_of(session).now()))
             .where(true() if job_id is None else JobProblemRow.job_id == job_id)
             .group_by(*columns)
             .order_by(BuildRow.id)
