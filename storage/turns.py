@@ -16,12 +16,12 @@ from sqlalchemy import bindparam, case, exists, func, or_, select, update
 
 from codegen.group import MAX_SECONDS
 from storage.database import Session
+from storage.judge import LIVE
 from storage.rows import chunks, core, whole
 from storage.tables import DemandRow, ItemJobRow, ItemRow, JobRow
 
 TURN_SECONDS = 4.0
 """Predicted. A third of the longest file: after one, a large job lets a newcomer go first."""
-LIVE = ("queued", "running")
 LEAST_SECONDS = 0.5
 """What an item counts for at least: one of which little is predicted occupies a worker all the same."""
 
