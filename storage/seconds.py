@@ -54,9 +54,10 @@ def share_out(
     problems: ColumnElement[bool] | None = None,
     *,
     waited: Mapping[str, float] | None = None,
-) -> None:
+) -> bool:
     """Share a group's seconds per stage or phase among the problems of these jobs that use its builds (only `problems`,
-    if given: a condition on their rows), and what each job `waited` for a worker among its own."""
+    if given: a condition on their rows), and what each job `waited` for a worker among its own. Returns whether there
+    are any."""
     users: dict[str, set[int]] = {}
     of_job: dict[str, dict[str, set[int]]] = {}
     for ids in chunks(builds):
@@ -78,6 +79,7 @@ def share_out(
         for problem, part in _parts(of_job.get(job_id, {}).values()):
             spent[problem]["queue"] = StageSeconds(wall=seconds * part)
     add_seconds(session, spent)
+    return bool(spent)
 
 
 def _parts(users: Iterable[set[int]]) -> list[tuple[int, float]]:

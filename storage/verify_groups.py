@@ -68,9 +68,11 @@ def complete_verified(
         raise ValueError(f"group {claim.ref}: no verdict for {', '.join(forgotten)}")
     group = core(GroupRow)
     session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
-    proved = session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref, BuildRow.state == "ok")).all()
     stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
-    share_out(session, claim.jobs, proved, stages, asks_predicted())
+    if not share_out(session, claim.jobs, [kernel.build for kernel in asked], stages, asks_predicted()):
+        # Nothing was proved for them: failures to compile, or what was known, were given to their candidates.
+        of_group = load_group(session, claim.ref)
+        share_out(session, claim.jobs, [kernel.build for kernel in of_group.kernels] if of_group else [], stages)
     return add_judging(session, [kernel.build for kernel in left])
 
 
