@@ -10,15 +10,15 @@ from sqlalchemy import ColumnElement, Row, String, and_, bindparam, cast, select
 
 from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
-from storage.device_classes import asks_predicted, is_predicted
+from storage.device_classes import is_predicted
 from storage.new_items import COMPARE, FINISH, REFINE, UNENDED, NewItem, add_items
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow, VerdictRow
 
 LIVE = ("queued", "running")
 COMPILE_FAILURES = ("compile_error", "compile_timeout")
-JUDGED_AT_ONCE = 2000
-"""Candidates that get their verdict in one transaction."""
+JUDGED_AT_ONCE = 1000
+"""Candidates that get their verdict in one transaction: about 50 ms of a shared core."""
 FINISH_SECONDS = 0.75
 """Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
 three fp32 matmuls on two cores of an AMD EPYC."""
@@ -40,40 +40,6 @@ class Judged:
     problem: int
     kind: Literal["measure", "refine", "compare", "finish"]
     target: str | None
-
-
-def judge_builds(session: Session, build_ids: Iterable[str], plan_version: str) -> list[Judged]:
-    """Judge every unjudged candidate of these builds for which a verdict is known, whichever job it belongs to: all by
-    a compile failure, those of `predicted:` problems by a proof on the CPU. `storage.judge_gpu` has the others.
-
-    Returns the problems that are now completely judged; their next items are added. Doing it twice changes nothing.
-    """
-    return judge_some(session, build_ids, plan_version, None)[0]
-
-
-def judge_failures(session: Session, build_ids: Iterable[str]) -> list[Judged]:
-    """`judge_builds` of those that do not compile."""
-    touched: set[int] = set()
-    for ids in chunks(set(build_ids)):
-        touched.update(_judge(session, _compile_failures(session, ids), None, None))
-    return finish_judged(session, touched)
-
-
-def judge_some(
-    session: Session, build_ids: Iterable[str], plan_version: str, most: int | None
-) -> tuple[list[Judged], bool]:
-    """The same for at most so many candidates, and whether there may be more."""
-    touched: set[int] = set()
-    left = most
-    for ids in chunks(set(build_ids)):
-        for verdicts, problems in (
-            (_compile_failures(session, ids), None),
-            (_cpu_verdicts(session, ids, plan_version), asks_predicted()),
-        ):
-            judged = _judge(session, verdicts, problems, left)
-            touched.update(judged)
-            left = None if left is None else left - len(judged)
-    return finish_judged(session, touched), left is not None and left <= 0
 
 
 def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
@@ -130,19 +96,18 @@ def _next(row: Row[Any], now: float) -> Judged:
     return Judged(row.id, FINISH, row.target)
 
 
-def _judge(
+def give_verdicts(
     session: Session,
-    verdicts: dict[str, tuple[str, str | None]],
-    problems: ColumnElement[bool] | None,
+    verdicts: Mapping[str, tuple[str, str | None]],
+    which: ColumnElement[bool],
     most: int | None,
 ) -> list[int]:
-    """Write verdict and message to the unjudged candidates of these builds, of such problems; the problem of each."""
-    if not verdicts or (most is not None and most <= 0):
+    """Write verdict and message, by build, to at most so many unjudged candidates (`which`: a condition on their rows);
+    the problem of each."""
+    if not verdicts:
         return []
     candidate = core(CandidateRow).c
-    mine: ColumnElement[bool] = candidate.verdict.is_(None) & candidate.build.in_(list(verdicts))
-    if problems is not None:
-        mine &= select(JobProblemRow.id).where(JobProblemRow.id == candidate.job_problem_id, problems).exists()
+    mine = candidate.verdict.is_(None) & candidate.build.in_(list(verdicts)) & which
     columns = (candidate.job_problem_id, candidate.candidate, candidate.build)
     rows = session.execute(select(*columns).where(mine).limit(most)).all()
     if rows:
@@ -158,7 +123,13 @@ def _judge(
     return [problem for problem, _, _ in rows]
 
 
-def _compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, str | None]]:
+def of_problems(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Of a candidate's row: whether its problem is such."""
+    mine = JobProblemRow.id == core(CandidateRow).c.job_problem_id
+    return select(JobProblemRow.id).where(mine, condition).correlate(core(CandidateRow)).exists()
+
+
+def compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, str | None]]:
     """Verdict and message of the builds that do not compile."""
     rows = session.execute(
         select(BuildRow.id, BuildRow.state, BuildRow.log).where(
@@ -168,7 +139,7 @@ def _compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, 
     return {build: (state, telling_line(log or "") or None) for build, state, log in rows}
 
 
-def _cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[str, tuple[str, str | None]]:
+def cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[str, tuple[str, str | None]]:
     """Verdict and message of the builds whose slice was judged on the CPU."""
     rows = session.execute(
         select(BuildRow.id, VerdictRow.verdict, VerdictRow.message)
@@ -180,21 +151,9 @@ def _cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[s
 
 
 def skip_builds(
-    session: Session, build_ids: Sequence[str], message: str, problems: ColumnElement[bool] | None = None
-) -> list[Judged]:
-    """Skip the unjudged candidates of these builds in all jobs (only of such `problems`, if given: a condition on their
-    rows), and let the problems that have none left go on."""
-    touched: set[int] = set()
-    for ids in chunks(build_ids):
-        unjudged = CandidateRow.build.in_(ids) & CandidateRow.verdict.is_(None)
-        if problems is not None:
-            of_such = select(JobProblemRow.id).where(JobProblemRow.id == CandidateRow.job_problem_id, problems)
-            unjudged &= of_such.exists()
-        touched.update(session.scalars(select(CandidateRow.job_problem_id).where(unjudged).distinct()))
-        session.execute(
-            update(CandidateRow)
-            .where(unjudged)
-            .values(verdict="skipped", message=message)
-            .execution_options(synchronize_session=False)
-        )
-    return finish_judged(session, touched)
+    session: Session, build_ids: Sequence[str], message: str, which: ColumnElement[bool], most: int
+) -> tuple[list[Judged], bool]:
+    """Skip at most so many unjudged candidates of these builds, in all jobs (`which`: a condition on their rows).
+    Returns the problems that go on, and whether there may be more candidates: call it again."""
+    touched = give_verdicts(session, dict.fromkeys(build_ids, ("skipped", message)), which, most)
+    return finish_judged(session, touched), len(touched) >= most

@@ -15,7 +15,7 @@ from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
 from storage.items import Claim, hold
 from storage.judge import LIVE, Judged, finish_judged
-from storage.judging_work import Followed, Versions, add_judging, judge_known
+from storage.judging_work import Followed, Versions, add_judging, judge_known, unjudged
 from storage.new_items import COMPILE
 from storage.pending_builds import want_builds
 from storage.problems import problems_to_plan
@@ -98,24 +98,25 @@ def record_candidates(
             for id, one in live
         ],
     )
-    return see_to_builds(session, claim.job_id, [(classes[id], one.build) for id, one in live], builds, versions)
+    return see_to_builds(session, claim.job_id, [(id, classes[id], one.build) for id, one in live], builds, versions)
 
 
 def see_to_builds(
     session: Session,
     job_id: str,
-    wanted: Iterable[tuple[str, str]],
+    wanted: Iterable[tuple[int, str, str]],
     builds: Mapping[str, NewBuild],
     versions: Versions,
 ) -> Followed:
-    """See to it that what candidates of the job need is compiled and judged. `wanted`: device class and build of each,
-    whose rows are written already."""
-    pairs = set(wanted)
-    needed = {build for _, build in pairs}
-    to_measure = {build for device_class, build in pairs if not is_predicted(device_class)}
+    """See to it that what candidates of the job need is compiled and judged. `wanted`: problem, device class and build
+    of each, whose rows are written already."""
+    rows = set(wanted)
+    needed = {build for _, _, build in rows}
+    to_measure = {build for _, device_class, build in rows if not is_predicted(device_class)}
     pending = want_builds(session, job_id, [builds[build] for build in sorted(needed)], to_measure)
-    judged = judge_known(session, needed, versions)
-    waiting = add_judging(session, needed, job_id=job_id)
+    mine = core(CandidateRow).c.job_problem_id.in_({id for id, _, _ in rows})
+    judged, _ = judge_known(session, needed, versions, mine, most=None)
+    waiting = add_judging(session, unjudged(session, needed, mine))
     return Followed(judged, [*waiting, *((COMPILE, target) for target in pending.elements())])
 
 

@@ -46,7 +46,7 @@ def record_refined(
     waited = StageSeconds(wall=claim.waited_seconds)
     add_seconds(session, {problem_id: {"lower": spent, "queue": waited}})
     followed = see_to_builds(
-        session, claim.job_id, [(device_class, build) for build in chosen.values()], builds, versions
+        session, claim.job_id, [(problem_id, device_class, build) for build in chosen.values()], builds, versions
     )
     return Followed([*followed.judged, *finish_judged(session, [problem_id])], followed.waiting)
 

@@ -104,14 +104,11 @@ class CandidateRow(Base):
     """A candidate of a job's problem: what was compiled or judged, never what a rule rejected."""
 
     __tablename__ = "candidates"
-    # Those without a verdict, which are looked for again and again, are few at the end of a large problem.
-    __table_args__ = (
-        Index(
-            "ix_candidates_unjudged",
-            "job_problem_id",
-            sqlite_where=text("verdict IS NULL"),
-            postgresql_where=text("verdict IS NULL"),
-        ),
+    # Those without a verdict, which are looked for again and again, are few at the end of a large problem, and few of
+    # those that name a build that many problems share.
+    __table_args__ = tuple(
+        Index(name, column, sqlite_where=text("verdict IS NULL"), postgresql_where=text("verdict IS NULL"))
+        for name, column in (("ix_candidates_unjudged", "job_problem_id"), ("ix_candidates_unjudged_build", "build"))
     )
     job_problem_id: Mapped[int] = mapped_column(ForeignKey("job_problems.id", ondelete="CASCADE"), primary_key=True)
     candidate: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -155,7 +152,8 @@ class GroupRow(Base):
 
 
 class BuildRow(Base):
-    """A kernel's rendered slice under one toolchain. `state`: pending, compiling, ok, compile_error, compile_timeout.
+    """A kernel's rendered slice under one toolchain. `state`: pending, compiling, ok, compile_error, compile_timeout,
+    given_up (until its candidates are skipped, then it is forgotten).
 
     A pending build is compiled because a job demands it; while it is, and from then on, it has the group that does it.
     """

@@ -17,19 +17,18 @@ from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import LostClaim
 from storage.group_rows import compiled_for
-from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds, what_follows
 from storage.items import Claim, FileLimits
-from storage.judging_work import Versions
 from storage.lease_builds import WORTHWHILE_SECONDS
 from storage.pending_builds import pending_counts, want_builds
 from storage.problems import load_problem
 from storage.report_trace import job_trace
+from storage.seconds import add_seconds
 from storage.tables import DemandRow, ItemRow, JobRow
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     TARGET,
     TOOLCHAIN,
-    VERSIONS,
     add_job,
     cancel,
     candidates_of,
@@ -85,7 +84,8 @@ def give_back(database: Database, claim: Claim | None, error: str = "the compile
     """As a worker does whose file failed without naming a kernel."""
     assert claim is not None
     with database.write() as session:
-        complete_group(session, claim, GroupFiles(), error, attempts)
+        complete_group(session, claim, GroupFiles(), (), error, attempts)
+        clear_all(session)
 
 
 # Whose builds, and how many.
@@ -322,7 +322,7 @@ def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_
         BuildOutcome("b", "compile_error", log="x.cu(1): error: no"),
     ]
     with database.write() as session:
-        record_builds(session, claim, some, Versions(**VERSIONS))
+        record_builds(session, claim, some)
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
@@ -342,7 +342,8 @@ def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database
     assert claim is not None
     with database.write() as session:
         made = GroupFiles(compile=StageSeconds(wall=9.0, cpu=9.0))
-        complete_group(session, claim, made, "the compiler hung")
+        add_seconds(session, what_follows(session, claim, made).spent)
+        complete_group(session, claim, made, (), "the compiler hung")
     with database.read() as session:
         spent = [load_problem(session, one) for job in (first, second) for one in problem_ids(session, job.id)]
         trace = job_trace(session, second.id)
@@ -381,7 +382,7 @@ def test_a_large_job_is_cleared_a_part_at_a_time(database: Database, monkeypatch
     with database.write() as session:
         jobs.cancel_job(session, job.id)
     with database.write() as session:
-        assert clear_all(session) == 4
+        assert clear_all(session) == 4 + 4, "demands, and candidates"
     (problem_id,) = ids(database, job.id)
     assert set(candidates_of(database, problem_id).values()) == {"skipped"}
     assert set(states(database, *names("a", 35))) == {None}

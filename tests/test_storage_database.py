@@ -729,7 +729,7 @@ def fill_now(database: Database, clock: FakeClock) -> dict[str, list[str]]:
         )
     with database.write() as session:
         outcome = BuildOutcome(first, "ok", f"code-{first}", {"registers": 32}, library="library-part")
-        record_builds(session, claim, [outcome], Versions(**VERSIONS))
+        record_builds(session, claim, [outcome])
     again = add(database, GPU_CLASS)
     with database.write() as session:
         library = session.scalar(text("SELECT library FROM builds WHERE id = 'm'"))

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.endings import CLEARED_AT_ONCE, clear_ended, find_ended
+from storage.endings import CLEARED_AT_ONCE, find_ended
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
 from storage.pending_builds import give_up_place
@@ -112,11 +112,11 @@ class Reconciler:
     def _clear_ended(self, *, all_jobs: bool = False) -> None:
         while True:
             with self.database.read() as session:
-                ended = find_ended(session, all_jobs=all_jobs)
-            if ended is None:
+                part = find_ended(session, all_jobs=all_jobs)
+            if part is None:
                 return
             with self.database.write() as session:
-                clear_ended(session, ended)
+                part(session)
             self.database.pause()
 
     def _give_up_gone_compilers(self) -> None:

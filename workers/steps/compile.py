@@ -16,11 +16,11 @@ from storage.groups import (
     Group,
     GroupFiles,
     complete_group,
-    judge_failed,
+    judge_group,
     load_group,
     record_builds,
+    what_follows,
 )
-from storage.judge import Judged
 from storage.new_items import COMPILE
 from storage.pending_builds import pending_counts
 from storage.rows import chunks
@@ -29,7 +29,7 @@ from workers.compile_group import GroupOutcome, compile_group, stored_resources
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.phases import placed
-from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.progress import tell
 from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
@@ -109,30 +109,23 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
         for kernel, build in kernels.items()
         if kernel.id in outcome.outcomes
     ]
-    judged: list[Judged] = []
-    parts = list(chunks(outcomes, BUILDS_AT_ONCE))
-    for place, some in enumerate(parts, 1):
+    for some in chunks(outcomes, BUILDS_AT_ONCE):
         with context.database.write() as session:
-            last = place == len(parts)
-            followed = record_builds(session, context.claim, some, context.versions(session), last=last)
-        context.wake(followed.waiting, followed.judged)
-        judged += followed.judged
-        if len(parts) > 1:
-            context.database.pause()
-    more = any(one.state != "ok" for one in outcomes)
-    while more:
-        with context.database.write() as session:
-            failed, more = judge_failed(session, context.claim, context.versions(session))
-        context.wake((), failed)
-        judged += failed
+            record_builds(session, context.claim, some)
         context.database.pause()
+    judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
+    with context.database.read() as session:
+        follows = what_follows(session, context.claim, made)
     why = telling_line(outcome.why) or "the compiler died or hung" if outcome.left else None
-    with context.database.write() as session:
-        given_up = complete_group(session, context.claim, made, why, context.settings.max_attempts)
+    most = context.settings.max_attempts
+    waiting = context.complete(
+        follows.spent,
+        lambda session: complete_group(session, context.claim, made, follows.unjudged, why, most),
+    )
+    with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}
-    context.wake([(COMPILE, target) for target, count in pending.items() for _ in range(count)], given_up)
-    publish_problems(context, [one.problem for one in (*judged, *given_up)])
-    publish_progress(context)
+    context.wake([*waiting, *((COMPILE, target) for target, count in pending.items() for _ in range(count))])
+    tell(context, judged)
 
 
 def _log(outcome: GroupOutcome) -> str:

@@ -62,8 +62,7 @@ def finish(context: StepContext) -> None:
     if problem is None or job is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     ranked, measured = rank(problem, stored)
-    with context.database.write() as session:
-        write_predictions(session, ranked)
+    write_predictions(context.database, ranked)
     if not ranked:
         _fail(context, problem, problem.error or _why_none(problem, stored))
         return

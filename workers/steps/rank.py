@@ -13,11 +13,15 @@ from codegen.schedule import Schedule
 from codegen.targets import target as find_target
 from cukiln.types import Comparison, Measurement, VendorResult
 from storage.candidates import Predicted, StoredCandidate, set_predictions
-from storage.database import Session
+from storage.database import Database
 from storage.device_classes import is_predicted
 from storage.problems import JobProblem
+from storage.rows import chunks
 from workers.choose_winner import Point
 from workers.rank_measured import Timed, timed, without
+
+PREDICTIONS_AT_ONCE = 1000
+"""Of one transaction."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +85,17 @@ def rank(
     return sorted(found, key=lambda one: (one.point.us, one.candidate.id)), measured
 
 
-def write_predictions(session: Session, ranked: Sequence[Ranked]) -> None:
+def write_predictions(database: Database, ranked: Sequence[Ranked]) -> None:
     """Predictions are shown of all that is right, also where measured times decide."""
-    set_predictions(
-        session,
-        [
+    for some in chunks(ranked, PREDICTIONS_AT_ONCE):
+        made = [
             Predicted(one.stored.problem_id, one.candidate.id, one.prediction.us, one.prediction.as_dict())
-            for one in ranked
-        ],
-    )
+            for one in some
+        ]
+        with database.write() as session:
+            set_predictions(session, made)
+        if len(some) < len(ranked):
+            database.pause()
 
 
 def _measured(problem: JobProblem, right: Sequence[StoredCandidate]) -> Measured:

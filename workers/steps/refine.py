@@ -36,8 +36,8 @@ def refine(context: StepContext) -> None:
     best = best_screened(ranked, at_most)
     builds = {one.candidate.id: new.of(one.candidate.kernel, problem.target, toolchain) for one in best}
     spent = stopwatch.read()
+    write_predictions(context.database, ranked)
     with context.database.write() as session:
-        write_predictions(session, ranked)
         followed = record_refined(
             session,
             context.claim,
