@@ -24,23 +24,12 @@ from storage.judge import (
     of_problems,
     skip_builds,
 )
-from storage.new_items import (
-    COMPARE,
-    COMPILE,
-    FINISH,
-    MEASURE,
-    PLAN,
-    REFINE,
-    UNENDED,
-    VERIFY,
-    group_of_ref,
-    parse_plan_ref,
-)
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
 
-SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, REFINE, COMPARE)
+SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
 CLEARED_AT_ONCE = 500
 """Candidates, and demands, of one transaction."""
@@ -135,7 +124,7 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
     ref = cast(problem.id, String)
     going_on = exists().where(
         ItemRow.ref == ref,
-        or_(ItemRow.kind == FINISH, and_(ItemRow.kind.in_((REFINE, COMPARE)), ItemRow.state.in_(UNENDED))),
+        or_(ItemRow.kind == FINISH, and_(ItemRow.kind == COMPARE, ItemRow.state.in_(UNENDED))),
     )
     rows = session.execute(
         select(problem.id, JobRow.budget_seconds)
@@ -249,7 +238,7 @@ def give_up(session: Session, kind: str, ref: str, error: str) -> None:
         job_id, first, last = parse_plan_ref(ref)
         in_chunk = (JobProblemRow.job_id == job_id) & JobProblemRow.position.between(first, last)
         _fail_problems(session, job_id, in_chunk & ~JobProblemRow.planned, error)
-    elif kind in (REFINE, FINISH):
+    elif kind == FINISH:
         job = session.scalar(select(JobProblemRow.job_id).where(JobProblemRow.id == int(ref)))
         if job is not None:
             _fail_problems(session, job, JobProblemRow.id == int(ref), error)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import ColumnElement, Row, String, and_, bindparam, cast, select, update
+from sqlalchemy import ColumnElement, String, bindparam, cast, select, update
 
 from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
-from storage.new_items import COMPARE, FINISH, REFINE, UNENDED, NewItem, add_items
+from storage.new_items import COMPARE, FINISH, UNENDED, NewItem, add_items
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow, VerdictRow
 
@@ -24,35 +24,30 @@ FINISH_SECONDS = 0.75
 three fp32 matmuls on two cores of an AMD EPYC."""
 COMPARE_SECONDS = 3.0
 """Of one comparison, before any was made here: a guess at starting the process and letting a handful take turns."""
-SECONDS: Mapping[str, float] = {REFINE: 0.0, COMPARE: COMPARE_SECONDS, FINISH: FINISH_SECONDS}
-"""Predicted of the items that follow when all candidates are judged."""
 
 
 @dataclass(frozen=True, order=True)
 class Judged:
     """A problem that goes on, and the item that was added for it: write a ticket to (kind, target).
 
-    `refine`: all its candidates are screened, and the best are to be compiled in full. `compare`: all are judged, and
-    the best are to be run against each other on a GPU. `finish`: all is done but the choice. `measure`: there is more
-    to measure than there was when the item was claimed.
+    `compare`: all its candidates are judged, and the best are to be run against each other on a GPU. `finish`: all is
+    done but the choice. `measure`: there is more to measure than there was when the item was claimed.
     """
 
     problem: int
-    kind: Literal["measure", "refine", "compare", "finish"]
+    kind: Literal["measure", "compare", "finish"]
     target: str | None
 
 
 def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
     """Add the next item of each live, planned problem without an unjudged candidate; returns what was added.
 
-    While there is time left, those that were screened are refined, and candidates that are right on a GPU are compared
-    once; then the problem is finished.
+    While there is time left, candidates that are right on a GPU are compared once; then the problem is finished.
     """
     judged: list[Judged] = []
     items: list[NewItem] = []
     candidate = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == JobProblemRow.id)
-    of_problem = select(ItemRow.state).where(ItemRow.ref == cast(JobProblemRow.id, String))
-    refine, compare = (of_problem.where(ItemRow.kind == kind).scalar_subquery() for kind in (REFINE, COMPARE))
+    compare = select(ItemRow.state).where(ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String))
     now = clock_of(session).now()
     for ids in chunks(set(problem_ids)):
         rows = session.execute(
@@ -62,10 +57,8 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
                 JobProblemRow.device_class,
                 JobProblemRow.job_id,
                 JobRow.deadline,
-                JobProblemRow.screening,
-                candidate.where(CandidateRow.verdict == "ok", ~only_screened()).exists().label("right"),
-                refine.label("refine"),
-                compare.label("compare"),
+                candidate.where(CandidateRow.verdict == "ok").exists().label("right"),
+                compare.scalar_subquery().label("compare"),
             )
             .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(JobProblemRow.id.in_(ids), JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
@@ -73,27 +66,17 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
             .order_by(JobProblemRow.id)
         )
         for row in rows:
-            if row.refine in UNENDED or row.compare in UNENDED:
+            if row.compare in UNENDED:
                 continue  # its end leads here again
-            one = _next(row, now)
+            in_time = row.deadline is None or row.deadline > now
+            if row.right and row.compare is None and in_time and not is_predicted(row.device_class):
+                one, seconds = Judged(row.id, COMPARE, row.device_class), COMPARE_SECONDS
+            else:
+                one, seconds = Judged(row.id, FINISH, row.target), FINISH_SECONDS
             judged.append(one)
-            items.append(NewItem(one.kind, str(row.id), one.target, (row.job_id,), SECONDS[one.kind]))
+            items.append(NewItem(one.kind, str(row.id), one.target, (row.job_id,), seconds))
     add_items(session, items)
     return judged
-
-
-def only_screened() -> ColumnElement[bool]:
-    """Of a candidate's row: whether nothing but its screening build was made, which is never published."""
-    return and_(CandidateRow.screening_build.is_not(None), CandidateRow.screening_build == CandidateRow.build)
-
-
-def _next(row: Row[Any], now: float) -> Judged:
-    in_time = row.deadline is None or row.deadline > now
-    if row.screening and row.refine is None and in_time:
-        return Judged(row.id, REFINE, None)
-    if row.right and row.compare is None and in_time and not is_predicted(row.device_class):
-        return Judged(row.id, COMPARE, row.device_class)
-    return Judged(row.id, FINISH, row.target)
 
 
 def give_verdicts(

@@ -35,10 +35,10 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What a compile worker may put into one file. `toolchains`: digests of those that it has, None for any; `workers`
-    that compile, itself among them."""
+    """What a compile worker may put into one file. `toolchain`: the digest of its own, None for any; `workers` that
+    compile, itself among them."""
 
-    toolchains: tuple[str, ...] | None = None
+    toolchain: str | None = None
     workers: int = 1
     kernels: int = MAX_KERNELS
     bytes: float = MAX_BYTES
@@ -59,7 +59,7 @@ def next_to_compile(
     row = session.execute(
         select(JobRow.id, *turn(session))
         .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
-        .where(_has_pending(targets, limits.toolchains))
+        .where(_has_pending(targets, limits.toolchain))
         .order_by(*in_turn(session), *oldest_first())
         .limit(1)
     ).one_or_none()
@@ -82,10 +82,12 @@ def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, l
     return _record(session, file.builds, first, now)
 
 
-def _has_pending(targets: Sequence[str] | None, toolchains: Sequence[str] | None) -> Any:
-    places = [demand.target.in_(targets)] if targets is not None else []
-    places += [demand.toolchain.in_(toolchains)] if toolchains is not None else []
-    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, build.state == "pending", *places)
+def _has_pending(targets: Sequence[str] | None, toolchain: str | None) -> Any:
+    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, build.state == "pending")
+    if targets is not None:
+        mine = mine.where(demand.target.in_(targets))
+    if toolchain is not None:
+        mine = mine.where(demand.toolchain == toolchain)
     return mine.correlate(JobRow)
 
 
@@ -102,8 +104,8 @@ def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits:
     query = _pending_of(job_id)
     if targets is not None:
         query = query.where(demand.target.in_(targets))
-    if limits.toolchains is not None:
-        query = query.where(demand.toolchain.in_(limits.toolchains))
+    if limits.toolchain is not None:
+        query = query.where(demand.toolchain == limits.toolchain)
     innocent = session.execute(query.where(build.suspect.is_(None)).limit(1)).one_or_none()
     return innocent or session.execute(query.limit(1)).one()
 
@@ -141,7 +143,7 @@ def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLi
         select(*columns)
         .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
         .where(JobRow.priority >= mine.priority, JobRow.id != job_id)
-        .where(_has_pending([first.target], [first.toolchain]))
+        .where(_has_pending([first.target], first.toolchain))
         .order_by(*in_turn(session), *oldest_first())
         .limit(limits.kernels)
     )

@@ -13,7 +13,7 @@ from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
 from storage.errors import LostClaim
 from storage.items import MAX_ATTEMPTS, Claim, complete, hold
-from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, of_problems, only_screened, skip_builds
+from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, of_problems, skip_builds
 from storage.judge_gpu import Finding, condemn, write_findings
 from storage.judging_work import MEASURE_SECONDS, add_judging, unjudged
 from storage.new_items import group_of_ref, measure_ref
@@ -119,15 +119,13 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plan_ve
 
 
 def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, float]:
-    """The best time so far, in microseconds, of each of the problems that has one: of code that was compiled like what
-    is still to be measured."""
+    """The best time so far, in microseconds, of each of the problems that has one."""
     found: dict[int, float] = {}
     for ids in chunks(set(problem_ids)):
         rows = session.execute(
             select(CandidateRow.job_problem_id, func.min(CandidateRow.measured_us))
             .where(CandidateRow.job_problem_id.in_(ids), CandidateRow.verdict == "ok")
-            .where(CandidateRow.measured_us.is_not(None), only_screened() == JobProblemRow.screening)
-            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            .where(CandidateRow.measured_us.is_not(None))
             .group_by(CandidateRow.job_problem_id)
         )
         found.update((problem_id, us) for problem_id, us in rows if us is not None)

@@ -87,8 +87,6 @@ class JobProblemRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     cached: Mapped[bool] = mapped_column(Boolean, default=False)
     planned: Mapped[bool] = mapped_column(Boolean, default=False)
-    # Its candidates are screened; what follows when all are judged is to choose those that are compiled in full.
-    screening: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     space_size: Mapped[int] = mapped_column(BigInteger, default=0)
     candidate_count: Mapped[int] = mapped_column(Integer, default=0)
     rejections: Mapped[dict[str, Any]] = mapped_column(default=dict)  # rule -> {count, example, message}
@@ -115,8 +113,6 @@ class CandidateRow(Base):
     schedule: Mapped[dict[str, Any]]
     kernel: Mapped[str] = mapped_column(String(64))
     build: Mapped[str] = mapped_column(String(64), index=True)
-    # The build that it was screened by; the same as `build` where it was not chosen to be compiled in full.
-    screening_build: Mapped[str | None] = mapped_column(String(64))
     verdict: Mapped[str | None] = mapped_column(String(20))  # null until judged
     message: Mapped[str | None] = mapped_column(Text)
     predicted_us: Mapped[float | None] = mapped_column(Float)
@@ -236,7 +232,7 @@ class WinnerRow(Base):
 
 
 class ItemRow(Base):
-    """Work. `kind`: plan, compile, verify, measure, refine, compare, finish; `state`: waiting, claimed, done, failed,
+    """Work. `kind`: plan, compile, verify, measure, compare, finish; `state`: waiting, claimed, done, failed,
     cancelled. A compile item is made by the attempt that claims it, and never waits: it may also end lost or released.
     """
 

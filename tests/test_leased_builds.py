@@ -201,12 +201,12 @@ def test_a_file_is_for_one_target_and_one_toolchain(database: Database, other: d
     assert [members(database, lease(database)) for _ in range(2)] == [["a"], ["b"]]
 
 
-def test_a_worker_takes_only_what_its_toolchains_and_targets_allow(database: Database) -> None:
+def test_a_worker_takes_only_what_its_toolchain_and_targets_allow(database: Database) -> None:
     wanted(database, "a", build={"toolchain": "u" * 64})
-    assert lease(database, toolchains=(TOOLCHAIN,)) is None
+    assert lease(database, toolchain=TOOLCHAIN) is None
     with database.write() as session:
         assert items.claim(session, ["compile"], ["sm_90a"], "w", 5.0) is None
-    assert members(database, lease(database, toolchains=(TOOLCHAIN, "u" * 64))) == ["a"]
+    assert members(database, lease(database, toolchain="u" * 64)) == ["a"]
 
 
 def test_one_kernel_of_two_texts_is_not_twice_in_a_file(database: Database) -> None:

@@ -33,7 +33,7 @@ from storage.errors import LostClaim
 from storage.group_rows import GroupKernel
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_failed, load_group, record_builds
 from storage.items import Claim, FileLimits, Renewal
-from storage.judge import LIVE, only_screened
+from storage.judge import LIVE
 from storage.judging_work import Versions
 from storage.measurements import (
     ToMeasure,
@@ -47,7 +47,6 @@ from storage.measurements import (
 from storage.new_items import jobs_of, parse_plan_ref
 from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
 from storage.problems import JobProblem, finish_problem
-from storage.screening import record_refined
 from storage.tables import BuildRow, CandidateRow, DemandRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
@@ -68,16 +67,14 @@ from tests.fixtures_storage import (
 CPU_CLASS = f"predicted:{TARGET}"
 CLASSES = (CPU_CLASS, GPU_CLASS, OTHER_CLASS)
 BUILDS = ("a", "b", "c")
-FAST = "fast-"  # begins the name of a build that screens
-KINDS = ("finish", "compare", "refine", "verify", "measure", "compile", "plan")
+KINDS = ("finish", "compare", "verify", "measure", "compile", "plan")
 OTHER = "u" * 64  # a second toolchain, which only some workers have
-NEXT = ("refine", "compare", "finish")  # of a problem whose candidates are all judged
+NEXT = ("compare", "finish")  # of a problem whose candidates are all judged
 LEASE = 60.0
 BAD = ("incorrect", "runtime_error", "run_timeout", "skipped")
 UNENDED = ("waiting", "claimed")
 spent = StageSeconds(wall=1.0, cpu=1.0)
 some_bad = st.lists(st.sampled_from(BUILDS), max_size=1)
-some_best = st.sampled_from([None, 1, 1, 2])  # to compile in full, of those that are screened
 some_builds = st.lists(st.sampled_from(BUILDS), min_size=1, max_size=3, unique=True)
 
 
@@ -106,7 +103,6 @@ class Jobs(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.seen: dict[tuple[int, str], str] = {}  # verdicts by candidate row
         self.asked: dict[int, list[str]] = {}  # builds by problem
-        self.best: dict[int, int] = {}  # how many are compiled in full, by problem that is screened
         self.compiled_seconds = 0.0  # of files that were recorded
 
     def teardown(self) -> None:
@@ -119,28 +115,26 @@ class Jobs(RuleBasedStateMachine):
     # ---- what happens
 
     @rule(
-        problems=st.lists(st.tuples(st.sampled_from(CLASSES), some_builds, some_best), min_size=1, max_size=3),
+        problems=st.lists(st.tuples(st.sampled_from(CLASSES), some_builds), min_size=1, max_size=3),
         priority=st.sampled_from(["low", "normal", "high"]),
         budget=st.sampled_from([None, None, 100.0]),
         name=st.sampled_from("xy"),
     )
     def submit(self, problems: Any, priority: Any, budget: float | None, name: str) -> None:
-        new = [new_problem(name, device_class=device_class) for device_class, _, _ in problems]
+        new = [new_problem(name, device_class=device_class) for device_class, _ in problems]
         with self.database.write() as session:
             job = jobs.create_job(session, jobs.NewJob(new, priority=priority, budget_seconds=budget))
             query = select(JobProblemRow.id).where(JobProblemRow.job_id == job.id).order_by(JobProblemRow.position)
-            for problem_id, (_, builds, best) in zip(session.scalars(query), problems, strict=True):
+            for problem_id, (_, builds) in zip(session.scalars(query), problems, strict=True):
                 self.asked[problem_id] = builds
-                if best is not None and len(builds) > best:
-                    self.best[problem_id] = best
 
-    @rule(data=st.data(), kernels=st.sampled_from([1, 2, 9]), toolchains=st.sampled_from([None, (TOOLCHAIN, FAST)]))
-    def claim(self, data: st.DataObject, kernels: int, toolchains: tuple[str, ...] | None) -> None:
+    @rule(data=st.data(), kernels=st.sampled_from([1, 2, 9]), toolchain=st.sampled_from([None, TOOLCHAIN]))
+    def claim(self, data: st.DataObject, kernels: int, toolchain: str | None) -> None:
         with self.database.write() as session:
             waiting = {kind for kind, _ in items.waiting_counts(session)}
             if waiting:
                 kind = data.draw(st.sampled_from(sorted(waiting)))
-                self.take(session, kind, FileLimits(toolchains=toolchains, kernels=kernels))
+                self.take(session, kind, FileLimits(toolchain=toolchain, kernels=kernels))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), bad=some_bad, verdict=st.sampled_from(BAD), part=st.booleans())
@@ -163,7 +157,7 @@ class Jobs(RuleBasedStateMachine):
         first = len(self.asked)
         for place, device_class in enumerate(classes):
             builds = dict.fromkeys([f"n{first + place}", *([f"n{first}"] if shared else [])])
-            self.submit([(device_class, list(builds), None)], "normal", None if place else budget, f"z{first + place}")
+            self.submit([(device_class, list(builds))], "normal", None if place else budget, f"z{first + place}")
         for _ in classes:
             with self.database.write() as session:
                 taken = self.take(session, "plan")
@@ -233,7 +227,7 @@ class Jobs(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.reconcile()
 
-    @rule(build=st.sampled_from([*BUILDS, *(FAST + build for build in BUILDS)]))
+    @rule(build=st.sampled_from(BUILDS))
     def lose_library(self, build: str) -> None:
         with self.database.write() as session:
             library = session.scalar(select(BuildRow.library).where(BuildRow.id == build))
@@ -267,11 +261,6 @@ class Jobs(RuleBasedStateMachine):
     def read(self, session: Session, claim: Claim) -> Sequence[Any]:
         if claim.kind == "verify":
             return builds_to_verify(session, claim.ref, VERSIONS["plan_version"])
-        if claim.kind == "refine":
-            # Whom it would choose, and what it would name for them, as it reads it now.
-            mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(claim.ref))
-            right = session.scalars(mine.where(CandidateRow.verdict == "ok").order_by(CandidateRow.candidate)).all()
-            return right[: self.best[int(claim.ref)]]
         if claim.kind == "measure":
             return candidates_to_measure(session, claim.ref, str(claim.target), VERSIONS["gpu_plan_version"])
         return ()
@@ -280,9 +269,6 @@ class Jobs(RuleBasedStateMachine):
         claim = held.claim
         if claim.kind == "plan":
             self.plan(claim)
-            return
-        if claim.kind == "refine":
-            self.refine(claim, held.seen)
             return
         with self.database.write() as session:
             if claim.kind == "compile":
@@ -296,11 +282,11 @@ class Jobs(RuleBasedStateMachine):
                 complete_verified(session, claim, held.seen, plan_version=VERSIONS["plan_version"], verify=spent)
             elif claim.kind == "measure":
                 waiting: Sequence[ToMeasure] = held.seen[:1] if part else held.seen
-                results = [measured(one, verdict if one.build[-1] in bad else "ok") for one in waiting]
+                results = [measured(one, verdict if one.build in bad else "ok") for one in waiting]
                 record_measured(session, claim, results, driver=DRIVER, plan_version=VERSIONS["gpu_plan_version"])
             elif claim.kind == "compare":
                 mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(claim.ref))
-                right = session.scalars(mine.where(CandidateRow.verdict == "ok", ~only_screened())).all()
+                right = session.scalars(mine.where(CandidateRow.verdict == "ok")).all()
                 wrong = [WrongContender(one, verdict, "drifted", {}) for one in right if one[-1] in bad]
                 record_compared(session, claim, {} if right else None, wrong=wrong, measure=spent)
             else:
@@ -312,48 +298,29 @@ class Jobs(RuleBasedStateMachine):
             self.plan_a_part(session, claim)
         with self.database.write() as session:
             problems = problems_to_plan(session, claim)
-            self.record(session, claim, [(one, build) for one in problems for build in self.wanted(one.id)])
+            self.record(session, claim, [(one, build) for one in problems for build in self.asked[one.id]])
             for problem in problems:
-                count, screening = len(self.wanted(problem.id)), problem.id in self.best
-                end_plan(session, claim, PlannedProblem(problem.id, count, 9, {}, spent, screening=screening))
+                end_plan(session, claim, PlannedProblem(problem.id, len(self.asked[problem.id]), 9, {}, spent))
             items.complete(session, claim)
 
     def plan_a_part(self, session: Session, claim: Claim) -> None:
         problems = problems_to_plan(session, claim)
-        self.record(session, claim, [(one, build) for one in problems for build in self.wanted(one.id)][:2])
+        self.record(session, claim, [(one, build) for one in problems for build in self.asked[one.id]][:2])
 
     def record(self, session: Session, claim: Claim, pairs: Sequence[tuple[JobProblem, str]]) -> None:
-        candidates = [
-            (one.id, NewCandidate(f"{one.name}-{build[-1]}", {}, f"{build[-1]:0>64}", build)) for one, build in pairs
-        ]
+        candidates = [(one.id, NewCandidate(f"{one.name}-{build}", {}, f"{build:0>64}", build)) for one, build in pairs]
         builds = self.new({build for _, build in pairs})
-        record_candidates(session, claim, candidates, builds, Versions(**VERSIONS), self.best)
-
-    def refine(self, claim: Claim, chosen: Sequence[str]) -> None:
-        """As it was chosen when the item was taken, though the world may have moved on."""
-        builds = {candidate: candidate[-1] for candidate in chosen}
-        with self.database.write() as session:
-            new = self.new(set(builds.values()))
-            record_refined(session, claim, builds, new, Versions(**VERSIONS), spent=spent)
-        self.seen = {place: verdict for place, verdict in self.seen.items() if place[0] != int(claim.ref)}
-
-    def wanted(self, problem_id: int) -> list[str]:
-        prefix = FAST if problem_id in self.best else ""
-        return [prefix + build for build in self.asked[problem_id]]
+        record_candidates(session, claim, candidates, builds, Versions(**VERSIONS))
 
     def new(self, builds: set[str]) -> dict[str, NewBuild]:
-        """A build that screens has the slice of the full one, and build `c` a toolchain of its own."""
-
-        def toolchain(build: str) -> str:
-            return FAST if build.startswith(FAST) else OTHER if build == "c" else TOOLCHAIN
-
+        """Build `c` has a toolchain of its own."""
         return {
-            build: new_build(build, f"slice-{build[-1]}", toolchain=toolchain(build), predicted_seconds=1.0)
+            build: new_build(build, toolchain=OTHER if build == "c" else TOOLCHAIN, predicted_seconds=1.0)
             for build in builds
         }
 
     def outcome(self, claim: Claim, build: str, bad: Sequence[str]) -> BuildOutcome:
-        if build[-1] in bad:
+        if build in bad:
             return BuildOutcome(build, "compile_error", log="error: no")
         return BuildOutcome(build, "ok", f"code-{build}", {}, None, f"{claim.ref}-{build}")
 
@@ -362,7 +329,7 @@ class Jobs(RuleBasedStateMachine):
         self.compiled_seconds += 1.0
 
     def verdict(self, kernel: GroupKernel, bad: Sequence[str]) -> NewVerdict:
-        return NewVerdict(kernel.slice, "incorrect" if kernel.build[-1] in bad else "ok", None, {}, 1.0, 1.0)
+        return NewVerdict(kernel.slice, "incorrect" if kernel.build in bad else "ok", None, {}, 1.0, 1.0)
 
     def reconcile(self) -> None:
         with self.database.write() as session:
@@ -449,9 +416,7 @@ class Jobs(RuleBasedStateMachine):
                     ItemRow.ref == str(problem.id), ItemRow.state.in_(UNENDED), ItemRow.kind.in_(NEXT)
                 )
             ).all()
-            assert len(ends) == 1, "exactly one of refining, comparing and finishing is next"
-            in_time = session.scalars(select(JobRow.deadline).where(JobRow.id == problem.job_id)).one() is None
-            assert (ends[0].kind == "refine") == problem.screening or not in_time
+            assert len(ends) == 1, "exactly one of comparing and finishing is next"
             return [(ends[0].kind, ends[0].ref)]
         places = []
         for name, build in open_candidates:

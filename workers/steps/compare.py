@@ -86,7 +86,7 @@ def points_of(problem: JobProblem, measured: Sequence[StoredCandidate]) -> list[
 
 
 def _contenders(problem: JobProblem, stored: Sequence[StoredCandidate]) -> list[StoredCandidate]:
-    by_id = {one.candidate: one for one in stored if one.verdict == "ok" and not one.screened}
+    by_id = {one.candidate: one for one in stored if one.verdict == "ok"}
     return [by_id[point.candidate] for point in contenders(points_of(problem, list(by_id.values())))]
 
 

@@ -13,7 +13,6 @@ from cukiln.types import StageSeconds
 from storage.groups import (
     BUILDS_AT_ONCE,
     BuildOutcome,
-    Group,
     GroupFiles,
     complete_group,
     judge_group,
@@ -31,7 +30,6 @@ from workers.steps.context import GiveUp, StepContext
 from workers.steps.phases import placed
 from workers.steps.progress import tell
 from workers.stopwatch import Stopwatch
-from workers.toolchain import Toolchain
 
 
 class WrongToolchain(Exception):
@@ -44,7 +42,11 @@ def compile_kernels(context: StepContext) -> None:
         group = load_group(session, context.claim.ref)
     if group is None:
         raise GiveUp(f"group {context.claim.ref} does not exist")
-    toolchain = _toolchain(context, group)
+    toolchain = context.toolchain
+    if group.toolchain != toolchain.digest:
+        raise WrongToolchain(
+            f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {toolchain.digest}"
+        )
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
     stopwatch = Stopwatch()
     outcome = compile_group(
@@ -59,15 +61,6 @@ def compile_kernels(context: StepContext) -> None:
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
     _record(context, kernels, outcome, codegen)
-
-
-def _toolchain(context: StepContext, group: Group) -> Toolchain:
-    """This worker's, as the group wants it: its own, or the same for screening. Raises WrongToolchain."""
-    own = context.toolchain
-    for toolchain in (own, own.for_screening()):
-        if group.toolchain == toolchain.digest:
-            return toolchain
-    raise WrongToolchain(f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {own.digest}")
 
 
 def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:

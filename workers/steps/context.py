@@ -89,7 +89,7 @@ class Workplace:
     def file_limits(self, target: str) -> FileLimits:
         """What a compile worker may take at once."""
         return FileLimits(
-            toolchains=(self.toolchain.digest, self.toolchain.for_screening().digest),
+            toolchain=self.toolchain.digest,
             workers=self.compile_workers(target),
             kernels=self.settings.group_kernels,
             bytes=self.settings.group_memory_bytes,

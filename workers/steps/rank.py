@@ -58,13 +58,9 @@ def verdict_of(one: StoredCandidate) -> str | None:
     return one.proof.verdict if one.proof is not None else "skipped"
 
 
-def rank(
-    problem: JobProblem, stored: Sequence[StoredCandidate], *, screened: bool = False
-) -> tuple[list[Ranked], Measured | None]:
-    """Those that are right, fastest first: as measured, which is told too, or as predicted where there is no GPU.
-
-    Who was only screened takes no part; with `screened` nobody else does: their times say nothing of one another."""
-    right = [one for one in stored if one.screened == screened and verdict_of(one) == "ok"]
+def rank(problem: JobProblem, stored: Sequence[StoredCandidate]) -> tuple[list[Ranked], Measured | None]:
+    """Those that are right, fastest first: as measured, which is told too, or as predicted where there is no GPU."""
+    right = [one for one in stored if verdict_of(one) == "ok"]
     measured = None if is_predicted(problem.device_class) else _measured(problem, right)
     kind = operator(problem.operator)
     parsed, target = kind.parse(problem.problem), find_target(problem.target)
