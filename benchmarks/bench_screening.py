@@ -78,7 +78,7 @@ def measure(candidates: list[Candidate], toolchain: Toolchain, processes: Proces
             if outcome.artifact is None:
                 raise SystemExit(f"{level}: the file did not compile: {outcome.why}")
             outcomes[level] = outcome
-            seconds[level].append(outcome.artifact.cpu_seconds)
+            seconds[level].append(outcome.cpu_seconds)
     screening = SCREENING_FLAGS[0].partition("=")[2]
     full, fast = (in_order(candidates, outcomes[level]) for level in ("full", screening))
     return {

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS, PRIOR, CompileModel
+from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, kernel_bytes, kernel_seconds
 from codegen.kernel import Kernel
 
 MAX_KERNELS = 48
@@ -37,7 +37,6 @@ def group(
     kernels: Iterable[Kernel],
     *,
     workers: int,
-    model: CompileModel = PRIOR,
     max_seconds: float = MAX_SECONDS,
     max_kernels: int = MAX_KERNELS,
     max_bytes: float = MAX_BYTES,
@@ -51,8 +50,8 @@ def group(
     distinct = {kernel.id: kernel for kernel in kernels}
     if not distinct:
         return []
-    costs = {key: model.kernel_seconds(kernel) for key, kernel in distinct.items()}
-    memory = {key: model.kernel_bytes(kernel) for key, kernel in distinct.items()}
+    costs = {key: kernel_seconds(kernel) for key, kernel in distinct.items()}
+    memory = {key: kernel_bytes(kernel) for key, kernel in distinct.items()}
     longest_first = sorted(distinct, key=lambda key: (-costs[key], key))
     caps = _Caps(max_kernels, max(max_seconds - FIXED_SECONDS, 0.001), max(max_bytes - FIXED_BYTES, 1.0))
     count = _group_count(costs, memory, workers, caps)

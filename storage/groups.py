@@ -8,11 +8,9 @@ from typing import Any
 
 from sqlalchemy import bindparam, select, update
 
-from codegen.compile_model import CompiledFile
 from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
-from storage.compile_models import learn
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, compiled_for, load_group
 from storage.items import Claim, complete, hold
@@ -55,7 +53,7 @@ class BuildOutcome:
 @dataclass(frozen=True)
 class GroupFiles:
     """Blob digests of what a group's compile left, and what it took. `phases` as in `storage.tables.GroupRow`, without
-    the queue; `files`: of each that compiled, for the prediction of the next."""
+    the queue."""
 
     source: str | None = None
     log: str | None = None
@@ -66,7 +64,6 @@ class GroupFiles:
     phases: Sequence[Mapping[str, Any]] = ()
     codegen: StageSeconds = field(default_factory=StageSeconds)
     compile: StageSeconds = field(default_factory=StageSeconds)
-    files: Sequence[CompiledFile] = ()
 
 
 def record_builds(
@@ -149,8 +146,6 @@ def complete_group(
             **blobs,
         )
     )
-    if group.toolchain is not None:
-        learn(session, group.toolchain, made.files)
     builds = [kernel.build for kernel in group.kernels]
     jobs = compiled_for(session, group.id)
     spent = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}

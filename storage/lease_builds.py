@@ -17,7 +17,7 @@ from typing import Any
 
 from sqlalchemy import exists, func, insert, or_, select, update
 
-from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS
+from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS
 from codegen.group import MAX_BYTES, MAX_KERNELS, longest_group
 from storage.database import Session, clock_of
 from storage.judge import LIVE

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS, PRIOR, CompileModel, Factors, family
+from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, kernel_bytes, kernel_seconds
 from codegen.group import BUDGET_SHARE, MAX_SECONDS, group, longest_group
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.fixtures_codegen import kernels
 from tests.fixtures_compile import probe
 
-predicted_seconds = PRIOR.seconds
+
+def predicted_seconds(kernels: Iterable[Kernel]) -> float:
+    return FIXED_SECONDS + sum(map(kernel_seconds, kernels))
 
 
 @lru_cache
@@ -50,7 +53,7 @@ def _another_group_does_not_pay(groups: list[tuple[Kernel, ...]], workers: int) 
     count, kernels = len(groups), sum(map(len, groups))
     if count >= min(workers, kernels):
         return True
-    whole = sum(PRIOR.kernel_seconds(kernel) for one in groups for kernel in one)
+    whole = sum(kernel_seconds(kernel) for one in groups for kernel in one)
     return whole / count - whole / (count + 1) <= FIXED_SECONDS + 1e-9
 
 
@@ -85,8 +88,8 @@ def test_a_group_that_would_be_too_long_is_divided_further() -> None:
 
 
 def test_a_few_small_kernels_stay_together_and_many_go_to_every_idle_worker() -> None:
-    small = sorted(some(), key=PRIOR.kernel_seconds)
-    assert sum(map(PRIOR.kernel_seconds, small[:3])) < 2 * FIXED_SECONDS
+    small = sorted(some(), key=kernel_seconds)
+    assert sum(map(kernel_seconds, small[:3])) < 2 * FIXED_SECONDS
     assert len(group(small[:3], workers=4)) == 1
     assert len(group(small, workers=4)) == 4
 
@@ -98,23 +101,10 @@ def test_where_the_caps_ask_for_more_groups_than_workers_the_last_round_is_full(
     assert len(groups) == 4
 
 
-def test_a_slower_machine_gets_more_groups_and_one_model_orders_them() -> None:
-    (name,) = {family(kernel) for kernel in some()}
-    slow = CompileModel({name: Factors(seconds=4.0)})
-    quick, slower = (group(some(), workers=1, model=model, max_seconds=5.0) for model in (PRIOR, slow))
-    assert len(slower) >= 2 * len(quick)
-    seconds = [slow.seconds(one) for one in slower]
-    assert seconds == sorted(seconds, reverse=True)
-    assert seconds[0] <= 5.0
-
-
-@pytest.mark.parametrize("memory", [1.0, 4.0])
-def test_a_group_keeps_to_the_memory_of_one_compiler(memory: float) -> None:
-    (name,) = {family(kernel) for kernel in some()}
-    model = CompileModel({name: Factors(memory=memory)})
+def test_a_group_keeps_to_the_memory_of_one_compiler() -> None:
     budget = FIXED_BYTES + 20 * 2**20
-    groups = group(some(), workers=1, model=model, max_bytes=budget)
-    assert all(model.bytes(one) <= budget for one in groups)
+    groups = group(some(), workers=1, max_bytes=budget)
+    assert all(FIXED_BYTES + sum(map(kernel_bytes, one)) <= budget for one in groups)
     assert len(groups) > 1
     assert sum(map(len, groups)) == len({kernel.id for kernel in some()})
 

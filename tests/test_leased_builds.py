@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from codegen.compile_model import FIXED_SECONDS
+from codegen.compile_cost import FIXED_SECONDS
 from codegen.group import MAX_SECONDS, longest_group
 from cukiln.types import StageSeconds
 from storage import endings, items, jobs

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import chain
 
-from codegen.compile_model import PRIOR
+from codegen.compile_cost import kernel_seconds
 from codegen.compiler_log import telling_line
 from codegen.group import group
 from codegen.kernel import Kernel
@@ -21,7 +22,7 @@ from workers.toolchain import Toolchain
 # As the service's settings have them by default.
 COMPILE_LIMITS = Limits(wall_seconds=300, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=64 << 20)
 # Of each compiler, before the kernels of the next problems come: so long nothing can be measured. A group's own start
-# (codegen.compile_model.FIXED_SECONDS) is little beside it.
+# (codegen.compile_cost.FIXED_SECONDS) is little beside it.
 WAVE_SECONDS = 4.0
 _ASK_SECONDS = 0.2
 
@@ -137,7 +138,7 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
             if build in left:
                 kernel, target = left.pop(build)
                 wave.setdefault(target, []).append(kernel)
-        if sum(map(PRIOR.seconds, wave.values())) >= WAVE_SECONDS * workers:
+        if sum(map(kernel_seconds, chain.from_iterable(wave.values()))) >= WAVE_SECONDS * workers:
             yield _grouped(wave, workers)
             wave = {}
     if wave:

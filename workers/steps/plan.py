@@ -8,7 +8,6 @@ from codegen.kernel import Candidate
 from codegen.lower import Lowered
 from codegen.search import Search
 from cukiln.types import StageSeconds
-from storage.compile_models import load_model
 from storage.items import yields
 from storage.jobs import job_state
 from storage.judge import Judged
@@ -26,7 +25,7 @@ from storage.turns import spend
 from workers import tickets
 from workers.steps.context import HandBack, StepContext
 from workers.steps.lowering import lower_problem
-from workers.steps.new_builds import NewBuilds
+from workers.steps.new_builds import new_build
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 
@@ -46,9 +45,7 @@ def plan(context: StepContext) -> None:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, context.claim.job_id)
         candidates = candidates_of_job(session, context.claim.job_id)
-        models = {digest: load_model(session, digest) for digest in (own.digest, screening.digest)}
     recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
-    builds = NewBuilds(models)
     started = time.monotonic()
     for place, problem in enumerate(problems):
         context.check()
@@ -58,7 +55,8 @@ def plan(context: StepContext) -> None:
         screened = _is_screened(problem, len({candidate.kernel for candidate in lowered.candidates}))
         toolchain = (screening if screened else own).digest
         for candidate in lowered.candidates:
-            recorder.add(problem, candidate, builds.of(candidate.kernel, problem.target, toolchain), screened=screened)
+            build = new_build(candidate.kernel, problem.target, toolchain)
+            recorder.add(problem, candidate, build, screened=screened)
         recorder.end(_planned(problem, lowered, screened, stopwatch))
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from codegen.search import Search
 from cukiln.types import StageSeconds
 from storage.candidates import candidates_of_problem
-from storage.compile_models import load_model
 from storage.problems import load_problem
 from storage.screening import record_refined
 from workers.choose_winner import pareto, thinned
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.new_builds import NewBuilds
+from workers.steps.new_builds import new_build
 from workers.steps.progress import publish_progress
 from workers.steps.rank import Ranked, rank, write_predictions
 from workers.stopwatch import Stopwatch
@@ -31,10 +30,8 @@ def refine(context: StepContext) -> None:
         raise GiveUp(f"problem {problem.name} asks for no screening")
     ranked, _ = rank(problem, stored, screened=True)
     toolchain = context.toolchain.digest
-    with context.database.read() as session:
-        new = NewBuilds({toolchain: load_model(session, toolchain)})
     best = best_screened(ranked, at_most)
-    builds = {one.candidate.id: new.of(one.candidate.kernel, problem.target, toolchain) for one in best}
+    builds = {one.candidate.id: new_build(one.candidate.kernel, problem.target, toolchain) for one in best}
     spent = stopwatch.read()
     with context.database.write() as session:
         write_predictions(session, ranked)
