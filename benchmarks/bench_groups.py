@@ -4,7 +4,7 @@ Run with `make bench-groups` or `python -m benchmarks.bench_groups`.
 
 *Sizing*: groups of kernels of four kinds are compiled, one after the other; the error of their predicted CPU seconds
 and memory. And the wall seconds of a set of kernels in 1 to 4 groups on two workers, beside the number that
-`codegen.group` chooses.
+a stand-alone run makes.
 
 *Isolation*: one group whole, then the same group with one bad kernel in its middle: one that the front end refuses, one
 that ptxas refuses, one that ends the compiler without a word, as late as it can: when all of its file is compiled; and
@@ -33,13 +33,13 @@ from typing import Any
 
 from benchmarks.keep_result import keep_result
 from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, kernel_bytes, kernel_seconds
-from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.rules import Rejected
 from codegen.search import Search
 from codegen.targets import target
 from workers.compile_group import compile_group, compile_to_the_end
+from workers.elsewhere.compile_ahead import in_files
 from workers.processes import Finished, Limits, Processes
 from workers.toolchain import Toolchain, find_toolchain
 
@@ -147,7 +147,7 @@ def group_counts(toolchain: Toolchain, processes: Processes, workers: int) -> li
             with ThreadPoolExecutor(workers) as pool:
                 list(pool.map(lambda part: compile_group(part, TARGET, toolchain, processes, LIMITS), parts))
             wall[groups] = round(time.perf_counter() - started, 2)
-        chosen = len(group(kernels, workers=workers))
+        chosen = len(in_files(kernels, workers))
         found.append({"kernels": count, "workers": workers, "wall_s_by_groups": wall, "chosen": chosen})
         print(found[-1], flush=True)
     return found

@@ -17,8 +17,7 @@ from typing import Any
 
 from sqlalchemy import exists, func, insert, or_, select, update
 
-from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS
-from codegen.group import MAX_BYTES, MAX_KERNELS, longest_group
+from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERNELS, MAX_SECONDS, files_that_pay
 from storage.database import Session, clock_of
 from storage.judge import LIVE
 from storage.new_items import COMPILE, FINISH, VERIFY
@@ -29,6 +28,9 @@ from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
 
 WORTHWHILE_SECONDS = 4 * FIXED_SECONDS
 """Of kernels in a file, while other workers are busy anyway: at most a fifth of it is what any file costs."""
+
+BUDGET_SHARE = 12
+"""A file is compiled, then verified in about twice that time, beside others: some are judged before a budget ends."""
 
 ROUNDING = 1e-6
 
@@ -118,18 +120,10 @@ def _longest_file(session: Session, first: Any, limits: FileLimits, now: float) 
     busy = select(func.count()).where(
         ItemRow.state == "claimed", ItemRow.kind.in_((COMPILE, VERIFY, FINISH)), ItemRow.target == first.target
     )
-    files = _files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
+    files = files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
     mine = max(seconds / limits.workers, min(WORTHWHILE_SECONDS, seconds / files))
     leaves_little = files == 1 and seconds - mine < WORTHWHILE_SECONDS / 2
     return FIXED_SECONDS + (seconds if leaves_little else mine)
-
-
-def _files_that_pay(seconds: float, idle: int) -> int:
-    """Side by side, as many as each shorten the wait for the last by more than the file costs."""
-    files = 1
-    while files < idle and seconds / files - seconds / (files + 1) > FIXED_SECONDS:
-        files += 1
-    return files
 
 
 def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLimits, now: float) -> list[Any]:
@@ -152,6 +146,14 @@ def _longest_of(session: Session, job_id: str, first: Any, most: int) -> list[An
     place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
     longest = _pending_of(job_id).where(place, build.suspect.is_(None)).order_by(demand.predicted_seconds.desc())
     return list(session.execute(longest.limit(most)))
+
+
+def longest_group(budget_seconds: float | None) -> float:
+    """Predicted seconds that a file with builds of a job may take. A job with a budget gets files so short that the
+    first are judged long before its end, though each costs its fixed seconds again."""
+    if budget_seconds is None:
+        return MAX_SECONDS
+    return min(MAX_SECONDS, max(2 * FIXED_SECONDS, budget_seconds / BUDGET_SHARE))
 
 
 @dataclass
