@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Row, String, and_, bindparam, cast, select, update
+from sqlalchemy import ColumnElement, Row, String, and_, bindparam, cast, or_, select, update
 
 from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
@@ -26,6 +26,11 @@ COMPARE_SECONDS = 3.0
 """Of one comparison, before any was made here: a guess at starting the process and letting a handful take turns."""
 SECONDS: Mapping[str, float] = {REFINE: 0.0, COMPARE: COMPARE_SECONDS, FINISH: FINISH_SECONDS}
 """Predicted of the items that follow when all candidates are judged."""
+
+
+def has_time_left(now: float) -> ColumnElement[bool]:
+    """Of a job's row: it has not ended, and its deadline has not passed."""
+    return and_(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
 
 
 @dataclass(frozen=True, order=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import func, or_, select, true
+from sqlalchemy import func, select, true
 
 from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
-from storage.judge import LIVE, Judged, judge_builds
+from storage.judge import LIVE, Judged, has_time_left, judge_builds
 from storage.judge_gpu import judge_measured
 from storage.new_items import MEASURE, VERIFY, NewItem, add_again, measure_ref
 from storage.rows import chunks
@@ -104,7 +104,7 @@ def _unjudged(session: Session, build_ids: Iterable[str], job_id: str | None) ->
             .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
             .where(JobProblemRow.state.in_(LIVE), BuildRow.group_id.is_not(None))
-            .where(or_(JobRow.deadline.is_(None), JobRow.deadline > clock_of(session).now()))
+            .where(has_time_left(clock_of(session).now()))
             .where(true() if job_id is None else JobProblemRow.job_id == job_id)
             .group_by(*columns)
             .order_by(BuildRow.id)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import exists, func, insert, or_, select, update
+from sqlalchemy import exists, func, insert, select, update
 
 from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERNELS, MAX_SECONDS, files_that_pay
 from storage.database import Session, clock_of
-from storage.judge import LIVE
+from storage.judge import has_time_left
 from storage.new_items import COMPILE, FINISH, VERIFY
-from storage.pending_builds import build, demand, pending_of_live_jobs, wanted_by_live_jobs
+from storage.pending_builds import build, demand, pending_of_live_jobs
 from storage.rows import core
 from storage.tables import BuildRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobRow
 from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
@@ -60,7 +60,7 @@ def next_to_compile(
     """The turn and the id of the job that a free worker compiles for."""
     row = session.execute(
         select(JobRow.id, *turn(session))
-        .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+        .where(has_time_left(now))
         .where(_has_pending(targets, limits.toolchains))
         .order_by(*in_turn(session), *oldest_first())
         .limit(1)
@@ -73,10 +73,8 @@ def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, l
     first = _first(session, job_id, targets, limits)
     file = _File(limits, _longest_file(session, first, limits, now))
     if first.suspect is not None:
-        same = (build.suspect == first.suspect) & (build.state == "pending")
-        file.builds = list(
-            session.execute(select(core(BuildRow)).where(same, wanted_by_live_jobs()).order_by(build.id))
-        )
+        same = pending_of_live_jobs(now).with_only_columns(build.id).where(build.suspect == first.suspect)
+        file.builds = list(session.execute(select(core(BuildRow)).where(build.id.in_(same)).order_by(build.id)))
     else:
         for job in _jobs_to_fill_from(session, job_id, first, limits, now):
             if not file.take(job, _longest_of(session, job.id, first, limits.kernels)):
@@ -133,7 +131,7 @@ def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLi
     mine = session.execute(select(*columns).where(JobRow.id == job_id)).one()
     others = session.execute(
         select(*columns)
-        .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+        .where(has_time_left(now))
         .where(JobRow.priority >= mine.priority, JobRow.id != job_id)
         .where(_has_pending([first.target], [first.toolchain]))
         .order_by(*in_turn(session), *oldest_first())
@@ -234,12 +232,12 @@ def _entry(row: Any) -> dict[str, Any]:
 
 
 def _jobs(session: Session, builds: Sequence[Any], now: float) -> dict[str, tuple[float, float]]:
-    """The live jobs that demand these builds: how long the first of each has been pending, and the job's part of the
-    predicted seconds. A build that several need is shared evenly, and so is what the file costs anyway."""
+    """The jobs with time left that demand these builds: how long the first of each has been pending, and the job's part
+    of the predicted seconds. A build that several need is shared evenly, and so is what the file costs anyway."""
     rows = session.execute(
         select(demand.job_id, demand.build, demand.wanted_at)
         .join(JobRow, JobRow.id == demand.job_id)
-        .where(demand.build.in_([one.id for one in builds]), JobRow.state.in_(LIVE))
+        .where(demand.build.in_([one.id for one in builds]), has_time_left(now))
         .order_by(demand.job_id)
     ).all()
     seconds = {one.id: one.predicted_seconds for one in builds}

@@ -309,6 +309,17 @@ def test_a_lost_worker_makes_its_builds_suspect_and_its_late_result_is_refused(
     assert [len(members(database, lease(database))) for _ in range(2)] == [2, 2]
 
 
+def test_suspects_that_only_jobs_out_of_time_demand_are_left_out(database: Database, clock: FakeClock) -> None:
+    wanted(database, "a", "b", "c", "d", seconds=0.1, budget_seconds=9.0)
+    second = wanted(database, "a", seconds=0.1)
+    give_back(database, lease(database))
+    clock.advance(10)
+    claim = lease(database)
+    assert members(database, claim) == ["a"]
+    assert claim is not None and claim.jobs == (second,)
+    assert lease(database) is None
+
+
 def test_what_a_stopping_worker_hands_back_is_no_suspect(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
     for _ in range(5):
