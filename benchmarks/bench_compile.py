@@ -35,7 +35,7 @@ from benchmarks.compile_ways import LIMITS, Compiled, Ways
 from benchmarks.cutlass import cutlass_headers, cutlass_seconds
 from benchmarks.keep_result import keep_result
 from benchmarks.shapes import public_shape, shape_sets
-from codegen.group import MAX_BYTES
+from codegen.compile_cost import MAX_BYTES
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator, operators

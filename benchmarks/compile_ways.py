@@ -4,7 +4,7 @@ Each way runs as many compiler processes as there are cores and ends in loadable
 
 - *alone*: one `.cu` per kernel, nvcc straight to a `.so`;
 - *hidet's rule*: the same with groups (`hidet_groups`), whole `.so` each;
-- *ours*: what a compile worker does. Groups of `codegen.group`, rendering and both uniqueness assertions included, to a
+- *ours*: what a compile worker does. Groups of `in_files`, rendering and both uniqueness assertions included, to a
   cubin, and to a `.so` with launch code, which the others do not have.
 
 nvcc keeps its intermediate files in all of them: ours needs the PTX, the others' cubins are compared with ours.
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from codegen.cubin import code_digest_of, read_cubin
-from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.render_group import render_device, symbols
 from codegen.targets import Target
 from workers.compile_file import FileCompiler
 from workers.compile_group import compile_group
+from workers.elsewhere.compile_ahead import in_files
 from workers.processes import Finished, Limits, Processes
 from workers.toolchain import DEVICE_FLAGS, Toolchain
 
@@ -85,7 +85,7 @@ class Ways:
     def ours(self, kernels: Sequence[Kernel], keep: Path | None = None) -> Compiled:
         """Repeated kernels count once, as in the service."""
         started = time.perf_counter()
-        groups = group(kernels, workers=self.cores)
+        groups = in_files(kernels, self.cores)
         grouping = time.perf_counter() - started
         return self._timed(lambda part: self._group(part, keep), groups, grouping)
 

@@ -8,11 +8,9 @@ from typing import Any
 
 from sqlalchemy import bindparam, select, update
 
-from codegen.compile_model import CompiledFile
 from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
-from storage.compile_models import learn
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, compiled_for, load_group
 from storage.items import Claim, complete, hold
@@ -57,7 +55,7 @@ class BuildOutcome:
 @dataclass(frozen=True)
 class GroupFiles:
     """Blob digests of what a group's compile left, and what it took. `phases` as in `storage.tables.GroupRow`, without
-    the queue; `files`: of each that compiled, for the prediction of the next."""
+    the queue."""
 
     source: str | None = None
     log: str | None = None
@@ -68,7 +66,6 @@ class GroupFiles:
     phases: Sequence[Mapping[str, Any]] = ()
     codegen: StageSeconds = field(default_factory=StageSeconds)
     compile: StageSeconds = field(default_factory=StageSeconds)
-    files: Sequence[CompiledFile] = ()
 
 
 def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
@@ -170,8 +167,6 @@ def complete_group(
             **blobs,
         )
     )
-    toolchain = session.execute(select(group.toolchain).where(group.id == claim.ref)).scalar_one()
-    learn(session, toolchain, made.files)
     return_builds(session, claim.ref, error or "its file left it out", max_attempts)
     return add_judging(session, waiting)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import ColumnElement, String, bindparam, cast, select, update
+from sqlalchemy import ColumnElement, String, and_, bindparam, cast, or_, select, update
 
 from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
@@ -24,6 +24,11 @@ FINISH_SECONDS = 0.75
 three fp32 matmuls on two cores of an AMD EPYC."""
 COMPARE_SECONDS = 3.0
 """Of one comparison, before any was made here: a guess at starting the process and letting a handful take turns."""
+
+
+def has_time_left(now: float) -> ColumnElement[bool]:
+    """Of a job's row: it has not ended, and its deadline has not passed."""
+    return and_(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
 
 
 @dataclass(frozen=True, order=True)

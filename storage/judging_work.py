@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, or_, select, true
+from sqlalchemy import ColumnElement, select, true
 
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted, is_predicted
@@ -17,6 +17,7 @@ from storage.judge import (
     cpu_verdicts,
     finish_judged,
     give_verdicts,
+    has_time_left,
     of_problems,
 )
 from storage.judge_gpu import give_findings
@@ -110,7 +111,7 @@ def unjudged(session: Session, build_ids: Iterable[str], which: ColumnElement[bo
             .join(JobRow, JobRow.id == JobProblemRow.job_id)
             .where(candidate.build.in_(ids), candidate.verdict.is_(None), BuildRow.state == "ok")
             .where(JobProblemRow.state.in_(LIVE), BuildRow.group_id.is_not(None))
-            .where(or_(JobRow.deadline.is_(None), JobRow.deadline > clock_of(session).now()))
+            .where(has_time_left(clock_of(session).now()))
             .where(true() if which is None else which)
         )
         found += [Unjudged(**row._mapping) for row in rows]

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import delete, exists, or_, select, update
+from sqlalchemy import delete, exists, select, update
 
 from storage.builds import NewBuild
 from storage.database import Session, clock_of
-from storage.judge import LIVE
+from storage.judge import LIVE, has_time_left
 from storage.judging_work import add_judging, unjudged
 from storage.new_items import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
 from storage.rows import chunks, core, insert_new
@@ -208,11 +208,6 @@ def _forget(session: Session, build_ids: Sequence[str]) -> None:
         session.execute(update(core(BuildRow)).where(unwanted).values(state="ok"))
 
 
-def wanted_by_live_jobs() -> Any:
-    """Of a build's row: whether a job that has not ended demands it."""
-    return exists().where(demand.build == build.id, demand.job_id == core(JobRow).c.id, core(JobRow).c.state.in_(LIVE))
-
-
 def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:
     """Pending builds that live jobs demand, by target (of all, unless given); of each target at most `most`."""
     places = session.scalars(select(demand.target).distinct()).all() if targets is None else targets
@@ -226,10 +221,9 @@ def pending_counts(session: Session, most: int, targets: Sequence[str] | None = 
 
 def pending_of_live_jobs(now: float) -> Any:
     """Pending builds with a demand of a job that has time left; found by job, however many others are pending."""
-    job = core(JobRow).c
     return (
         select(build.id, build.predicted_seconds)
         .join(core(DemandRow), demand.build == build.id)
-        .join(core(JobRow), job.id == demand.job_id)
-        .where(build.state == "pending", job.state.in_(LIVE), or_(job.deadline.is_(None), job.deadline > now))
+        .join(JobRow, JobRow.id == demand.job_id)
+        .where(build.state == "pending", has_time_left(now))
     )

@@ -7,7 +7,6 @@ jobs ─┬─ job_problems ─── candidates ──► builds (a kernel unde
 winners (by problem, architecture, device class)       verdicts (what a build was proved to be)
 blobs (bytes known to be durable)                      measurements (of a code digest, on a device class)
                                                        toolchains, devices (what works here)
-                                                       compile_models (what compiling took)
 ```
 Times are seconds since the epoch (UTC), durations are seconds.
 """
@@ -188,16 +187,6 @@ class DemandRow(Base):
     toolchain: Mapped[str] = mapped_column(String(64))
     predicted_seconds: Mapped[float] = mapped_column(Float)
     wanted_at: Mapped[float] = mapped_column(Float)
-
-
-class CompileModelRow(Base):
-    """What compiles of a family of kernels took, over what its operator had estimated: see `codegen.compile_model`."""
-
-    __tablename__ = "compile_models"
-    toolchain: Mapped[str] = mapped_column(String(64), primary_key=True)
-    family: Mapped[str] = mapped_column(String(128), primary_key=True)
-    records: Mapped[list[Any]]  # [weight, seconds factor, memory factor] of the latest files, the newest last
-    updated_at: Mapped[float] = mapped_column(Float)
 
 
 class VerdictRow(Base):

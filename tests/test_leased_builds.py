@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import select
 
-from codegen.compile_model import FIXED_SECONDS
-from codegen.group import MAX_SECONDS, longest_group
+from codegen.compile_cost import FIXED_SECONDS, MAX_SECONDS
 from cukiln.types import StageSeconds
 from storage import endings, items, jobs
 from storage.builds import known_builds
@@ -19,7 +20,7 @@ from storage.errors import LostClaim
 from storage.group_rows import compiled_for
 from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds, what_follows
 from storage.items import Claim, FileLimits
-from storage.lease_builds import WORTHWHILE_SECONDS
+from storage.lease_builds import BUDGET_SHARE, WORTHWHILE_SECONDS, longest_group
 from storage.pending_builds import pending_counts, want_builds
 from storage.problems import load_problem
 from storage.report_trace import job_trace
@@ -194,6 +195,13 @@ def test_a_budget_keeps_the_file_short_for_all_that_are_in_it(database: Database
     assert len(members(database, claim)) == round((longest_group(12.0) - FIXED_SECONDS) / 0.1)
 
 
+@given(st.floats(0.0, 1e6))
+def test_no_budget_makes_files_longer_or_so_short_that_most_of_one_is_its_fixed_cost(budget: float) -> None:
+    assert longest_group(None) == MAX_SECONDS
+    assert longest_group(10.0) == 10.0 / BUDGET_SHARE < MAX_SECONDS
+    assert 2 * FIXED_SECONDS <= longest_group(budget) <= longest_group(budget + 1.0) <= MAX_SECONDS
+
+
 @pytest.mark.parametrize("other", [{"toolchain": "u" * 64}, {"target": "sm_90a"}], ids=["toolchain", "target"])
 def test_a_file_is_for_one_target_and_one_toolchain(database: Database, other: dict[str, Any]) -> None:
     wanted(database, "a", seconds=0.1)
@@ -299,6 +307,17 @@ def test_a_lost_worker_makes_its_builds_suspect_and_its_late_result_is_refused(
     with pytest.raises(LostClaim):
         compile_claimed(database, claim)
     assert [len(members(database, lease(database))) for _ in range(2)] == [2, 2]
+
+
+def test_suspects_that_only_jobs_out_of_time_demand_are_left_out(database: Database, clock: FakeClock) -> None:
+    wanted(database, "a", "b", "c", "d", seconds=0.1, budget_seconds=9.0)
+    second = wanted(database, "a", seconds=0.1)
+    give_back(database, lease(database))
+    clock.advance(10)
+    claim = lease(database)
+    assert members(database, claim) == ["a"]
+    assert claim is not None and claim.jobs == (second,)
+    assert lease(database) is None
 
 
 def test_what_a_stopping_worker_hands_back_is_no_suspect(database: Database) -> None:

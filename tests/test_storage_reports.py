@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import insert
 
 from codegen import verified
-from codegen.compile_model import FIXED_SECONDS
+from codegen.compile_cost import FIXED_SECONDS
 from codegen.verified import primitives_of
 from cukiln.types import StageSeconds
 from storage import items, jobs

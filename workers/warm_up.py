@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import uuid
 
-from codegen.compile_model import CompiledFile
 from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
-from storage.compile_models import load_model
 from storage.database import Database, Session
 from storage.errors import StorageError
 from storage.groups import (
@@ -82,7 +80,6 @@ def _go_the_way(session: Session, name: str) -> None:
     claim = _claim(session, "plan", None, job)
     planned = problems_to_plan(session, claim)
     jobs.job_state(session, job)
-    load_model(session, name * 2)
     candidate = NewCandidate(name * 2, {}, name * 2, build)
     builds = {build: NewBuild(build, name * 2, name * 2, {}, target, name * 2)}
     record_candidates(session, claim, [(problem.id, candidate) for problem in planned], builds, versions)
@@ -97,8 +94,7 @@ def _go_the_way(session: Session, name: str) -> None:
     made = BuildOutcome(build, "ok", code_digest=name * 2, resources={}, library=name * 2)
     record_builds(session, claim, [made])
     judge_group(session, claim, versions)
-    files = [CompiledFile({name: 1.0}, 1.0, 1)] * 2  # the first of a family, and one more
-    group = GroupFiles(files=files)
+    group = GroupFiles()
     complete_group(session, claim, group, what_follows(session, claim, group).unjudged)
     claim = _claim(session, "verify", target, job)
     asked = builds_to_verify(session, claim.ref, _VERSION)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from codegen.compile_model import CompiledFile
 from codegen.compiler_log import telling_line
 from codegen.kernel import Kernel
 from codegen.render_group import render_device
@@ -95,7 +92,6 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
         phases=placed([*outcome.phases, upload], context.since_claim, list(kernels)),
         codegen=codegen,
         compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
-        files=_files(kernels, outcome),
     )
     outcomes = [
         _build_outcome(build, kernel, outcome, library)
@@ -126,14 +122,6 @@ def _log(outcome: GroupOutcome) -> str:
     failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
     left = [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
     return "\n".join([*([outcome.artifact.log] if outcome.artifact else []), *failed, *left])
-
-
-def _files(kernels: Iterable[Kernel], outcome: GroupOutcome) -> list[CompiledFile]:
-    made = outcome.artifact
-    if made is None:
-        return []
-    compiled = [kernel for kernel in kernels if kernel.id in made.kernels]
-    return [CompiledFile.of(compiled, made.cpu_seconds, made.peak_memory_bytes)]
 
 
 def _build_outcome(build: str, kernel: Kernel, outcome: GroupOutcome, library: str | None) -> BuildOutcome:

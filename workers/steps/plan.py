@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
-from codegen.compile_model import CompileModel
+from codegen.compile_cost import kernel_bytes, kernel_seconds
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered
 from codegen.render_group import slice_digest
 from cukiln.types import StageSeconds
-from storage.compile_models import load_model
 from storage.items import yields
 from storage.jobs import job_state
 from storage.judge import Judged
@@ -46,8 +46,7 @@ def plan(context: StepContext) -> None:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, context.claim.job_id)
         candidates = candidates_of_job(session, context.claim.job_id)
-        model = load_model(session, context.toolchain.digest)
-    recorder = _Recorder(context, model, context.claim.waited_seconds / max(1, len(problems)))
+    recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
     started = time.monotonic()
     for place, problem in enumerate(problems):
         context.check()
@@ -69,39 +68,21 @@ def plan(context: StepContext) -> None:
 class _Recorder:
     """Writes candidates, and the ends of their problems, in transactions of about the same size."""
 
-    def __init__(self, context: StepContext, model: CompileModel, in_queue: float) -> None:
+    def __init__(self, context: StepContext, in_queue: float) -> None:
         self._context = context
-        self._model, self._toolchain = model, context.toolchain.digest
         self._in_queue = in_queue  # seconds that each problem waited
-        self._made: dict[tuple[Kernel, str], NewBuild] = {}  # by kernel and target
         self._candidates: list[tuple[int, NewCandidate]] = []
         self._builds: dict[str, NewBuild] = {}
         self._ended: list[PlannedProblem] = []
         self._recorded_at = self._told_at = time.monotonic()
 
     def add(self, problem: JobProblem, candidate: Candidate) -> None:
-        build = self._build(candidate.kernel, problem.target)
+        build = _new_build(candidate.kernel, problem.target, self._context.toolchain.digest)
         new = NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build.id)
         self._candidates.append((problem.id, new))
         self._builds[build.id] = build
         if len(self._candidates) >= CANDIDATES_AT_ONCE:
             self.record()
-
-    def _build(self, kernel: Kernel, target: str) -> NewBuild:
-        """Made once, however many candidates share it."""
-        if (kernel, target) not in self._made:
-            text = slice_digest(kernel)
-            self._made[kernel, target] = NewBuild(
-                id=build_id(kernel.id, text, self._toolchain, target),
-                kernel=kernel.id,
-                slice=text,
-                kernel_json=kernel.to_json(),
-                target=target,
-                toolchain=self._toolchain,
-                predicted_seconds=self._model.kernel_seconds(kernel),
-                predicted_bytes=self._model.kernel_bytes(kernel),
-            )
-        return self._made[kernel, target]
 
     def end(self, planned: PlannedProblem) -> None:
         """All candidates of the problem were added."""
@@ -132,6 +113,21 @@ class _Recorder:
         self._candidates, self._builds, self._ended = [], {}, []
         context.database.pause()
         self._recorded_at = time.monotonic()
+
+
+@lru_cache(maxsize=16384)  # many candidates share a kernel
+def _new_build(kernel: Kernel, target: str, toolchain: str) -> NewBuild:
+    text = slice_digest(kernel)
+    return NewBuild(
+        id=build_id(kernel.id, text, toolchain, target),
+        kernel=kernel.id,
+        slice=text,
+        kernel_json=kernel.to_json(),
+        target=target,
+        toolchain=toolchain,
+        predicted_seconds=kernel_seconds(kernel),
+        predicted_bytes=kernel_bytes(kernel),
+    )
 
 
 def _planned(problem: JobProblem, lowered: Lowered, stopwatch: Stopwatch) -> PlannedProblem:
