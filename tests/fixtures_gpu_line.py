@@ -20,6 +20,7 @@ from storage.report_job import job_report
 from storage.winners import get_winners
 from tests.fixtures_compile import PROBE
 from tests.fixtures_queue import QueueWorld
+from tests.fixtures_storage import clear_all
 from workers.gpu.interface import Device
 from workers.gpu.measure_on_gpu import Outcome
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate
@@ -199,9 +200,14 @@ class GpuLine:
         """Until nothing of these kinds waits."""
         for _ in range(most):
             claim = self.claim(kinds)
-            if claim is None:
+            if claim is not None:
+                self.do(claim)
+            elif not self.clear():
                 return
-            self.do(claim)
+
+    def clear(self) -> int:
+        with self.world.database.write() as session:
+            return clear_all(session)
 
     def claim(self, kinds: Sequence[str] = tuple(STEPS)) -> items.Claim | None:
         with self.world.database.write() as session:
