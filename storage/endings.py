@@ -22,7 +22,6 @@ from storage.judge import (
     finish_judged,
     give_verdicts,
     of_problems,
-    skip_builds,
 )
 from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
@@ -179,15 +178,17 @@ def _skip_some(session: Session, problem_id: int, job_id: str, reason: str) -> N
 
 
 def _given_up(session: Session) -> Part | None:
-    """A build that cannot be compiled, for no fault of its own."""
-    row = session.execute(select(BuildRow.id, BuildRow.log).where(BuildRow.state == "given_up").limit(1)).one_or_none()
-    if row is None:
+    """Builds that could not be compiled, for no fault of theirs that is known."""
+    query = select(BuildRow.id, BuildRow.log).where(BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
+    if not session.execute(query).all():
         return None
 
     def part(session: Session) -> None:
-        state = session.scalar(select(BuildRow.state).where(BuildRow.id == row.id))
-        if state == "given_up" and not skip_builds(session, [row.id], row.log or "", true(), CLEARED_AT_ONCE)[1]:
-            forget_given_up(session, row.id)
+        reasons = {id: ("skipped", log) for id, log in session.execute(query)}
+        touched = give_verdicts(session, reasons, true(), CLEARED_AT_ONCE)
+        finish_judged(session, touched)
+        if len(touched) < CLEARED_AT_ONCE:
+            forget_given_up(session, list(reasons))
 
     return part
 

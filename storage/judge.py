@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,12 +136,3 @@ def cpu_verdicts(session: Session, ids: list[str], plan_version: str) -> dict[st
         .where(BuildRow.id.in_(ids), BuildRow.state == "ok")
     )
     return {build: (verdict, message) for build, verdict, message in rows}
-
-
-def skip_builds(
-    session: Session, build_ids: Sequence[str], message: str, which: ColumnElement[bool], most: int
-) -> tuple[list[Judged], bool]:
-    """Skip at most so many unjudged candidates of these builds, in all jobs (`which`: a condition on their rows).
-    Returns the problems that go on, and whether there may be more candidates: call it again."""
-    touched = give_verdicts(session, dict.fromkeys(build_ids, ("skipped", message)), which, most)
-    return finish_judged(session, touched), len(touched) >= most

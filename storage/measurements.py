@@ -13,7 +13,7 @@ from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
 from storage.errors import LostClaim
 from storage.items import MAX_ATTEMPTS, Claim, complete, hold
-from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, of_problems, skip_builds
+from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, give_verdicts, of_problems
 from storage.judge_gpu import Finding, condemn, write_findings
 from storage.judging_work import MEASURE_SECONDS, add_judging, unjudged
 from storage.new_items import group_of_ref, measure_ref
@@ -238,10 +238,12 @@ def forget_group_library(session: Session, digest: str) -> tuple[list[Judged], b
     held = build.c.library == digest
     standing = session.scalars(select(build.c.id).where(held, build.c.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
-    judged, more = skip_builds(session, standing, message, of_problems(~asks_predicted()), JUDGED_AT_ONCE)
+    skipped = dict.fromkeys(standing, ("skipped", message))
+    touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), JUDGED_AT_ONCE)
+    more = len(touched) >= JUDGED_AT_ONCE
     if not more:
         session.execute(update(build).where(held).values(library=None))
-    return judged, more
+    return finish_judged(session, touched), more
 
 
 def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:

@@ -167,11 +167,11 @@ def give_up_place(session: Session, target: str, toolchain: str, most: int) -> N
     )
 
 
-def forget_given_up(session: Session, build_id: str) -> None:
-    """When none of its candidates is left to be skipped."""
-    mine = (build.id == build_id) & (build.state == "given_up")
+def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
+    """When none of their candidates is left to be skipped."""
+    mine = build.id.in_(build_ids) & (build.state == "given_up")
     session.execute(update(core(BuildRow)).where(mine).values(state="pending", log=None, suspect=None, attempts=0))
-    _forget(session, [build_id])
+    _forget(session, build_ids)
 
 
 def drop_demands(session: Session, job_id: str, most: int) -> None:

@@ -194,16 +194,17 @@ class GpuLine:
         """A job, done from its plan to its end."""
         job = self.submit(*problems)
         self.run()
+        while self.clear():
+            self.run()
         return self.report(job)
 
     def run(self, kinds: Sequence[str] = tuple(STEPS), most: int = 1000) -> None:
         """Until nothing of these kinds waits."""
         for _ in range(most):
             claim = self.claim(kinds)
-            if claim is not None:
-                self.do(claim)
-            elif not self.clear():
+            if claim is None:
                 return
+            self.do(claim)
 
     def clear(self) -> int:
         with self.world.database.write() as session:

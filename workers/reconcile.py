@@ -73,8 +73,8 @@ class Reconciler:
             expired = items.expire_leases(session, self.settings.max_attempts)
             touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
-        self._clear_ended()
         self._give_up_gone_compilers()
+        self._clear_ended()
         for item in expired:
             log.warning("lease of %s %s ended, it is %s", item.kind, item.ref, item.state)
         for state in states:
