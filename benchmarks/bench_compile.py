@@ -2,13 +2,11 @@
 
 Run with `make bench-compile` or `python -m benchmarks.bench_compile`. `compile_ways` says what the ways are. For every
 operator that is present, the kernels are the first by index of level 2 of its named public shapes (`CASES`), equally
-many of each; the ways take turns, round by round, so that a busy machine hits all. All ways but screening must come to
-the same machine code, kernel by kernel. The last line is one JSON object, which is also kept under
-`benchmarks/results/`.
+many of each; the ways take turns, round by round, so that a busy machine hits all. All ways must come to the same
+machine code, kernel by kernel. The last line is one JSON object, which is also kept under `benchmarks/results/`.
 
-- `ratio_wall`, `ratio_cpu`, `ratio_hidet`, `ratio_screening`: one file per kernel over ours, in wall and in CPU seconds
-  (hidet's definition: summed over all processes); hidet's rule over ours; one file per kernel over the screening build.
-  Of the medians over the rounds.
+- `ratio_wall`, `ratio_cpu`, `ratio_hidet`: one file per kernel over ours, in wall and in CPU seconds (hidet's
+  definition: summed over all processes); hidet's rule over ours. Of the medians over the rounds.
 - `ratio_per_candidate`: one file per *candidate* over ours, for the problems of one model (`Case.model`) at level 2,
   at most 64 candidates each; one round. Candidates that differ only in launch-time values and extents share a kernel.
 - `floor_s`: CPU seconds that nvcc's device pass (in effect cicc and ptxas) takes for one more kernel, times the
@@ -37,7 +35,7 @@ from benchmarks.compile_ways import LIMITS, Compiled, Ways
 from benchmarks.cutlass import cutlass_headers, cutlass_seconds
 from benchmarks.keep_result import keep_result
 from benchmarks.shapes import public_shape, shape_sets
-from codegen.group import MAX_BYTES
+from codegen.compile_cost import MAX_BYTES
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator, operators
@@ -175,7 +173,6 @@ def take_turns(
             "ours": ways.ours(kernels),
         }
         require_equal_code(one)
-        one["screening"] = ways.screening(kernels)
         found.append(one)
         say(f"round {number + 1}: {', '.join(f'{name} {way.wall:.1f} s' for name, way in one.items())}")
     return found
@@ -191,7 +188,7 @@ def figures(
 ) -> dict[str, Any]:
     """Of one case, without what takes a set of its own. `device`: seconds of a group's device pass by its kernels."""
     wall, cpu = {}, {}
-    for name in ("baseline", "hidet_rule", "ours", "screening"):
+    for name in ("baseline", "hidet_rule", "ours"):
         wall[name], cpu[name] = medians(rounds, name)
     line = fit_line(list(device.items()))
     floor = floor_seconds(line, kernels, cores)
@@ -204,7 +201,6 @@ def figures(
         "ratio_wall": round(wall["baseline"] / wall["ours"], 2),
         "ratio_cpu": round(cpu["baseline"] / cpu["ours"], 2),
         "ratio_hidet": round(wall["hidet_rule"] / wall["ours"], 2),
-        "ratio_screening": round(wall["baseline"] / wall["screening"], 2),
         "floor_s": round(floor, 2),
         "over_floor": round(wall["ours"] / floor, 2),
         "over_floor_cpu": round(cpu["ours"] / cores / floor, 2),

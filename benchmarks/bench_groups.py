@@ -3,8 +3,8 @@
 Run with `make bench-groups` or `python -m benchmarks.bench_groups`.
 
 *Sizing*: groups of kernels of four kinds are compiled, one after the other; the error of their predicted CPU seconds
-and memory, by the operator's estimates alone and by what the groups before had taken. And the wall seconds of a set of
-kernels in 1 to 4 groups on two workers, beside the number that `codegen.group` chooses.
+and memory. And the wall seconds of a set of kernels in 1 to 4 groups on two workers, beside the number that
+a stand-alone run makes.
 
 *Isolation*: one group whole, then the same group with one bad kernel in its middle: one that the front end refuses, one
 that ptxas refuses, one that ends the compiler without a word, as late as it can: when all of its file is compiled; and
@@ -32,14 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.keep_result import keep_result
-from codegen.compile_model import PRIOR, CompiledFile, CompileModel, Record, fit
-from codegen.group import group
+from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, kernel_bytes, kernel_seconds
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.rules import Rejected
 from codegen.search import Search
 from codegen.targets import target
 from workers.compile_group import compile_group, compile_to_the_end
+from workers.elsewhere.compile_ahead import in_files
 from workers.processes import Finished, Limits, Processes
 from workers.toolchain import Toolchain, find_toolchain
 
@@ -109,35 +109,30 @@ def kernels_of(kind: str, count: int, seed: int = 1) -> list[Kernel]:
 
 
 def predictions(toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
-    """Errors of the predictions for every group, made before it was compiled."""
-    errors: dict[str, list[float]] = {"seconds_estimated": [], "seconds_learnt": [], "bytes_learnt": []}
-    records: dict[str, list[Record]] = {}
-    model, rows = PRIOR, []
+    """Errors of the predictions for every group."""
+    errors: dict[str, list[float]] = {"seconds": [], "bytes": []}
+    rows = []
     for seed, size in enumerate(SIZES):
         for kind in KINDS:
             kernels = kernels_of(kind, size, seed)
             outcome = compile_group(kernels, TARGET, toolchain, processes, LIMITS)
             if outcome.artifact is None:
                 raise SystemExit(f"{size} {kind}: the group did not compile: {outcome.why}")
-            artifact = outcome.artifact
-            file = CompiledFile.of(kernels, artifact.cpu_seconds, artifact.peak_memory_bytes)
-            errors["seconds_estimated"].append(abs(PRIOR.seconds(kernels) / file.cpu_seconds - 1))
-            errors["seconds_learnt"].append(abs(model.seconds(kernels) / file.cpu_seconds - 1))
-            errors["bytes_learnt"].append(abs(model.bytes(kernels) / file.peak_bytes - 1))
+            peak = outcome.artifact.peak_memory_bytes
+            seconds = FIXED_SECONDS + sum(map(kernel_seconds, kernels))
+            memory = FIXED_BYTES + sum(map(kernel_bytes, kernels))
+            errors["seconds"].append(abs(seconds / outcome.cpu_seconds - 1))
+            errors["bytes"].append(abs(memory / peak - 1))
             rows.append(
                 {
                     "kernels": f"{size} {kind}",
-                    "cpu_s": round(file.cpu_seconds, 2),
-                    "estimated_s": round(PRIOR.seconds(kernels), 2),
-                    "learnt_s": round(model.seconds(kernels), 2),
-                    "peak_mib": file.peak_bytes >> 20,
-                    "learnt_mib": int(model.bytes(kernels)) >> 20,
+                    "cpu_s": round(outcome.cpu_seconds, 2),
+                    "predicted_s": round(seconds, 2),
+                    "peak_mib": peak >> 20,
+                    "predicted_mib": int(memory) >> 20,
                 }
             )
             print(rows[-1], flush=True)
-            for name, record in model.records(file).items():
-                records.setdefault(name, []).append(record)
-            model = CompileModel({name: fit(found) for name, found in records.items()})
     return {"median_error": {name: round(statistics.median(found), 3) for name, found in errors.items()}, "files": rows}
 
 
@@ -152,7 +147,7 @@ def group_counts(toolchain: Toolchain, processes: Processes, workers: int) -> li
             with ThreadPoolExecutor(workers) as pool:
                 list(pool.map(lambda part: compile_group(part, TARGET, toolchain, processes, LIMITS), parts))
             wall[groups] = round(time.perf_counter() - started, 2)
-        chosen = len(group(kernels, workers=workers))
+        chosen = len(in_files(kernels, workers))
         found.append({"kernels": count, "workers": workers, "wall_s_by_groups": wall, "chosen": chosen})
         print(found[-1], flush=True)
     return found

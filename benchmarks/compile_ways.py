@@ -4,7 +4,7 @@ Each way runs as many compiler processes as there are cores and ends in loadable
 
 - *alone*: one `.cu` per kernel, nvcc straight to a `.so`;
 - *hidet's rule*: the same with groups (`hidet_groups`), whole `.so` each;
-- *ours*: what a compile worker does. Groups of `codegen.group`, rendering and both uniqueness assertions included, to a
+- *ours*: what a compile worker does. Groups of `in_files`, rendering and both uniqueness assertions included, to a
   cubin, and to a `.so` with launch code, which the others do not have.
 
 nvcc keeps its intermediate files in all of them: ours needs the PTX, the others' cubins are compared with ours.
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from codegen.cubin import code_digest_of, read_cubin
-from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.render_group import render_device, symbols
 from codegen.targets import Target
 from workers.compile_file import FileCompiler
 from workers.compile_group import compile_group
+from workers.elsewhere.compile_ahead import in_files
 from workers.processes import Finished, Limits, Processes
 from workers.toolchain import DEVICE_FLAGS, Toolchain
 
@@ -84,11 +84,10 @@ class Ways:
 
     def ours(self, kernels: Sequence[Kernel], keep: Path | None = None) -> Compiled:
         """Repeated kernels count once, as in the service."""
-        return self._grouped(kernels, self._toolchain, keep)
-
-    def screening(self, kernels: Sequence[Kernel]) -> Compiled:
-        """Ours, by nvcc's fast-compile level: its code differs."""
-        return self._grouped(kernels, self._toolchain.for_screening(), None)
+        started = time.perf_counter()
+        groups = in_files(kernels, self.cores)
+        grouping = time.perf_counter() - started
+        return self._timed(lambda part: self._group(part, keep), groups, grouping)
 
     def device_seconds(self, kernels: Sequence[Kernel]) -> float:
         """CPU seconds of nvcc's device pass over one group: of preprocessor, cicc and ptxas. Mean over as many runs at
@@ -102,12 +101,6 @@ class Ways:
             compiler = FileCompiler(folder, self._toolchain, self._processes, LIMITS)
             compiler.compile_device(rendered.text, self._target.name, rendered.symbols)
         return _File(compiler.cpu_seconds, {}, compiler.peak_memory_bytes)
-
-    def _grouped(self, kernels: Sequence[Kernel], toolchain: Toolchain, keep: Path | None) -> Compiled:
-        started = time.perf_counter()
-        groups = group(kernels, workers=self.cores)
-        grouping = time.perf_counter() - started
-        return self._timed(lambda part: self._group(part, toolchain, keep), groups, grouping)
 
     def _timed(
         self, compile_one: Callable[[tuple[Kernel, ...]], _File], work: Sequence[Any], before: float = 0.0
@@ -146,8 +139,8 @@ class Ways:
         digests = {kernel.id: code_digest_of([found[symbol] for symbol in symbols(kernel)]) for kernel in kernels}
         return _File(finished.cpu_seconds, digests, finished.peak_memory_bytes)
 
-    def _group(self, kernels: tuple[Kernel, ...], toolchain: Toolchain, keep: Path | None) -> _File:
-        outcome = compile_group(kernels, self._target, toolchain, self._processes, LIMITS)
+    def _group(self, kernels: tuple[Kernel, ...], keep: Path | None) -> _File:
+        outcome = compile_group(kernels, self._target, self._toolchain, self._processes, LIMITS)
         digests: dict[str, str] = {}
         for name, found in outcome.outcomes.items():
             if found.code_digest is None:

@@ -282,8 +282,3 @@ class Operator(ABC):
     @abstractmethod
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         """Of nvcc, for one more kernel of a group, in CPU seconds."""
-
-    def compile_family(self, kernel: Kernel) -> str:
-        """Which kernels the estimate above is off by one factor for; the factor is learnt from compiles. Few families
-        learn soon."""
-        return ""

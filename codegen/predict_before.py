@@ -9,7 +9,6 @@ fewer candidates by it who did not ask for that.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from codegen.kernel import Candidate
@@ -87,11 +86,3 @@ class BestPredicted:
             return Choice(kept, slowest_us)
         us, _, _, candidate = self._best_left
         return Choice(kept, slowest_us, self._offered - len(kept), (candidate, us))
-
-
-def best_predicted(candidates: Iterable[Candidate], count: int, target: Target) -> Choice:
-    """The `count` best of these, as `BestPredicted` ranks them."""
-    best = BestPredicted(count, target)
-    for candidate in candidates:
-        best.offer(candidate)
-    return best.choice()

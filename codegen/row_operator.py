@@ -129,9 +129,6 @@ class RowOperator(Operator):
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         return 0.05 + 0.004 * (schedules.registers(kernel.tunables.as_dict()) - schedules.OVERHEAD_REGISTERS)
 
-    def compile_family(self, kernel: Kernel) -> str:
-        return str(kernel.tunables.get("algorithm"))
-
     def own(self, problem: Problem) -> Any:
         """The problem, which must be of this operator."""
         if not isinstance(problem, self.problem_type):

@@ -51,11 +51,6 @@ class Function:
         return self.name.startswith(f"{SHARED}::")
 
 
-def scan(text: str) -> frozenset[str]:
-    """Every `namespace::function` that the text defines; raises Unclassified."""
-    return frozenset(function.name for function in scan_functions(text))
-
-
 def scan_functions(text: str) -> list[Function]:
     """Every function definition at namespace scope, in order, overloads one by one."""
     scanner = _Scanner(_tokens(text))

@@ -1,8 +1,7 @@
 """What is searched: the schedules that a request wants tried, and whether an earlier search has tried them all.
 
 `keep` comes after a `limit`: of the accepted schedules (of the sample, where there is one) those that are predicted
-fastest before anything is compiled. `screening` comes last: all that are left are compiled fast and judged, and only
-the best of them are compiled in full.
+fastest before anything is compiled.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from codegen.problem import refuse
 from codegen.schedule import Schedule, Value
 
 MAX_LIMIT = 100_000
-MAX_SCREENING = 1_000
 MAX_SCHEDULES = 10_000
 MAX_VALUES = 64
 MAX_TUNABLES = 64
@@ -32,9 +30,7 @@ class Search(BaseModel):
     and of those only the `keep` that are predicted fastest.
 
     Tunables that `tunables` does not name take their level-1 values. Without any of the three the level is 1. The
-    prediction is no measurement: without `keep` everything that breaks no rule is compiled. With `screening` it is
-    compiled fast, with less optimisation, and judged; only so many of the best are then compiled in full, judged again,
-    and may win.
+    prediction is no measurement: without `keep` everything that breaks no rule is compiled.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,9 +52,6 @@ class Search(BaseModel):
     ) = None
     limit: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(as_integer)] = None
     keep: Annotated[Annotated[int, Field(strict=True, ge=1, le=MAX_LIMIT)] | None, BeforeValidator(as_integer)] = None
-    screening: Annotated[
-        Annotated[int, Field(strict=True, ge=1, le=MAX_SCREENING)] | None, BeforeValidator(as_integer)
-    ] = None
     seed: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER), BeforeValidator(as_integer)] = 0
 
     @model_validator(mode="before")
@@ -74,8 +67,8 @@ class Search(BaseModel):
         return data if kinds else {**data, "level": 1}
 
     def canonical(self) -> dict[str, Any]:
-        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled, no `keep` and no
-        `screening` where there cannot be more schedules."""
+        """JSON with only what matters: sorted, without repetition; no seed where nothing is sampled, no `keep` where
+        there cannot be more schedules."""
         found: dict[str, Any] = {}
         most = [] if self.limit is None else [self.limit]
         if self.tunables is not None:
@@ -92,9 +85,6 @@ class Search(BaseModel):
             found |= {"limit": self.limit, "seed": self.seed}
         if self.keep is not None and not any(self.keep >= count for count in most):
             found["keep"] = self.keep
-            most.append(self.keep)
-        if self.screening is not None and not any(self.screening >= count for count in most):
-            found["screening"] = self.screening
         return found
 
 
@@ -115,12 +105,11 @@ def covers(done: Search, asked: Search) -> bool:
 
     Errs on the side of no: a value list is not compared with a level, because levels depend on problem and target.
     """
-    for choice in ("screening", "keep"):
-        chosen, wanted = done.canonical().get(choice), asked.canonical().get(choice)
-        done, asked = (one.model_copy(update={choice: None}) for one in (done, asked))
-        if chosen is not None:
-            # Which are the best depends on all that were looked at: the best of a part need not be among them.
-            return wanted is not None and wanted <= chosen and done.canonical() == asked.canonical()
+    chosen, wanted = done.canonical().get("keep"), asked.canonical().get("keep")
+    done, asked = (one.model_copy(update={"keep": None}) for one in (done, asked))
+    if chosen is not None:
+        # Which are the best depends on all that were looked at: the best of a part need not be among them.
+        return wanted is not None and wanted <= chosen and done.canonical() == asked.canonical()
     if done.limit is not None:
         same = (
             done.model_copy(update={"limit": None}).canonical() == asked.model_copy(update={"limit": None}).canonical()

@@ -53,11 +53,6 @@ class Target:
     max_threads_per_block: int = 1024
 
     @property
-    def fp32_gflops(self) -> float:
-        """Peak of fused multiply-adds in fp32, 2 operations per lane and clock."""
-        return 2e-3 * self.sm_count * self.fp32_lanes_per_sm * self.clock_mhz
-
-    @property
     def capability(self) -> int:
         """Compute capability as the digits of the name: 75, 80, 90, 120."""
         return int(self.name.removeprefix("sm_").rstrip("af"))
@@ -65,10 +60,6 @@ class Target:
     def mma_macs(self, dtype: str) -> float:
         """Multiply-adds per clock of `clock_mhz` and multiprocessor that `mma.sync` reaches; 0 where there are none."""
         return self.tensor_macs[dtype] * self.mma_share * self.tensor_clock_mhz / self.clock_mhz
-
-    def tensor_gflops(self, dtype: str) -> float:
-        """Published peak of the tensor cores, 2 operations per multiply-add."""
-        return 2e-3 * self.sm_count * self.tensor_macs[dtype] * self.tensor_clock_mhz
 
     def data_sheet(self) -> dict[str, Any]:
         return asdict(self)

@@ -13,7 +13,6 @@ from codegen.operators import operator
 from codegen.render_group import slice_digest
 from codegen.schedule import Schedule
 from service.context import ServiceDep
-from service.errors import refuse
 from service.jobs import KnownJob
 from service.openapi import problems
 from storage.exports import ExportedCandidate, ExportedProblem, exported_problems, toolchain_descriptions
@@ -28,7 +27,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 @router.get(
     "/{job}/bundle",
     responses={
-        **problems("job-not-found", "job-screened", "database-unavailable"),
+        **problems("job-not-found", "database-unavailable"),
         200: {"content": {"application/json": {}}, "description": "The content of a bundle.json"},
     },
     response_class=Response,
@@ -42,7 +41,6 @@ def get_bundle(job: KnownJob, service: ServiceDep) -> Response:
         digests = {one.toolchain for problem in exported for one in problem.candidates if one.toolchain}
         toolchains = toolchain_descriptions(session, digests)
     assert status is not None, "KnownJob"
-    _require_no_screening(exported)
     kernels: dict[str, Any] = {}
     entries = [
         {
@@ -67,18 +65,6 @@ def get_bundle(job: KnownJob, service: ServiceDep) -> Response:
         "problems": entries,
     }
     return Response(json.dumps(bundle).encode(), media_type="application/json")
-
-
-def _require_no_screening(exported: list[ExportedProblem]) -> None:
-    """Raises Refused: most of such a job's candidates have no code that may win, and their results would say nothing of
-    the others."""
-    screened = next((problem for problem in exported if "screening" in problem.search), None)
-    if screened is not None:
-        detail = (
-            f"Problem {screened.name!r} is searched with search.screening, which takes two rounds of compiling and "
-            "measuring: submit it without, then export that job."
-        )
-        raise refuse("job-screened", detail, field="job")
 
 
 def _distinct(exported: list[ExportedProblem]) -> list[ExportedProblem]:

@@ -124,8 +124,6 @@ class _Checker:
             search = Search.model_validate(value.search)
         except ValidationError as error:
             self._faults += faults_of(error, Search, value.search, (*at, "search"))
-        if search is not None and search.screening is not None:
-            self._wrong((*at, "search", "screening"), "Candidates are screened by the service alone.", None)
         target = self._target(value.target, (*at, "target"))
         if kind is not None and problem is not None and search is not None and target is not None:
             try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from storage.new_items import COMPARE, COMPILE, MEASURE, PLAN, REFINE, VERIFY
+from storage.new_items import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
 from storage.report_trace import Attempt, JobTrace, TracedItem
 
 Event = dict[str, Any]
@@ -147,7 +147,7 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
         for name, span, args in _phases(times, one):
             yield _slice("phase", name, pid, tid, span, args)
     kinds = {one.item.kind for one in slices}
-    kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds <= {PLAN, REFINE} else "compile"
+    kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds <= {PLAN} else "compile"
     yield from _named(pid, f"{kind} worker {worker}", named)
 
 

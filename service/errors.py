@@ -46,7 +46,6 @@ KINDS: Mapping[str, Kind] = {
     "blob-not-found": Kind(404, "There is no blob with this digest"),
     "method-not-allowed": Kind(405, "The path does not know this method"),
     "job-finished": Kind(409, "The job has already ended"),
-    "job-screened": Kind(409, "The job screens its candidates"),
     "ambiguous-prefix": Kind(409, "Several candidates begin with these digits"),
     "body-too-large": Kind(413, "The body is too large"),
     "unsupported-media-type": Kind(415, "The body must be application/json"),

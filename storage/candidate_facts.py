@@ -9,7 +9,6 @@ from sqlalchemy import RowMapping, select
 
 from cukiln.types import CandidateFacts
 from storage.database import Session
-from storage.judge import only_screened
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 from storage.verdicts import best_proofs
@@ -31,9 +30,8 @@ def candidates_of_prefix(session: Session, prefix: str, job: str | None = None) 
 
 
 def candidate_facts(session: Session, candidate: str, job: str | None = None) -> CandidateFacts | None:
-    """Of a candidate that was met in several jobs or on several devices: what was compiled in full before what was only
-    screened; then what was measured before what was only judged, and that before what was neither; the newest of each.
-    None where no job has it."""
+    """Of a candidate that was met in several jobs or on several devices: what was measured before what was only judged,
+    and that before what was neither; the newest of each. None where no job has it."""
     rows = _rows(session, candidate, job)
     if not rows:
         return None
@@ -55,7 +53,6 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
         problem=row["problem"],
         target=row["target"],
         device_class=row["device_class"],
-        screening=row["screened"],
         schedule=row["schedule"],
         kernel=row["kernel"],
         slice=row["slice"],
@@ -72,8 +69,8 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     )
 
 
-def _worth(row: RowMapping) -> tuple[bool, bool, bool, int]:
-    return not row["screened"], row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]
+def _worth(row: RowMapping) -> tuple[bool, bool, int]:
+    return row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]
 
 
 def _rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapping]:
@@ -85,7 +82,6 @@ def _rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapp
             asked.id.label("problem_id"),
             *columns,
             *figures,
-            only_screened().label("screened"),
             row.measurement,
             build.slice,
             build.code_digest,

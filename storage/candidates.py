@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import RowMapping, Select, bindparam, select, update
 
 from storage.database import Session
-from storage.judge import only_screened
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow
 from storage.verdicts import Verdict, best_proofs
@@ -19,7 +18,6 @@ from storage.verdicts import Verdict, best_proofs
 class StoredCandidate:
     """Fields of its build are None while it is not compiled.
 
-    `screened`: nothing but its screening build was made, which is never published.
     `measurement`: `cukiln.types.Measurement` as JSON, of candidates on a GPU. `library`: blob digest of the group
     library that holds its kernel. `proof`: on a GPU, else on the CPU; the newest.
     """
@@ -29,7 +27,6 @@ class StoredCandidate:
     schedule: dict[str, Any]
     kernel: str
     build: str
-    screened: bool
     verdict: str | None
     message: str | None
     predicted_us: float | None
@@ -94,7 +91,6 @@ def _select() -> Select[Any]:
         candidate.schedule,
         candidate.kernel,
         candidate.build,
-        only_screened().label("screened"),
         candidate.verdict,
         candidate.message,
         candidate.predicted_us,

@@ -2,36 +2,33 @@
 
 Builds are shared between jobs. So a job that ends takes back what it wants: work that no other job wants is cancelled,
 and builds that none demands are forgotten. Nothing of this is remembered as a verdict of a kernel: its candidates are
-`skipped`, a part at a time (`find_ended`, `clear_ended`), since a job may have a hundred thousand.
+`skipped`, a part at a time (`find_ended`), since a job may have a hundred thousand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
-from sqlalchemy import and_, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
-from storage.judge import LIVE, finish_judged, judge_failures, skip_builds
-from storage.new_items import (
-    COMPARE,
-    COMPILE,
-    FINISH,
-    MEASURE,
-    PLAN,
-    REFINE,
-    UNENDED,
-    VERIFY,
-    group_of_ref,
-    parse_plan_ref,
+from storage.judge import (
+    COMPILE_FAILURES,
+    LIVE,
+    compile_failures,
+    finish_judged,
+    give_verdicts,
+    of_problems,
 )
-from storage.pending_builds import abandon_group, drop_demands, drop_unneeded
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
+from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
 
-SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, REFINE, COMPARE)
+SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
 CLEARED_AT_ONCE = 500
 """Candidates, and demands, of one transaction."""
@@ -72,7 +69,7 @@ def cancel_work(session: Session, job_id: str) -> None:
 
 
 def expire_budgets(session: Session) -> list[str]:
-    """End the search of every job past its deadline: what is judged is finished, the rest is skipped by `clear_ended`.
+    """End the search of every job past its deadline: what is judged is finished, the rest is skipped (`find_ended`).
 
     Returns the ids of the jobs it ended now; call it every second or so.
     """
@@ -85,72 +82,150 @@ def expire_budgets(session: Session) -> list[str]:
         ItemRow.state.in_(UNENDED),
     )
     demanding = exists().where(DemandRow.job_id == JobRow.id)
-    jobs = session.execute(
-        select(JobRow.id, JobRow.budget_seconds)
-        .where(JobRow.state == "running", JobRow.deadline <= now, or_(wanting, demanding))
-        .order_by(JobRow.id)
-    ).all()
-    for job_id, budget in jobs:
-        live = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
-        error = f"{_budget(budget)} its search space was lowered"
-        session.execute(update(JobProblemRow).where(live, ~JobProblemRow.planned).values(planned=True, error=error))
+    query = select(JobRow.id).where(JobRow.state == "running", JobRow.deadline <= now, or_(wanting, demanding))
+    jobs = list(session.scalars(query.order_by(JobRow.id)))
+    for job_id in jobs:
         end_items(session, job_id, SEARCH)
-        finish_judged(session, session.scalars(select(JobProblemRow.id).where(live)))
-    return [job_id for job_id, _ in jobs]
+    return jobs
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What is left of work that has ended: a job that demands builds all the same, a problem with unjudged
-    candidates and the reason why they will not be judged."""
-
-    job_id: str | None
-    problem_id: int | None
-    reason: str
+Part = Callable[[Session], None]
+"""Clears some of what has ended, in one short transaction."""
 
 
-def find_ended(session: Session, *, all_jobs: bool = False) -> Ended | None:
-    """Demands of jobs that have ended or are out of time, unjudged candidates of what was cancelled, failed or is out
-    of time. `all_jobs`: also of jobs that ended long ago, when nothing may have been running."""
+def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
+    """What is to be cleared next of work that has ended; None where all is. `all_jobs`: also of jobs that ended long
+    ago, when nothing may have been running."""
     now = clock_of(session).now()
+    since = 0.0 if all_jobs else now - RECENT_SECONDS
     late = and_(JobRow.state.in_(LIVE), JobRow.deadline <= now)
-    ended = and_(JobRow.state.not_in(LIVE), JobRow.finished_at > (0.0 if all_jobs else now - RECENT_SECONDS))
+    over = and_(JobRow.state.not_in(LIVE), JobRow.finished_at > since)
+    return (
+        _demands(session, or_(late, over))
+        or _unsearched(session, late)
+        or _unjudged(session, late, over)
+        or _given_up(session)
+        or _failed_judging(session, since)
+    )
+
+
+def _demands(session: Session, ended: ColumnElement[bool]) -> Part | None:
+    """Of jobs that have ended or are out of time."""
     demanding = exists().where(DemandRow.job_id == JobRow.id)
-    job_id = session.scalar(select(JobRow.id).where(or_(late, ended), demanding).limit(1))
-    unjudged = exists().where(CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None))
-    over = JobProblemRow.state.in_(("cancelled", "failed"))
-    problem = session.execute(
-        select(JobProblemRow.id, JobProblemRow.state, JobProblemRow.error, JobRow.budget_seconds)
+    job_id = session.scalar(select(JobRow.id).where(ended, demanding).limit(1))
+    return None if job_id is None else lambda session: drop_demands(session, job_id, CLEARED_AT_ONCE)
+
+
+def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
+    """Problems that are out of time, and that nothing is left to be judged of, or that were not even lowered: they are
+    finished."""
+    problem, unjudged = core(JobProblemRow).c, _without_verdict()
+    ref = cast(problem.id, String)
+    going_on = exists().where(
+        ItemRow.ref == ref,
+        or_(ItemRow.kind == FINISH, and_(ItemRow.kind == COMPARE, ItemRow.state.in_(UNENDED))),
+    )
+    rows = session.execute(
+        select(problem.id, JobRow.budget_seconds)
+        .join(JobRow, JobRow.id == problem.job_id)
+        .where(late, problem.state.in_(LIVE), ~going_on, or_(~problem.planned, ~unjudged))
+        .limit(CLEARED_AT_ONCE)
+    ).all()
+    if not rows:
+        return None
+
+    def part(session: Session) -> None:
+        ids = [row.id for row in rows]
+        error = f"{_budget(rows[0].budget_seconds)} its search space was lowered"
+        unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
+        session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
+        finish_judged(session, ids)
+
+    return part
+
+
+def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
+    """Candidates of a problem that was cancelled, has failed or is out of time."""
+    ended = and_(JobProblemRow.state.in_(("cancelled", "failed")), or_(JobRow.state.in_(LIVE), over))
+    row = session.execute(
+        select(JobProblemRow.id, JobProblemRow.job_id, JobProblemRow.state, JobProblemRow.error, JobRow.budget_seconds)
         .join(JobRow, JobRow.id == JobProblemRow.job_id)
-        .where(or_(late, and_(over, or_(JobRow.state.in_(LIVE), ended))), unjudged)
+        .where(or_(late, ended), _without_verdict())
         .limit(1)
     ).one_or_none()
-    if problem is None:
-        return None if job_id is None else Ended(job_id, None, "")
-    if problem.state == "cancelled":
-        return Ended(job_id, problem.id, "the job was cancelled")
-    if problem.state == "failed":
-        return Ended(job_id, problem.id, f"its problem failed: {problem.error}")
-    return Ended(job_id, problem.id, f"{_budget(problem.budget_seconds)} it was judged")
+    if row is None:
+        return None
+    if row.state == "cancelled":
+        reason = "the job was cancelled"
+    elif row.state == "failed":
+        reason = f"its problem failed: {row.error}"
+    else:
+        reason = f"{_budget(row.budget_seconds)} it was judged"
+    return lambda session: _skip_some(session, row.id, row.job_id, reason)
 
 
-def clear_ended(session: Session, ended: Ended) -> None:
-    """Take back a part of the job's demands, skip a part of the problem's candidates."""
-    if ended.job_id is not None:
-        drop_demands(session, ended.job_id, CLEARED_AT_ONCE)
-    if ended.problem_id is None:
-        return
+def _skip_some(session: Session, problem_id: int, job_id: str, reason: str) -> None:
     candidate = core(CandidateRow).c
-    left = (candidate.job_problem_id == ended.problem_id) & candidate.verdict.is_(None)
+    left = (candidate.job_problem_id == problem_id) & candidate.verdict.is_(None)
     some = session.execute(select(candidate.candidate, candidate.build).where(left).limit(CLEARED_AT_ONCE)).all()
     session.execute(
         update(core(CandidateRow))
         .where(left, candidate.candidate.in_([row.candidate for row in some]))
-        .values(verdict="skipped", message=ended.reason)
+        .values(verdict="skipped", message=reason)
     )
-    job_id = session.scalars(select(JobProblemRow.job_id).where(JobProblemRow.id == ended.problem_id)).one()
     drop_unneeded(session, job_id, sorted({row.build for row in some}))
-    finish_judged(session, [ended.problem_id])
+    finish_judged(session, [problem_id])
+
+
+def _given_up(session: Session) -> Part | None:
+    """Builds that could not be compiled, for no fault of theirs that is known."""
+    query = select(BuildRow.id, BuildRow.log).where(BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
+    if not session.execute(query).all():
+        return None
+
+    def part(session: Session) -> None:
+        reasons = {id: ("skipped", log) for id, log in session.execute(query)}
+        touched = give_verdicts(session, reasons, true(), CLEARED_AT_ONCE)
+        finish_judged(session, touched)
+        if len(touched) < CLEARED_AT_ONCE:
+            forget_given_up(session, list(reasons))
+
+    return part
+
+
+def _failed_judging(session: Session, since: float) -> Part | None:
+    """Candidates that a verify or measure item was to judge which failed for good."""
+    item, build, candidate = (core(table).c for table in (ItemRow, BuildRow, CandidateRow))
+    rows = session.execute(
+        select(item.kind, item.ref, item.target, item.error)
+        .where(item.kind.in_((VERIFY, MEASURE)), item.state == "failed", item.finished_at > since)
+        .order_by(item.id)
+    )
+    for row in rows:
+        asked = of_problems(asks_predicted() if row.kind == VERIFY else JobProblemRow.device_class == row.target)
+        waiting = (
+            select(candidate.build)
+            .join(core(BuildRow), build.id == candidate.build)
+            .where(build.group_id == group_of_ref(row.ref), candidate.verdict.is_(None))
+            .where(or_(build.state.in_(COMPILE_FAILURES), and_(build.state == "ok", asked)))
+        )
+        if session.scalar(waiting.limit(1)) is not None:
+            return partial(_skip_judging, waiting=waiting, asked=asked, reason=row.error)
+    return None
+
+
+def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool], reason: str) -> None:
+    ids: list[str] = list(session.scalars(waiting.distinct()))
+    failed = compile_failures(session, ids)
+    touched = give_verdicts(session, failed, true(), CLEARED_AT_ONCE)
+    compiled = {id: ("skipped", reason) for id in ids if id not in failed}
+    touched += give_verdicts(session, compiled, asked, CLEARED_AT_ONCE)
+    finish_judged(session, touched)
+
+
+def _without_verdict() -> ColumnElement[bool]:
+    """Of a problem's row: whether one of its candidates has no verdict."""
+    return exists().where(CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None))
 
 
 def _budget(seconds: float | None) -> str:
@@ -158,23 +233,18 @@ def _budget(seconds: float | None) -> str:
     return f"the budget of {seconds:g} seconds ended before"
 
 
-def give_up(session: Session, kind: str, ref: str, target: str | None, error: str) -> None:
-    """Settle what waited for an item that failed for good."""
+def give_up(session: Session, kind: str, ref: str, error: str) -> None:
+    """Settle what waited for an item that failed for good; candidates that it was to judge are left to `find_ended`."""
     if kind == PLAN:
         job_id, first, last = parse_plan_ref(ref)
         in_chunk = (JobProblemRow.job_id == job_id) & JobProblemRow.position.between(first, last)
         _fail_problems(session, job_id, in_chunk & ~JobProblemRow.planned, error)
-    elif kind in (REFINE, FINISH):
+    elif kind == FINISH:
         job = session.scalar(select(JobProblemRow.job_id).where(JobProblemRow.id == int(ref)))
         if job is not None:
             _fail_problems(session, job, JobProblemRow.id == int(ref), error)
     elif kind == COMPARE:
         finish_judged(session, [int(ref)])
-    elif kind in (VERIFY, MEASURE):
-        builds = select(BuildRow.id).where(BuildRow.group_id == group_of_ref(ref))
-        judge_failures(session, session.scalars(builds))
-        problems = asks_predicted() if kind == VERIFY else JobProblemRow.device_class == target
-        skip_builds(session, list(session.scalars(builds.where(BuildRow.state == "ok"))), error, problems)
 
 
 def end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:

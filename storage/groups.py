@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import bindparam, select, update
 
-from codegen.compile_model import CompiledFile
 from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
-from storage.compile_models import learn
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, compiled_for, load_group
 from storage.items import Claim, complete, hold
-from storage.judge import JUDGED_AT_ONCE, Judged, judge_some
-from storage.judging_work import Followed, Versions, add_judging, judge_known
+from storage.judge import Judged
+from storage.judging_work import Unjudged, Versions, add_judging, judge_known, unjudged
 from storage.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
 from storage.rows import core
-from storage.seconds import by_phase, share_out
+from storage.seconds import Spent, by_phase, shares
 from storage.tables import BuildRow, GroupRow
 
 __all__ = [
@@ -31,8 +29,10 @@ __all__ = [
     "GroupKernel",
     "complete_group",
     "group_report",
+    "judge_group",
     "load_group",
     "record_builds",
+    "what_follows",
 ]
 
 BUILDS_AT_ONCE = 16
@@ -55,7 +55,7 @@ class BuildOutcome:
 @dataclass(frozen=True)
 class GroupFiles:
     """Blob digests of what a group's compile left, and what it took. `phases` as in `storage.tables.GroupRow`, without
-    the queue; `files`: of each that compiled, for the prediction of the next."""
+    the queue."""
 
     source: str | None = None
     log: str | None = None
@@ -66,27 +66,17 @@ class GroupFiles:
     phases: Sequence[Mapping[str, Any]] = ()
     codegen: StageSeconds = field(default_factory=StageSeconds)
     compile: StageSeconds = field(default_factory=StageSeconds)
-    files: Sequence[CompiledFile] = ()
 
 
-def record_builds(
-    session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], versions: Versions, *, last: bool = True
-) -> Followed:
-    """Write what became of some of a group's builds: no job waits for their compile any more. With the `last` of them,
-    all that compiled are proved and measured, where a job waits for that. Candidates of those that did not are judged
-    when the group is completed. Raises `LostClaim`, and `ValueError` for a build that compiled and has no library."""
+def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
+    """Write what became of some of a group's builds: no job waits for their compile any more. Raises `LostClaim`, and
+    `ValueError` for a build that compiled and has no library."""
     hold(session, claim)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
         raise ValueError(f"group {claim.ref}: compiled, but without a library: {', '.join(lacking)}")
-    build = core(BuildRow)
     if outcomes:
         _write_outcomes(session, claim, outcomes)
     fulfil(session, [outcome.build for outcome in outcomes])
-    judged = judge_known(session, [outcome.build for outcome in outcomes if outcome.state == "ok"], versions)
-    if not last:
-        return Followed(judged, [])
-    compiled = session.scalars(select(build.c.id).where(build.c.group_id == claim.ref, build.c.state == "ok"))
-    return Followed(judged, add_judging(session, compiled))
 
 
 def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
@@ -116,30 +106,58 @@ def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutc
     )
 
 
-def judge_failed(session: Session, claim: Claim, versions: Versions) -> tuple[list[Judged], bool]:
-    """Judge some of the candidates whose builds of the group did not compile; returns the problems that go on, and
-    whether there may be more candidates: call it again. Raises `LostClaim`."""
+def judge_group(session: Session, claim: Claim, versions: Versions) -> tuple[list[Judged], bool]:
+    """`judge_known` of what a compile or verify item's group has compiled, wherever else the same slices were. Raises
+    `LostClaim`."""
     hold(session, claim)
-    builds = session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref, BuildRow.state != "compiling"))
-    return judge_some(session, builds.all(), versions.plan_version, JUDGED_AT_ONCE)
+    build = core(BuildRow).c
+    slices = select(build.slice).where(build.group_id == claim.ref)
+    mine = session.scalars(select(build.id).where(build.slice.in_(slices)).order_by(build.id))
+    return judge_known(session, mine, versions)
+
+
+@dataclass(frozen=True)
+class Follows:
+    """What follows when a group is compiled: who waits for its builds to be judged, and what each problem has spent on
+    it."""
+
+    unjudged: Sequence[Unjudged]
+    spent: Spent
+
+
+def what_follows(session: Session, claim: Claim, made: GroupFiles) -> Follows:
+    """Looked for when all outcomes are recorded, before the group is completed: it may be a lot. Whoever comes later
+    finds its builds compiled, and sees to them itself."""
+    build = core(BuildRow).c
+    rows = session.execute(select(build.id, build.state).where(build.group_id == claim.ref)).all()
+    jobs = compiled_for(session, claim.ref)
+    stages = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}
+    return Follows(
+        unjudged(session, [row.id for row in rows if row.state == "ok"]),
+        shares(session, jobs, [row.id for row in rows], stages, waited=jobs),
+    )
 
 
 def complete_group(
-    session: Session, claim: Claim, made: GroupFiles, error: str | None = None, max_attempts: int = MAX_ATTEMPTS
-) -> list[Judged]:
-    """Complete a compile item: the group's blobs and times, which are shared out to the jobs that it was compiled for.
+    session: Session,
+    claim: Claim,
+    made: GroupFiles,
+    waiting: Iterable[Unjudged] = (),
+    error: str | None = None,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> list[tuple[str, str | None]]:
+    """Complete a compile item: the group's blobs and times, and the items that judge what is `waiting` for that.
     Builds whose outcome was not recorded failed together with `error`, which names none of them: they are pending
-    again, as suspects. Returns the problems that go on. Raises `LostClaim`."""
+    again, as suspects. Returns (kind, target) of the items that wait now. Raises `LostClaim`."""
     complete(session, claim)
-    group = load_group(session, claim.ref)
-    assert group is not None, "a compile item is added with its group"
+    group = core(GroupRow).c
     blobs = {name: getattr(made, name) for name in ("source", "log", "library", "cubin", "ptx", "sass")}
     in_queue = claim.waited_seconds
     # By the claim's time, as the others: it ended when they began.
     spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
     session.execute(
         update(core(GroupRow))
-        .where(core(GroupRow).c.id == group.id)
+        .where(group.id == claim.ref)
         .values(
             state="compiled" if error is None else "failed",
             finished_at=clock_of(session).now(),
@@ -149,13 +167,8 @@ def complete_group(
             **blobs,
         )
     )
-    if group.toolchain is not None:
-        learn(session, group.toolchain, made.files)
-    builds = [kernel.build for kernel in group.kernels]
-    jobs = compiled_for(session, group.id)
-    spent = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}
-    share_out(session, jobs, builds, spent, waited=jobs)
-    return return_builds(session, group.id, error or "its file left it out", max_attempts)
+    return_builds(session, claim.ref, error or "its file left it out", max_attempts)
+    return add_judging(session, waiting)
 
 
 def group_report(session: Session, group_id: str) -> GroupReport | None:

@@ -235,7 +235,7 @@ def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempt
         _fenced(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
         return "waiting"
     _fenced(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
-    give_up(session, claim.kind, claim.ref, claim.target, error)
+    give_up(session, claim.kind, claim.ref, error)
     return "failed"
 
 
@@ -261,7 +261,7 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
             _set_group(session, row.ref, "lost", now)
             abandon_group(session, row.ref, f"worker {row.worker} stopped answering", max_attempts)
         elif not again:
-            give_up(session, row.kind, row.ref, row.target, error)
+            give_up(session, row.kind, row.ref, error)
         expired.append(Expired(row.id, row.kind, row.ref, row.target, jobs_of(session, row.id), state))
     return expired
 

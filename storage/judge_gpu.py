@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, false, or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, false, or_, select, update
 
 from storage.database import Session
 from storage.device_classes import asks_predicted
-from storage.judge import LIVE, Judged, finish_judged
-from storage.rows import chunks, core
+from storage.judge import LIVE
+from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, MeasurementRow, VerdictRow
-from storage.verdicts import GPU, wrong_codes
-from storage.winners import withdraw_code
+from storage.verdicts import GPU
 
 
 @dataclass(frozen=True)
@@ -28,49 +27,28 @@ class Finding:
     measurement: dict[str, Any] | None = None
 
 
-def judge_measured(
-    session: Session, build_ids: Iterable[str], plan_version: str, drivers: Mapping[str, str]
-) -> list[Judged]:
-    """Judge the unjudged candidates of these builds on a GPU for which a finding is known: times of equal code on its
-    device class under that class's driver, proved by this test plan; or that equal code was wrong on some GPU.
-
-    Returns the problems that are now completely judged; their next items are added.
-    """
-    findings: list[Finding] = []
-    for ids in chunks(set(build_ids)):
-        findings += _known(session, ids, plan_version, drivers)
-    write_findings(session, findings)
-    return finish_judged(session, {finding.problem_id for finding in findings})
-
-
-def condemn(session: Session, code_digests: Collection[str], plan_version: str | None = None) -> set[int]:
-    """Let the candidates of live problems on a GPU share the fate of their code where it was found wrong (by this
-    version of the test plan; None: by any), also those that were called right before. Returns their problems.
-
-    No winner record answers with the code any more from this transaction on."""
-    withdraw_code(session, wrong_codes(session, code_digests))
-    findings: list[Finding] = []
-    for ids in chunks(set(code_digests)):
-        wrong = [VerdictRow.subject.in_(ids), VerdictRow.venue == GPU, VerdictRow.verdict != "ok"]
-        if plan_version is not None:
-            wrong.append(VerdictRow.plan_version == plan_version)
-        rows = session.execute(
-            select(CandidateRow.job_problem_id, CandidateRow.candidate, VerdictRow.verdict, VerdictRow.message)
-            .join(BuildRow, BuildRow.code_digest == VerdictRow.subject)
-            .join(CandidateRow, CandidateRow.build == BuildRow.id)
-            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-            .where(*wrong, or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
-            .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
-        )
-        findings += [Finding(*row) for row in rows]
-    write_findings(session, findings)
-    return {finding.problem_id for finding in findings}
+def condemn(session: Session, code_digests: Collection[str], plan_version: str | None, most: int) -> list[int]:
+    """Let at most so many candidates of live problems on a GPU share the fate of their code where it was found wrong
+    (by this version of the test plan; None: by any), also those that were called right before; the problem of each."""
+    wrong = [VerdictRow.subject.in_(list(code_digests)), VerdictRow.venue == GPU, VerdictRow.verdict != "ok"]
+    if plan_version is not None:
+        wrong.append(VerdictRow.plan_version == plan_version)
+    rows = session.execute(
+        select(CandidateRow.job_problem_id, CandidateRow.candidate, VerdictRow.verdict, VerdictRow.message)
+        .join(BuildRow, BuildRow.code_digest == VerdictRow.subject)
+        .join(CandidateRow, CandidateRow.build == BuildRow.id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(*wrong, or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
+        .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
+        .limit(most)
+    )
+    return write_findings(session, [Finding(*row) for row in rows])
 
 
-def write_findings(session: Session, findings: Sequence[Finding]) -> None:
-    """Write verdicts and times to candidates."""
+def write_findings(session: Session, findings: Sequence[Finding]) -> list[int]:
+    """Write verdicts and times to candidates; the problem of each."""
     if not findings:
-        return
+        return []
     table = core(CandidateRow)
     session.execute(
         update(table)
@@ -93,9 +71,20 @@ def write_findings(session: Session, findings: Sequence[Finding]) -> None:
             for finding in findings
         ],
     )
+    return [finding.problem_id for finding in findings]
 
 
-def _known(session: Session, ids: list[str], plan_version: str, drivers: Mapping[str, str]) -> list[Finding]:
+def give_findings(
+    session: Session,
+    ids: list[str],
+    plan_version: str,
+    drivers: Mapping[str, str],
+    which: ColumnElement[bool],
+    most: int | None,
+) -> list[int]:
+    """Judge at most so many unjudged candidates of these builds on a GPU (`which`: a condition on their rows) for which
+    a finding is known: times of equal code on its device class under that class's driver, proved by this test plan; or
+    that equal code was wrong on some GPU. Returns the problem of each."""
     present = [
         and_(MeasurementRow.device_class == device_class, MeasurementRow.driver == driver)
         for device_class, driver in drivers.items()
@@ -130,11 +119,13 @@ def _known(session: Session, ids: list[str], plan_version: str, drivers: Mapping
         )
         .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
         .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
-        .where(or_(VerdictRow.verdict.is_not(None), MeasurementRow.code_digest.is_not(None)))
+        .where(or_(VerdictRow.verdict.is_not(None), MeasurementRow.code_digest.is_not(None)), which)
+        .limit(most)
     )
-    return [
+    findings = [
         Finding(row.job_problem_id, row.candidate, row.verdict, row.message)
         if row.verdict is not None
         else Finding(row.job_problem_id, row.candidate, "ok", None, row.measurement)
         for row in rows
     ]
+    return write_findings(session, findings)

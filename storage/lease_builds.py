@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import exists, func, insert, or_, select, update
+from sqlalchemy import exists, func, insert, select, update
 
-from codegen.compile_model import FIXED_BYTES, FIXED_SECONDS
-from codegen.group import MAX_BYTES, MAX_KERNELS, longest_group
+from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERNELS, MAX_SECONDS, files_that_pay
 from storage.database import Session, clock_of
-from storage.judge import LIVE
+from storage.judge import has_time_left
 from storage.new_items import COMPILE, FINISH, VERIFY
-from storage.pending_builds import build, demand, pending_of_live_jobs, wanted_by_live_jobs
+from storage.pending_builds import build, demand, pending_of_live_jobs
 from storage.rows import core
 from storage.tables import BuildRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobRow
 from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
@@ -30,15 +29,18 @@ from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
 WORTHWHILE_SECONDS = 4 * FIXED_SECONDS
 """Of kernels in a file, while other workers are busy anyway: at most a fifth of it is what any file costs."""
 
+BUDGET_SHARE = 12
+"""A file is compiled, then verified in about twice that time, beside others: some are judged before a budget ends."""
+
 ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What a compile worker may put into one file. `toolchains`: digests of those that it has, None for any; `workers`
-    that compile, itself among them."""
+    """What a compile worker may put into one file. `toolchain`: the digest of its own, None for any; `workers` that
+    compile, itself among them."""
 
-    toolchains: tuple[str, ...] | None = None
+    toolchain: str | None = None
     workers: int = 1
     kernels: int = MAX_KERNELS
     bytes: float = MAX_BYTES
@@ -58,8 +60,8 @@ def next_to_compile(
     """The turn and the id of the job that a free worker compiles for."""
     row = session.execute(
         select(JobRow.id, *turn(session))
-        .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
-        .where(_has_pending(targets, limits.toolchains))
+        .where(has_time_left(now))
+        .where(_has_pending(targets, limits.toolchain))
         .order_by(*in_turn(session), *oldest_first())
         .limit(1)
     ).one_or_none()
@@ -71,10 +73,8 @@ def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, l
     first = _first(session, job_id, targets, limits)
     file = _File(limits, _longest_file(session, first, limits, now))
     if first.suspect is not None:
-        same = (build.suspect == first.suspect) & (build.state == "pending")
-        file.builds = list(
-            session.execute(select(core(BuildRow)).where(same, wanted_by_live_jobs()).order_by(build.id))
-        )
+        same = pending_of_live_jobs(now).with_only_columns(build.id).where(build.suspect == first.suspect)
+        file.builds = list(session.execute(select(core(BuildRow)).where(build.id.in_(same)).order_by(build.id)))
     else:
         for job in _jobs_to_fill_from(session, job_id, first, limits, now):
             if not file.take(job, _longest_of(session, job.id, first, limits.kernels)):
@@ -82,10 +82,12 @@ def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, l
     return _record(session, file.builds, first, now)
 
 
-def _has_pending(targets: Sequence[str] | None, toolchains: Sequence[str] | None) -> Any:
-    places = [demand.target.in_(targets)] if targets is not None else []
-    places += [demand.toolchain.in_(toolchains)] if toolchains is not None else []
-    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, build.state == "pending", *places)
+def _has_pending(targets: Sequence[str] | None, toolchain: str | None) -> Any:
+    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, build.state == "pending")
+    if targets is not None:
+        mine = mine.where(demand.target.in_(targets))
+    if toolchain is not None:
+        mine = mine.where(demand.toolchain == toolchain)
     return mine.correlate(JobRow)
 
 
@@ -102,8 +104,8 @@ def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits:
     query = _pending_of(job_id)
     if targets is not None:
         query = query.where(demand.target.in_(targets))
-    if limits.toolchains is not None:
-        query = query.where(demand.toolchain.in_(limits.toolchains))
+    if limits.toolchain is not None:
+        query = query.where(demand.toolchain == limits.toolchain)
     innocent = session.execute(query.where(build.suspect.is_(None)).limit(1)).one_or_none()
     return innocent or session.execute(query.limit(1)).one()
 
@@ -118,18 +120,10 @@ def _longest_file(session: Session, first: Any, limits: FileLimits, now: float) 
     busy = select(func.count()).where(
         ItemRow.state == "claimed", ItemRow.kind.in_((COMPILE, VERIFY, FINISH)), ItemRow.target == first.target
     )
-    files = _files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
+    files = files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
     mine = max(seconds / limits.workers, min(WORTHWHILE_SECONDS, seconds / files))
     leaves_little = files == 1 and seconds - mine < WORTHWHILE_SECONDS / 2
     return FIXED_SECONDS + (seconds if leaves_little else mine)
-
-
-def _files_that_pay(seconds: float, idle: int) -> int:
-    """Side by side, as many as each shorten the wait for the last by more than the file costs."""
-    files = 1
-    while files < idle and seconds / files - seconds / (files + 1) > FIXED_SECONDS:
-        files += 1
-    return files
 
 
 def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLimits, now: float) -> list[Any]:
@@ -139,9 +133,9 @@ def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLi
     mine = session.execute(select(*columns).where(JobRow.id == job_id)).one()
     others = session.execute(
         select(*columns)
-        .where(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+        .where(has_time_left(now))
         .where(JobRow.priority >= mine.priority, JobRow.id != job_id)
-        .where(_has_pending([first.target], [first.toolchain]))
+        .where(_has_pending([first.target], first.toolchain))
         .order_by(*in_turn(session), *oldest_first())
         .limit(limits.kernels)
     )
@@ -152,6 +146,14 @@ def _longest_of(session: Session, job_id: str, first: Any, most: int) -> list[An
     place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
     longest = _pending_of(job_id).where(place, build.suspect.is_(None)).order_by(demand.predicted_seconds.desc())
     return list(session.execute(longest.limit(most)))
+
+
+def longest_group(budget_seconds: float | None) -> float:
+    """Predicted seconds that a file with builds of a job may take. A job with a budget gets files so short that the
+    first are judged long before its end, though each costs its fixed seconds again."""
+    if budget_seconds is None:
+        return MAX_SECONDS
+    return min(MAX_SECONDS, max(2 * FIXED_SECONDS, budget_seconds / BUDGET_SHARE))
 
 
 @dataclass
@@ -232,12 +234,12 @@ def _entry(row: Any) -> dict[str, Any]:
 
 
 def _jobs(session: Session, builds: Sequence[Any], now: float) -> dict[str, tuple[float, float]]:
-    """The live jobs that demand these builds: how long the first of each has been pending, and the job's part of the
-    predicted seconds. A build that several need is shared evenly, and so is what the file costs anyway."""
+    """The jobs with time left that demand these builds: how long the first of each has been pending, and the job's part
+    of the predicted seconds. A build that several need is shared evenly, and so is what the file costs anyway."""
     rows = session.execute(
         select(demand.job_id, demand.build, demand.wanted_at)
         .join(JobRow, JobRow.id == demand.job_id)
-        .where(demand.build.in_([one.id for one in builds]), JobRow.state.in_(LIVE))
+        .where(demand.build.in_([one.id for one in builds]), has_time_left(now))
         .order_by(demand.job_id)
     ).all()
     seconds = {one.id: one.predicted_seconds for one in builds}

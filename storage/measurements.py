@@ -11,15 +11,17 @@ from sqlalchemy import delete, func, select, tuple_, update
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
-from storage.items import MAX_ATTEMPTS, Claim, complete
-from storage.judge import LIVE, Judged, finish_judged, only_screened, skip_builds
+from storage.errors import LostClaim
+from storage.items import MAX_ATTEMPTS, Claim, complete, hold
+from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, give_verdicts, of_problems
 from storage.judge_gpu import Finding, condemn, write_findings
-from storage.judging_work import MEASURE_SECONDS, add_judging
+from storage.judging_work import MEASURE_SECONDS, add_judging, unjudged
 from storage.new_items import group_of_ref, measure_ref
 from storage.rows import chunks, core, insert_new
 from storage.seconds import add_seconds
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
-from storage.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts
+from storage.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
+from storage.winners import withdraw_code
 
 __all__ = [
     "MEASURE_SECONDS",
@@ -28,12 +30,14 @@ __all__ = [
     "WrongContender",
     "best_measured",
     "candidates_to_measure",
+    "complete_measured",
+    "condemn_contenders",
     "forget_group_library",
     "group_of_ref",
+    "judge_results",
     "measure_ref",
     "record_compared",
     "record_measured",
-    "remember_measured",
 ]
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
@@ -115,15 +119,13 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plan_ve
 
 
 def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, float]:
-    """The best time so far, in microseconds, of each of the problems that has one: of code that was compiled like what
-    is still to be measured."""
+    """The best time so far, in microseconds, of each of the problems that has one."""
     found: dict[int, float] = {}
     for ids in chunks(set(problem_ids)):
         rows = session.execute(
             select(CandidateRow.job_problem_id, func.min(CandidateRow.measured_us))
             .where(CandidateRow.job_problem_id.in_(ids), CandidateRow.verdict == "ok")
-            .where(CandidateRow.measured_us.is_not(None), only_screened() == JobProblemRow.screening)
-            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            .where(CandidateRow.measured_us.is_not(None))
             .group_by(CandidateRow.job_problem_id)
         )
         found.update((problem_id, us) for problem_id, us in rows if us is not None)
@@ -131,53 +133,89 @@ def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, flo
 
 
 def record_measured(
+    session: Session, claim: Claim, results: Sequence[Measured], *, driver: str, plan_version: str
+) -> None:
+    """Remember verdicts and times, and add the seconds; `judge_results` comes next. What was found for an item that was
+    cancelled meanwhile is kept: it is as true of the code as before. Raises `LostClaim` where another has the item, and
+    `ValueError` for a result that is right and without times, or the reverse."""
+    token, state = session.execute(select(ItemRow.token, ItemRow.state).where(ItemRow.id == claim.item_id)).one()
+    if token != claim.token or state not in ("claimed", "cancelled"):
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+    if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
+        raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
+    write_verdicts(session, _proofs(results), GPU, plan_version)
+    _write_measurements(session, results, str(claim.target), driver, plan_version)
+    withdraw_code(session, wrong_codes(session, {one.code_digest for one in results}))
+    add_seconds(session, _spent(results))
+
+
+def judge_results(
+    session: Session, results: Sequence[Measured], device_class: str, plan_version: str
+) -> tuple[list[Judged], bool]:
+    """Write each result to candidates of live problems of the class that it speaks about, in whichever job: to a part
+    of them. One that is wrong condemns its code, and with it every candidate of live problems on a GPU that has it.
+    Returns the problems that go on, and whether there may be more candidates: call it again."""
+    touched = _judge(session, results, device_class, JUDGED_AT_ONCE)
+    codes = {one.code_digest for one in results}
+    touched += condemn(session, codes, plan_version, JUDGED_AT_ONCE - len(touched))
+    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+
+
+def complete_measured(
     session: Session,
     claim: Claim,
     results: Sequence[Measured],
     *,
-    driver: str,
     plan_version: str,
     max_attempts: int = MAX_ATTEMPTS,
 ) -> list[Judged]:
-    """Complete a measure item: verdicts, times and seconds; returns the problems that go on.
-
-    A candidate that is wrong condemns its code, and with it every candidate of live problems on a GPU that has it. The
-    item waits again where something is left: the results were a part, or others came while it was held. Where nothing
-    was judged, that is an attempt; `ValueError` in the last one: it would go round for ever. Raises `LostClaim`.
-    """
+    """Complete a measure item whose results are judged. It waits again where something is left, which is returned: the
+    results were a part, or others came while it was held. Where there were none, that is an attempt; `ValueError` in
+    the last one: it would go round for ever. Raises `LostClaim`."""
     complete(session, claim)
-    waiting = claim.waited_seconds
-    device_class = str(claim.target)
-    if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
-        raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
-    touched = _keep(session, results, device_class, driver, plan_version)
     problems = {one.problem_id for one in results}
-    add_seconds(session, {one: {"queue": StageSeconds(wall=waiting / len(problems))} for one in problems})
-    again = _measure_the_rest(session, claim, device_class, bool(touched), plan_version, max_attempts)
-    return [*finish_judged(session, touched), *again]
+    waiting = StageSeconds(wall=claim.waited_seconds / max(1, len(problems)))
+    add_seconds(session, {one: {"queue": waiting} for one in problems})
+    return _measure_the_rest(session, claim, bool(results), plan_version, max_attempts)
 
 
-def remember_measured(
-    session: Session, results: Sequence[Measured], *, device_class: str, driver: str, plan_version: str
-) -> list[Judged]:
-    """Keep what was found for an item that was cancelled meanwhile: it is as true of the code as before, for every
-    other job that waits for it now or asks for it later. Returns the problems that go on."""
-    return finish_judged(session, _keep(session, results, device_class, driver, plan_version))
+def condemn_contenders(session: Session, claim: Claim, wrong: Sequence[WrongContender]) -> tuple[list[Judged], bool]:
+    """Those that were found wrong after they had been timed: they were judged right, so their code has a verdict, which
+    becomes the finding, under whatever test plan, for a part of the candidates with that code. One that was skipped was
+    only not compared. Returns the problems that go on, and whether there may be more candidates: call it again. Raises
+    `LostClaim`."""
+    hold(session, claim)
+    problem_id = int(claim.ref)
+    found = {one.candidate: one for one in wrong if one.verdict in FINDINGS}
+    rows = session.execute(
+        select(CandidateRow.candidate, BuildRow.code_digest)
+        .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
+        .where(CandidateRow.job_problem_id == problem_id, CandidateRow.candidate.in_(list(found)))
+    ).all()
+    for candidate, code_digest in rows:
+        one = found[candidate]
+        session.execute(
+            update(core(VerdictRow))
+            .where(VerdictRow.subject == code_digest, VerdictRow.venue == GPU, VerdictRow.verdict == "ok")
+            .values(
+                verdict=one.verdict,
+                message=one.message,
+                details=dict(one.details),
+                created_at=clock_of(session).now(),
+            )
+        )
+    codes = {code_digest for _, code_digest in rows if code_digest}
+    withdraw_code(session, wrong_codes(session, codes))
+    write_findings(session, [Finding(problem_id, name, found[name].verdict, found[name].message) for name, _ in rows])
+    touched = condemn(session, codes, None, JUDGED_AT_ONCE)
+    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
 
 
 def record_compared(
-    session: Session,
-    claim: Claim,
-    comparison: dict[str, Any] | None,
-    *,
-    wrong: Sequence[WrongContender] = (),
-    measure: StageSeconds,
+    session: Session, claim: Claim, comparison: dict[str, Any] | None, *, measure: StageSeconds
 ) -> list[Judged]:
     """Complete a compare item with a `cukiln.types.Comparison` as JSON, None where there was nothing to compare.
-
-    `wrong`: those that were found wrong after they had been timed: their code is condemned. One that was skipped was
-    only not compared. Returns the problems that go on. Raises `LostClaim`.
-    """
+    Returns the problems that go on. Raises `LostClaim`."""
     complete(session, claim)
     problem_id = int(claim.ref)
     session.execute(
@@ -187,32 +225,25 @@ def record_compared(
         session,
         {problem_id: {"measure": measure, "queue": StageSeconds(wall=claim.waited_seconds)}},
     )
-    touched = {problem_id, *_condemn_contenders(session, problem_id, wrong)}
-    return finish_judged(session, touched)
+    return finish_judged(session, [problem_id])
 
 
-def forget_group_library(session: Session, digest: str) -> list[Judged]:
+def forget_group_library(session: Session, digest: str) -> tuple[list[Judged], bool]:
     """For a library whose bytes were lost: its kernels are compiled again by the next job that measures them.
 
-    What waits to be measured now is skipped; returns the problems that go on.
+    What waits to be measured now is skipped, a part of it; returns the problems that go on, and whether there may be
+    more candidates: call it again.
     """
-    held = session.scalars(select(BuildRow.id).where(BuildRow.library == digest)).all()
-    session.execute(update(core(BuildRow)).where(core(BuildRow).c.library == digest).values(library=None))
-    standing: list[str] = []
-    for ids in chunks(held):
-        standing += session.scalars(select(BuildRow.id).where(BuildRow.id.in_(ids), BuildRow.state == "ok"))
+    build = core(BuildRow)
+    held = build.c.library == digest
+    standing = session.scalars(select(build.c.id).where(held, build.c.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
-    return skip_builds(session, standing, message, ~asks_predicted())
-
-
-def _keep(session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str) -> set[int]:
-    """Write verdicts, times and seconds, and give them to whoever waits for them; returns the problems judged."""
-    write_verdicts(session, _proofs(results), GPU, plan_version)
-    _write_measurements(session, results, device_class, driver, plan_version)
-    touched = _judge(session, results, device_class)
-    touched |= condemn(session, {one.code_digest for one in results}, plan_version)
-    add_seconds(session, _spent(results))
-    return touched
+    skipped = dict.fromkeys(standing, ("skipped", message))
+    touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), JUDGED_AT_ONCE)
+    more = len(touched) >= JUDGED_AT_ONCE
+    if not more:
+        session.execute(update(build).where(held).values(library=None))
+    return finish_judged(session, touched), more
 
 
 def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
@@ -255,23 +286,22 @@ def _write_measurements(
     insert_new(session, MeasurementRow, list(rows.values()))
 
 
-def _judge(session: Session, results: Sequence[Measured], device_class: str) -> set[int]:
-    """Write each result to every unjudged candidate of live problems of the class that it speaks about."""
-    by_code: dict[tuple[str, str | None], Measured] = {(one.candidate, one.code_digest): one for one in results}
+def _judge(session: Session, results: Sequence[Measured], device_class: str, most: int) -> list[int]:
+    """Write the results to at most so many unjudged candidates; the problem of each."""
+    by_code = {(one.candidate, one.code_digest): one for one in results}
+    rows = session.execute(
+        select(CandidateRow.job_problem_id, CandidateRow.candidate, BuildRow.code_digest)
+        .join(BuildRow, BuildRow.id == CandidateRow.build)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(tuple_(CandidateRow.candidate, BuildRow.code_digest).in_(list(by_code)), CandidateRow.verdict.is_(None))
+        .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
+        .limit(most)
+    )
     findings = []
-    for digests in chunks({one.code_digest for one in results}):
-        rows = session.execute(
-            select(CandidateRow.job_problem_id, CandidateRow.candidate, BuildRow.code_digest)
-            .join(BuildRow, BuildRow.id == CandidateRow.build)
-            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-            .where(BuildRow.code_digest.in_(digests), CandidateRow.verdict.is_(None))
-            .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
-        )
-        for problem_id, candidate, code_digest in rows:
-            if one := by_code.get((candidate, code_digest)):
-                findings.append(Finding(problem_id, candidate, one.verdict, one.message, one.measurement))
-    write_findings(session, findings)
-    return {finding.problem_id for finding in findings}
+    for problem_id, candidate, code_digest in rows:
+        one = by_code[candidate, str(code_digest)]
+        findings.append(Finding(problem_id, candidate, one.verdict, one.message, one.measurement))
+    return write_findings(session, findings)
 
 
 def _spent(results: Sequence[Measured]) -> dict[int, dict[str, StageSeconds]]:
@@ -286,38 +316,13 @@ def _spent(results: Sequence[Measured]) -> dict[int, dict[str, StageSeconds]]:
 
 
 def _measure_the_rest(
-    session: Session, claim: Claim, device_class: str, progress: bool, plan_version: str, max_attempts: int
+    session: Session, claim: Claim, progress: bool, plan_version: str, max_attempts: int
 ) -> list[Judged]:
+    device_class = str(claim.target)
     left = candidates_to_measure(session, claim.ref, device_class, plan_version)
     if left and not progress and claim.attempt >= max_attempts:
         raise ValueError(f"{claim.kind} {claim.ref}: no result for {', '.join(one.candidate for one in left[:3])}")
-    again = add_judging(session, {one.build for one in left}, device_class)
+    again = add_judging(session, unjudged(session, {one.build for one in left}), device_class)
     if again and not progress:
         session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(attempt=claim.attempt))
     return [Judged(left[0].problem_id, "measure", device_class)] if again else []
-
-
-def _condemn_contenders(session: Session, problem_id: int, wrong: Sequence[WrongContender]) -> set[int]:
-    """They were judged right, so their code has a verdict: it becomes the finding, under whatever test plan."""
-    found = {one.candidate: one for one in wrong if one.verdict in FINDINGS}
-    if not found:
-        return set()
-    rows = session.execute(
-        select(CandidateRow.candidate, BuildRow.code_digest)
-        .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
-        .where(CandidateRow.job_problem_id == problem_id, CandidateRow.candidate.in_(list(found)))
-    ).all()
-    for candidate, code_digest in rows:
-        one = found[candidate]
-        session.execute(
-            update(core(VerdictRow))
-            .where(VerdictRow.subject == code_digest, VerdictRow.venue == GPU, VerdictRow.verdict == "ok")
-            .values(
-                verdict=one.verdict,
-                message=one.message,
-                details=dict(one.details),
-                created_at=clock_of(session).now(),
-            )
-        )
-    write_findings(session, [Finding(problem_id, name, found[name].verdict, found[name].message) for name, _ in rows])
-    return condemn(session, {code_digest for _, code_digest in rows if code_digest})

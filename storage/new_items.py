@@ -18,7 +18,6 @@ PLAN: Final = "plan"
 COMPILE: Final = "compile"
 VERIFY: Final = "verify"
 MEASURE: Final = "measure"
-REFINE: Final = "refine"
 COMPARE: Final = "compare"
 FINISH: Final = "finish"
 UNENDED = ("waiting", "claimed")

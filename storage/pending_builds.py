@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import delete, exists, or_, select, update
+from sqlalchemy import delete, exists, select, update
 
 from storage.builds import NewBuild
 from storage.database import Session, clock_of
-from storage.judge import LIVE, Judged, skip_builds
-from storage.judging_work import add_judging
+from storage.judge import LIVE, has_time_left
+from storage.judging_work import add_judging, unjudged
 from storage.new_items import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
 from storage.rows import chunks, core, insert_new
 from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
@@ -26,7 +26,8 @@ build, demand = core(BuildRow).c, core(DemandRow).c
 
 
 def want_builds(session: Session, job_id: str, builds: Sequence[NewBuild], to_measure: Collection[str]) -> Counter[str]:
-    """See to it that the job's builds are compiled: what is not, and of `to_measure` also what has lost its library.
+    """See to it that the job's builds are compiled: what is not or was given up, and of `to_measure` also what has lost
+    its library.
     Returns how many of them are pending or compiling, by target. Doing it twice changes nothing."""
     now = clock_of(session).now()
     by_id = {one.id: one for one in builds}
@@ -37,9 +38,13 @@ def want_builds(session: Session, job_id: str, builds: Sequence[NewBuild], to_me
     for ids in chunks(by_id):
         columns = (build.id, build.state, build.library, build.group_id)
         known.update((row.id, row) for row in session.execute(select(*columns).where(build.id.in_(ids))))
-    lost = [row.id for row in known.values() if row.state == "ok" and row.library is None and row.id in to_measure]
+    lost = [
+        row.id
+        for row in known.values()
+        if row.state == "given_up" or (row.state == "ok" and row.library is None and row.id in to_measure)
+    ]
     for id in lost:
-        again = {**_row(by_id[id], now), "suspect": None, "attempts": 0}
+        again = {**_row(by_id[id], now), "suspect": None, "attempts": 0, "log": None}
         session.execute(update(core(BuildRow)).where(build.id == id).values(**again))
     unbuilt = [*lost, *(row.id for row in known.values() if row.state in ("pending", "compiling"))]
     rows = [
@@ -60,7 +65,7 @@ def want_builds(session: Session, job_id: str, builds: Sequence[NewBuild], to_me
 
 
 def _waiting_for(session: Session, builds: Collection[str]) -> list[tuple[str, str]]:
-    """Live jobs with unjudged candidates of these builds, which had compiled and are pending again: job and build."""
+    """Live jobs with unjudged candidates of these builds, which had ended and are pending again: job and build."""
     found: list[tuple[str, str]] = []
     for ids in chunks(builds):
         rows = session.execute(
@@ -101,27 +106,24 @@ def fulfil(session: Session, build_ids: Iterable[str]) -> None:
         session.execute(delete(core(DemandRow)).where(demand.build.in_(ids)))
 
 
-def abandon_group(
-    session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS
-) -> list[Judged]:
+def abandon_group(session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS) -> None:
     """`return_builds` of a group whose attempt ended before its time. What it has recorded stands, and is proved and
     measured; a verify item sees to the candidates of what did not compile."""
     ended = session.execute(
         select(build.id, build.state).where(build.group_id == group_id, build.state.not_in(("pending", "compiling")))
     ).all()
-    add_judging(session, [row.id for row in ended])
+    add_judging(session, unjudged(session, [row.id for row in ended]))
     if any(row.state != "ok" for row in ended):
         item = core(ItemRow).c
         row = session.execute(select(item.id, item.target).where(item.kind == COMPILE, item.ref == group_id)).one()
         if jobs := jobs_of(session, row.id):
             add_again(session, [NewItem(VERIFY, group_id, row.target, jobs)])
-    return return_builds(session, group_id, error, max_attempts)
+    return_builds(session, group_id, error, max_attempts)
 
 
-def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> list[Judged]:
+def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> None:
     """Let the builds of a group that are still compiling be pending again. With an `error` they are suspect: they are
-    tried in halves of the file, and after that alone, each `max_attempts` times before its candidates are skipped.
-    Returns the problems that go on."""
+    tried in halves of the file, and after that alone, each `max_attempts` times before it is given up."""
     mine = (build.group_id == group_id) & (build.state == "compiling")
     columns = (build.id, build.suspect, build.attempts)
     rows = session.execute(select(*columns).where(mine).order_by(build.predicted_seconds.desc(), build.id)).all()
@@ -131,7 +133,7 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     if error is None:
         session.execute(update(core(BuildRow)).where(mine).values(state="pending"))
         _forget(session, ids)  # a job that has ended may have been the last that needed them
-        return []
+        return
     group = core(GroupRow).c
     alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
     for id, label in _labels(rows, group_id).items():
@@ -139,8 +141,7 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
         session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
     _forget(session, ids)
     if alone and rows and rows[0].attempts + 1 >= max_attempts:
-        return give_up_builds(session, ids, error)
-    return []
+        give_up_builds(session, ids, error)
 
 
 def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
@@ -149,22 +150,28 @@ def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
     return {row.id: f"{group_id}:{place % 2}" if whole else row.id for place, row in enumerate(rows)}
 
 
-def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> list[Judged]:
-    """Skip the candidates that wait for these builds, in all jobs; returns the problems that go on. Nothing is
-    remembered of the builds: a later job tries them anew."""
-    judged = skip_builds(session, build_ids, message)
+def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
+    """No job waits for the compile of these any more. The candidates are skipped, and the builds forgotten, a part at a
+    time (`storage.endings`): a later job tries them anew, and so does one that comes before that."""
+    for ids in chunks(build_ids):
+        session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="given_up", log=message))
     fulfil(session, build_ids)
-    _forget(session, build_ids)
-    return judged
 
 
-def give_up_place(session: Session, target: str, toolchain: str, most: int) -> list[Judged]:
+def give_up_place(session: Session, target: str, toolchain: str, most: int) -> None:
     """`give_up_builds` of some that no worker has the compiler for any more."""
     place = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
     ids = session.scalars(select(build.id).where(place).limit(most)).all()
-    return give_up_builds(
+    give_up_builds(
         session, ids, f"it was planned for the compiler {toolchain[:12]}, which no worker has now: submit it again"
     )
+
+
+def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
+    """When none of their candidates is left to be skipped."""
+    mine = build.id.in_(build_ids) & (build.state == "given_up")
+    session.execute(update(core(BuildRow)).where(mine).values(state="pending", log=None, suspect=None, attempts=0))
+    _forget(session, build_ids)
 
 
 def drop_demands(session: Session, job_id: str, most: int) -> None:
@@ -201,11 +208,6 @@ def _forget(session: Session, build_ids: Sequence[str]) -> None:
         session.execute(update(core(BuildRow)).where(unwanted).values(state="ok"))
 
 
-def wanted_by_live_jobs() -> Any:
-    """Of a build's row: whether a job that has not ended demands it."""
-    return exists().where(demand.build == build.id, demand.job_id == core(JobRow).c.id, core(JobRow).c.state.in_(LIVE))
-
-
 def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:
     """Pending builds that live jobs demand, by target (of all, unless given); of each target at most `most`."""
     places = session.scalars(select(demand.target).distinct()).all() if targets is None else targets
@@ -219,10 +221,9 @@ def pending_counts(session: Session, most: int, targets: Sequence[str] | None = 
 
 def pending_of_live_jobs(now: float) -> Any:
     """Pending builds with a demand of a job that has time left; found by job, however many others are pending."""
-    job = core(JobRow).c
     return (
         select(build.id, build.predicted_seconds)
         .join(core(DemandRow), demand.build == build.id)
-        .join(core(JobRow), job.id == demand.job_id)
-        .where(build.state == "pending", job.state.in_(LIVE), or_(job.deadline.is_(None), job.deadline > now))
+        .join(JobRow, JobRow.id == demand.job_id)
+        .where(build.state == "pending", has_time_left(now))
     )

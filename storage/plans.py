@@ -15,7 +15,7 @@ from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
 from storage.items import Claim, hold
 from storage.judge import LIVE, Judged, finish_judged
-from storage.judging_work import Followed, Versions, add_judging, judge_known
+from storage.judging_work import Followed, Versions, add_judging, judge_known, unjudged
 from storage.new_items import COMPILE
 from storage.pending_builds import want_builds
 from storage.problems import problems_to_plan
@@ -48,8 +48,7 @@ class NewCandidate:
 @dataclass(frozen=True)
 class PlannedProblem:
     """What lowering a problem came to. `rejections`: rule -> {count, example, message}. A problem with an `error` fails
-    when it is finished. `screening`: the builds are those of screening, after which the best candidates get others
-    (`storage.screening`)."""
+    when it is finished."""
 
     id: int
     candidate_count: int
@@ -57,7 +56,6 @@ class PlannedProblem:
     rejections: Mapping[str, Any]
     lower: StageSeconds
     error: str | None = None
-    screening: bool = False
 
 
 def record_candidates(
@@ -66,11 +64,9 @@ def record_candidates(
     candidates: Iterable[tuple[int, NewCandidate]],
     builds: Mapping[str, NewBuild],
     versions: Versions,
-    screening: Iterable[int] = (),
 ) -> Followed:
-    """Add candidates (by the ids of their problems, which are not marked planned yet) and see to their builds, which
-    `builds` has by id. `screening`: the problems whose builds are those of screening. Returns what waits now. Raises
-    `LostClaim`."""
+    """Add candidates (by the ids of their problems, which are not marked planned yet) and see to it that their builds,
+    which `builds` has by id, are compiled and judged. Returns what waits now. Raises `LostClaim`."""
     hold(session, claim)
     pairs = list(candidates)
     problem = core(JobProblemRow).c
@@ -81,41 +77,20 @@ def record_candidates(
             )
         ).all()
     )
-    live = [(id, one) for id, one in pairs if id in classes]
-    screened = set(screening)
-    insert_new(
-        session,
-        CandidateRow,
-        [
-            {
-                "job_problem_id": id,
-                "candidate": one.candidate,
-                "schedule": one.schedule,
-                "kernel": one.kernel,
-                "build": one.build,
-                "screening_build": one.build if id in screened else None,
-            }
-            for id, one in live
-        ],
-    )
-    return see_to_builds(session, claim.job_id, [(classes[id], one.build) for id, one in live], builds, versions)
-
-
-def see_to_builds(
-    session: Session,
-    job_id: str,
-    wanted: Iterable[tuple[str, str]],
-    builds: Mapping[str, NewBuild],
-    versions: Versions,
-) -> Followed:
-    """See to it that what candidates of the job need is compiled and judged. `wanted`: device class and build of each,
-    whose rows are written already."""
-    pairs = set(wanted)
-    needed = {build for _, build in pairs}
-    to_measure = {build for device_class, build in pairs if not is_predicted(device_class)}
-    pending = want_builds(session, job_id, [builds[build] for build in sorted(needed)], to_measure)
-    judged = judge_known(session, needed, versions)
-    waiting = add_judging(session, needed, job_id=job_id)
+    rows: list[dict[str, Any]] = []
+    needed: set[str] = set()
+    to_measure: set[str] = set()
+    for id, one in pairs:
+        if id in classes:
+            rows.append({"job_problem_id": id, **vars(one)})
+            needed.add(one.build)
+            if not is_predicted(classes[id]):
+                to_measure.add(one.build)
+    insert_new(session, CandidateRow, rows)
+    pending = want_builds(session, claim.job_id, [builds[build] for build in sorted(needed)], to_measure)
+    mine = core(CandidateRow).c.job_problem_id.in_(classes)
+    judged, _ = judge_known(session, needed, versions, mine, most=None)
+    waiting = add_judging(session, unjudged(session, needed, mine))
     return Followed(judged, [*waiting, *((COMPILE, target) for target in pending.elements())])
 
 
@@ -134,7 +109,6 @@ def end_plan(session: Session, claim: Claim, problem: PlannedProblem, in_queue: 
             candidate_count=problem.candidate_count,
             rejections=dict(problem.rejections),
             error=problem.error,
-            screening=problem.screening,
         )
         .returning(JobProblemRow.id)
     ).one_or_none()

@@ -35,7 +35,6 @@ class JobProblem:
     state: str
     cached: bool
     planned: bool
-    screening: bool
     space_size: int
     candidate_count: int
     rejections: dict[str, Any]

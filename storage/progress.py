@@ -11,7 +11,7 @@ from sqlalchemy.orm import aliased
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
 from storage.database import Session, clock_of
-from storage.device_classes import asks_predicted, is_predicted
+from storage.device_classes import asks_predicted
 from storage.jobs import JobStatus, job_state
 from storage.judge import COMPARE_SECONDS, FINISH_SECONDS, LIVE
 from storage.judging_work import MEASURE_SECONDS
@@ -79,7 +79,6 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
         in_time = select(GroupRow.id).where(GroupRow.id == BuildRow.group_id, GroupRow.finished_at <= job.finished_at)
         is_built = and_(is_built, in_time.exists())
     built = case((or_(judged, is_built), CandidateRow.build))
-    refined = and_(CandidateRow.screening_build.is_not(None), CandidateRow.screening_build != CandidateRow.build)
     candidates = session.execute(
         select(
             func.count(),
@@ -90,37 +89,24 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
             _count_if(and_(to_measure, CandidateRow.measured_us.is_not(None))),
             _count_if(to_measure),
             _count_if(and_(to_measure, BuildRow.state.in_(UNBUILT))),
-            _count_if(refined),
-            _count_if(and_(refined, ~asks_predicted())),
         )
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
         .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
         .where(JobProblemRow.job_id == job.id)
     ).one()
-    # Those that are compiled in full after they were screened go the way for a second time.
-    screened, measured_before = candidates[8], candidates[9]
-    compiled = _screening_builds(session, job.id) if screened else 0
     waits = waiting_for(session, job.id, live_seconds) if job.state in LIVE and live_seconds is not None else None
     return Progress(
         lower=StageProgress(done=problems[1], total=problems[0]),
-        compile=StageProgress(done=candidates[4] + compiled, total=candidates[3] + compiled),
-        verify=StageProgress(done=candidates[1] + screened, total=candidates[0] + screened),
-        measure=StageProgress(done=candidates[5] + measured_before, total=candidates[6] + measured_before),
+        compile=StageProgress(done=candidates[4], total=candidates[3]),
+        verify=StageProgress(done=candidates[1], total=candidates[0]),
+        measure=StageProgress(done=candidates[5], total=candidates[6]),
         finish=StageProgress(done=problems[2], total=problems[0]),
-        candidates_done=candidates[1] + screened,
+        candidates_done=candidates[1],
         candidates_failed=candidates[2],
         eta_seconds=_eta(session, job, candidates[7]) if job.state in LIVE else None,
         waiting_for=waits,
     )
-
-
-def _screening_builds(session: Session, job_id: str) -> int:
-    """Builds that the job's candidates were screened by, and that are nobody's any more."""
-    mine = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id)
-    of_others = select(CandidateRow.build).where(CandidateRow.job_problem_id.in_(mine))
-    query = select(func.count(distinct(CandidateRow.screening_build))).where(CandidateRow.job_problem_id.in_(mine))
-    return session.scalar(query.where(CandidateRow.screening_build.not_in(of_others))) or 0
 
 
 def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
@@ -130,9 +116,8 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
 
     Predicted seconds are scaled by what recent groups and measurements took, and verification on the CPU takes the
     proportion of a compile that it took there; on a new machine all are taken as predicted. Each problem that has not
-    ended takes what comparing and finishing one took lately, and of one that is screened so many kernels are compiled
-    once more as it asks for. `to_compile`: candidates on a GPU for which there will be a measure item only when they
-    are compiled. None until the whole job is planned.
+    ended takes what comparing and finishing one took lately. `to_compile`: candidates on a GPU for which there will be
+    a measure item only when they are compiled. None until the whole job is planned.
     """
     if _is_planned_in_part(session, job.id):
         return None
@@ -145,9 +130,7 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
     for job_id, to_compare, to_finish in _unended_problems(session):
         left.add(False, job_id, each[FINISH] * to_finish)
         left.add(True, job_id, each[COMPARE] * to_compare)
-    in_full, again = _after_screening(session, job)
-    left.add(False, job.id, scale * in_full)
-    left.add(True, job.id, measuring * MEASURE_SECONDS * (to_compile + again))
+    left.add(True, job.id, measuring * MEASURE_SECONDS * to_compile)
     workers: dict[bool, set[str | None]] = {False: set(), True: set()}
     now = clock_of(session).now()
     for item in _unended_items(session):
@@ -273,28 +256,6 @@ def _unended_problems(session: Session) -> list[tuple[str, int, int]]:
         .group_by(JobProblemRow.job_id)
     )
     return [(job_id, to_compare, to_finish) for job_id, to_compare, to_finish in rows]
-
-
-def _after_screening(session: Session, job: JobStatus) -> tuple[float, int]:
-    """Of the job's problems that are screened: the predicted seconds of compiling the best in full, each taken like
-    those that screen, and how many are then measured again."""
-    problems = session.execute(
-        select(JobProblemRow.search, JobProblemRow.candidate_count, JobProblemRow.device_class).where(
-            JobProblemRow.job_id == job.id, JobProblemRow.screening, JobProblemRow.state.in_(LIVE)
-        )
-    ).all()
-    if not problems:
-        return 0.0, 0
-    builds = (
-        select(CandidateRow.build)
-        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-        .where(JobProblemRow.job_id == job.id, JobProblemRow.screening)
-    )
-    each = session.scalar(select(func.avg(BuildRow.predicted_seconds)).where(BuildRow.id.in_(builds))) or 0.0
-    chosen = [(row, min(row.search["screening"], row.candidate_count)) for row in problems]
-    return each * sum(count for _, count in chosen), sum(
-        count for row, count in chosen if not is_predicted(row.device_class)
-    )
 
 
 def _count_if(condition: Any) -> Any:

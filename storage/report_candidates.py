@@ -14,7 +14,6 @@ from storage.cursors import make_cursor, read_cursor
 from storage.database import Session
 from storage.device_classes import is_predicted
 from storage.jobs import MAX_PAGE, job_state
-from storage.judge import only_screened
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow
 from storage.verdicts import Verdict, best_proofs
@@ -44,8 +43,7 @@ def candidate_page(
             asked.operator,
             asked.problem,
             asked.device_class,
-            *(column for column in candidate if column.name not in ("build", "screening_build")),
-            only_screened().label("screened"),
+            *(column for column in candidate if column.name != "build"),
             build.slice,
             build.code_digest,
             build.group_id,
@@ -112,7 +110,6 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
         verdict=cast("VerdictName | None", row["verdict"]),
         message=row["message"],
         verified=_verified(row, proof) if row["verdict"] == "ok" and proof else None,
-        screening=row["screened"],
         max_error=error.get("max_error"),
         error_bound=error.get("error_bound"),
         registers=resources.get("registers"),

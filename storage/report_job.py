@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sqlalchemy import RowMapping, case, func, select
+from sqlalchemy import RowMapping, func, select
 
 from cukiln.types import Job, ProblemReport, ProblemState, Seconds, StageSeconds, WinnerSummary
 from storage.database import Session
 from storage.jobs import JobStatus, job_state, priority_name
-from storage.judge import only_screened
 from storage.progress import JobProgress, job_progress
 from storage.rows import chunks, core
 from storage.tables import CandidateRow, JobProblemRow, WinnerRow
@@ -32,7 +30,7 @@ def job_report(session: Session, job_id: str, live_seconds: float | None = None)
         select(core(JobProblemRow)).where(JobProblemRow.job_id == job_id).order_by(JobProblemRow.position)
     ).mappings()
     problems = rows.all()
-    counts = _candidate_counts(session, job_id)
+    verdicts = _verdict_counts(session, job_id)
     winners = _winner_summaries(session, problems, job)
     return Job(
         job=job.id,
@@ -45,12 +43,12 @@ def job_report(session: Session, job_id: str, live_seconds: float | None = None)
         budget_seconds=job.budget_seconds,
         progress=progress.progress,
         seconds=progress.seconds,
-        problems=[_report(row, counts.get(row["id"], _Counts()), winners.get(row["id"])) for row in problems],
+        problems=[_report(row, verdicts.get(row["id"], {}), winners.get(row["id"])) for row in problems],
         error=job.error,
     )
 
 
-def _report(row: RowMapping, counts: _Counts, winner: WinnerSummary | None) -> ProblemReport:
+def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None) -> ProblemReport:
     withdrawn = row["winner"] is not None and winner is None
     return ProblemReport(
         name=row["name"],
@@ -63,42 +61,26 @@ def _report(row: RowMapping, counts: _Counts, winner: WinnerSummary | None) -> P
         cached=row["cached"],
         candidates=row["candidate_count"],
         winner=winner,
-        verdicts=counts.verdicts,
-        screened=counts.screened,
+        verdicts=verdicts,
         rejected={rule: rejection["count"] for rule, rejection in row["rejections"].items()},
         seconds=Seconds(**{stage: StageSeconds(**spent) for stage, spent in row["seconds"].items()}),
         error=WITHDRAWN if withdrawn else row["error"],
     )
 
 
-@dataclass
-class _Counts:
-    """Judged candidates of a problem by verdict, and those that were only screened."""
-
-    verdicts: dict[str, int] = field(default_factory=dict)
-    screened: int = 0
-
-
-def _candidate_counts(session: Session, job_id: str) -> dict[int, _Counts]:
-    """For each problem that has any."""
-    found: dict[int, _Counts] = {}
+def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:
+    """Judged candidates by verdict, of each problem that has any."""
+    found: dict[int, dict[str, int]] = {}
+    candidate = core(CandidateRow).c
     rows = session.execute(
-        select(
-            CandidateRow.job_problem_id,
-            CandidateRow.verdict,
-            func.count(),
-            func.sum(case((only_screened(), 1), else_=0)),
-        )
-        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-        .where(JobProblemRow.job_id == job_id)
-        .group_by(CandidateRow.job_problem_id, CandidateRow.verdict)
-        .order_by(CandidateRow.verdict)
+        select(candidate.job_problem_id, candidate.verdict, func.count())
+        .join(JobProblemRow, JobProblemRow.id == candidate.job_problem_id)
+        .where(JobProblemRow.job_id == job_id, candidate.verdict.is_not(None))
+        .group_by(candidate.job_problem_id, candidate.verdict)
+        .order_by(candidate.verdict)
     )
-    for problem_id, verdict, count, screened in rows:
-        counts = found.setdefault(problem_id, _Counts())
-        counts.screened += screened
-        if verdict is not None:
-            counts.verdicts[verdict] = count
+    for problem_id, verdict, count in rows:
+        found.setdefault(problem_id, {})[verdict] = count
     return found
 
 

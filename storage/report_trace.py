@@ -12,13 +12,13 @@ from cukiln.types import Seconds
 from storage.attempts import waiting_since
 from storage.database import Session, clock_of
 from storage.jobs import JobStatus, job_state
-from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, REFINE, VERIFY, group_of_ref
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, VERIFY, group_of_ref
 from storage.progress import job_progress
 from storage.rows import chunks, core
 from storage.tables import GroupRow, ItemJobRow, ItemRow, JobProblemRow
 
 ON_GROUPS = (COMPILE, VERIFY, MEASURE)
-ON_PROBLEMS = (REFINE, COMPARE, FINISH)
+ON_PROBLEMS = (COMPARE, FINISH)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TracedProblem:
 
 @dataclass(frozen=True)
 class TracedItem:
-    """`group` of a compile, verify or measure item, `problem` of a refine, compare or finish item. `phases` of the
+    """`group` of a compile, verify or measure item, `problem` of a compare or finish item. `phases` of the
     attempt that did it, as `groups.phases` keeps them. `jobs`: for which it is, where they are several."""
 
     id: int

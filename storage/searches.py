@@ -104,9 +104,9 @@ def _contains(done: Entry, asked: Entry) -> bool:
     if _policy(done) == _policy(asked):
         return True  # the fastest that the policy allows is always published
     # Under a narrower policy some other point of the front answers, if it was published. A sample stops at its number
-    # of accepted schedules, and so does what keeps the best or compiles only them in full: under another policy other
-    # schedules take the places of those that are rejected.
-    if {"limit", "keep", "screening"} & searched.keys():
+    # of accepted schedules, and so does what keeps the best: under another policy other schedules take the places of
+    # those that are rejected.
+    if {"limit", "keep"} & searched.keys():
         return False
     return bool(done.get("whole", True)) and _allows(done, asked)
 

@@ -18,10 +18,15 @@ from storage.tables import CandidateRow, JobProblemRow
 
 OTHER_PHASE = "nvcc"
 """What a step counts as that has no name of its own."""
+PROBLEMS_AT_ONCE = 500
+"""That get their seconds in one transaction."""
+
+Spent = Mapping[int, Mapping[str, StageSeconds]]
+"""By problem, then by stage or phase."""
 
 
-def add_seconds(session: Session, spent: Mapping[int, Mapping[str, StageSeconds]]) -> None:
-    """Add to what the problems (by id) have spent, by stage or phase."""
+def add_seconds(session: Session, spent: Spent) -> None:
+    """Add to what the problems have spent."""
     problems = core(JobProblemRow)
     for ids in chunks(spent):
         rows = session.execute(select(problems.c.id, problems.c.seconds).where(problems.c.id.in_(ids))).all()
@@ -46,7 +51,7 @@ def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:
     return {name: StageSeconds(wall=seconds) for name, seconds in sums.items()}
 
 
-def share_out(
+def shares(
     session: Session,
     job_ids: Collection[str],
     builds: Sequence[str],
@@ -54,10 +59,9 @@ def share_out(
     problems: ColumnElement[bool] | None = None,
     *,
     waited: Mapping[str, float] | None = None,
-) -> bool:
-    """Share a group's seconds per stage or phase among the problems of these jobs that use its builds (only `problems`,
-    if given: a condition on their rows), and what each job `waited` for a worker among its own. Returns whether there
-    are any."""
+) -> Spent:
+    """A group's seconds per stage or phase, shared among the problems of these jobs that use its builds (only
+    `problems`, if given: a condition on their rows), and what each job `waited` for a worker among its own."""
     users: dict[str, set[int]] = {}
     of_job: dict[str, dict[str, set[int]]] = {}
     for ids in chunks(builds):
@@ -78,8 +82,7 @@ def share_out(
     for job_id, seconds in (waited or {}).items():
         for problem, part in _parts(of_job.get(job_id, {}).values()):
             spent[problem]["queue"] = StageSeconds(wall=seconds * part)
-    add_seconds(session, spent)
-    return bool(spent)
+    return spent
 
 
 def _parts(users: Iterable[set[int]]) -> list[tuple[int, float]]:

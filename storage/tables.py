@@ -7,7 +7,6 @@ jobs ─┬─ job_problems ─── candidates ──► builds (a kernel unde
 winners (by problem, architecture, device class)       verdicts (what a build was proved to be)
 blobs (bytes known to be durable)                      measurements (of a code digest, on a device class)
                                                        toolchains, devices (what works here)
-                                                       compile_models (what compiling took)
 ```
 Times are seconds since the epoch (UTC), durations are seconds.
 """
@@ -87,8 +86,6 @@ class JobProblemRow(Base):
     state: Mapped[str] = mapped_column(String(16))
     cached: Mapped[bool] = mapped_column(Boolean, default=False)
     planned: Mapped[bool] = mapped_column(Boolean, default=False)
-    # Its candidates are screened; what follows when all are judged is to choose those that are compiled in full.
-    screening: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     space_size: Mapped[int] = mapped_column(BigInteger, default=0)
     candidate_count: Mapped[int] = mapped_column(Integer, default=0)
     rejections: Mapped[dict[str, Any]] = mapped_column(default=dict)  # rule -> {count, example, message}
@@ -104,22 +101,17 @@ class CandidateRow(Base):
     """A candidate of a job's problem: what was compiled or judged, never what a rule rejected."""
 
     __tablename__ = "candidates"
-    # Those without a verdict, which are looked for again and again, are few at the end of a large problem.
-    __table_args__ = (
-        Index(
-            "ix_candidates_unjudged",
-            "job_problem_id",
-            sqlite_where=text("verdict IS NULL"),
-            postgresql_where=text("verdict IS NULL"),
-        ),
+    # Those without a verdict, which are looked for again and again, are few at the end of a large problem, and few of
+    # those that name a build that many problems share.
+    __table_args__ = tuple(
+        Index(name, column, sqlite_where=text("verdict IS NULL"), postgresql_where=text("verdict IS NULL"))
+        for name, column in (("ix_candidates_unjudged", "job_problem_id"), ("ix_candidates_unjudged_build", "build"))
     )
     job_problem_id: Mapped[int] = mapped_column(ForeignKey("job_problems.id", ondelete="CASCADE"), primary_key=True)
     candidate: Mapped[str] = mapped_column(String(64), primary_key=True)
     schedule: Mapped[dict[str, Any]]
     kernel: Mapped[str] = mapped_column(String(64))
     build: Mapped[str] = mapped_column(String(64), index=True)
-    # The build that it was screened by; the same as `build` where it was not chosen to be compiled in full.
-    screening_build: Mapped[str | None] = mapped_column(String(64))
     verdict: Mapped[str | None] = mapped_column(String(20))  # null until judged
     message: Mapped[str | None] = mapped_column(Text)
     predicted_us: Mapped[float | None] = mapped_column(Float)
@@ -155,7 +147,8 @@ class GroupRow(Base):
 
 
 class BuildRow(Base):
-    """A kernel's rendered slice under one toolchain. `state`: pending, compiling, ok, compile_error, compile_timeout.
+    """A kernel's rendered slice under one toolchain. `state`: pending, compiling, ok, compile_error, compile_timeout,
+    given_up (until its candidates are skipped, then it is forgotten).
 
     A pending build is compiled because a job demands it; while it is, and from then on, it has the group that does it.
     """
@@ -196,16 +189,6 @@ class DemandRow(Base):
     wanted_at: Mapped[float] = mapped_column(Float)
 
 
-class CompileModelRow(Base):
-    """What compiles of a family of kernels took, over what its operator had estimated: see `codegen.compile_model`."""
-
-    __tablename__ = "compile_models"
-    toolchain: Mapped[str] = mapped_column(String(64), primary_key=True)
-    family: Mapped[str] = mapped_column(String(128), primary_key=True)
-    records: Mapped[list[Any]]  # [weight, seconds factor, memory factor] of the latest files, the newest last
-    updated_at: Mapped[float] = mapped_column(Float)
-
-
 class VerdictRow(Base):
     """What a subject was proved to be: a code digest on a GPU, a slice digest on the CPU."""
 
@@ -238,7 +221,7 @@ class WinnerRow(Base):
 
 
 class ItemRow(Base):
-    """Work. `kind`: plan, compile, verify, measure, refine, compare, finish; `state`: waiting, claimed, done, failed,
+    """Work. `kind`: plan, compile, verify, measure, compare, finish; `state`: waiting, claimed, done, failed,
     cancelled. A compile item is made by the attempt that claims it, and never waits: it may also end lost or released.
     """
 

@@ -28,27 +28,8 @@ def register_toolchain(session: Session, digest: str, description: dict[str, Any
     session.execute(update(ToolchainRow).where(ToolchainRow.digest == digest).values(**values))
 
 
-def describe_toolchain(session: Session, digest: str, description: dict[str, Any]) -> None:
-    """Say that a worker has a toolchain that only screens: requests are not offered it, so it has no targets."""
-    register_toolchain(session, digest, description, [])
-
-
 def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolchain]:
-    """Toolchains heard of within the last seconds, the latest first; without those that only screen."""
-    return [one for one in _heard_of(session, within_seconds) if one.targets]
-
-
-def gone_toolchains(session: Session, within_seconds: float) -> list[tuple[str, str]]:
-    """Targets and toolchains of pending builds that no live worker can compile, though one compiles for their target:
-    it has another compiler."""
-    live = _heard_of(session, within_seconds)
-    digests, targets = {one.digest for one in live}, {target for one in live for target in one.targets}
-    build = core(BuildRow).c
-    places = session.execute(select(build.target, build.toolchain).where(build.state == "pending").distinct())
-    return [(target, toolchain) for target, toolchain in places if toolchain not in digests and target in targets]
-
-
-def _heard_of(session: Session, within_seconds: float) -> list[LiveToolchain]:
+    """Toolchains heard of within the last seconds, the latest first."""
     since = clock_of(session).now() - within_seconds
     rows = session.execute(
         select(core(ToolchainRow))
@@ -56,3 +37,13 @@ def _heard_of(session: Session, within_seconds: float) -> list[LiveToolchain]:
         .order_by(ToolchainRow.seen_at.desc(), ToolchainRow.digest)
     ).mappings()
     return [LiveToolchain(**row) for row in rows]
+
+
+def gone_toolchains(session: Session, within_seconds: float) -> list[tuple[str, str]]:
+    """Targets and toolchains of pending builds that no live worker can compile, though one compiles for their target:
+    it has another compiler."""
+    live = live_toolchains(session, within_seconds)
+    digests, targets = {one.digest for one in live}, {target for one in live for target in one.targets}
+    build = core(BuildRow).c
+    places = session.execute(select(build.target, build.toolchain).where(build.state == "pending").distinct())
+    return [(target, toolchain) for target, toolchain in places if toolchain not in digests and target in targets]

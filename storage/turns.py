@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, case, exists, func, or_, select, update
 
-from codegen.group import MAX_SECONDS
+from codegen.compile_cost import MAX_SECONDS
 from storage.database import Session
 from storage.judge import LIVE
 from storage.rows import chunks, core, whole

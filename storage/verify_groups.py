@@ -11,10 +11,10 @@ from storage.database import Session
 from storage.device_classes import asks_predicted
 from storage.group_rows import GroupKernel, load_group
 from storage.items import Claim, complete, hold
-from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, judge_some
-from storage.judging_work import add_judging
-from storage.rows import chunks, core
-from storage.seconds import share_out
+from storage.judge import LIVE
+from storage.judging_work import add_judging, unjudged
+from storage.rows import core
+from storage.seconds import Spent, shares
 from storage.tables import BuildRow, CandidateRow, GroupRow, JobProblemRow
 from storage.verdicts import CPU, NewVerdict, known_verdicts, write_verdicts
 
@@ -38,27 +38,29 @@ def builds_to_verify(session: Session, group_id: str, plan_version: str) -> list
     return [kernel for kernel in group.kernels if kernel.build in mine and mine[kernel.build] not in known]
 
 
-def judge_verified(
-    session: Session, claim: Claim, verdicts: Sequence[NewVerdict], *, plan_version: str, most: int = JUDGED_AT_ONCE
-) -> tuple[list[Judged], bool]:
-    """Remember what a verify item found, and give it to at most so many candidates; returns the problems that are now
-    completely judged (their next items are added), and whether there may be more candidates: call it again.
-
-    A kernel that was found wrong once is wrong: a finding replaces an earlier "ok", never the other way round. Raises
-    `LostClaim`.
-    """
+def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdict], plan_version: str) -> None:
+    """Remember what a verify item found. A kernel that was found wrong once is wrong: a finding replaces an earlier
+    "ok", never the other way round. Raises `LostClaim`."""
     hold(session, claim)
     write_verdicts(session, verdicts, CPU, plan_version)
-    builds = {*session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref))}
-    builds.update(_builds_of(session, [verdict.subject for verdict in verdicts]))
-    return judge_some(session, builds, plan_version, most)
+
+
+def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], verify: StageSeconds) -> Spent:
+    """What each problem that wants the item has spent on it: on what it was `asked` to verify, or where that is nothing
+    of theirs, on the group, whose candidates it gave what is known."""
+    stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
+    spent = shares(session, claim.jobs, [kernel.build for kernel in asked], stages, asks_predicted())
+    group = load_group(session, claim.ref)
+    if spent or group is None:
+        return spent
+    return shares(session, claim.jobs, [kernel.build for kernel in group.kernels], stages)
 
 
 def complete_verified(
     session: Session, claim: Claim, asked: Sequence[GroupKernel], *, plan_version: str, verify: StageSeconds
 ) -> list[tuple[str, str | None]]:
-    """Complete a verify item, whose `verify` seconds are shared out to the jobs that want it. Kernels that came to be
-    wanted after it was `asked` which to verify wait again: returns (kind, target) of the item where there are any.
+    """Complete a verify item, which took `verify` seconds, when its group is judged. Kernels that came to be wanted
+    after it was `asked` which to verify wait again: returns (kind, target) of the item where there are any.
 
     Raises `LostClaim`, and `ValueError` if one that was asked for is left without a verdict: it would go round for
     ever."""
@@ -68,17 +70,4 @@ def complete_verified(
         raise ValueError(f"group {claim.ref}: no verdict for {', '.join(forgotten)}")
     group = core(GroupRow)
     session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
-    stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
-    if not share_out(session, claim.jobs, [kernel.build for kernel in asked], stages, asks_predicted()):
-        # Nothing was proved for them: failures to compile, or what was known, were given to their candidates.
-        of_group = load_group(session, claim.ref)
-        share_out(session, claim.jobs, [kernel.build for kernel in of_group.kernels] if of_group else [], stages)
-    return add_judging(session, [kernel.build for kernel in left])
-
-
-def _builds_of(session: Session, slices: Sequence[str]) -> list[str]:
-    """Every build the verdicts speak about: equal slices, whichever group they came from."""
-    found: list[str] = []
-    for ids in chunks(slices):
-        found.extend(session.scalars(select(BuildRow.id).where(BuildRow.slice.in_(ids))))
-    return found
+    return add_judging(session, unjudged(session, [kernel.build for kernel in left]))

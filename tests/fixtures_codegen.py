@@ -10,7 +10,7 @@ from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.schedule import Schedule
 from codegen.search import Search
-from codegen.targets import target
+from codegen.targets import Target, target
 
 EVERY_NODE: list[dict[str, Any]] = [
     {"op": "bias", "axis": "n"}, {"op": "bias", "axis": "m"}, {"op": "residual"}, {"op": "mask"},
@@ -39,3 +39,13 @@ def kernels(count: int, arch: str = "sm_90a", **fields: Any) -> list[Kernel]:
     found = lower(matmul(**{"m": 1024, "n": 1024, "k": 1024, **fields}), target(arch), Search(level=2, limit=4 * count))
     distinct = {candidate.kernel.id: candidate.kernel for candidate in found.candidates}
     return list(distinct.values())[:count]
+
+
+def fp32_gflops(sheet: Target) -> float:
+    """Peak of fused multiply-adds in fp32, 2 operations per lane and clock."""
+    return 2e-3 * sheet.sm_count * sheet.fp32_lanes_per_sm * sheet.clock_mhz
+
+
+def tensor_gflops(sheet: Target, dtype: str) -> float:
+    """Published peak of the tensor cores, 2 operations per multiply-add."""
+    return 2e-3 * sheet.sm_count * sheet.tensor_macs[dtype] * sheet.tensor_clock_mhz

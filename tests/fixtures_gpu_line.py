@@ -20,6 +20,7 @@ from storage.report_job import job_report
 from storage.winners import get_winners
 from tests.fixtures_compile import PROBE
 from tests.fixtures_queue import QueueWorld
+from tests.fixtures_storage import clear_all
 from workers.gpu.interface import Device
 from workers.gpu.measure_on_gpu import Outcome
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate
@@ -193,6 +194,8 @@ class GpuLine:
         """A job, done from its plan to its end."""
         job = self.submit(*problems)
         self.run()
+        while self.clear():
+            self.run()
         return self.report(job)
 
     def run(self, kinds: Sequence[str] = tuple(STEPS), most: int = 1000) -> None:
@@ -202,6 +205,10 @@ class GpuLine:
             if claim is None:
                 return
             self.do(claim)
+
+    def clear(self) -> int:
+        with self.world.database.write() as session:
+            return clear_all(session)
 
     def claim(self, kinds: Sequence[str] = tuple(STEPS)) -> items.Claim | None:
         with self.world.database.write() as session:

@@ -14,7 +14,7 @@ from storage.database import Database, Session
 from storage.items import Claim
 from storage.jobs import CreatedJob
 from storage.judge import Judged
-from storage.measurements import WrongContender, record_compared
+from storage.measurements import WrongContender, condemn_contenders, record_compared
 from storage.problems import finish_problem
 from storage.tables import ItemRow
 from tests.fixtures_storage import (
@@ -43,7 +43,8 @@ def compare_next(database: Database, wrong: Sequence[tuple[str, str]] = (), verd
     claim = claim_one(database, "compare")
     dropped = [WrongContender(candidate, verdict, message, {"cases": []}) for candidate, message in wrong]
     with database.write() as session:
-        return record_compared(session, claim, COMPARISON, wrong=dropped, measure=StageSeconds(wall=3, cpu=1))
+        judged, _ = condemn_contenders(session, claim, dropped)
+        return [*judged, *record_compared(session, claim, COMPARISON, measure=StageSeconds(wall=3, cpu=1))]
 
 
 def finish_next(database: Database, winner: str | None = "c-a") -> None:

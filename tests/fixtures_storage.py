@@ -21,18 +21,34 @@ from storage import items, jobs
 from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
 from storage.database import Database, Session
-from storage.endings import clear_ended, find_ended
+from storage.endings import find_ended
 from storage.group_rows import GroupKernel
-from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_failed, load_group, record_builds
+from storage.groups import (
+    BuildOutcome,
+    GroupFiles,
+    complete_group,
+    judge_group,
+    load_group,
+    record_builds,
+    what_follows,
+)
 from storage.items import Claim, FileLimits
 from storage.jobs import CreatedJob, NewJob, NewProblem
 from storage.judge import Judged
 from storage.judging_work import Followed, Versions
-from storage.measurements import Measured, ToMeasure, candidates_to_measure, record_measured
+from storage.measurements import (
+    Measured,
+    ToMeasure,
+    candidates_to_measure,
+    complete_measured,
+    judge_results,
+    record_measured,
+)
 from storage.plans import NewBuild, NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
+from storage.seconds import add_seconds
 from storage.tables import JobProblemRow
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 
 POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
 BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
@@ -226,10 +242,12 @@ def record_group(
     session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], made: GroupFiles | None = None
 ) -> Followed:
     """Record the outcomes and complete the group, as a compile worker does."""
-    followed = record_builds(session, claim, outcomes, Versions(**VERSIONS))
-    failed, _ = judge_failed(session, claim, Versions(**VERSIONS))
-    complete_group(session, claim, made or GroupFiles())
-    return Followed(sorted([*followed.judged, *failed]), followed.waiting)
+    made = made or GroupFiles()
+    record_builds(session, claim, outcomes)
+    judged, _ = judge_group(session, claim, Versions(**VERSIONS))
+    follows = what_follows(session, claim, made)
+    add_seconds(session, follows.spent)
+    return Followed(sorted(judged), complete_group(session, claim, made, follows.unjudged))
 
 
 def compile_next(database: Database, bad: Sequence[str] = (), kernels: int = 48) -> Followed:
@@ -263,7 +281,9 @@ def record_verified(
     plan_version: str = "1",
 ) -> list[Judged]:
     """Record verdicts and complete the item, as a worker does."""
-    judged, _ = judge_verified(session, claim, verdicts, plan_version=plan_version)
+    record_verdicts(session, claim, verdicts, plan_version)
+    judged, _ = judge_group(session, claim, Versions(**{**VERSIONS, "plan_version": plan_version}))
+    add_seconds(session, verify_shares(session, claim, asked, verify))
     complete_verified(session, claim, asked, plan_version=plan_version, verify=verify)
     return judged
 
@@ -283,8 +303,8 @@ def end_budgets(database: Database) -> list[str]:
 def clear_all(session: Session) -> int:
     """What the reconciler clears of ended work; returns in how many parts."""
     parts = 0
-    while (ended := find_ended(session)) is not None:
-        clear_ended(session, ended)
+    while (part := find_ended(session)) is not None:
+        part(session)
         parts += 1
     return parts
 
@@ -376,8 +396,11 @@ def to_measure(database: Database, claim: Claim) -> list[ToMeasure]:
 
 
 def measure_claimed(database: Database, claim: Claim, results: Sequence[Measured]) -> list[Judged]:
+    version = VERSIONS["gpu_plan_version"]
     with database.write() as session:
-        return record_measured(session, claim, results, driver=DRIVER, plan_version=VERSIONS["gpu_plan_version"])
+        record_measured(session, claim, results, driver=DRIVER, plan_version=version)
+        judged, _ = judge_results(session, results, str(claim.target), version)
+        return [*judged, *complete_measured(session, claim, results, plan_version=version)]
 
 
 def measure_next(database: Database, wrong: Sequence[str] = (), **us: float) -> list[Judged]:

@@ -23,11 +23,11 @@ FILE = 0.4  # that any file costs
 
 @dataclass(frozen=True)
 class Worker:
-    """`kinds`: what it does, the first first; `targets`, `toolchains`: None for any."""
+    """`kinds`: what it does, the first first; `targets`, `toolchain`: None for any."""
 
     kinds: tuple[str, ...]
     targets: tuple[str, ...] | None = None
-    toolchains: tuple[str, ...] | None = None
+    toolchain: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Picture:
                 (self.jobs[job], "compile")
                 for build in self.pending.values()
                 if worker.targets is None or build.target in worker.targets
-                if worker.toolchains is None or build.toolchain in worker.toolchains
+                if worker.toolchain in (None, build.toolchain)
                 for job in build.jobs
                 if self.jobs[job].in_time
             ]
@@ -113,9 +113,9 @@ class Picture:
         else:
             wanting = defaultdict(float)
             for build in (self.pending[one] for one in builds):
-                live = [job for job in build.jobs if self.jobs[job].live]
-                for job in live:
-                    wanting[job] += (build.seconds + FILE / len(builds)) / len(live)
+                users = [job for job in build.jobs if self.jobs[job].in_time]
+                for job in users:
+                    wanting[job] += (build.seconds + FILE / len(builds)) / len(users)
         return {job: max(seconds, LEAST / len(wanting)) for job, seconds in wanting.items()}
 
     def begins(self, job: Job, charged: Collection[str]) -> float:
@@ -208,11 +208,11 @@ class Model:
         assert self.compiling.keys().isdisjoint(builds), "compiled twice at once"
         file = [picture.pending[build] for build in builds]
         assert len({(one.target, one.toolchain, one.suspect) for one in file}) == 1
-        assert worker.toolchains is None or file[0].toolchain in worker.toolchains
+        assert worker.toolchain in (None, file[0].toolchain)
         assert worker.targets is None or file[0].target in worker.targets
         assert len(file) <= kernels or file[0].suspect is not None
         assert any(lead.id in one.jobs for one in file)
-        assert all(any(picture.jobs[job].live for job in one.jobs) for one in file), "no live job needs it"
+        assert all(any(picture.jobs[job].in_time for job in one.jobs) for one in file), "no job with time needs it"
         self.compiling.update(dict.fromkeys(builds, claim.token))
 
     def _nothing_waits_too_long(
@@ -237,29 +237,10 @@ class Model:
         """The attempt holds nothing any more."""
         self.compiling = {build: held for build, held in self.compiling.items() if held != token}
 
-    def share_out(
-        self,
-        session: Session,
-        jobs: Collection[str],
-        builds: Collection[str],
-        seconds: Mapping[str, float],
-        problems: ColumnElement[bool] = true(),  # noqa: B008 - frozen
-    ) -> bool:
-        """Each kernel of a file takes an equal part, split evenly over the problems of these jobs that use it (only
-        such `problems`). Returns whether there are any."""
-        rows = session.execute(
-            select(CandidateRow.build, CandidateRow.job_problem_id)
-            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-            .where(CandidateRow.build.in_(builds), JobProblemRow.job_id.in_(jobs), problems)
-        )
-        users: dict[str, set[int]] = {}
-        for build, problem in rows:
-            users.setdefault(build, set()).add(problem)
-        for sharing in users.values():
-            for problem in sharing:
-                for stage, spent in seconds.items():
-                    self.spent[problem, stage] += spent / len(users) / len(sharing)
-        return bool(users)
+    def spend(self, seconds: Mapping[int, Mapping[str, float]]) -> None:
+        for problem, stages in seconds.items():
+            for stage, spent in stages.items():
+                self.spent[problem, stage] += spent
 
     def check(self, session: Session) -> None:
         """Charges and seconds are as the database has them."""
@@ -272,3 +253,27 @@ class Model:
             if stage != "queue"
         }
         assert spent == approx(dict(self.spent)), "the seconds of all problems are not those that were spent for them"
+
+
+def shares(
+    session: Session,
+    jobs: Collection[str],
+    builds: Collection[str],
+    seconds: Mapping[str, float],
+    problems: ColumnElement[bool] = true(),  # noqa: B008 - frozen
+) -> dict[int, dict[str, float]]:
+    """By problem and stage: each kernel of a file takes an equal part, split evenly over the problems of these jobs
+    that use it (only such `problems`)."""
+    rows = session.execute(
+        select(CandidateRow.build, CandidateRow.job_problem_id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(CandidateRow.build.in_(builds), JobProblemRow.job_id.in_(jobs), problems)
+    )
+    users: dict[str, set[int]] = {}
+    for build, problem in rows:
+        users.setdefault(build, set()).add(problem)
+    parts: dict[int, float] = defaultdict(float)
+    for sharing in users.values():
+        for problem in sharing:
+            parts[problem] += 1 / len(users) / len(sharing)
+    return {problem: {stage: part * whole for stage, whole in seconds.items()} for problem, part in parts.items()}

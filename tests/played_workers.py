@@ -3,9 +3,10 @@ to happen in between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pytest import approx
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
@@ -13,30 +14,41 @@ from storage import items, jobs
 from storage.builds import NewBuild
 from storage.database import Database, Session
 from storage.device_classes import asks_predicted
-from storage.endings import clear_ended, find_ended
+from storage.endings import find_ended
 from storage.errors import LostClaim
 from storage.group_rows import GroupKernel, compiled_for
-from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_failed, load_group, record_builds
-from storage.items import Claim, Renewal
+from storage.groups import (
+    BuildOutcome,
+    GroupFiles,
+    complete_group,
+    judge_group,
+    load_group,
+    record_builds,
+    what_follows,
+)
+from storage.items import Claim, Renewal, hold
 from storage.judging_work import Versions
 from storage.measurements import (
     WrongContender,
     candidates_to_measure,
+    complete_measured,
+    condemn_contenders,
+    judge_results,
     record_compared,
     record_measured,
-    remember_measured,
 )
 from storage.pending_builds import give_up_place
 from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
 from storage.problems import finish_problem
 from storage.rows import chunks
+from storage.seconds import Spent, add_seconds
 from storage.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
 from storage.toolchains import gone_toolchains
 from storage.turns import spend
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
-from tests.model_of_jobs import Model
+from tests.model_of_jobs import Model, shares
 
 LEASE = 60.0
 LIVE_SECONDS = 90.0  # without a sign of life, after which a compiler counts as gone
@@ -126,7 +138,7 @@ class Attempt:
             with self.database.write() as session:
                 planned = PlannedProblem(one.id, len(self.asked[one.id]), 9, {}, second)
                 end_plan(session, self.claim, planned)
-            self.model.spent[one.id, "lower"] += 1
+            self.model.spend({one.id: {"lower": 1.0}})
             yield
         with self.database.write() as session:
             items.complete(session, self.claim)
@@ -137,24 +149,54 @@ class Attempt:
         assert group is not None
         yield
         outcomes = [self._outcome(kernel.build) for kernel in group.kernels][: self.luck.dies_after]
-        parts = list(chunks(outcomes, AT_ONCE))
-        for place, some in enumerate(parts, 1):
+        for some in chunks(outcomes, AT_ONCE):
             with self.database.write() as session:
-                record_builds(session, self.claim, some, Versions(**VERSIONS), last=place == len(parts))
+                record_builds(session, self.claim, some)
             self.model.recorded([one.build for one in some])
             yield
-        more = any(one.state != "ok" for one in outcomes)
+        yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
+        made = GroupFiles(codegen=second, compile=second, phases=[{"name": "cicc", "seconds": 0.5}])
+        with self.database.read() as session:
+            follows = what_follows(session, self.claim, made)
+            jobs_of_file, builds = compiled_for(session, group.id), [kernel.build for kernel in group.kernels]
+            spent = shares(session, jobs_of_file, builds, {"codegen": 1.0, "compile": 1.0, "cicc": 0.5})
+        yield
+        error = "the compiler died" if len(outcomes) < len(group.kernels) else None
+        yield from self._complete(
+            follows.spent,
+            spent,
+            lambda session: complete_group(session, self.claim, made, follows.unjudged, error),
+        )
+
+    def _in_parts(self, part: Callable[[Session], tuple[object, bool]]) -> Transactions:
+        more = True
         while more:
             with self.database.write() as session:
-                _, more = judge_failed(session, self.claim, Versions(**VERSIONS))
+                _, more = part(session)
             yield
-        made = GroupFiles(codegen=second, compile=second, phases=[{"name": "cicc", "seconds": 0.5}])
-        error = "the compiler died" if len(outcomes) < len(group.kernels) else None
+
+    def _complete(
+        self, shared: Spent, expected: Mapping[int, Mapping[str, float]], end: Callable[[Session], object]
+    ) -> Transactions:
+        """As `StepContext.complete`: the seconds in parts, the last of them when the item ends."""
+        assert expected, "charged to none"
+        assert {
+            (problem, stage): took.wall
+            for problem, stages in shared.items()
+            for stage, took in stages.items()
+            if stage != "queue"
+        } == approx({(problem, stage): took for problem, stages in expected.items() for stage, took in stages.items()})
+        *parts, last = chunks(shared, AT_ONCE)
+        for some in parts:
+            with self.database.write() as session:
+                hold(session, self.claim)
+                add_seconds(session, {problem: shared[problem] for problem in some})
+            self.model.spend({problem: expected[problem] for problem in some})
+            yield
         with self.database.write() as session:
-            complete_group(session, self.claim, made, error)
-            builds, jobs_of_file = [kernel.build for kernel in group.kernels], compiled_for(session, group.id)
-            spent = {"codegen": 1.0, "compile": 1.0, "cicc": 0.5}
-            assert self.model.share_out(session, jobs_of_file, builds, spent)
+            end(session)
+            add_seconds(session, {problem: shared[problem] for problem in last})
+        self.model.spend({problem: expected[problem] for problem in last})
 
     def _outcome(self, build: str) -> BuildOutcome:
         if self.luck.is_bad(build):
@@ -165,30 +207,31 @@ class Attempt:
         with self.database.read() as session:
             asked = builds_to_verify(session, self.claim.ref, PLAN)
         yield
-        bad = self.luck.bad
-        found = [
-            NewVerdict(one.slice, "incorrect" if one.build[0] in bad else "ok", None, {}, 1.0, 1.0) for one in asked
-        ]
-        more = True
-        while more:
-            with self.database.write() as session:
-                _, more = judge_verified(session, self.claim, found, plan_version=PLAN, most=AT_ONCE)
-            yield
         with self.database.write() as session:
-            complete_verified(session, self.claim, asked, plan_version=PLAN, verify=second)
-            self._spent_verifying(session, [one.build for one in asked])
+            record_verdicts(session, self.claim, [self._verdict(one) for one in asked], PLAN)
+        yield
+        yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
+        with self.database.read() as session:
+            shared = verify_shares(session, self.claim, asked, second)
+            spent = self._spent_verifying(session, [one.build for one in asked])
+        yield
+        yield from self._complete(
+            shared,
+            spent,
+            lambda session: complete_verified(session, self.claim, asked, plan_version=PLAN, verify=second),
+        )
 
     def _verdict(self, kernel: GroupKernel) -> NewVerdict:
         verdict = "incorrect" if self.luck.is_bad(kernel.build) else "ok"
         return NewVerdict(kernel.slice, verdict, None, {}, 1.0, 1.0)
 
-    def _spent_verifying(self, session: Session, asked: Sequence[str]) -> None:
+    def _spent_verifying(self, session: Session, asked: Sequence[str]) -> Mapping[int, Mapping[str, float]]:
         """For what was proved, or where that was nothing for all that was to be judged."""
         group = load_group(session, self.claim.ref)
         assert group is not None
         spent = {"verify": 1.0}
-        if not self.model.share_out(session, self.claim.jobs, asked, spent, asks_predicted()):
-            assert self.model.share_out(session, self.claim.jobs, [one.build for one in group.kernels], spent)
+        proved = shares(session, self.claim.jobs, asked, spent, asks_predicted())
+        return proved or shares(session, self.claim.jobs, [one.build for one in group.kernels], spent)
 
     def _measure(self) -> Transactions:
         with self.database.read() as session:
@@ -196,27 +239,28 @@ class Attempt:
         yield
         waiting = waiting[:1] if self.luck.parts else waiting
         results = [measured(one, self.luck.verdict if self.luck.is_bad(one.build) else "ok") for one in waiting]
+        with self.database.write() as session:
+            record_measured(session, self.claim, results, driver=DRIVER, plan_version=GPU_PLAN)
+        for one in results:
+            self.model.spend({one.problem_id: {"verify": 1.0, "measure": 2.0}})
+        yield
+        where = str(self.claim.target)
+        yield from self._in_parts(lambda session: judge_results(session, results, where, GPU_PLAN))
         try:
             with self.database.write() as session:
-                record_measured(session, self.claim, results, driver=DRIVER, plan_version=GPU_PLAN)
-        except LostClaim:
-            with self.database.write() as session:
-                if items.renew(session, self.claim, LEASE) is not Renewal.CANCELLED:
-                    raise
-                where = {"device_class": str(self.claim.target), "driver": DRIVER, "plan_version": GPU_PLAN}
-                remember_measured(session, results, **where)
-        for one in results:
-            self.model.spent[one.problem_id, "verify"] += 1
-            self.model.spent[one.problem_id, "measure"] += 2
+                complete_measured(session, self.claim, results, plan_version=GPU_PLAN)
+        except ValueError:  # nothing was found for what waits, in the last attempt
+            self.give_up("retry")
 
     def _compare(self) -> Transactions:
         right = self._right()
         yield
         bad = [one for one in right if self.luck.is_bad(one.partition("-")[2])]
         wrong = [WrongContender(one, self.luck.verdict, "drifted", {}) for one in bad]
+        yield from self._in_parts(lambda session: condemn_contenders(session, self.claim, wrong))
         with self.database.write() as session:
-            record_compared(session, self.claim, {} if right else None, wrong=wrong, measure=second)
-        self.model.spent[int(self.claim.ref), "measure"] += 1
+            record_compared(session, self.claim, {} if right else None, measure=second)
+        self.model.spend({int(self.claim.ref): {"measure": 1.0}})
 
     def _finish(self) -> Transactions:
         right = self._right()
@@ -224,7 +268,7 @@ class Attempt:
         winner, error = (right[0], None) if right else (None, "none is right")
         with self.database.write() as session:
             finish_problem(session, self.claim, winner=winner, error=error, extra_seconds={"compile": second})
-        self.model.spent[int(self.claim.ref), "compile"] += 1
+        self.model.spend({int(self.claim.ref): {"compile": 1.0}})
 
     def _right(self) -> Sequence[str]:
         mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(self.claim.ref))
@@ -242,16 +286,6 @@ def reconcile(database: Database) -> Transactions:
         left = select(ItemRow.kind).where(of_late, ItemRow.state.in_(("waiting", "claimed")))
         assert set(session.scalars(left)) <= {"finish"}, "a job that is out of time wants more than its end"
     yield
-    for all_jobs in (False, True):
-        while True:
-            with database.read() as session:
-                ended = find_ended(session, all_jobs=all_jobs)
-            if ended is None:
-                break
-            yield
-            with database.write() as session:
-                clear_ended(session, ended)
-            yield
     while True:
         with database.read() as session:
             gone = gone_toolchains(session, LIVE_SECONDS)
@@ -261,3 +295,13 @@ def reconcile(database: Database) -> Transactions:
         with database.write() as session:
             give_up_place(session, *gone[0], AT_ONCE)
         yield
+    for all_jobs in (False, True):
+        while True:
+            with database.read() as session:
+                part = find_ended(session, all_jobs=all_jobs)
+            if part is None:
+                break
+            yield
+            with database.write() as session:
+                part(session)
+            yield

@@ -116,19 +116,19 @@ DEVICE = {24: 3.9, 48: 7.5, 96: 14.7}  # 0.15 s for each kernel, 0.3 s for the f
 
 def turns() -> list[dict[str, Compiled]]:
     """Three rounds."""
-    ways = {"baseline": 80.0, "hidet_rule": 16.0, "ours": 8.0, "screening": 5.0}
+    ways = {"baseline": 80.0, "hidet_rule": 16.0, "ours": 8.0}
     return [{name: compiled(wall * slow, cicc=slow) for name, wall in ways.items()} for slow in (1, 3, 0.5)]
 
 
 def test_the_figures_are_of_the_medians_and_have_every_key() -> None:
     found = figures(turns(), DEVICE, 96, 120, 2)
     assert found.keys() >= {
-        "kernels", "candidates", "baseline_s", "hidet_rule_s", "ours_s", "screening_s", "ratio_wall", "ratio_cpu",
-        "ratio_hidet", "ratio_screening", "floor_s", "over_floor", "phases",
+        "kernels", "candidates", "baseline_s", "hidet_rule_s", "ours_s", "ratio_wall", "ratio_cpu", "ratio_hidet",
+        "floor_s", "over_floor", "phases",
     }  # fmt: skip
     assert (found["baseline_s"], found["ours_s"], found["kernels"], found["candidates"]) == (80.0, 8.0, 96, 120)
-    ratios = [found[f"ratio_{name}"] for name in ("wall", "cpu", "hidet", "screening")]
-    assert ratios == [10.0, 10.0, 2.0, 16.0]
+    ratios = [found[f"ratio_{name}"] for name in ("wall", "cpu", "hidet")]
+    assert ratios == [10.0, 10.0, 2.0]
     assert found["phases"] == {"cicc": 1}
     assert found["memory"]["peak_bytes"] == 170  # two processes: never more than the two largest at once
 

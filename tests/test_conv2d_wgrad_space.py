@@ -15,7 +15,7 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.matmul.grid import k_steps
-from codegen.predict_before import best_predicted
+from codegen.predict_before import predict_before
 from codegen.rules import ACCEPTED, Rejected
 from codegen.schedule import Schedule
 from codegen.search import Search
@@ -66,7 +66,7 @@ def test_the_gradient_of_a_public_convolution_has_schedules_and_the_first_fills_
     none, one = (lower(asked, SM_90A, Search(level=level, limit=16)) for level in (0, 1))
     (first,) = none.candidates
     assert first in one.candidates
-    assert best_predicted(one.candidates, 1, SM_90A).slowest_us > 0.0
+    assert all(predict_before(candidate, SM_90A).us > 0.0 for candidate in one.candidates)
     t, blocks = first.schedule.as_dict(), OP.work(asked, first.schedule, SM_90A).blocks
     steps = k_steps(asked.pixels, int(t.get("tile_k", 32))) // int(t["split_k"])
     assert blocks >= 0.9 * SM_90A.sm_count or steps < 6, (blocks, steps, first.schedule)
@@ -299,8 +299,7 @@ def test_work_asks_the_dram_for_the_image_once_and_the_l2_for_every_tap() -> Non
 
 def test_slices_make_a_predicted_time_shorter_where_tiles_are_few() -> None:
     problem = wgrad(n=64, h=56, w=56, c=64, k=64, padding=1, dtype="float16")
-    found = lower(problem, SM_90A, Search(level=1)).candidates
-    (best,) = best_predicted(found, 1, SM_90A).kept
+    (best,) = lower(problem, SM_90A, Search(level=1, keep=1)).candidates
     assert int(best.schedule.get("split_k")) > 1
 
 

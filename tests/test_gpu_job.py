@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import RowMapping, func, select
 
 from cukiln.client import Client
-from cukiln.types import CandidatePage, Contender, Job, ProblemReport, Targets, WinnerRecord
+from cukiln.types import CandidatePage, Contender, Job, ProblemReport, WinnerRecord
 from storage.database import Database
 from storage.devices import LiveDevice, live_devices
 from storage.rows import core
@@ -214,27 +214,6 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
     now = {one.candidate: one.measured_us for one in world.candidates(larger).candidates}
     assert known.items() <= now.items()
     assert world.record(larger).revision == 2
-
-
-def test_of_screened_candidates_the_fastest_are_compiled_in_full_and_measured_again(world: World) -> None:
-    before = world.measurements()
-    job = world.tune({**MATMUL, "m": 56, "name": "screened"}, search={"level": 1, "limit": 6, "screening": 2})
-    assert job.state == "done", world.logs()
-    (problem,) = job.problems
-    assert (problem.screened, problem.verdicts) == (4, {"ok": 6})
-    assert world.measurements() == before + 8
-    found = world.candidates(job).candidates
-    assert all(one.measured_us is not None for one in found)
-    record = world.record(job)
-    in_full = {one.candidate for one in found if not one.screening}
-    assert len(in_full) == 2
-    assert {entry.candidate for entry in record.front} <= in_full
-    (alive,) = Targets.model_validate(
-        world.client._transport.request("GET", "/v1/targets", repeatable=True).json()
-    ).toolchains
-    assert {entry.toolchain for entry in record.front} == {alive["digest"]}
-    assert record.runner_up is None or record.runner_up.candidate in in_full
-    assert (job.progress.measure.done, job.progress.measure.total) == (8, 8)
 
 
 # ---- deaths. Each has a service of its own, as each leaves one behind that has seen worse.

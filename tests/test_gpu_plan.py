@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.compare import within
 from codegen.gpu_plan import GpuCase, fresh_case, full_cases, reduced_cases
 from codegen.kernel import Candidate
 from codegen.operators import operator
@@ -150,8 +149,8 @@ def test_a_kernel_that_loses_a_product_fails_the_integer_case(chain: list[dict[s
     case = integer_case({"dtype": "float32", "out_dtype": "float32"}, chain)
     inputs = OP.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
     last = int(np.flatnonzero(inputs["a"].any(axis=0))[-1])  # behind it k is padded with zeros
-    out, expected, bound = answers(case, drop=case.problem.k - last)  # type: ignore[attr-defined]
-    assert np.mean(within(out, expected, bound)) < 0.6
+    found = judge(*answers(case, drop=case.problem.k - last), exact=False)  # type: ignore[attr-defined]
+    assert found.wrong > 0.4 * found.size
 
 
 def test_an_activation_leaves_no_more_room_than_it_takes() -> None:

@@ -209,11 +209,7 @@ WRONG: list[tuple[Edit, str, str]] = [
     (set_path("problems", 0, "operator", "matmult"), "problems[0].operator", "unknown operator"),
     (set_path("problems", 0, "target", "sm_80"), "problems[0].target", "runs no code for sm_80"),
     (set_path("problems", 0, "search", {"level": 7}), "problems[0].search.level", ""),
-    (
-        set_path("problems", 0, "search", {"level": 1, "limit": 3, "screening": 1}),
-        "problems[0].search.screening",
-        "by the service alone",
-    ),
+    (set_path("problems", 0, "search", {"level": 1, "screening": 1}), "problems[0].search.screening", "not a field"),
     (set_path("problems", 0, "space_size", 10**30), "problems[0].space_size", "9007199254740991"),
     (set_path("problems", 0, "name", "small"), "problems[1].name", "already called"),
     (set_path("problems", 0, "deterministic", True), "problems[1].deterministic", "one policy"),

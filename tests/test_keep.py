@@ -14,7 +14,7 @@ from codegen.lower import Lowered, lower
 from codegen.operator import LaunchBounds, Operator
 from codegen.operators import operator
 from codegen.predict import predict
-from codegen.predict_before import best_predicted, estimate, predict_before
+from codegen.predict_before import BestPredicted, estimate, predict_before
 from codegen.rules import Accepted
 from codegen.search import Search, covers
 from codegen.targets import target
@@ -80,7 +80,10 @@ def test_of_equal_predictions_the_smaller_id_is_kept() -> None:
     us, tied = next((us, sorted(group)) for us, group in sorted(alike.items()) if len(group) > 2)
     faster = sum(len(group) for other, group in alike.items() if other < us)
     for candidates in (found.candidates, found.candidates[::-1]):
-        choice = best_predicted(candidates, faster + 2, SM_90A)
+        best = BestPredicted(faster + 2, SM_90A)
+        for one in candidates:
+            best.offer(one)
+        choice = best.choice()
         assert {one.id for one in choice.kept} & set(tied) == set(tied[:2])
         assert choice.best_left is not None
         assert choice.best_left[0].id == tied[2]
@@ -109,8 +112,9 @@ def test_where_nothing_is_left_out_nothing_is_said() -> None:
 def test_the_sample_comes_before_the_choice() -> None:
     sample = {"level": 2, "limit": 40, "seed": 3}
     kept = searched("tensor cores", **sample, keep=4)
-    best = best_predicted(searched("tensor cores", **sample).candidates, 4, SM_90A)
-    assert kept.candidates == best.kept
+    every = searched("tensor cores", **sample).candidates
+    best = sorted(every, key=lambda one: (predict_before(one, SM_90A).us, one.id))[:4]
+    assert kept.candidates == tuple(one for one in every if one in best)
 
 
 def test_the_request_s_policy_comes_before_the_choice() -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sqlalchemy import select
 
-from codegen.compile_model import FIXED_SECONDS
-from codegen.group import MAX_SECONDS, longest_group
+from codegen.compile_cost import FIXED_SECONDS, MAX_SECONDS
 from cukiln.types import StageSeconds
 from storage import endings, items, jobs
 from storage.builds import known_builds
@@ -17,19 +18,18 @@ from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import LostClaim
 from storage.group_rows import compiled_for
-from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds, what_follows
 from storage.items import Claim, FileLimits
-from storage.judging_work import Versions
-from storage.lease_builds import WORTHWHILE_SECONDS
+from storage.lease_builds import BUDGET_SHARE, WORTHWHILE_SECONDS, longest_group
 from storage.pending_builds import pending_counts, want_builds
 from storage.problems import load_problem
 from storage.report_trace import job_trace
+from storage.seconds import add_seconds
 from storage.tables import DemandRow, ItemRow, JobRow
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     TARGET,
     TOOLCHAIN,
-    VERSIONS,
     add_job,
     cancel,
     candidates_of,
@@ -85,7 +85,8 @@ def give_back(database: Database, claim: Claim | None, error: str = "the compile
     """As a worker does whose file failed without naming a kernel."""
     assert claim is not None
     with database.write() as session:
-        complete_group(session, claim, GroupFiles(), error, attempts)
+        complete_group(session, claim, GroupFiles(), (), error, attempts)
+        clear_all(session)
 
 
 # Whose builds, and how many.
@@ -194,6 +195,13 @@ def test_a_budget_keeps_the_file_short_for_all_that_are_in_it(database: Database
     assert len(members(database, claim)) == round((longest_group(12.0) - FIXED_SECONDS) / 0.1)
 
 
+@given(st.floats(0.0, 1e6))
+def test_no_budget_makes_files_longer_or_so_short_that_most_of_one_is_its_fixed_cost(budget: float) -> None:
+    assert longest_group(None) == MAX_SECONDS
+    assert longest_group(10.0) == 10.0 / BUDGET_SHARE < MAX_SECONDS
+    assert 2 * FIXED_SECONDS <= longest_group(budget) <= longest_group(budget + 1.0) <= MAX_SECONDS
+
+
 @pytest.mark.parametrize("other", [{"toolchain": "u" * 64}, {"target": "sm_90a"}], ids=["toolchain", "target"])
 def test_a_file_is_for_one_target_and_one_toolchain(database: Database, other: dict[str, Any]) -> None:
     wanted(database, "a", seconds=0.1)
@@ -201,12 +209,12 @@ def test_a_file_is_for_one_target_and_one_toolchain(database: Database, other: d
     assert [members(database, lease(database)) for _ in range(2)] == [["a"], ["b"]]
 
 
-def test_a_worker_takes_only_what_its_toolchains_and_targets_allow(database: Database) -> None:
+def test_a_worker_takes_only_what_its_toolchain_and_targets_allow(database: Database) -> None:
     wanted(database, "a", build={"toolchain": "u" * 64})
-    assert lease(database, toolchains=(TOOLCHAIN,)) is None
+    assert lease(database, toolchain=TOOLCHAIN) is None
     with database.write() as session:
         assert items.claim(session, ["compile"], ["sm_90a"], "w", 5.0) is None
-    assert members(database, lease(database, toolchains=(TOOLCHAIN, "u" * 64))) == ["a"]
+    assert members(database, lease(database, toolchain="u" * 64)) == ["a"]
 
 
 def test_one_kernel_of_two_texts_is_not_twice_in_a_file(database: Database) -> None:
@@ -301,6 +309,17 @@ def test_a_lost_worker_makes_its_builds_suspect_and_its_late_result_is_refused(
     assert [len(members(database, lease(database))) for _ in range(2)] == [2, 2]
 
 
+def test_suspects_that_only_jobs_out_of_time_demand_are_left_out(database: Database, clock: FakeClock) -> None:
+    wanted(database, "a", "b", "c", "d", seconds=0.1, budget_seconds=9.0)
+    second = wanted(database, "a", seconds=0.1)
+    give_back(database, lease(database))
+    clock.advance(10)
+    claim = lease(database)
+    assert members(database, claim) == ["a"]
+    assert claim is not None and claim.jobs == (second,)
+    assert lease(database) is None
+
+
 def test_what_a_stopping_worker_hands_back_is_no_suspect(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
     for _ in range(5):
@@ -322,7 +341,7 @@ def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_
         BuildOutcome("b", "compile_error", log="x.cu(1): error: no"),
     ]
     with database.write() as session:
-        record_builds(session, claim, some, Versions(**VERSIONS))
+        record_builds(session, claim, some)
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
@@ -341,7 +360,7 @@ def test_verifying_is_charged_though_nothing_is_left_to_prove(database: Database
     assert claim is not None
     with database.write() as session:
         failed = [BuildOutcome("a", "compile_error", log="x.cu(1): error: no")]
-        record_builds(session, claim, failed, Versions(**VERSIONS))
+        record_builds(session, claim, failed)
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
@@ -360,7 +379,8 @@ def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database
     assert claim is not None
     with database.write() as session:
         made = GroupFiles(compile=StageSeconds(wall=9.0, cpu=9.0))
-        complete_group(session, claim, made, "the compiler hung")
+        add_seconds(session, what_follows(session, claim, made).spent)
+        complete_group(session, claim, made, (), "the compiler hung")
     with database.read() as session:
         spent = [load_problem(session, one) for job in (first, second) for one in problem_ids(session, job.id)]
         trace = job_trace(session, second.id)
@@ -399,7 +419,7 @@ def test_a_large_job_is_cleared_a_part_at_a_time(database: Database, monkeypatch
     with database.write() as session:
         jobs.cancel_job(session, job.id)
     with database.write() as session:
-        assert clear_all(session) == 4
+        assert clear_all(session) == 4 + 4, "demands, and candidates"
     (problem_id,) = ids(database, job.id)
     assert set(candidates_of(database, problem_id).values()) == {"skipped"}
     assert set(states(database, *names("a", 35))) == {None}

@@ -316,7 +316,7 @@ def test_kernels_of_the_first_problems_are_compiled_first(monkeypatch: pytest.Mo
     ordered = in_turns(work.problems)
     assert [problem.name for problem in ordered] == ["small", "wide"]
     kernels = [{candidate.kernel for candidate in problem.candidates} for problem in ordered]
-    monkeypatch.setattr(compile_ahead, "WAVE_SECONDS", 0.1)
+    monkeypatch.setattr(compile_ahead, "WAVE_SECONDS", 0.01)
     waves = list(compile_ahead.waves_of(work, ordered, workers=2))
     assert [{kernel for members, _ in wave for kernel in members} for wave in waves] == kernels
     monkeypatch.setattr(compile_ahead, "WAVE_SECONDS", 1000.0)

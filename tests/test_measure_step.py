@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -18,7 +19,9 @@ from tests.fixtures_storage import end_budgets
 from workers.gpu.measure_on_gpu import GpuGone, Outcome
 from workers.gpu.task import GpuTask
 from workers.processes import InfrastructureError
-from workers.steps.context import Cancel
+from workers.steps import STEPS
+from workers.steps.compile import WrongToolchain
+from workers.steps.context import Cancel, StepContext
 
 step = import_module("workers.steps.measure")  # the package has its function under the same name
 THREE = search(factor=[1, 2, 3])
@@ -323,3 +326,14 @@ def test_attempts_that_find_nothing_are_as_many_as_the_settings_say(
     job = gpu_line.job((probe(), THREE))
     assert len(gpu_line.gpu.tasks) == 2
     assert job.problems[0].verdicts == {"skipped": 3}
+
+
+def test_a_worker_with_another_compiler_leaves_a_group(gpu_line: GpuLine) -> None:  # noqa: F811
+    gpu_line.submit((probe(), THREE))
+    gpu_line.run(["plan"])
+    own = gpu_line.workplace.toolchain
+    claim = gpu_line.claim(["compile"])
+    assert claim is not None
+    gpu_line.workplace.__dict__["toolchain"] = replace(own, versions=(("nvcc", "0.0.1"),))
+    with pytest.raises(WrongToolchain, match=f"planned for toolchain {own.digest}"):
+        STEPS["compile"](StepContext(gpu_line.workplace, claim, Cancel()))

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from codegen.group import group
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
@@ -22,6 +21,7 @@ from codegen.search import Search
 from codegen.targets import target
 from tests.fixtures_client import *  # noqa: F403
 from tests.fixtures_client import ScriptedService, job_json, problem_json, record_json
+from workers.elsewhere.compile_ahead import in_files
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -88,7 +88,7 @@ def test_the_quickstart_has_64_candidates_per_fp32_problem_and_several_groups() 
     lowered = candidates()
     assert all(len({candidate.id for candidate in lowered[name]}) >= 64 for name in BERT_BASE)
     kernels = {candidate.kernel.id: candidate.kernel for found in lowered.values() for candidate in found}
-    assert len(group(kernels.values(), workers=2)) >= 2
+    assert len(in_files(kernels.values(), workers=2)) >= 2
 
 
 def test_the_problems_on_tensor_cores_are_few_enough_for_a_first_look() -> None:

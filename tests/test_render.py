@@ -14,7 +14,7 @@ from codegen.operator import Config, ConfigField
 from codegen.operators import operator
 from codegen.operators.matmul import Matmul
 from codegen.render_group import header_text, operator_text, render_config, render_device, slice_text, symbols
-from codegen.scan_functions import assert_unique, scan
+from codegen.scan_functions import assert_unique, scan_functions
 from tests.fixtures_codegen import EVERY_NODE, default_candidate, kernels, matmul
 from tests.fixtures_compile import PROBE, probe
 
@@ -137,7 +137,7 @@ def test_an_epilogue_outside_the_enumeration_is_refused(monkeypatch: pytest.Monk
 
 
 def test_the_scanner_classifies_all_packaged_headers() -> None:
-    found = scan(render_device(kernels(1)).text)
+    found = {function.name for function in scan_functions(render_device(kernels(1)).text)}
     assert {"cukiln::fma", "cukiln::load_global", "cukiln::matmul::run", "cukiln::matmul::bind"} <= found
 
 

@@ -13,7 +13,14 @@ from codegen.cxx_tokens import Token, tokenize
 from codegen.errors import NotUnique, TextError, Unclassified
 from codegen.operators import operators
 from codegen.render_group import group_headers, render_device
-from codegen.scan_functions import _common_lines, _header_tokens, _tokens, assert_unique, remember_headers, scan
+from codegen.scan_functions import (
+    _common_lines,
+    _header_tokens,
+    _tokens,
+    assert_unique,
+    remember_headers,
+    scan_functions,
+)
 from tests.fixtures_codegen import kernels
 
 HEADER = """
@@ -32,6 +39,10 @@ __global__ void __launch_bounds__(64, 1) run(const cukiln::matmul::Arguments arg
 }
 """
 EXPECTED = {"kernel_a::run"}
+
+
+def scan(text: str) -> set[str]:
+    return {function.name for function in scan_functions(text)}
 
 
 @pytest.mark.parametrize("bounds", ["__launch_bounds__(64, 1)", "__launch_bounds__(64)", "__maxnreg__(96)", ""])

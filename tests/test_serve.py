@@ -27,7 +27,8 @@ from workers import children, serve, tickets
 from workers.children import Child
 from workers.embedded_valkey import url_file
 from workers.fork_server import ForkServer
-from workers.serve import Commands, ServeError
+from workers.serve import Commands
+from workers.start_checks import ServeError
 
 COMMANDS = Commands(worker=JOURNAL_WORKER)
 SERVE = f"""

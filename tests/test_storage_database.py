@@ -37,15 +37,12 @@ from storage.errors import (
 )
 from storage.groups import BuildOutcome, record_builds
 from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
-from storage.jobs import CreatedJob, NewJob, create_job, job_state
-from storage.judging_work import Versions
+from storage.jobs import job_state
 from storage.measurements import forget_group_library, measure_ref, record_compared
-from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
 from storage.problems import finish_problem, load_problem
 from storage.report_trace import job_trace
-from storage.screening import record_refined
 from storage.searches import search_entry
-from storage.tables import Base, BlobRow, WinnerRow
+from storage.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.toolchains import live_toolchains, register_toolchain
 from storage.verify_groups import builds_to_verify
 from storage.winners import get_winners, publish_winner
@@ -68,7 +65,6 @@ from tests.fixtures_storage import (
     measured,
     measurement,
     new_build,
-    new_problem,
     plan_next,
     record,
     to_measure,
@@ -78,8 +74,9 @@ from tests.fixtures_storage import (
 )
 
 SPAWN = multiprocessing.get_context("spawn")
-KINDS = ("finish", "compare", "refine", "measure", "verify", "compile", "plan")
+KINDS = ("finish", "compare", "measure", "verify", "compile", "plan")
 LIVE = "('queued', 'running')"
+KEY = "k" * 64
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
@@ -177,60 +174,51 @@ def test_a_release_that_does_not_measure_gets_no_job_that_would_wait_for_ever(da
     database.check()
 
 
-def plan_screened(database: Database, *builds: str) -> None:
-    """Plan the next item as one that is screened."""
-    claim = claim_one(database, "plan")
-    with database.write() as session:
-        (problem,) = problems_to_plan(session, claim)
-        made = {f"fast-{name}": new_build(f"fast-{name}", f"slice-{name}", toolchain="fast") for name in builds}
-        pairs = [
-            (problem.id, NewCandidate(f"c-{name}", {}, made[f"fast-{name}"].kernel, f"fast-{name}")) for name in builds
-        ]
-        record_candidates(session, claim, pairs, made, Versions(**VERSIONS), screening=[problem.id])
-        end_plan(session, claim, PlannedProblem(problem.id, len(builds), 9, {}, StageSeconds(), screening=True))
-        items.complete(session, claim)
-
-
-def add_screened(database: Database) -> CreatedJob:
-    with database.write() as session:
-        return create_job(session, NewJob([new_problem("s", search={"level": 1, "screening": 1})]))
-
-
-@pytest.mark.parametrize("refined", [False, True])
-def test_a_release_that_does_not_screen_publishes_nothing_that_was_only_screened(
-    database: Database, refined: bool
-) -> None:
-    screened = add_screened(database)
-    plan_screened(database, "a", "b")
+def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(database: Database) -> None:
+    ended = add(database, CPU_CLASS)
+    plan_next(database, "a", "b")
     compile_next(database)
     verify_next(database)
-    if refined:
-        claim = claim_one(database, "refine")
-        with database.write() as session:
-            new = {"a": new_build("a")}
-            record_refined(session, claim, {"c-a": "a"}, new, Versions(**VERSIONS), spent=StageSeconds())
-        compile_next(database)
-    plain = add(database, CPU_CLASS)
-    plan_next(database, "b")
+    claim = claim_one(database, "finish")
     searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
-    record = winner_record("k" * 64, "c-a", searches=searches)
     with database.write() as session:
-        publish_winner(session, record, expected_revision=0, attempt="t")
-    downgrade(database, "0005")
-    with database.read() as session:
-        states = session.execute(text("SELECT id, state, error FROM jobs ORDER BY created_at, id")).all()
-        waiting = set(session.scalars(text("SELECT kind FROM items WHERE state IN ('waiting', 'claimed')")))
-        of_live = f"job_problem_id IN (SELECT id FROM job_problems WHERE state IN {LIVE})"
-        unfinished = session.scalar(text(f"SELECT count(*) FROM candidates WHERE {of_live}"))
-    found = {row.id: (row.state, "without screening" in str(row.error)) for row in states}
-    assert found == {screened.id: ("failed", True), plain.id: ("running", False)}
-    assert (waiting, unfinished) == ({"plan"}, 0)
+        publish_winner(session, winner_record(KEY, "c-a", searches=searches), expected_revision=0, attempt="t")
+        finish_problem(session, claim, winner="c-a", error=None)
+    judged = add(database, CPU_CLASS)
+    plan_next(database, "e")
+    compile_next(database)
+    verify_next(database)
+    compiling = add(database, CPU_CLASS)
+    plan_next(database, "c", "d")
+    claim_one(database, "compile", kernels=1)
+    downgrade(database, "0009")
+    with database.write() as session:
+        search = {"search": json.dumps({"level": 1, "screening": 1})}
+        session.execute(text(f"UPDATE job_problems SET screening = state IN {LIVE}, search = :search"), search)
+        session.execute(text("UPDATE candidates SET screening_build = build WHERE build <> 'a'"))
+        session.execute(text("UPDATE items SET kind = 'refine' WHERE kind = 'finish' AND state = 'waiting'"))
+        register_toolchain(session, TOOLCHAIN, {}, [TARGET])
+        register_toolchain(session, "fast", {}, [])
     database.migrate()
     database.check()
     with database.read() as session:
-        (kept,) = get_winners(session, ["k" * 64]).values()
+        found = session.execute(text("SELECT candidate, verdict, message FROM candidates ORDER BY candidate")).all()
+        waiting = session.execute(text("SELECT kind, state FROM items WHERE state IN ('waiting', 'claimed')")).all()
+        builds = session.scalars(text("SELECT id FROM builds")).all()
+        (kept,) = get_winners(session, [KEY]).values()
         row = session.scalars(select(WinnerRow)).one()
+        problems = session.scalars(select(JobProblemRow.search)).all()
+        alive = [one.digest for one in live_toolchains(session, 60)]
+    assert [(one.candidate, one.verdict, "only screened" in str(one.message)) for one in found] == [
+        ("c-a", "ok", False),
+        ("c-b", "skipped", True),
+    ]
+    assert ([tuple(one) for one in waiting], builds) == ([("plan", "waiting")] * 2, ["a"])
     assert [one["search"] for one in kept.searches] == [one["search"] for one in row.searches] == [{"level": 1}]
+    assert (problems, alive) == ([{"level": 1}] * 3, [TOOLCHAIN])
+    done = drive(database, {judged.id: ["e"], compiling.id: ["c", "d"]})
+    assert done == {"compile": ["c", "d", "e"], "verify": ["c", "d"], "measure": []}  # the text of `e` was proved
+    assert states(database) == dict.fromkeys((ended.id, judged.id, compiling.id), "done")
 
 
 class Older:
@@ -696,10 +684,6 @@ def fill_now(database: Database, clock: FakeClock) -> dict[str, list[str]]:
     compile_next(database)
     measure_next(database)
     claim_one(database, "compare", lease=1000)
-    refining = add_screened(database)
-    plan_screened(database, "s")
-    compile_next(database)
-    verify_next(database)
     measuring = add(database, GPU_CLASS)
     plan_next(database, "n")
     compile_next(database)
@@ -729,7 +713,7 @@ def fill_now(database: Database, clock: FakeClock) -> dict[str, list[str]]:
         )
     with database.write() as session:
         outcome = BuildOutcome(first, "ok", f"code-{first}", {"registers": 32}, library="library-part")
-        record_builds(session, claim, [outcome], Versions(**VERSIONS))
+        record_builds(session, claim, [outcome])
     again = add(database, GPU_CLASS)
     with database.write() as session:
         library = session.scalar(text("SELECT library FROM builds WHERE id = 'm'"))
@@ -744,7 +728,6 @@ def fill_now(database: Database, clock: FakeClock) -> dict[str, list[str]]:
     import_one(database)
     return {
         comparing.id: ["m"],
-        refining.id: ["s"],
         measuring.id: ["n"],
         proving.id: ["v"],
         with_it.id: ["v"],
@@ -764,7 +747,7 @@ def test_a_release_that_does_not_lease_builds_gets_nothing_that_would_wait_for_e
     with database.read() as session:
         kinds = set(session.scalars(text("SELECT kind FROM items WHERE state IN ('waiting', 'claimed')")))
         groups = set(session.scalars(text("SELECT state FROM groups")))
-    assert kinds == {"plan", "compile", "verify", "measure", "refine", "compare", "finish"}
+    assert kinds == {"plan", "compile", "verify", "measure", "compare", "finish"}
     assert groups == {"compiling", "compiled", "failed", "lost", "released", "cancelled"}
     before = kept(database)
     downgrade(database, "0007")
@@ -806,7 +789,7 @@ def test_a_release_that_does_not_lease_builds_gets_nothing_that_would_wait_for_e
     database.check()
     done = drive(database, builds)
     # One of e and f was compiled; the library that held m was lost, but not what was found of its code.
-    assert done["compile"] in [sorted(["m", "q", "s", "x", "z", one]) for one in "ef"]
+    assert done["compile"] in [sorted(["m", "q", "x", "z", one]) for one in "ef"]
     assert (done["verify"], done["measure"]) == (["e", "f", "q", "v", "z"], ["n", "x"])
     assert set(states(database).values()) == {"done", "cancelled"}
 

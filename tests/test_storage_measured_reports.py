@@ -18,7 +18,6 @@ from storage.jobs import CreatedJob
 from storage.judging_work import MEASURE_SECONDS
 from storage.measurements import (
     candidates_to_measure,
-    record_measured,
 )
 from storage.problems import finish_problem, load_problem
 from storage.progress import COMPARE_SECONDS, FINISH_SECONDS
@@ -36,7 +35,6 @@ from tests.fixtures_measuring import (
 )
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
-    DRIVER,
     GPU_CLASS,
     VERSIONS,
     claim_one,
@@ -247,8 +245,7 @@ def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> No
         found = candidates_to_measure(session, ref, GPU_CLASS, VERSIONS["gpu_plan_version"])
     assert [(one.candidate, one.problem_id) for one in found] == [("d-a", *ids_of(database, second))]
     claim = claim_one(database, "measure")
-    with database.write() as session:
-        record_measured(session, claim, [measured(one) for one in found], driver=DRIVER, plan_version="g1")
+    measure_claimed(database, claim, [measured(one) for one in found])
     assert verdicts(database, first) == [{"c-a": None, "c-b": None}]
     with database.write() as session:
         clear_all(session)

@@ -47,6 +47,7 @@ from tests.fixtures_storage import (
     OTHER_CLASS,
     TARGET,
     claim_one,
+    clear_all,
     compile_next,
     measure_claimed,
     measure_next,
@@ -262,6 +263,7 @@ def test_a_worker_that_never_answers_for_a_candidate_does_not_go_round_for_ever(
         measure_claimed(database, claim, [])
     with database.write() as session:
         assert items.fail(session, claim, "no result", retry=True) == "failed"
+        clear_all(session)
     assert verdicts(database, job) == [{"c-a": "skipped"}]
     assert unended(database) == [("finish", TARGET)]
 

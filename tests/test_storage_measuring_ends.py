@@ -14,7 +14,6 @@ from storage.errors import LostClaim
 from storage.groups import BuildOutcome, GroupFiles, group_report, record_builds
 from storage.items import Renewal
 from storage.judge import Judged
-from storage.judging_work import Versions
 from storage.measurements import (
     forget_group_library,
     record_compared,
@@ -39,9 +38,9 @@ from tests.fixtures_storage import (
     GPU_CLASS,
     OTHER_CLASS,
     TARGET,
-    VERSIONS,
     cancel,
     claim_one,
+    clear_all,
     compile_claimed,
     compile_next,
     end_budgets,
@@ -130,6 +129,7 @@ def test_a_budget_that_ends_while_a_problem_is_compared_finishes_it(
         assert items.claim(session, ["compare"], None, "w", 5) is None
         assert jobs.expire_budgets(session) == [job.id]
         assert jobs.expire_budgets(session) == []
+        clear_all(session)
     assert unended(database) == [("finish", TARGET)]
     if claim is not None:
         with pytest.raises(LostClaim), database.write() as session:
@@ -197,6 +197,8 @@ def test_measuring_that_fails_for_good_skips_its_candidates_and_remembers_nothin
         with database.write() as session:
             (expired,) = items.expire_leases(session)
     assert (expired.state, expired.target) == ("failed", GPU_CLASS)
+    with database.write() as session:
+        clear_all(session)
     assert verdicts(database, job) == [{"c-a": "skipped"}, {"c-a": None}, {"c-a": None}]
     assert unended(database) == [("finish", TARGET), ("measure", OTHER_CLASS), ("verify", TARGET)]
     later = add(database, GPU_CLASS)
@@ -214,6 +216,7 @@ def test_proving_that_fails_for_good_skips_what_waits_for_the_cpu_alone(database
     claim = claim_one(database, "verify")
     with database.write() as session:
         items.fail(session, claim, "the disk is full", retry=False)
+        clear_all(session)
     assert verdicts(database, job) == [{"c-a": None}, {"c-a": "skipped"}]
     measure_next(database)
     assert verdicts(database, job) == [{"c-a": "ok"}, {"c-a": "skipped"}]
@@ -239,7 +242,7 @@ def test_what_compiled_must_come_with_a_library(database: Database) -> None:
     plan_next(database, "a")
     claim = claim_one(database, "compile")
     with pytest.raises(ValueError, match="without a library: a"), database.write() as session:
-        record_builds(session, claim, [BuildOutcome("a", "ok", "code-a", {})], Versions(**VERSIONS))
+        record_builds(session, claim, [BuildOutcome("a", "ok", "code-a", {})])
     compile_claimed(database, claim)
 
 
@@ -260,7 +263,7 @@ def test_each_kernel_of_a_group_is_measured_from_its_own_library(database: Datab
 
 def lose_library(database: Database, build: str) -> list[Judged]:
     with database.write() as session:
-        return forget_group_library(session, str(session.get_one(BuildRow, build).library))
+        return forget_group_library(session, str(session.get_one(BuildRow, build).library))[0]
 
 
 def test_a_lost_library_skips_what_waits_for_it_and_the_next_job_compiles_it_again(database: Database) -> None:

@@ -515,6 +515,7 @@ def test_a_group_that_cannot_be_verified_skips_its_candidates_and_remembers_noth
     claim = claim_one(database, "verify")
     with database.write() as session:
         assert items.fail(session, claim, "the disk is full", retry=False) == "failed"
+        clear_all(session)
     assert verdicts_of(database, job.id) == [{"c-a": "skipped", "c-b": None}]
     compile_next(database)
     assert len(verify_next(database)) == 1  # the problem goes on without it

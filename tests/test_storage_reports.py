@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import insert
 
 from codegen import verified
-from codegen.compile_model import FIXED_SECONDS
+from codegen.compile_cost import FIXED_SECONDS
 from codegen.verified import primitives_of
 from cukiln.types import StageSeconds
 from storage import items, jobs
@@ -15,7 +15,7 @@ from storage.clock import FakeClock
 from storage.cursors import make_cursor
 from storage.database import Database
 from storage.errors import BadCursor
-from storage.groups import group_report
+from storage.groups import group_report, judge_group
 from storage.judge import JUDGED_AT_ONCE
 from storage.judging_work import Followed, Versions
 from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
@@ -28,7 +28,7 @@ from storage.tables import CandidateRow, JobProblemRow, VerdictRow
 from storage.timings import By, timings
 from storage.toolchains import live_toolchains, register_toolchain
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts
 from storage.winners import publish_winner
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
@@ -352,7 +352,8 @@ def test_ten_thousand_problems_that_share_a_kernel_are_judged_with_a_handful_of_
     with counted_statements(database) as seen:
         while more:
             with database.write() as session:
-                judged, more = judge_verified(session, claim, found, plan_version="1")
+                record_verdicts(session, claim, found, "1")
+                judged, more = judge_group(session, claim, Versions(**VERSIONS))
             parts.append(len(judged))
         with database.write() as session:
             assert complete_verified(session, claim, asked, verify=StageSeconds(wall=4.0), plan_version="1") == []

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,14 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import event, select
 
-from storage import endings, groups, items, jobs
+from storage import endings, groups, items, jobs, measurements
 from storage.clock import FakeClock
 from storage.database import Database, Session
 from storage.device_classes import is_predicted
 from storage.group_rows import load_group
 from storage.items import FileLimits, Renewal
 from storage.judge import LIVE
+from storage.judging_work import judge_known
 from storage.measurements import forget_group_library, measure_ref
 from storage.new_items import UNENDED, jobs_of, parse_plan_ref
 from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
@@ -54,8 +56,8 @@ GIVES_UP = ("fail", "retry", "release")
 COMPILING, MEASURING = ("finish", "verify", "compile"), ("compare", "measure")
 WORKERS = (
     Worker(("plan",)),
-    Worker(COMPILING, (TARGET,), (TOOLCHAIN,)),
-    Worker(COMPILING, (TARGET,), (TOOLCHAIN, OTHER_TOOLCHAIN)),
+    Worker(COMPILING, (TARGET,), TOOLCHAIN),
+    Worker(COMPILING, (TARGET,), OTHER_TOOLCHAIN),
     Worker(("compile",), (TARGET,)),
     Worker(("verify",), (TARGET,)),
     Worker(MEASURING, (GPU_CLASS,)),
@@ -149,7 +151,7 @@ class Jobs(RuleBasedStateMachine):
         files=some_files,
         luck=lucks,
         transactions=st.sampled_from([0, 1, 2, 3, 99, 99]),
-        then=st.sampled_from(["goes on", "goes on", "dies", *GIVES_UP]),
+        then=st.sampled_from(["goes on", "goes on", "dies", "fail", *GIVES_UP]),
     )
     def a_worker_is_free(
         self, data: st.DataObject, files: FileLimits, luck: Luck, transactions: int, then: str
@@ -222,12 +224,16 @@ class Jobs(RuleBasedStateMachine):
         if next(self.reconcilers[place], "ended") == "ended":
             del self.reconcilers[place]
 
-    @rule(data=st.data())
-    def lose_library(self, data: st.DataObject) -> None:
-        with self.database.write() as session:
+    @rule(data=st.data(), parts=st.sampled_from([1, 99]))
+    def lose_library(self, data: st.DataObject, parts: int) -> None:
+        with self.database.read() as session:
             held = session.scalars(select(BuildRow.library).where(BuildRow.library.is_not(None)).order_by(BuildRow.id))
-            if libraries := held.all():
-                forget_group_library(session, str(data.draw(st.sampled_from(libraries))))
+            libraries = held.all()
+        library = str(data.draw(st.sampled_from(libraries))) if libraries else None
+        while library is not None and parts:
+            with self.database.write() as session:
+                _, more = forget_group_library(session, library)
+            parts = parts - 1 if more else 0
 
     @rule(toolchain=st.sampled_from([TOOLCHAIN, OTHER_TOOLCHAIN]))
     def a_compiler_is_there(self, toolchain: str) -> None:
@@ -244,7 +250,7 @@ class Jobs(RuleBasedStateMachine):
 
     def take(self, worker: Worker, files: FileLimits, luck: Luck) -> Attempt | None:
         """A free worker claims, and reads what it is to do."""
-        limits = FileLimits(worker.toolchains, files.workers, files.kernels)
+        limits = FileLimits(worker.toolchain, files.workers, files.kernels)
         name = f"w{len(self.attempts)}"
         with self.database.write() as session:
             picture = take_picture(session)
@@ -313,6 +319,8 @@ class Jobs(RuleBasedStateMachine):
 
     def waits_for(self, session: Session, problem: JobProblemRow, in_time: bool) -> list[tuple[str, str]]:
         """Each is needed; for a problem that is not planned yet, the item that plans it."""
+        if not in_time:
+            return []  # the reconciler sees to its end
         if not problem.planned:
             return [
                 ("plan", ref)
@@ -334,8 +342,6 @@ class Jobs(RuleBasedStateMachine):
             ).all()
             assert len(ends) == 1, "either comparing or finishing is next"
             return [(ends[0].kind, ends[0].ref)]
-        if not in_time:
-            return []  # the reconciler skips them
         return [place for name, build in open_candidates for place in self.place_of(session, problem, name, build)]
 
     def place_of(
@@ -343,20 +349,22 @@ class Jobs(RuleBasedStateMachine):
     ) -> list[tuple[str, str]]:
         assert build is not None, f"nothing makes build {name}"
         group = str(build.group_id)
+        if build.state == "given_up":
+            return []  # the reconciler skips its candidates
         if build.state in ("pending", "compiling"):
             assert session.get(DemandRow, (problem.job_id, name)) is not None, f"{name} is not demanded"
             return [("compile", group)] if build.state == "compiling" else []
-        running = session.scalars(select(ItemRow).filter_by(kind="compile", ref=group, state="claimed")).one_or_none()
-        if build.state != "ok":
-            # Recorded, not yet judged: by the worker that has the file, or after it died by a verify item.
-            return [("verify" if running is None else "compile", group)]
-        judging = ("verify", group)
-        if not is_predicted(problem.device_class):
+        running = session.scalars(
+            select(ItemRow.id).filter_by(kind="compile", ref=group, state="claimed")
+        ).one_or_none()
+        if running is not None and problem.job_id in jobs_of(session, running):
+            return [("compile", group)]  # whose worker sees to what follows
+        judging = ("verify", group)  # also of what did not compile, where the worker died before it was judged
+        if build.state == "ok" and not is_predicted(problem.device_class):
             assert build.library is not None
             judging = ("measure", measure_ref(group, problem.device_class))
-        waiting = select(ItemRow.id).filter_by(kind=judging[0], ref=judging[1]).where(ItemRow.state.in_(UNENDED))
-        # While the file is recorded, its worker is about to add it.
-        return [("compile", group) if running is not None and session.scalar(waiting) is None else judging]
+        failed = session.scalar(select(ItemRow.id).filter_by(kind=judging[0], ref=judging[1], state="failed"))
+        return [] if failed is not None else [judging]  # the reconciler skips its candidates
 
     @invariant()
     def a_build_is_pending_for_a_job_or_compiling_in_one_file(self) -> None:
@@ -432,7 +440,7 @@ class Jobs(RuleBasedStateMachine):
             assert session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE))).all() == []
             assert session.scalars(select(JobProblemRow.id).where(JobProblemRow.state.in_(LIVE))).all() == []
             assert session.scalars(select(DemandRow.build)).all() == []
-            unmade = BuildRow.state.in_(("pending", "compiling"))
+            unmade = BuildRow.state.in_(("pending", "compiling", "given_up"))
             assert session.scalars(select(BuildRow.id).where(unmade)).all() == []
             assert session.scalars(select(GroupRow.id).where(GroupRow.state == "compiling")).all() == []
             assert session.scalars(select(CandidateRow.candidate).where(CandidateRow.verdict.is_(None))).all() == []
@@ -449,7 +457,8 @@ def test_every_job_ends_whatever_happens(
 ) -> None:
     Jobs.template = migrated_file
     monkeypatch.setattr(endings, "CLEARED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(groups, "JUDGED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(measurements, "JUDGED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(groups, "judge_known", partial(judge_known, most=AT_ONCE))
     examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", "25"))
     quiet = list(HealthCheck)
     chosen = settings(

@@ -43,8 +43,8 @@ class KernelOutcome:
 @dataclass(frozen=True)
 class Artifact:
     """One file that compiled. `kernels` are ids in render order. `ptx` is compressed (gzip): 40 KB of text for each
-    kernel would double what a group adds to the store, as 7 KB they add a seventh. `cpu_seconds` are of all its tools,
-    `peak_memory_bytes` of the one that held the most."""
+    kernel would double what a group adds to the store, as 7 KB they add a seventh. `peak_memory_bytes`: of the
+    tool that held the most."""
 
     source: str
     cubin: bytes
@@ -53,7 +53,6 @@ class Artifact:
     log: str
     phases: tuple[Phase, ...]
     kernels: tuple[str, ...]
-    cpu_seconds: float
     peak_memory_bytes: int
 
 
@@ -151,7 +150,6 @@ def _compile(
         log=compiler.log,
         phases=tuple(compiler.phases),
         kernels=tuple(kernel.id for kernel in kernels),
-        cpu_seconds=compiler.cpu_seconds,
         peak_memory_bytes=compiler.peak_memory_bytes,
     )
     outcomes = {}

@@ -34,7 +34,7 @@ from storage.failures import DATABASE_ERRORS
 from storage.logs import set_up_logging
 from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
-from storage.toolchains import describe_toolchain, register_toolchain
+from storage.toolchains import register_toolchain
 from workers import embedded_valkey, tickets
 from workers.gpu.interface import GpuMissing
 from workers.gpu.plan_version import gpu_plan_version
@@ -278,11 +278,9 @@ class ToolchainBeat:
             return
         self._next = time.monotonic() + self._every
         toolchain = self._workplace.toolchain
-        screening = toolchain.for_screening()
         try:
             with self._workplace.database.write() as session:
                 register_toolchain(session, toolchain.digest, toolchain.describe(), list(self._workplace.targets or ()))
-                describe_toolchain(session, screening.digest, screening.describe())
         except _DATABASE_AWAY as error:
             log.warning("toolchain not registered: %s", error)
 

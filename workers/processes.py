@@ -182,17 +182,14 @@ class Processes:
         if program is None or not os.access(program, os.X_OK):
             raise ProgramMissing(argv[0])
         with self.private_folder("tmp") as temporary:
-            environment = {
-                "PATH": _path(),
-                "LANG": "C",
-                "LC_ALL": "C",
-                "TMPDIR": str(temporary),
-                "HOME": str(temporary),
-            }
-            environment |= env or {}
-            leader: Leader | None = self._fork(argv, cwd, environment, limits, network, stdin)
-            if leader is None:
-                leader = self._start([program, *argv[1:]], cwd, environment, limits, network, stdin)
+            environment = {**_environment(), "TMPDIR": str(temporary), "HOME": str(temporary), **(env or {})}
+            try:
+                leader = self._fork(argv, cwd, environment, limits, network, stdin)
+                if leader is None:
+                    command = self._command([program, *argv[1:]], limits, network)
+                    leader = _start(command, cwd, environment, stdin)
+            except OSError as error:
+                raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
             stream = Stream(tuple(argv), leader, limits, cancel, namespace=self.isolation == "namespace")
             try:
                 yield stream
@@ -218,18 +215,12 @@ class Processes:
         if self.isolation != "namespace":
             return
         if self._warm is None:
-            self._warm = FenceServer(module, {"PATH": _path(), "LANG": "C", "LC_ALL": "C", **env})
+            self._warm = FenceServer(module, {**_environment(), **env})
         self._warm_owner = os.getpid()
         self._warm.keep()
 
     def _fork(
-        self,
-        argv: Sequence[str],
-        cwd: Path,
-        environment: Mapping[str, str],
-        limits: Limits,
-        network: bool,
-        stdin: bytes,
+        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], limits: Limits, network: bool, stdin: bytes
     ) -> Leader | None:
         """A fork of the process that is kept warm; None where `argv` is nothing that it runs, or it has ended."""
         warm = self._warm
@@ -239,38 +230,10 @@ class Processes:
         cpu_seconds, blocks = _rlimits(limits)
         fence = Fence("--user" in prefix, "--net" in prefix, cpu_seconds, blocks * _BLOCK_BYTES)
         try:
-            return warm.fork(Request(argv[3:], environment, str(cwd), fence), stdin=stdin)
+            return warm.fork(Request(argv[3:], env, str(cwd), fence), stdin=stdin)
         except ServerGone as error:
             log.warning("a new interpreter runs %s: %s", warm.module, error)
             return None
-        except OSError as error:
-            raise InfrastructureError(f"cannot fork {warm.module}: {error}") from error
-
-    def _start(
-        self,
-        argv: Sequence[str],
-        cwd: Path,
-        environment: Mapping[str, str],
-        limits: Limits,
-        network: bool,
-        stdin: bytes,
-    ) -> Leader:
-        try:
-            process = subprocess.Popen(
-                self._command(argv, limits, network),
-                cwd=cwd,
-                env=environment,
-                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
-                process.stdin.write(stdin)
-        return Program(process)
 
     def close(self) -> None:
         """Remove the folder of this object and end what is kept warm. Further runs make a new folder."""
@@ -289,19 +252,8 @@ class Processes:
         if self.isolation == "namespace":
             prefix = self._namespaces(network)
             shell = _tool("sh")
-            guard = [
-                _tool("setpriv"),
-                "--pdeathsig",
-                "KILL",
-                shell,
-                "-c",
-                _GUARD,
-                "guard",
-                str(os.getpid()),
-                cpu,
-                blocks,
-            ]
-            return [*guard, *prefix, shell, "-c", _INIT, "init", *argv]
+            guard = [_tool("setpriv"), "--pdeathsig", "KILL", shell, "-c", _GUARD, "guard", str(os.getpid())]
+            return [*guard, cpu, blocks, *prefix, shell, "-c", _INIT, "init", *argv]
         sweeper = Path(__file__).with_name("sweep_children.py")
         bounds = [str(os.getpid()), cpu, str(limits.output_bytes), "network" if network else "no-network"]
         return [sys.executable, "-I", "-S", str(sweeper), *bounds, *argv]
@@ -336,6 +288,26 @@ class Processes:
 def _rlimits(limits: Limits) -> tuple[int, int]:
     """Seconds of CPU, and blocks of a file: backstops of the limits that are looked at."""
     return int(limits.cpu_seconds) + 2, max(1, limits.output_bytes // _BLOCK_BYTES)
+
+
+def _start(command: Sequence[str], cwd: Path, env: Mapping[str, str], stdin: bytes) -> Leader:
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
+            process.stdin.write(stdin)
+    return Program(process)
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": _path(), "LANG": "C", "LC_ALL": "C"}
 
 
 def _path() -> str:

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.endings import CLEARED_AT_ONCE, clear_ended, find_ended
+from storage.endings import CLEARED_AT_ONCE, find_ended
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
 from storage.pending_builds import give_up_place
@@ -73,8 +73,8 @@ class Reconciler:
             expired = items.expire_leases(session, self.settings.max_attempts)
             touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
-        self._clear_ended()
         self._give_up_gone_compilers()
+        self._clear_ended()
         for item in expired:
             log.warning("lease of %s %s ended, it is %s", item.kind, item.ref, item.state)
         for state in states:
@@ -112,11 +112,11 @@ class Reconciler:
     def _clear_ended(self, *, all_jobs: bool = False) -> None:
         while True:
             with self.database.read() as session:
-                ended = find_ended(session, all_jobs=all_jobs)
-            if ended is None:
+                part = find_ended(session, all_jobs=all_jobs)
+            if part is None:
                 return
             with self.database.write() as session:
-                clear_ended(session, ended)
+                part(session)
             self.database.pause()
 
     def _give_up_gone_compilers(self) -> None:

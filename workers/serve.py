@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -38,23 +39,11 @@ from storage.errors import SettingsError
 from storage.settings import Settings, load_settings
 from workers.children import Child, describe_exit, tail_of
 from workers.fork_server import ForkServer, modules_of
-from workers.start_checks import FolderBusy, ServeError, free_port, lock_folder, refuse_busy_port
+from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port
 
 if TYPE_CHECKING:
     from workers.embedded_valkey import EmbeddedValkey
     from workers.gpu.interface import Device
-
-__all__ = [
-    "Commands",
-    "FolderBusy",
-    "Running",
-    "ServeError",
-    "Supervisor",
-    "child_environment",
-    "embedded",
-    "main",
-    "serve",
-]
 
 READY_SECONDS = 60.0
 WATCH_SECONDS = 0.1
@@ -102,16 +91,11 @@ class Supervisor:
         self._server_log: Path | None = None
         self._server_pid: int | None = None  # as last said
         self._children: list[Child] = []
-        self._gpus: list[Device] = []
+        self.gpus: Sequence[Device] = ()  # those that are measured on, once it has started
         self._lock_file = -1
         self._stop = False
         self._force = False
         self._valkey_again_at = 0.0
-
-    @property
-    def gpus(self) -> Sequence[Device]:
-        """Those that are measured on; known once it has started."""
-        return self._gpus
 
     # ---- the way of a service
 
@@ -119,17 +103,13 @@ class Supervisor:
         """Everything up, or nothing: raises ServeError after stopping what it had started."""
         try:
             return self._start()
-        except OSError as error:
+        except BaseException as error:
             self.stop()
-            raise ServeError(str(error)) from error
-        except ModuleNotFoundError as error:
-            self.stop()
-            raise ServeError(
-                f"the package {error.name!r} that the server needs is not installed: `make run` in the checkout "
-                "installs it"
-            ) from error
-        except BaseException:
-            self.stop()
+            if isinstance(error, OSError):
+                raise ServeError(str(error)) from error
+            if isinstance(error, ModuleNotFoundError):
+                needed = f"the package {error.name!r} that the server needs is not installed"
+                raise ServeError(f"{needed}: `make run` in the checkout installs it") from error
             raise
 
     def watch(self) -> None:
@@ -177,7 +157,7 @@ class Supervisor:
         self._start_server()
         from workers import foundation
 
-        self._gpus = foundation.check_machine(settings)
+        self.gpus = foundation.check_machine(settings)
         foundation.migrate(settings)
         self._valkey = foundation.start_queue(settings)
         if self._valkey is not None:
@@ -206,11 +186,10 @@ class Supervisor:
 
         assert self._server is not None
         environment = child_environment(self.settings)
-        for kept in foundation.kept_processes(self.settings, self._commands.api, self._commands.worker, self._gpus):
+        for kept in foundation.kept_processes(self.settings, self._commands.api, self._commands.worker, self.gpus):
             log = self._log_of(kept.name)
-            child = Child(
-                kept.name, kept.argv, server=self._server, env=environment, log=log, grace_seconds=kept.grace_seconds
-            )
+            grace = kept.grace_seconds
+            child = Child(kept.name, kept.argv, server=self._server, env=environment, log=log, grace_seconds=grace)
             self._children.append(child)
 
     def _log_of(self, name: str) -> Path | None:
@@ -233,11 +212,10 @@ class Supervisor:
         while self._missing():
             for child in self._children:
                 if (code := child.ended()) is not None and not self._may_be_missing(child):
-                    self._refuse_broken_server()
-                    tail = child.log_tail()
-                    raise ServeError(
-                        f"{child.name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else "")
-                    )
+                    assert self._server is not None
+                    if (whole := self._server.returncode) is not None:
+                        raise _broken(f"the {FORK_SERVER}", whole, tail_of(self._server_log))
+                    raise _broken(child.name, code, child.log_tail())
             if self._stop:
                 raise ServeError("stopped before it was ready")
             if time.monotonic() > deadline:
@@ -248,12 +226,6 @@ class Supervisor:
         """A GPU that nobody named, and that fails a moment after it was found, keeps nobody from compiling: `watch`
         starts its worker again."""
         return self.settings.gpus == "auto" and child.name.startswith("gpu worker")
-
-    def _refuse_broken_server(self) -> None:
-        assert self._server is not None
-        if (code := self._server.returncode) is not None:
-            tail = tail_of(self._server_log)
-            raise ServeError(f"the {FORK_SERVER} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
 
     def _api_answers(self) -> bool:
         connection = http.client.HTTPConnection(_reachable(self.settings.host), self.settings.port, timeout=2.0)
@@ -353,27 +325,23 @@ def embedded(
     """A service for as long as the block runs, on a free port unless the settings were given one; the children's output
     goes to `logs` in the data folder. Raises ServeError."""
     supervisor = Supervisor(settings, say=say, logs=settings.data_dir / "logs", commands=commands)
-    up = threading.Event()
-    outcome: list[Running | BaseException] = []
+    up: Future[Running] = Future()
 
     def live() -> None:
         try:
-            outcome.append(supervisor.start())
-            up.set()
+            up.set_result(supervisor.start())
             supervisor.watch()
-            supervisor.stop()
-        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
-            outcome.append(error)
+        except BaseException as error:
+            if up.done():
+                raise
+            up.set_exception(error)
         finally:
-            up.set()
+            supervisor.stop()
 
     thread = threading.Thread(target=live, name="supervisor")
     thread.start()
     try:
-        up.wait()
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        yield outcome[0]
+        yield up.result()
     finally:
         supervisor.ask_to_stop()
         thread.join()
@@ -409,6 +377,10 @@ def child_environment(settings: Settings) -> dict[str, str]:
     paths = [str(_ROOT), str(_ROOT / "client"), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
+
+
+def _broken(name: str, code: int, tail: str) -> ServeError:
+    return ServeError(f"{name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
 
 
 def _say(told: str) -> None:

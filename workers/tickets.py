@@ -35,7 +35,6 @@ GPU = "gpu"
 # Which kind of worker does which kind of item. A compile worker has the compiler that verify and finish need too.
 WORKER_OF = {
     "plan": PLAN,
-    "refine": PLAN,
     "compile": COMPILE,
     "verify": COMPILE,
     "finish": COMPILE,
@@ -43,7 +42,7 @@ WORKER_OF = {
     "compare": GPU,
 }
 # What comes last in a job's way goes first: what is begun gets finished before more is begun.
-ITEMS_OF = {PLAN: ("refine", "plan"), COMPILE: ("finish", "verify", "compile"), GPU: ("compare", "measure")}
+ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile"), GPU: ("compare", "measure")}
 
 TICKET_FUNCTION = "workers.run_ticket.run_ticket"  # the only function that a ticket may name
 TICKET_SECONDS = 24 * 3600  # what a crash between taking a ticket and forgetting it leaves behind ends by itself

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,6 @@ from workers.processes import InfrastructureError, Limits, ProcessError, Process
 TOOLCHAIN_VERSION = 1  # of the digest's schema
 # --time's file and ptxas' report do not change the code; they are here because the build's log is part of what is kept.
 DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-v")
-# Half of nvcc's time for tensor-core kernels: arrays stay in local memory. "min", which keeps them in registers, saves
-# a fifth, and "max" no more than "mid" (benchmarks/bench_screening.py).
-SCREENING_FLAGS = ("--Ofast-compile=mid",)
 # Launch code is a few divisions per call: -O2 would only cost half as much again of g++'s time.
 HOST_FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-Wall", "-Werror")
 # No build id, no names of temporary objects (-s): equal inputs give equal bytes. The stub needs nothing of libstdc++.
@@ -49,22 +46,13 @@ class ToolchainMissing(ProcessError):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One compiler stack. `versions` are pairs (part, version); `gpu_codes` is what `nvcc --list-gpu-code` says;
-    `screening`: device code is compiled fast, to be ranked and never to be published."""
+    """One compiler stack. `versions` are pairs (part, version); `gpu_codes` is what `nvcc --list-gpu-code` says."""
 
     nvcc: Path
     host_compiler: Path
     tvm_ffi_include: Path
     versions: tuple[tuple[str, str], ...]
     gpu_codes: tuple[str, ...]
-    screening: bool = False
-
-    def for_screening(self) -> Toolchain:
-        return replace(self, screening=True)
-
-    @property
-    def device_flags(self) -> tuple[str, ...]:
-        return DEVICE_FLAGS + (SCREENING_FLAGS if self.screening else ())
 
     @property
     def digest(self) -> str:
@@ -75,7 +63,7 @@ class Toolchain:
         """What goes into the digest and what people are shown."""
         return {
             "versions": dict(self.versions),
-            "flags": {"device": list(self.device_flags), "host": list(HOST_FLAGS), "link": list(LINK_FLAGS)},
+            "flags": {"device": list(DEVICE_FLAGS), "host": list(HOST_FLAGS), "link": list(LINK_FLAGS)},
         }
 
     def device_command(self, target: str, source: str, cubin: str, phases: str) -> list[str]:
@@ -84,7 +72,7 @@ class Toolchain:
         lines."""
         architecture = f"arch={target.replace('sm_', 'compute_')},code={target}"
         head = [str(self.nvcc), "-ccbin", str(self.host_compiler), "-gencode", architecture]
-        return [*head, *self.device_flags, "--keep", "--keep-dir", ".", "--time", phases, "-o", cubin, source]
+        return [*head, *DEVICE_FLAGS, "--keep", "--keep-dir", ".", "--time", phases, "-o", cubin, source]
 
     def program_command(self, source: str, output: str) -> list[str]:
         """g++ on a small host program that is run once: not optimised."""

@@ -10,29 +10,38 @@ from __future__ import annotations
 import logging
 import uuid
 
-from codegen.compile_model import CompiledFile
 from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
-from storage.compile_models import load_model
 from storage.database import Database, Session
 from storage.errors import StorageError
-from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.groups import (
+    BuildOutcome,
+    GroupFiles,
+    complete_group,
+    judge_group,
+    load_group,
+    record_builds,
+    what_follows,
+)
 from storage.judging_work import Versions
 from storage.libraries import end_library, start_library
 from storage.measurements import (
     Measured,
     best_measured,
     candidates_to_measure,
+    complete_measured,
+    judge_results,
     record_compared,
     record_measured,
 )
 from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.problems import finish_problem, load_problem, problems_to_plan
 from storage.report_job import job_progress
+from storage.seconds import add_seconds
 from storage.verdicts import NewVerdict, best_proofs
-from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 
 log = logging.getLogger("cukiln.worker")
 
@@ -71,7 +80,6 @@ def _go_the_way(session: Session, name: str) -> None:
     claim = _claim(session, "plan", None, job)
     planned = problems_to_plan(session, claim)
     jobs.job_state(session, job)
-    load_model(session, name * 2)
     candidate = NewCandidate(name * 2, {}, name * 2, build)
     builds = {build: NewBuild(build, name * 2, name * 2, {}, target, name * 2)}
     record_candidates(session, claim, [(problem.id, candidate) for problem in planned], builds, versions)
@@ -84,13 +92,16 @@ def _go_the_way(session: Session, name: str) -> None:
     items.renew(session, claim, 1.0)
     load_group(session, claim.ref)
     made = BuildOutcome(build, "ok", code_digest=name * 2, resources={}, library=name * 2)
-    record_builds(session, claim, [made], versions)
-    files = [CompiledFile({name: 1.0}, 1.0, 1)] * 2  # the first of a family, and one more
-    complete_group(session, claim, GroupFiles(files=files))
+    record_builds(session, claim, [made])
+    judge_group(session, claim, versions)
+    group = GroupFiles()
+    complete_group(session, claim, group, what_follows(session, claim, group).unjudged)
     claim = _claim(session, "verify", target, job)
     asked = builds_to_verify(session, claim.ref, _VERSION)
     verdict = NewVerdict(name * 2, "ok", None, {}, 0.0, 0.0)
-    judge_verified(session, claim, [verdict], plan_version=_VERSION)
+    record_verdicts(session, claim, [verdict], _VERSION)
+    judge_group(session, claim, versions)
+    add_seconds(session, verify_shares(session, claim, asked, whole))
     complete_verified(session, claim, asked, plan_version=_VERSION, verify=whole)
     _measure(session, name, job)
     claim = _claim(session, "finish", target, job)
@@ -121,6 +132,8 @@ def _measure(session: Session, device_class: str, job: str) -> None:
         for one in waiting
     ]
     record_measured(session, claim, found, driver=_VERSION, plan_version=_VERSION)
+    judge_results(session, found, device_class, _VERSION)
+    complete_measured(session, claim, found, plan_version=_VERSION)
     claim = _claim(session, "compare", device_class, job)
     record_compared(session, claim, None, measure=StageSeconds())
 

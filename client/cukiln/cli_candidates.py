@@ -17,8 +17,6 @@ from cukiln.types import CandidateReport
 _GAP = 2  # characters between columns
 _SCHEDULE_WIDTH = 40  # that a schedule gets at least, where it is so long: it is wrapped
 _NOTES = {
-    "screening": "screening: yes is compiled fast, with less optimisation, and not among the best that were then "
-    "compiled in full: it cannot win, and its figures are of that code",
     "verdict": "verdict: ok is proved right; why another one fell stands in `--json`, as `message`",
     "error": "error: the largest over the test plan's random inputs, and what is allowed there",
     "measured": "measured: the median time of a run on the GPU; spread: the distance of the quartiles, as its share",
@@ -46,14 +44,13 @@ class _Column:
 
 
 def fastest_first(candidates: Sequence[CandidateReport]) -> list[CandidateReport]:
-    """Problems in the order of the job; in each, what is right by measured time, else by predicted, what was only
-    screened after what may win; then the rest."""
+    """Problems in the order of the job; in each, what is right by measured time, else by predicted; then the rest."""
 
-    def order(candidate: CandidateReport) -> tuple[bool, bool, bool, float, str]:
+    def order(candidate: CandidateReport) -> tuple[bool, bool, float, str]:
         measured, predicted = candidate.measured_us, candidate.predicted_us
         us = measured if measured is not None else predicted
         time = us if us is not None else float("inf")
-        return candidate.verdict != "ok", candidate.screening, measured is None, time, candidate.candidate
+        return candidate.verdict != "ok", measured is None, time, candidate.candidate
 
     problems = {problem: place for place, problem in enumerate(dict.fromkeys(map(_problem, candidates)))}
     return sorted(candidates, key=lambda one: (problems[_problem(one)], order(one)))
@@ -83,7 +80,6 @@ def _columns(candidates: Sequence[CandidateReport]) -> list[_Column]:
     columns = [
         _Column("candidate", [one.candidate[:12] for one in candidates]),
         _Column("verdict", [one.verdict or "-" for one in candidates]),
-        _Column("screening", ["yes" if one.screening else "-" for one in candidates]),
         _Column("error", [_error(one) for one in candidates]),
         _Column("measured", [_time(one.measured_us) for one in candidates]),
         _Column("spread", [_share(one.spread) for one in candidates]),
@@ -115,7 +111,7 @@ def _table(columns: Sequence[_Column]) -> Table:
         if column.is_schedule:
             table.add_column(column.heading, ratio=1)
         else:
-            left = column.heading in ("candidate", "verdict", "screening")
+            left = column.heading in ("candidate", "verdict")
             table.add_column(column.heading, no_wrap=True, justify="left" if left else "right")
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))

@@ -75,7 +75,7 @@ def find_service(url: str | None, console: Any) -> Iterator[Service]:
 
 def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: ExitStack) -> Service:
     """The service that runs over the data folder, else one of our own, which ends with `stack`."""
-    serve = server_module("workers.serve")
+    serve, checks = server_module("workers.serve"), server_module("workers.start_checks")
     deadline = time.monotonic() + BUSY_FOLDER_SECONDS
     said = ""
     while True:
@@ -88,14 +88,14 @@ def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: E
         try:
             started = stack.enter_context(serve.embedded(_load_settings({"port": 0})))
             return Service(started.url, embedded=True, api_key=api_key)
-        except serve.FolderBusy as error:
+        except checks.FolderBusy as error:
             if time.monotonic() > deadline:
                 raise ServerFailed(f"the service for this command did not start: {error}") from error
             if "waiting" not in said:
                 said = "Another service is starting or stopping over these data; waiting for it"
                 console.print(said, soft_wrap=True)
             time.sleep(_LOOK_SECONDS)
-        except serve.ServeError as error:
+        except checks.ServeError as error:
             raise ServerFailed(f"the service for this command did not start: {error}") from error
 
 

@@ -246,15 +246,7 @@ def notes(job: Job) -> list[str]:
     lines += _measured_notes(job)
     if any(stage.wall for problem in job.problems for stage in dict(problem.seconds).values()):
         lines.append(_SECONDS)
-    return lines + _screened_notes(job) + _rejected_notes(job)
-
-
-def _screened_notes(job: Job) -> list[str]:
-    """How many candidates were compiled for the choice alone."""
-    screened = sum(problem.screened for problem in job.problems)
-    if not screened:
-        return []
-    return [f"{screened} more schedules were only screened: compiled fast, with less optimisation, and not chosen"]
+    return lines + _rejected_notes(job)
 
 
 def _rejected_notes(job: Job) -> list[str]:

@@ -156,7 +156,6 @@ class ProblemReport(Answer):
     candidates: int
     winner: WinnerSummary | None = None
     verdicts: dict[str, int] = Field(default_factory=dict)
-    screened: int = 0  # candidates that nothing but a screening build was made of: they cannot win
     rejected: dict[str, int] = Field(default_factory=dict)
     seconds: Seconds = Seconds()
     error: str | None = None
@@ -170,8 +169,7 @@ class StageProgress(Answer):
 class Progress(Answer):
     """Counts of a job; `eta_seconds` is an estimate from predicted and observed times, while it runs.
 
-    `done` is what really happened: what a cancel or a spent budget left out counts in `total` alone. A candidate that
-    was screened and is then compiled in full counts twice, as soon as that is known.
+    `done` is what really happened: what a cancel or a spent budget left out counts in `total` alone.
     """
 
     lower: StageProgress  # problems
@@ -237,8 +235,6 @@ class CandidateReport(Answer):
     verdict: VerdictName | None
     message: str | None
     verified: Verified | None
-    # Compiled fast and judged, but not among the best that were compiled in full: its figures are of that code.
-    screening: bool = False
     max_error: float | None = None  # absolute, the largest over the test plan's random inputs
     error_bound: float | None = None  # at the place of max_error
     registers: int | None = None
@@ -268,7 +264,6 @@ class CandidateFacts(Answer):
     problem: dict[str, Any]  # canonical
     target: str
     device_class: str
-    screening: bool = False  # as in CandidateReport
     schedule: dict[str, Any]
     kernel: str
     slice: str | None
@@ -536,7 +531,7 @@ class Grouping(Answer):
 class TimelineStep(Answer):
     """One attempt at a piece of work. Times are Unix seconds; it waited from `queued_at` to `started_at`."""
 
-    kind: Literal["plan", "compile", "verify", "measure", "refine", "compare", "finish"]
+    kind: Literal["plan", "compile", "verify", "measure", "compare", "finish"]
     target: str | None  # an architecture, or the device class it is measured on
     # Of the work, or how an attempt ended after which it waited again: released, failed, lost.
     state: str

@@ -2,7 +2,7 @@
 // The charts, drawn from the JSON of the API. Colours are those of the tables' swatches, so that both have one legend.
 window.cukiln = (() => {
   const STAGES = ["lower", "codegen", "compile", "verify", "measure"];
-  const KINDS = ["plan", "compile", "verify", "measure", "refine", "compare", "finish"];
+  const KINDS = ["plan", "compile", "verify", "measure", "compare", "finish"];
   const LANE_PIXELS = 24;
 
   /** The colour that the style sheet gives a class; a custom property would come unresolved, with its light-dark(). */

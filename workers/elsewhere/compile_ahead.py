@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import chain
 
-from codegen.compile_model import PRIOR
+from codegen.compile_cost import FIXED_SECONDS, MAX_KERNELS, MAX_SECONDS, files_that_pay, kernel_seconds
 from codegen.compiler_log import telling_line
-from codegen.group import group
 from codegen.kernel import Kernel
 from codegen.targets import Target
 from workers.compile_file import CompileCancelled
@@ -21,7 +21,7 @@ from workers.toolchain import Toolchain
 # As the service's settings have them by default.
 COMPILE_LIMITS = Limits(wall_seconds=300, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=64 << 20)
 # Of each compiler, before the kernels of the next problems come: so long nothing can be measured. A group's own start
-# (codegen.compile_model.FIXED_SECONDS) is little beside it.
+# (codegen.compile_cost.FIXED_SECONDS) is little beside it.
 WAVE_SECONDS = 4.0
 _ASK_SECONDS = 0.2
 
@@ -137,7 +137,7 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
             if build in left:
                 kernel, target = left.pop(build)
                 wave.setdefault(target, []).append(kernel)
-        if sum(map(PRIOR.seconds, wave.values())) >= WAVE_SECONDS * workers:
+        if sum(map(kernel_seconds, chain.from_iterable(wave.values()))) >= WAVE_SECONDS * workers:
             yield _grouped(wave, workers)
             wave = {}
     if wave:
@@ -145,4 +145,19 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
 
 
 def _grouped(wave: dict[Target, list[Kernel]], workers: int) -> list[Group]:
-    return [(members, target) for target, kernels in wave.items() for members in group(kernels, workers=workers)]
+    return [(members, target) for target, kernels in wave.items() for members in in_files(kernels, workers)]
+
+
+def in_files(kernels: Iterable[Kernel], workers: int) -> list[tuple[Kernel, ...]]:
+    """Each kernel once, dealt out by length: the same files whatever the order. The files are as many as pay for idle
+    `workers`, or a multiple of that where they would be too long: so the last round leaves no worker idle."""
+    longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
+    step = count = files_that_pay(sum(map(kernel_seconds, longest_first)), workers)
+    while _is_too_long(longest_first[::count]):  # no other has more kernels or more seconds
+        count += step
+    return [tuple(longest_first[first::count]) for first in range(min(count, len(longest_first)))]
+
+
+def _is_too_long(kernels: Sequence[Kernel]) -> bool:
+    seconds = FIXED_SECONDS + sum(map(kernel_seconds, kernels))
+    return len(kernels) > 1 and (len(kernels) > MAX_KERNELS or seconds > MAX_SECONDS)

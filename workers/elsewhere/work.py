@@ -29,10 +29,6 @@ from workers.elsewhere.bundle import Bundle, BundleCandidate, BundleProblem, Par
 from workers.toolchain import Toolchain
 
 LEFT_OUT = "left out by --limit"
-NO_SCREENING = (
-    "`search.screening` is for a service, which compiles in two rounds: leave it out, and where that compiles too "
-    "much, say with `search.keep` or --limit how many of the best predicted are compiled"
-)
 
 
 @dataclass(frozen=True)
@@ -156,8 +152,6 @@ def _lowered(
     parsed = kind.parse({key: value for key, value in fields.items() if key not in _ProblemHead.model_fields})
     target = find_target(own.target or head.target or default_target)
     search = own.search or head.search or Search()
-    if search.screening is not None:
-        raise RequestError(f"{name}: {NO_SCREENING}")
     if limit is not None:
         search = search.model_copy(update={"keep": min(limit, search.keep or limit)})
     lowered = lower(parsed, target, search, head.workspace_limit_bytes, deterministic=head.deterministic)

@@ -111,16 +111,14 @@ def _candidate(facts: CandidateFacts) -> Candidate:
                 f"this checkout's generator makes another {what}: {here}, recorded {recorded}. {other}"
             )
     flags = (facts.toolchain or {}).get("flags")
-    if flags is not None and flags != (ours := _named_toolchain(facts).describe()["flags"]):
+    if flags is not None and flags != (ours := _named_toolchain().describe()["flags"]):
         raise CannotReproduce(f"it was compiled with other flags ({flags}) than this checkout's ({ours}). {other}")
     return candidate
 
 
-def _named_toolchain(facts: CandidateFacts) -> Toolchain:
-    """Whose commands name the compilers by variables of the shell; with the flags that the candidate was compiled
-    with."""
-    own = Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
-    return own.for_screening() if facts.screening else own
+def _named_toolchain() -> Toolchain:
+    """Whose commands name the compilers by variables of the shell."""
+    return Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
 
 
 def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
@@ -263,7 +261,7 @@ def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def _build_sh(facts: CandidateFacts) -> str:
     """The commands of the service, run in the folder `build`."""
-    toolchain = _named_toolchain(facts)
+    toolchain = _named_toolchain()
     commands = {
         "DEVICE": [toolchain.device_command(facts.target, "../kernel.cu", CUBIN, PHASES)],
         "LIBRARY": [

@@ -8,7 +8,6 @@ from workers.steps.context import Step
 from workers.steps.finish import finish
 from workers.steps.measure import measure
 from workers.steps.plan import plan
-from workers.steps.refine import refine
 from workers.steps.verify import verify
 
 STEPS: dict[str, Step] = {
@@ -16,7 +15,6 @@ STEPS: dict[str, Step] = {
     "compile": compile_kernels,
     "verify": verify,
     "measure": measure,
-    "refine": refine,
     "compare": compare,
     "finish": finish,
 }

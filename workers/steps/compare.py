@@ -10,7 +10,7 @@ from codegen.operators import operator
 from codegen.schedule import Schedule
 from cukiln.types import Comparison, StageSeconds
 from storage.candidates import StoredCandidate, candidates_of_problem
-from storage.measurements import WrongContender, forget_group_library, record_compared
+from storage.measurements import WrongContender, condemn_contenders, record_compared
 from storage.problems import JobProblem, load_problem
 from workers.choose_winner import Point
 from workers.gpu.measure_on_gpu import Outcome
@@ -18,7 +18,7 @@ from workers.gpu.task import TaskCandidate
 from workers.group_libraries import fetch_libraries
 from workers.rank_measured import contenders, without
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.measure import gpu_task, run_task
+from workers.steps.measure import forget_libraries, gpu_task, run_task
 from workers.steps.progress import tell
 
 
@@ -44,10 +44,12 @@ def compare(context: StepContext) -> None:
             task = gpu_task(context, "compare", [(problem.operator, problem.problem)], candidates, _best(chosen))
             found = _found(run_task(context, task, []))
     context.check()
+    judged = forget_libraries(context, libraries)
+    judged += context.in_parts(lambda session: condemn_contenders(session, context.claim, found.wrong))
     with context.database.write() as session:
-        judged = [one for digest in libraries.lost for one in forget_group_library(session, digest)]
-        judged += record_compared(session, context.claim, found.comparison, wrong=found.wrong, measure=found.spent)
-    tell(context, judged)
+        following = record_compared(session, context.claim, found.comparison, measure=found.spent)
+    context.wake((), following)
+    tell(context, [*judged, *following])
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def points_of(problem: JobProblem, measured: Sequence[StoredCandidate]) -> list[
 
 
 def _contenders(problem: JobProblem, stored: Sequence[StoredCandidate]) -> list[StoredCandidate]:
-    by_id = {one.candidate: one for one in stored if one.verdict == "ok" and not one.screened}
+    by_id = {one.candidate: one for one in stored if one.verdict == "ok"}
     return [by_id[point.candidate] for point in contenders(points_of(problem, list(by_id.values())))]
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from codegen.compile_model import CompiledFile
 from codegen.compiler_log import telling_line
 from codegen.kernel import Kernel
 from codegen.render_group import render_device
@@ -13,14 +10,13 @@ from cukiln.types import StageSeconds
 from storage.groups import (
     BUILDS_AT_ONCE,
     BuildOutcome,
-    Group,
     GroupFiles,
     complete_group,
-    judge_failed,
+    judge_group,
     load_group,
     record_builds,
+    what_follows,
 )
-from storage.judge import Judged
 from storage.new_items import COMPILE
 from storage.pending_builds import pending_counts
 from storage.rows import chunks
@@ -29,9 +25,8 @@ from workers.compile_group import GroupOutcome, compile_group, stored_resources
 from workers.limits import process_limits
 from workers.steps.context import GiveUp, StepContext
 from workers.steps.phases import placed
-from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.progress import tell
 from workers.stopwatch import Stopwatch
-from workers.toolchain import Toolchain
 
 
 class WrongToolchain(Exception):
@@ -44,7 +39,11 @@ def compile_kernels(context: StepContext) -> None:
         group = load_group(session, context.claim.ref)
     if group is None:
         raise GiveUp(f"group {context.claim.ref} does not exist")
-    toolchain = _toolchain(context, group)
+    toolchain = context.toolchain
+    if group.toolchain != toolchain.digest:
+        raise WrongToolchain(
+            f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {toolchain.digest}"
+        )
     kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
     stopwatch = Stopwatch()
     outcome = compile_group(
@@ -59,15 +58,6 @@ def compile_kernels(context: StepContext) -> None:
     codegen = _own_seconds(stopwatch, outcome)
     context.check()
     _record(context, kernels, outcome, codegen)
-
-
-def _toolchain(context: StepContext, group: Group) -> Toolchain:
-    """This worker's, as the group wants it: its own, or the same for screening. Raises WrongToolchain."""
-    own = context.toolchain
-    for toolchain in (own, own.for_screening()):
-        if group.toolchain == toolchain.digest:
-            return toolchain
-    raise WrongToolchain(f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {own.digest}")
 
 
 def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
@@ -102,37 +92,29 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
         phases=placed([*outcome.phases, upload], context.since_claim, list(kernels)),
         codegen=codegen,
         compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
-        files=_files(kernels, outcome),
     )
     outcomes = [
         _build_outcome(build, kernel, outcome, library)
         for kernel, build in kernels.items()
         if kernel.id in outcome.outcomes
     ]
-    judged: list[Judged] = []
-    parts = list(chunks(outcomes, BUILDS_AT_ONCE))
-    for place, some in enumerate(parts, 1):
+    for some in chunks(outcomes, BUILDS_AT_ONCE):
         with context.database.write() as session:
-            last = place == len(parts)
-            followed = record_builds(session, context.claim, some, context.versions(session), last=last)
-        context.wake(followed.waiting, followed.judged)
-        judged += followed.judged
-        if len(parts) > 1:
-            context.database.pause()
-    more = any(one.state != "ok" for one in outcomes)
-    while more:
-        with context.database.write() as session:
-            failed, more = judge_failed(session, context.claim, context.versions(session))
-        context.wake((), failed)
-        judged += failed
+            record_builds(session, context.claim, some)
         context.database.pause()
+    judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
+    with context.database.read() as session:
+        follows = what_follows(session, context.claim, made)
     why = telling_line(outcome.why) or "the compiler died or hung" if outcome.left else None
-    with context.database.write() as session:
-        given_up = complete_group(session, context.claim, made, why, context.settings.max_attempts)
+    most = context.settings.max_attempts
+    waiting = context.complete(
+        follows.spent,
+        lambda session: complete_group(session, context.claim, made, follows.unjudged, why, most),
+    )
+    with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}
-    context.wake([(COMPILE, target) for target, count in pending.items() for _ in range(count)], given_up)
-    publish_problems(context, [one.problem for one in (*judged, *given_up)])
-    publish_progress(context)
+    context.wake([*waiting, *((COMPILE, target) for target, count in pending.items() for _ in range(count))])
+    tell(context, judged)
 
 
 def _log(outcome: GroupOutcome) -> str:
@@ -140,14 +122,6 @@ def _log(outcome: GroupOutcome) -> str:
     failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
     left = [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
     return "\n".join([*([outcome.artifact.log] if outcome.artifact else []), *failed, *left])
-
-
-def _files(kernels: Iterable[Kernel], outcome: GroupOutcome) -> list[CompiledFile]:
-    made = outcome.artifact
-    if made is None:
-        return []
-    compiled = [kernel for kernel in kernels if kernel.id in made.kernels]
-    return [CompiledFile.of(compiled, made.cpu_seconds, made.peak_memory_bytes)]
 
 
 def _build_outcome(build: str, kernel: Kernel, outcome: GroupOutcome, library: str | None) -> BuildOutcome:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -15,9 +15,11 @@ from redis.exceptions import RedisError
 from storage.blobs import BlobStore
 from storage.database import Database, Session
 from storage.devices import drivers_of
-from storage.items import Claim, FileLimits
+from storage.items import Claim, FileLimits, hold
 from storage.judge import Judged
 from storage.judging_work import Versions
+from storage.rows import chunks
+from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.settings import Settings
 from workers import tickets
 from workers.compile_file import Phase
@@ -28,6 +30,7 @@ from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain, find_toolchain
 from workers.verify_cpu import plan_version
 
+T = TypeVar("T")
 StopReason = Literal["lost", "cancelled", "deadline", "stopping"]
 
 
@@ -86,7 +89,7 @@ class Workplace:
     def file_limits(self, target: str) -> FileLimits:
         """What a compile worker may take at once."""
         return FileLimits(
-            toolchains=(self.toolchain.digest, self.toolchain.for_screening().digest),
+            toolchain=self.toolchain.digest,
             workers=self.compile_workers(target),
             kernels=self.settings.group_kernels,
             bytes=self.settings.group_memory_bytes,
@@ -182,6 +185,34 @@ class StepContext:
         """Tell the watchers of the item's jobs, or of `job_id`. Best effort."""
         for job in self.claim.jobs if job_id is None else (job_id,):
             tickets.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
+
+    def in_parts(self, part: Callable[[Session], tuple[list[Judged], bool]]) -> list[Judged]:
+        """Run write transactions of `part` as long as it says that there may be more; others have the database between
+        them. Wakes what goes on, and returns all of it."""
+        judged: list[Judged] = []
+        more = True
+        while more:
+            with self.database.write() as session:
+                some, more = part(session)
+            self.wake((), some)
+            judged += some
+            if more:
+                self.database.pause()
+        return judged
+
+    def complete(self, spent: Spent, end: Callable[[Session], T]) -> T:
+        """End the item by `end`, in one transaction with the last part of what was `spent`; other parts have theirs
+        before. Raises `LostClaim`."""
+        *parts, last = list(chunks(spent, PROBLEMS_AT_ONCE)) or [[]]
+        for some in parts:
+            with self.database.write() as session:
+                hold(session, self.claim)
+                add_seconds(session, {problem: spent[problem] for problem in some})
+            self.database.pause()
+        with self.database.write() as session:
+            ended = end(session)
+            add_seconds(session, {problem: spent[problem] for problem in last})
+        return ended
 
     def wake(self, waiting: Iterable[tuple[str, str | None]], judged: Iterable[Judged] = ()) -> None:
         """Write tickets for work (kind and target) that was just committed: one each, and for pending builds as many

@@ -62,8 +62,7 @@ def finish(context: StepContext) -> None:
     if problem is None or job is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     ranked, measured = rank(problem, stored)
-    with context.database.write() as session:
-        write_predictions(session, ranked)
+    write_predictions(context.database, ranked)
     if not ranked:
         _fail(context, problem, problem.error or _why_none(problem, stored))
         return
@@ -77,7 +76,7 @@ def finish(context: StepContext) -> None:
     entries = [_entry(one) for one in built]
     covered = [
         search_entry(
-            _searched(problem, stored),
+            problem.search,
             generator(problem.operator),
             job.workspace_limit_bytes,
             deterministic=job.deterministic,
@@ -99,13 +98,6 @@ def finish(context: StepContext) -> None:
             session, context.claim, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
         )
     _tell(context, problem, finished)
-
-
-def _searched(problem: JobProblem, stored: Sequence[StoredCandidate]) -> dict[str, Any]:
-    """The search that was done: without `screening` where there were too few kernels for it."""
-    if any(one.screened for one in stored):
-        return problem.search
-    return {name: value for name, value in problem.search.items() if name != "screening"}
 
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
@@ -283,15 +275,6 @@ def _why_not_built(context: StepContext, problem: JobProblem, count: int) -> str
 
 def _why_none(problem: JobProblem, stored: Sequence[StoredCandidate]) -> str:
     """How the candidates fell, and the words of one of each kind."""
-    if problem.screening:
-        return (
-            f"its screening was not over ({_counts(stored)}), so that nothing was compiled in full, and what was only "
-            "screened is never published: give it a larger budget, or leave out `search.screening`"
-        )
-    in_full = [one for one in stored if not one.screened]
-    if in_full and len(in_full) < len(stored):
-        others = f"the other {len(stored) - len(in_full)} were only screened, which is never published"
-        return f"none of the {len(in_full)} candidates compiled in full was proved right: {_counts(in_full)}; {others}"
     return f"none of {len(stored)} candidates was proved right: {_counts(stored)}"
 
 

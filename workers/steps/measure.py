@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from codegen.operators import operator
 from cukiln.types import StageSeconds
 from storage.clock import Clock
 from storage.errors import LostClaim
-from storage.items import Renewal, renew
 from storage.jobs import last_deadline
+from storage.judge import Judged
 from storage.measurements import (
     Measured,
     ToMeasure,
     best_measured,
     candidates_to_measure,
+    complete_measured,
     forget_group_library,
+    judge_results,
     record_measured,
-    remember_measured,
 )
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind
@@ -153,24 +155,33 @@ def _task(
 def _record(
     context: StepContext, present: Sequence[ToMeasure], done: Sequence[CandidateResult], libraries: Libraries
 ) -> None:
-    """Everything in one transaction. What waits for a library that is lost is skipped, and compiled by the next job.
-    Of an item that was cancelled meanwhile, what was found is kept all the same. Raises LostClaim."""
+    """What is found stands from the first transaction on. What waits for a library that is lost is skipped, and
+    compiled by the next job. Of an item that was cancelled meanwhile, what was found is kept all the same. Raises
+    LostClaim."""
     by_candidate = {result.candidate: result for result in done}
     results = [_measured(one, by_candidate[one.candidate]) for one in present if one.candidate in by_candidate]
-    found_under = {"driver": context.device.driver, "plan_version": context.gpu_plan_version}
-    most = context.settings.max_attempts
+    version, device_class = context.gpu_plan_version, context.device.name
+    with context.database.write() as session:
+        record_measured(session, context.claim, results, driver=context.device.driver, plan_version=version)
+    judged = forget_libraries(context, libraries)
+    judged += context.in_parts(lambda session: judge_results(session, results, device_class, version))
     try:
         with context.database.write() as session:
-            judged = [one for digest in libraries.lost for one in forget_group_library(session, digest)]
-            judged += record_measured(session, context.claim, results, **found_under, max_attempts=most)
-    except LostClaim:
-        with context.database.write() as session:
-            if renew(session, context.claim, context.settings.lease_seconds) is not Renewal.CANCELLED:
-                raise
-            judged = remember_measured(session, results, device_class=context.device.name, **found_under)
-    for digest, why in libraries.lost.items():
-        log.warning("a group's library sha256:%s cannot be loaded: %s", digest, why)
+            most = context.settings.max_attempts
+            again = complete_measured(session, context.claim, results, plan_version=version, max_attempts=most)
+        context.wake((), again)
+    except LostClaim as lost:  # nobody waits for the rest any more
+        log.debug("%s", lost)
     tell(context, judged)
+
+
+def forget_libraries(context: StepContext, libraries: Libraries) -> list[Judged]:
+    """Those whose bytes are lost; returns the problems that go on."""
+    judged: list[Judged] = []
+    for digest, why in libraries.lost.items():
+        judged += context.in_parts(partial(forget_group_library, digest=digest))
+        log.warning("a group's library sha256:%s cannot be loaded: %s", digest, why)
+    return judged
 
 
 def _measured(one: ToMeasure, result: CandidateResult) -> Measured:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
-from codegen.kernel import Candidate
+from codegen.compile_cost import kernel_bytes, kernel_seconds
+from codegen.identity import build_id
+from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered
-from codegen.search import Search
+from codegen.render_group import slice_digest
 from cukiln.types import StageSeconds
-from storage.compile_models import load_model
 from storage.items import yields
 from storage.jobs import job_state
 from storage.judge import Judged
@@ -26,7 +28,6 @@ from storage.turns import spend
 from workers import tickets
 from workers.steps.context import HandBack, StepContext
 from workers.steps.lowering import lower_problem
-from workers.steps.new_builds import NewBuilds
 from workers.steps.progress import publish_problems, publish_progress
 from workers.stopwatch import Stopwatch
 
@@ -41,25 +42,20 @@ TURN_SECONDS = 0.5
 def plan(context: StepContext) -> None:
     """Lower the item's problems one after the other, and record them a part at a time. Raises HandBack where it is
     another job's turn before all of them are planned."""
-    own, screening = context.toolchain, context.toolchain.for_screening()
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, context.claim.job_id)
         candidates = candidates_of_job(session, context.claim.job_id)
-        models = {digest: load_model(session, digest) for digest in (own.digest, screening.digest)}
     recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
-    builds = NewBuilds(models)
     started = time.monotonic()
     for place, problem in enumerate(problems):
         context.check()
         stopwatch = Stopwatch()
         lowered = lower_problem(context, problem, status, candidates)
         candidates += len(lowered.candidates)
-        screened = _is_screened(problem, len({candidate.kernel for candidate in lowered.candidates}))
-        toolchain = (screening if screened else own).digest
         for candidate in lowered.candidates:
-            recorder.add(problem, candidate, builds.of(candidate.kernel, problem.target, toolchain), screened=screened)
-        recorder.end(_planned(problem, lowered, screened, stopwatch))
+            recorder.add(problem, candidate)
+        recorder.end(_planned(problem, lowered, stopwatch))
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()
             with context.database.read() as session:
@@ -78,12 +74,10 @@ class _Recorder:
         self._candidates: list[tuple[int, NewCandidate]] = []
         self._builds: dict[str, NewBuild] = {}
         self._ended: list[PlannedProblem] = []
-        self._screening: set[int] = set()
         self._recorded_at = self._told_at = time.monotonic()
 
-    def add(self, problem: JobProblem, candidate: Candidate, build: NewBuild, *, screened: bool) -> None:
-        if screened:
-            self._screening.add(problem.id)
+    def add(self, problem: JobProblem, candidate: Candidate) -> None:
+        build = _new_build(candidate.kernel, problem.target, self._context.toolchain.digest)
         new = NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build.id)
         self._candidates.append((problem.id, new))
         self._builds[build.id] = build
@@ -106,7 +100,7 @@ class _Recorder:
         spent = time.monotonic() - self._recorded_at
         with context.database.write() as session:
             followed = record_candidates(
-                session, context.claim, self._candidates, self._builds, context.versions(session), self._screening
+                session, context.claim, self._candidates, self._builds, context.versions(session)
             )
             spend(session, context.claim.job_id, spent)
             for planned in self._ended:
@@ -121,14 +115,22 @@ class _Recorder:
         self._recorded_at = time.monotonic()
 
 
-def _is_screened(problem: JobProblem, kernels: int) -> bool:
-    """Whether the problem's kernels are compiled fast before the best are compiled in full. Where there are no more of
-    them than that, nothing would be saved."""
-    best = Search.model_validate(problem.search).screening
-    return best is not None and kernels > best
+@lru_cache(maxsize=16384)  # many candidates share a kernel
+def _new_build(kernel: Kernel, target: str, toolchain: str) -> NewBuild:
+    text = slice_digest(kernel)
+    return NewBuild(
+        id=build_id(kernel.id, text, toolchain, target),
+        kernel=kernel.id,
+        slice=text,
+        kernel_json=kernel.to_json(),
+        target=target,
+        toolchain=toolchain,
+        predicted_seconds=kernel_seconds(kernel),
+        predicted_bytes=kernel_bytes(kernel),
+    )
 
 
-def _planned(problem: JobProblem, lowered: Lowered, screening: bool, stopwatch: Stopwatch) -> PlannedProblem:
+def _planned(problem: JobProblem, lowered: Lowered, stopwatch: Stopwatch) -> PlannedProblem:
     spent = stopwatch.read()
     return PlannedProblem(
         id=problem.id,
@@ -137,5 +139,4 @@ def _planned(problem: JobProblem, lowered: Lowered, screening: bool, stopwatch: 
         rejections={rule: rejection.to_json() for rule, rejection in lowered.rejections.items()},
         lower=StageSeconds(wall=spent.wall, cpu=spent.cpu),
         error=lowered.why_empty,
-        screening=screening,
     )

@@ -14,8 +14,7 @@ MOST_TOLD = 16
 
 
 def tell(context: StepContext, judged: Sequence[Judged]) -> None:
-    """Tickets for what follows a step, and events for the watchers."""
-    context.wake((), judged)
+    """What a step came to, for the watchers."""
     publish_problems(context, [one.problem for one in judged])
     publish_progress(context)
 

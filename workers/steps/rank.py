@@ -13,11 +13,15 @@ from codegen.schedule import Schedule
 from codegen.targets import target as find_target
 from cukiln.types import Comparison, Measurement, VendorResult
 from storage.candidates import Predicted, StoredCandidate, set_predictions
-from storage.database import Session
+from storage.database import Database
 from storage.device_classes import is_predicted
 from storage.problems import JobProblem
+from storage.rows import chunks
 from workers.choose_winner import Point
 from workers.rank_measured import Timed, timed, without
+
+PREDICTIONS_AT_ONCE = 1000
+"""Of one transaction."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,9 @@ def verdict_of(one: StoredCandidate) -> str | None:
     return one.proof.verdict if one.proof is not None else "skipped"
 
 
-def rank(
-    problem: JobProblem, stored: Sequence[StoredCandidate], *, screened: bool = False
-) -> tuple[list[Ranked], Measured | None]:
-    """Those that are right, fastest first: as measured, which is told too, or as predicted where there is no GPU.
-
-    Who was only screened takes no part; with `screened` nobody else does: their times say nothing of one another."""
-    right = [one for one in stored if one.screened == screened and verdict_of(one) == "ok"]
+def rank(problem: JobProblem, stored: Sequence[StoredCandidate]) -> tuple[list[Ranked], Measured | None]:
+    """Those that are right, fastest first: as measured, which is told too, or as predicted where there is no GPU."""
+    right = [one for one in stored if verdict_of(one) == "ok"]
     measured = None if is_predicted(problem.device_class) else _measured(problem, right)
     kind = operator(problem.operator)
     parsed, target = kind.parse(problem.problem), find_target(problem.target)
@@ -81,15 +81,17 @@ def rank(
     return sorted(found, key=lambda one: (one.point.us, one.candidate.id)), measured
 
 
-def write_predictions(session: Session, ranked: Sequence[Ranked]) -> None:
+def write_predictions(database: Database, ranked: Sequence[Ranked]) -> None:
     """Predictions are shown of all that is right, also where measured times decide."""
-    set_predictions(
-        session,
-        [
+    for some in chunks(ranked, PREDICTIONS_AT_ONCE):
+        made = [
             Predicted(one.stored.problem_id, one.candidate.id, one.prediction.us, one.prediction.as_dict())
-            for one in ranked
-        ],
-    )
+            for one in some
+        ]
+        with database.write() as session:
+            set_predictions(session, made)
+        if len(some) < len(ranked):
+            database.pause()
 
 
 def _measured(problem: JobProblem, right: Sequence[StoredCandidate]) -> Measured:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from codegen.kernel import Kernel
 from cukiln.types import StageSeconds
-from storage.judge import Judged
+from storage.groups import judge_group
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, judge_verified
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from workers.limits import process_limits
 from workers.steps.context import StepContext
-from workers.steps.progress import publish_problems, publish_progress
+from workers.steps.progress import tell
 from workers.stopwatch import Stopwatch
 from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
@@ -33,20 +33,18 @@ def verify(context: StepContext) -> None:
     by_id = {kernel.id: digest for kernel, digest in slices.items()}
     found = [_new_verdict(by_id[verdict.kernel_id], verdict) for verdict in verdicts]
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts))
-    judged: list[Judged] = []
-    more = True
-    while more:
-        with context.database.write() as session:
-            some, more = judge_verified(session, context.claim, found, plan_version=context.plan_version)
-        context.wake((), some)
-        judged += some
-        if more:
-            context.database.pause()
+    version = context.plan_version
     with context.database.write() as session:
-        again = complete_verified(session, context.claim, members, plan_version=context.plan_version, verify=spent)
+        record_verdicts(session, context.claim, found, version)
+    judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
+    with context.database.read() as session:
+        shared = verify_shares(session, context.claim, members, spent)
+    again = context.complete(
+        shared,
+        lambda session: complete_verified(session, context.claim, members, plan_version=version, verify=spent),
+    )
     context.wake(again)
-    publish_problems(context, [one.problem for one in judged])
-    publish_progress(context)
+    tell(context, judged)
 
 
 def _new_verdict(subject: str, verdict: CpuVerdict) -> NewVerdict:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of, scalars, structures, words_of_mask
 from codegen.epilogue import operand_names as epilogue_operand_names
+from codegen.epilogue import scalars, structures, words_of_mask
 from codegen.kernel import Kernel
 from codegen.operator import (
     CONV,
@@ -234,14 +234,6 @@ class Conv2d(Operator):
         if is_tensor(t):
             return tensor_work.compile_seconds(t, epilogue, self.stored(kernel))
         return simt_work.compile_seconds(t, epilogue)
-
-    def compile_family(self, kernel: Kernel) -> str:
-        """By algorithm, cores, input type, whether the image is gathered, and whether the epilogue has activations."""
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        path = "direct" if t["algorithm"] == "direct" else "tensor" if is_tensor(t) else "simt"
-        gathered = "" if s["pointwise"] or path == "direct" else "/gathered"
-        activation = any(not node_of(part).exact for part in s["epilogue"])
-        return f"{path}/{s['dtype']}{gathered}" + ("/activation" if activation else "")
 
 
 def direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigField]:

@@ -22,7 +22,7 @@ from codegen.operators.conv2d.product import (
 from codegen.operators.matmul import simt_rules, simt_space, simt_work, tensor_rules, tensor_space, tensor_work, traffic
 from codegen.operators.matmul.path import is_tensor, on_tensor_cores
 from codegen.rules import ACCEPTED, Accepted, Rejected, check
-from codegen.schedule import Schedule, Value
+from codegen.schedule import Schedule
 from codegen.search import Search
 from codegen.search_space import Linked, Tunable
 from codegen.targets import Target
@@ -32,7 +32,6 @@ ALGORITHM = Tunable("algorithm", ("implicit_gemm",), False, "how the convolution
 TENSOR_TUNABLES = (ALGORITHM, *(one for one in tensor_space.TUNABLES if one.name != "static_k"))
 SIMT_TUNABLES = (ALGORITHM, *simt_space.TUNABLES)
 
-Lists = dict[str, tuple[Value, ...]]
 
 # Registers of a pixel's corner, and of the tap and the geometry; with channels first of all of them. Of 27 tensor-core
 # kernels within 12 registers of what they may take (ptxas 13.2, sm_90a, all types, 2 to 16 bytes at once) none spills.

@@ -32,7 +32,6 @@ from codegen.problem import LARGEST_EXTENT, Extent, Problem, filled_in, refuse, 
 
 Layout = Literal["nhwc", "nchw"]
 Float = Literal["float32", "float16", "bfloat16"]
-Axis = Literal["h", "w"]
 
 
 class ChannelBias(Node):

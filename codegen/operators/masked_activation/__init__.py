@@ -162,9 +162,6 @@ class MaskedActivation(Operator):
         per_element = 0.001 if node_of(kernel.signature_dict["node"]).exact else 0.003
         return 0.04 + per_element * int(t["vector"]) * int(t["loads"])
 
-    def compile_family(self, kernel: Kernel) -> str:
-        return str(kernel.tunables.get("algorithm"))
-
 
 def _is_vectorised(kernel: Kernel) -> bool:
     return kernel.tunables.get("algorithm") == "vectorised"

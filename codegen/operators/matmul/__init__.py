@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of, scalars, structures, words_of_mask
 from codegen.epilogue import operand_names as epilogue_operand_names
+from codegen.epilogue import scalars, structures, words_of_mask
 from codegen.kernel import Kernel
 from codegen.operator import (
     GEMM,
@@ -162,12 +162,6 @@ class Matmul(Operator):
         if is_tensor(t):
             return tensor_work.compile_seconds(t, epilogue, _stored(kernel))
         return simt_work.compile_seconds(t, epilogue)
-
-    def compile_family(self, kernel: Kernel) -> str:
-        """By path, input type, and whether the epilogue has an activation: the largest terms of the estimates."""
-        s, path = kernel.signature_dict, "tensor" if is_tensor(kernel.tunables.as_dict()) else "simt"
-        activation = any(not node_of(part).exact for part in s["epilogue"])
-        return f"{path}/{s['dtype']}" + ("/activation" if activation else "")
 
 
 def config_fields(tunables: Mapping[str, Any], layout: str, aligns: tuple[int, int, int]) -> tuple[ConfigField, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of, operand_names, scalars, structures
+from codegen.epilogue import operand_names, scalars, structures
 from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
@@ -168,12 +168,6 @@ class Reduce(Operator):
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         return work.compile_seconds(kernel.signature_dict, kernel.tunables.as_dict())
-
-    def compile_family(self, kernel: Kernel) -> str:
-        """By algorithm, input type, and whether there are exponentials."""
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        costly = s["map"] in APPROXIMATE or s["fn"] == "logsumexp" or any(not node_of(n).exact for n in s["epilogue"])
-        return f"{t['algorithm']}/{s['dtype']}" + ("/activation" if costly else "")
 
 
 def _reduce(problem: Problem) -> ReduceProblem:
