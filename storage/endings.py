@@ -197,7 +197,7 @@ def _failed_judging(session: Session, since: float) -> Part | None:
     """Candidates that a verify or measure item was to judge which failed for good."""
     item, build, candidate = (core(table).c for table in (ItemRow, BuildRow, CandidateRow))
     rows = session.execute(
-        select(item.kind, item.ref, item.target, item.error)
+        select(item.id, item.kind, item.ref, item.target, item.error)
         .where(item.kind.in_((VERIFY, MEASURE)), item.state == "failed", item.finished_at > since)
         .order_by(item.id)
     )
@@ -208,6 +208,8 @@ def _failed_judging(session: Session, since: float) -> Part | None:
             .join(core(BuildRow), build.id == candidate.build)
             .where(build.group_id == group_of_ref(row.ref), candidate.verdict.is_(None))
             .where(or_(build.state.in_(COMPILE_FAILURES), and_(build.state == "ok", asked)))
+            # Once more when it is cleared: a job that came meanwhile has it tried again.
+            .where(exists().where(item.id == row.id, item.state == "failed"))
         )
         if session.scalar(waiting.limit(1)) is not None:
             return partial(_skip_judging, waiting=waiting, asked=asked, reason=row.error)

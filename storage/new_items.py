@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import select, update
+from sqlalchemy import ColumnElement, select, true, update
 
 from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.rows import chunks, core, insert_new
-from storage.tables import ItemJobRow, ItemRow
+from storage.tables import ItemJobRow, ItemRow, JobRow
 
 PLAN: Final = "plan"
 COMPILE: Final = "compile"
@@ -73,11 +73,17 @@ def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
             item, row = wanted[place], core(ItemRow)
             anew = {**waits_again(session, item_id, state), **_anew(session, item)}
             session.execute(update(row).where(row.c.id == item_id).values(**anew))
-            of_item = core(ItemJobRow).c.item_id == item_id
-            session.execute(update(core(ItemJobRow)).where(of_item).values(wanted=False))
+            session.execute(update(core(ItemJobRow)).where(_have_had(item_id, state)).values(wanted=False))
     add_jobs(session, [(id, job) for place, (id, _) in known.items() for job in wanted[place].jobs])
     add_items(session, (item for place, item in wanted.items() if place not in known))
     return [item for place, item in wanted.items() if place not in known or known[place][1] not in UNENDED]
+
+
+def _have_had(item_id: int, state: str) -> ColumnElement[bool]:
+    """The jobs that wanted an item until it ended so. Of one that failed, jobs that have not ended want it still."""
+    wanting, job = core(ItemJobRow).c, core(JobRow).c
+    ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
+    return (wanting.item_id == item_id) & (ended if state == "failed" else true())
 
 
 def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:

@@ -16,6 +16,7 @@ from storage import endings, items, jobs
 from storage.builds import known_builds
 from storage.clock import FakeClock
 from storage.database import Database
+from storage.endings import find_ended
 from storage.errors import LostClaim
 from storage.group_rows import compiled_for
 from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds, what_follows
@@ -388,6 +389,29 @@ def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database
     assert seconds == [pytest.approx(6.0), pytest.approx(3.0)]
     assert trace is not None
     assert [(item.kind, item.attempts[0].how) for item in trace.items] == [("plan", "done"), ("compile", "done")]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_what_failed_for_good_is_tried_again_for_all_that_wait(database: Database, cancelled: bool) -> None:
+    """A job that came before it was cleared lets it wait again, and may be cancelled then."""
+    first = add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    claim = claim_one(database, "verify")
+    with database.write() as session:
+        items.fail(session, claim, "no space left", retry=False)
+    with database.read() as session:
+        late_part = find_ended(session)
+    second = add_job(database)
+    plan_next(database, "a")
+    assert late_part is not None
+    with database.write() as session:
+        late_part(session)
+    if cancelled:
+        cancel(database, second.id)
+    verify_next(database)
+    for job in (first, *([] if cancelled else [second])):
+        assert candidates_of(database, ids(database, job.id)[0]) == {"c-a": "ok"}
 
 
 # What no job needs.
