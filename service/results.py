@@ -20,7 +20,7 @@ from service.jobs import POLL_SECONDS
 from service.openapi import BODY_PROBLEMS, problems
 from service.result_models import ResultsRequest
 from storage.imports import import_results
-from storage.jobs import job_state, unfinished_jobs
+from storage.jobs import unfinished_jobs
 from storage.report_job import job_report
 from workers import tickets
 from workers.gpu.plan_version import gpu_plan_version
@@ -43,10 +43,8 @@ def post_results(body: Annotated[bytes, Depends(large_body_bytes)], service: Ser
     value = json_body(body, service.settings.max_json_depth)
     _require_no_nul(body)
     new = checked(_request(value), gpu_plan_version(), service.database.clock.now())
-    with service.database.write() as session:
-        if job_state(session, new.job_id) is None:
-            require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
-        imported = import_results(session, new)
+    most = service.settings.max_queued_jobs
+    imported = import_results(service.database, new, lambda session: require_room(unfinished_jobs(session), most))
     if service.redis is not None:
         for target in imported.finish:
             tickets.add_tickets(service.redis, "finish", target)

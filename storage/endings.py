@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
+from sqlalchemy import ColumnElement, String, and_, cast, delete, exists, func, or_, select, true, tuple_, update
 
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
@@ -33,6 +33,8 @@ SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 CLEARED_AT_ONCE = 500
 """Candidates, and demands, of one transaction."""
 RECENT_SECONDS = 3600.0
+IMPORT_SECONDS = 600.0
+"""After these an import that is not whole was interrupted."""
 
 
 def settle_job(session: Session, job_id: str) -> str | None:
@@ -106,6 +108,7 @@ def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
         or _unjudged(session, late, over)
         or _given_up(session)
         or _failed_judging(session, since)
+        or _half_imported(session, now)
     )
 
 
@@ -145,11 +148,12 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
 
 
 def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
-    """Candidates of a problem that was cancelled, has failed or is out of time."""
-    ended = and_(JobProblemRow.state.in_(("cancelled", "failed")), or_(JobRow.state.in_(LIVE), over))
+    """Candidates of problems that were cancelled, have failed or are out of time."""
+    problem = core(JobProblemRow).c
+    ended = and_(problem.state.in_(("cancelled", "failed")), or_(JobRow.state.in_(LIVE), over))
     row = session.execute(
-        select(JobProblemRow.id, JobProblemRow.job_id, JobProblemRow.state, JobProblemRow.error, JobRow.budget_seconds)
-        .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        select(problem.job_id, problem.state, problem.error, JobRow.budget_seconds)
+        .join(JobRow, JobRow.id == problem.job_id)
         .where(or_(late, ended), _without_verdict())
         .limit(1)
     ).one_or_none()
@@ -161,20 +165,24 @@ def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[b
         reason = f"its problem failed: {row.error}"
     else:
         reason = f"{_budget(row.budget_seconds)} it was judged"
-    return lambda session: _skip_some(session, row.id, row.job_id, reason)
-
-
-def _skip_some(session: Session, problem_id: int, job_id: str, reason: str) -> None:
-    candidate = core(CandidateRow).c
-    left = (candidate.job_problem_id == problem_id) & candidate.verdict.is_(None)
-    some = session.execute(select(candidate.candidate, candidate.build).where(left).limit(CLEARED_AT_ONCE)).all()
-    session.execute(
-        update(core(CandidateRow))
-        .where(left, candidate.candidate.in_([row.candidate for row in some]))
-        .values(verdict="skipped", message=reason)
+    alike = (
+        (problem.job_id == row.job_id) & (problem.state == row.state) & problem.error.is_not_distinct_from(row.error)
     )
-    drop_unneeded(session, job_id, sorted({row.build for row in some}))
-    finish_judged(session, [problem_id])
+    return lambda session: _skip_some(session, row.job_id, alike, reason)
+
+
+def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], reason: str) -> None:
+    candidate, problem = core(CandidateRow).c, core(JobProblemRow).c
+    rows = session.execute(
+        select(candidate.job_problem_id, candidate.candidate, candidate.build)
+        .join(core(JobProblemRow), problem.id == candidate.job_problem_id)
+        .where(problems, candidate.verdict.is_(None))
+        .limit(CLEARED_AT_ONCE)
+    ).all()
+    these = tuple_(candidate.job_problem_id, candidate.candidate).in_([(one[0], one[1]) for one in rows])
+    session.execute(update(core(CandidateRow)).where(these).values(verdict="skipped", message=reason))
+    drop_unneeded(session, job_id, sorted({row.build for row in rows}))
+    finish_judged(session, {row.job_problem_id for row in rows})
 
 
 def _given_up(session: Session) -> Part | None:
@@ -223,6 +231,26 @@ def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool],
     compiled = {id: ("skipped", reason) for id in ids if id not in failed}
     touched += give_verdicts(session, compiled, asked, CLEARED_AT_ONCE)
     finish_judged(session, touched)
+
+
+def _half_imported(session: Session, now: float) -> Part | None:
+    """A job that was to be imported, and is not written as a whole (`storage.imports`)."""
+    nothing_to_do = ~exists().where(ItemJobRow.job_id == JobRow.id)
+    late = JobRow.created_at < now - IMPORT_SECONDS
+    job_id = session.scalar(select(JobRow.id).where(JobRow.state == "queued", late, nothing_to_do).limit(1))
+    return None if job_id is None else lambda session: _forget_some(session, job_id)
+
+
+def _forget_some(session: Session, job_id: str) -> None:
+    candidate = core(CandidateRow).c
+    problems = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id)
+    mine = candidate.job_problem_id.in_(problems)
+    some = session.execute(select(candidate.job_problem_id, candidate.candidate).where(mine).limit(CLEARED_AT_ONCE))
+    keys = [tuple(row) for row in some]
+    these = tuple_(candidate.job_problem_id, candidate.candidate).in_(keys)
+    session.execute(delete(core(CandidateRow)).where(these))
+    if len(keys) < CLEARED_AT_ONCE:
+        session.execute(delete(core(JobRow)).where(core(JobRow).c.id == job_id, core(JobRow).c.state == "queued"))
 
 
 def _without_verdict() -> ColumnElement[bool]:

@@ -1,15 +1,15 @@
 """Results that were measured elsewhere become a job: its problems, candidates, verdicts and measurements, ready to
 finish.
 
-Everything that finish needs is written in one transaction, so that an import is there as a whole or not at all. Builds
-get ids of their own: nobody here has compiled them, and a job that needs such a kernel compiles it itself. Winners are
-then built alone and published by the ordinary finish step, which takes a library only where its code is the measured
-one.
+It begins when all is written, a part at a time; one that is interrupted is gone on with when it is sent again, and
+forgotten after a while (`storage.endings`). Builds get ids of their own: nobody here has compiled them, and a job that
+needs such a kernel compiles it itself. Winners are then built alone and published by the ordinary finish step, which
+takes a library only where its code is the measured one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +17,19 @@ from sqlalchemy import insert, select, update
 
 from codegen.canonical import digest
 from cukiln.types import StageSeconds
-from storage.database import Session, clock_of
+from storage.database import Database, Session, clock_of
 from storage.jobs import PRIORITIES
 from storage.judge import FINISH_SECONDS
 from storage.new_items import FINISH, NewItem, add_items
-from storage.rows import core, insert_new
+from storage.rows import chunks, core, insert_new
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow, MeasurementRow, VerdictRow
 from storage.verdicts import GPU, wrong_codes
 from storage.winners import withdraw_code
 
 COMPILE_FAILURES = ("compile_error", "compile_timeout")
 BUILD_SCHEMA = 1
+CANDIDATES_AT_ONCE = 250
+"""With builds, verdicts and measurements, of one transaction."""
 
 
 @dataclass(frozen=True)
@@ -94,35 +96,59 @@ class Imported:
     finish: list[str]
 
 
-def import_results(session: Session, new: Import) -> Imported:
-    """Write all of it, with finish items for its problems. An import that is there already is left as it is."""
-    if session.scalar(select(JobRow.id).where(JobRow.id == new.job_id)) is not None:
-        return Imported(new.job_id, new=False, finish=[])
+def import_results(database: Database, new: Import, admit: Callable[[Session], None]) -> Imported:
+    """Write all of it, with finish items for its problems. `admit` refuses a new one by what it raises. An import that
+    is there already is left as it is; one that was interrupted is gone on with."""
+    with database.write() as session:
+        state = session.scalar(select(JobRow.state).where(JobRow.id == new.job_id))
+        if state is None:
+            admit(session)
+            _insert_job(session, new)
+        elif state != "queued":
+            return Imported(new.job_id, new=False, finish=[])
+        ids = dict(
+            session.execute(
+                select(JobProblemRow.position, JobProblemRow.id).where(JobProblemRow.job_id == new.job_id)
+            ).all()
+        )
+    for position, problem in enumerate(new.problems):
+        for some in chunks(problem.candidates, CANDIDATES_AT_ONCE):
+            database.pause()
+            with database.write() as session:
+                _insert_candidates(session, ids[position], problem.target, some)
+                _insert_findings(session, new, some)
+    database.pause()
+    with database.write() as session:
+        return _begin(session, new, ids)
+
+
+def _insert_job(session: Session, new: Import) -> None:
+    """Queued, and nothing of it waits to be planned: so it is until all of it is written."""
     now = clock_of(session).now()
     session.execute(
         insert(JobRow).values(
             id=new.job_id,
-            state="running",
+            state="queued",
             cached=False,
             priority=PRIORITIES["normal"],
             workspace_limit_bytes=new.workspace_limit_bytes,
             deterministic=new.deterministic,
             created_at=now,
-            started_at=now,
         )
     )
-    rows = [_problem_row(new, position, problem, now) for position, problem in enumerate(new.problems)]
+    rows = [_problem_row(new, position, problem) for position, problem in enumerate(new.problems)]
     session.execute(insert(core(JobProblemRow)), rows)
-    ids = dict(
-        session.execute(
-            select(JobProblemRow.position, JobProblemRow.id).where(JobProblemRow.job_id == new.job_id)
-        ).all()
-    )
-    for position, problem in enumerate(new.problems):
-        _insert_candidates(session, ids[position], problem, now)
-        _insert_findings(session, new, problem, now)
-    codes = {one.code_digest for problem in new.problems for one in problem.candidates if one.code_digest is not None}
-    withdraw_code(session, wrong_codes(session, codes))
+
+
+def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Imported:
+    now = clock_of(session).now()
+    job, problem = core(JobRow), core(JobProblemRow)
+    queued = (job.c.id == new.job_id) & (job.c.state == "queued")
+    begun = update(job).where(queued).values(state="running", started_at=now).returning(job.c.id)
+    if session.scalar(begun) is None:  # the same was sent twice at once, or it was cancelled meanwhile
+        return Imported(new.job_id, new=False, finish=[])
+    mine = problem.c.job_id == new.job_id
+    session.execute(update(problem).where(mine).values(state="running", planned=True, started_at=now))
     add_items(
         session,
         [
@@ -133,7 +159,7 @@ def import_results(session: Session, new: Import) -> Imported:
     return Imported(new.job_id, new=True, finish=[problem.target for problem in new.problems])
 
 
-def _problem_row(new: Import, position: int, problem: ImportedProblem, now: float) -> dict[str, Any]:
+def _problem_row(new: Import, position: int, problem: ImportedProblem) -> dict[str, Any]:
     seconds = {
         stage: _sum([getattr(one, stage) for one in problem.candidates]).model_dump() for stage in ("verify", "measure")
     }
@@ -147,23 +173,21 @@ def _problem_row(new: Import, position: int, problem: ImportedProblem, now: floa
         "device_class": new.device_class,
         "key": problem.key,
         "search": problem.search,
-        "state": "running",
+        "state": "queued",
         "cached": False,
-        "planned": True,
         "space_size": problem.space_size,
         "candidate_count": len(problem.candidates),
         "rejections": {},
         "seconds": seconds,
         "comparison": problem.comparison,
-        "started_at": now,
     }
 
 
-def _insert_candidates(session: Session, problem_id: int, problem: ImportedProblem, now: float) -> None:
+def _insert_candidates(session: Session, problem_id: int, target: str, imported: Sequence[ImportedCandidate]) -> None:
     builds: dict[str, dict[str, Any]] = {}
     candidates = []
-    for one in problem.candidates:
-        build = _build_id(one, problem.target)
+    for one in imported:
+        build = _build_id(one, target)
         compiled = one.verdict not in COMPILE_FAILURES
         if one.toolchain is not None and (one.code_digest is not None or not compiled):
             builds[build] = {
@@ -171,12 +195,12 @@ def _insert_candidates(session: Session, problem_id: int, problem: ImportedProbl
                 "kernel": one.kernel,
                 "slice": one.slice,
                 "toolchain": one.toolchain,
-                "target": problem.target,
+                "target": target,
                 "state": "ok" if compiled else one.verdict,
                 "code_digest": one.code_digest if compiled else None,
                 "resources": one.resources,
                 "log": None if compiled else one.message,
-                "created_at": now,
+                "created_at": clock_of(session).now(),
             }
         candidates.append(
             {
@@ -197,11 +221,13 @@ def _insert_candidates(session: Session, problem_id: int, problem: ImportedProbl
     insert_new(session, CandidateRow, candidates)
 
 
-def _insert_findings(session: Session, new: Import, problem: ImportedProblem, now: float) -> None:
-    """What is remembered beyond the job: what the code was proved to be, and how long it took."""
+def _insert_findings(session: Session, new: Import, imported: Sequence[ImportedCandidate]) -> None:
+    """What is remembered beyond the job: what the code was proved to be, and how long it took. No winner record answers
+    any more with code that was found wrong."""
+    now = clock_of(session).now()
     verdicts: dict[str, dict[str, Any]] = {}
     measurements = []
-    for one in problem.candidates:
+    for one in imported:
         if one.code_digest is None or one.verdict in ("skipped", *COMPILE_FAILURES):
             continue
         known = verdicts.get(one.code_digest)
@@ -244,6 +270,7 @@ def _insert_findings(session: Session, new: Import, problem: ImportedProblem, no
                 .values(row)
             )
     insert_new(session, MeasurementRow, measurements)
+    withdraw_code(session, wrong_codes(session, verdicts))
 
 
 def _build_id(one: ImportedCandidate, target: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, bindparam, false, or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, exists, false, or_, select, update
 
 from storage.database import Session
 from storage.device_classes import asks_predicted
@@ -85,10 +85,27 @@ def give_findings(
     """Judge at most so many unjudged candidates of these builds on a GPU (`which`: a condition on their rows) for which
     a finding is known: times of equal code on its device class under that class's driver, proved by this test plan; or
     that equal code was wrong on some GPU. Returns the problem of each."""
-    present = [
-        and_(MeasurementRow.device_class == device_class, MeasurementRow.driver == driver)
-        for device_class, driver in drivers.items()
-    ]
+    present = or_(
+        false(),
+        *(
+            and_(MeasurementRow.device_class == device_class, MeasurementRow.driver == driver)
+            for device_class, driver in drivers.items()
+        ),
+    )
+    wrong = and_(
+        VerdictRow.subject == BuildRow.code_digest,
+        VerdictRow.venue == GPU,
+        VerdictRow.plan_version == plan_version,
+        VerdictRow.verdict != "ok",
+    )
+    timed = and_(
+        MeasurementRow.code_digest == BuildRow.code_digest, MeasurementRow.plan_version == plan_version, present
+    )
+    # Builds first: thousands of candidates may wait for one of which nothing is known.
+    found = exists().where(wrong) | exists().where(timed)
+    known = session.scalars(select(BuildRow.id).where(BuildRow.id.in_(ids), BuildRow.state == "ok", found)).all()
+    if not known:
+        return []
     rows = session.execute(
         select(
             CandidateRow.job_problem_id,
@@ -100,24 +117,15 @@ def give_findings(
         .select_from(CandidateRow)
         .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
         .join(BuildRow, BuildRow.id == CandidateRow.build)
-        .join(
-            VerdictRow,
-            (VerdictRow.subject == BuildRow.code_digest)
-            & (VerdictRow.venue == GPU)
-            & (VerdictRow.plan_version == plan_version)
-            & (VerdictRow.verdict != "ok"),
-            isouter=True,
-        )
+        .join(VerdictRow, wrong, isouter=True)
         .join(
             MeasurementRow,
-            (MeasurementRow.code_digest == BuildRow.code_digest)
+            timed
             & (MeasurementRow.candidate == CandidateRow.candidate)
-            & (MeasurementRow.device_class == JobProblemRow.device_class)
-            & (MeasurementRow.plan_version == plan_version)
-            & or_(false(), *present),
+            & (MeasurementRow.device_class == JobProblemRow.device_class),
             isouter=True,
         )
-        .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), BuildRow.state == "ok")
+        .where(CandidateRow.build.in_(known), CandidateRow.verdict.is_(None))
         .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
         .where(or_(VerdictRow.verdict.is_not(None), MeasurementRow.code_digest.is_not(None)), which)
         .limit(most)

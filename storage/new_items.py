@@ -115,9 +115,11 @@ def jobs_of(session: Session, item_id: int) -> tuple[str, ...]:
 def _known(session: Session, wanted: Mapping[Place, NewItem]) -> dict[Place, tuple[int, str]]:
     """Id and state of those that are there."""
     item = core(ItemRow).c
+    kinds = {kind for kind, _ in wanted}
     found: dict[Place, tuple[int, str]] = {}
     for refs in chunks({ref for _, ref in wanted}):
-        rows = session.execute(select(item.kind, item.ref, item.id, item.state).where(item.ref.in_(refs)))
+        mine = item.kind.in_(kinds) & item.ref.in_(refs)
+        rows = session.execute(select(item.kind, item.ref, item.id, item.state).where(mine))
         found.update(((kind, ref), (id, state)) for kind, ref, id, state in rows if (kind, ref) in wanted)
     return found
 

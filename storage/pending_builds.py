@@ -186,13 +186,13 @@ def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> No
     """Take back the job's demands for those of these builds that none of its candidates waits for any more."""
     needed: set[str] = set()
     for ids in chunks(build_ids):
-        needed.update(
-            session.scalars(
-                select(CandidateRow.build)
-                .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-                .where(CandidateRow.build.in_(ids), CandidateRow.verdict.is_(None), JobProblemRow.job_id == job_id)
-            )
+        waiting = exists().where(
+            CandidateRow.build == build.id,
+            CandidateRow.verdict.is_(None),
+            JobProblemRow.id == CandidateRow.job_problem_id,
+            JobProblemRow.job_id == job_id,
         )
+        needed.update(session.scalars(select(build.id).where(build.id.in_(ids), waiting)))
     unneeded = [id for id in build_ids if id not in needed]
     for ids in chunks(unneeded):
         session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(ids)))
