@@ -205,7 +205,7 @@ def _failed_judging(session: Session, since: float) -> Part | None:
     """Candidates that a verify or measure item was to judge which failed for good."""
     item, build, candidate = (core(table).c for table in (ItemRow, BuildRow, CandidateRow))
     rows = session.execute(
-        select(item.kind, item.ref, item.target, item.error)
+        select(item.id, item.kind, item.ref, item.target, item.error)
         .where(item.kind.in_((VERIFY, MEASURE)), item.state == "failed", item.finished_at > since)
         .order_by(item.id)
     )
@@ -215,6 +215,7 @@ def _failed_judging(session: Session, since: float) -> Part | None:
             select(candidate.build)
             .join(core(BuildRow), build.id == candidate.build)
             .where(build.group_id == group_of_ref(row.ref), candidate.verdict.is_(None))
+            .where(exists().where(item.id == row.id, item.state == "failed"))  # still, when it is done
             .where(or_(build.state.in_(COMPILE_FAILURES), and_(build.state == "ok", asked)))
         )
         if session.scalar(waiting.limit(1)) is not None:

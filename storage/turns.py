@@ -2,9 +2,9 @@
 
 Of jobs that have had as many turns, what is begun goes before what is not, and the oldest first: so of many small jobs
 each ends soon, where a share for each at any time would end them all at the end. A turn begins no earlier than those
-under way (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996); where none is, not much earlier than those of
-jobs that wait. So a job that comes new, or that could not go on for a while, is served at once, but not until it has
-caught up with all that the others had before.
+under way (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996); where none is, not much earlier than the
+latest of those that wait: a job that no worker can serve says nothing about the others. So a job that comes new, or
+that could not go on for a while, is served at once, but not until it has caught up with all that the others had before.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> No
         .where(item.state == bindparam("in_state"), wanting.wanted)
     )
 
-    def first(seconds: Any, which: Any, state: str) -> float | None:
-        return session.scalar(select(func.min(seconds)).where(others, which), {"in_state": state})
+    def of_others(seconds: Any, which: Any, state: str) -> float | None:
+        return session.scalar(select(seconds).where(others, which), {"in_state": state})
 
-    under_way = first(job.turn_seconds, job.id.in_(with_items), "claimed")
+    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_items), "claimed")
     if under_way is None:
         demanding = exists().where(demand.job_id == job.id)
-        waiting = first(job.used_seconds, or_(job.id.in_(with_items), demanding), "waiting")
+        waiting = of_others(func.max(job.used_seconds), or_(job.id.in_(with_items), demanding), "waiting")
         under_way = None if waiting is None else waiting - MAX_SECONDS
     begins = (
         job.used_seconds

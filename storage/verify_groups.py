@@ -45,11 +45,15 @@ def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdic
     write_verdicts(session, verdicts, CPU, plan_version)
 
 
-def verify_shares(session: Session, claim: Claim, verify: StageSeconds) -> Spent:
-    """What each problem that wants the item has spent on it."""
-    proved = session.scalars(select(BuildRow.id).where(BuildRow.group_id == claim.ref, BuildRow.state == "ok")).all()
+def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], verify: StageSeconds) -> Spent:
+    """What each problem that wants the item has spent on it: those that use what was `asked` to be proved. Where that
+    was nothing, and only what was known was given to candidates, those that use any of the group's kernels."""
     stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
-    return shares(session, claim.jobs, proved, stages, asks_predicted())
+    spent = shares(session, claim.jobs, [kernel.build for kernel in asked], stages, asks_predicted())
+    group = load_group(session, claim.ref)
+    if spent or group is None:
+        return spent
+    return shares(session, claim.jobs, [kernel.build for kernel in group.kernels], stages)
 
 
 def complete_verified(

@@ -283,7 +283,7 @@ def record_verified(
     """Record verdicts and complete the item, as a worker does."""
     record_verdicts(session, claim, verdicts, plan_version)
     judged, _ = judge_group(session, claim, Versions(**{**VERSIONS, "plan_version": plan_version}))
-    add_seconds(session, verify_shares(session, claim, verify))
+    add_seconds(session, verify_shares(session, claim, asked, verify))
     complete_verified(session, claim, asked, plan_version=plan_version, verify=verify)
     return judged
 

@@ -125,6 +125,23 @@ def test_a_newcomer_takes_turns_where_one_worker_has_just_ended_its_work(databas
     assert served == [new, new, new, old, new, old, new, old]  # begins a longest file behind
 
 
+def test_a_newcomer_does_not_wait_for_all_that_a_later_one_wants(database: Database) -> None:
+    """Though a job that no worker can serve has had nothing for long."""
+    stuck, old = job_of(database), job_of(database)
+    add(database, NewItem("compare", "on a GPU that is gone", jobs=(stuck,)), job=stuck)
+    add_work(database, old, 20)
+    assert jobs_served(database, 15) == [old] * 15
+    under_way = claim_one(database, *KINDS)
+    first = job_of(database)
+    add_work(database, first, 10)
+    assert jobs_served(database, 1) == [first]
+    with database.write() as session:
+        items.complete(session, under_way)
+    later = job_of(database)
+    add_work(database, later, 20)
+    assert jobs_served(database, 8) == [later, later, later, old, first, later, old, first]
+
+
 def test_a_turn_is_as_long_as_its_work_is_predicted_to_be(database: Database) -> None:
     first, second = job_of(database), job_of(database)
     add_work(database, first, 9)

@@ -353,6 +353,24 @@ def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_
     assert len(verify_next(database)) == 1
 
 
+def test_verifying_is_charged_though_nothing_is_left_to_prove(database: Database, clock: FakeClock) -> None:
+    job = add_job(database)
+    plan_next(database, "a")
+    claim = lease(database)
+    assert claim is not None
+    with database.write() as session:
+        failed = [BuildOutcome("a", "compile_error", log="x.cu(1): error: no")]
+        record_builds(session, claim, failed)
+    clock.advance(6)
+    with database.write() as session:
+        items.expire_leases(session)
+    verify_next(database)  # of four seconds: gives the failure to its candidate
+    with database.read() as session:
+        (problem_id,) = problem_ids(session, job.id)
+        problem = load_problem(session, problem_id)
+    assert problem is not None and problem.seconds["verify"]["wall"] == pytest.approx(4.0)
+
+
 def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database) -> None:
     first, second = add_job(database), add_job(database)
     plan_next(database, "a", "b")

@@ -182,7 +182,7 @@ def verify_all(database: Database) -> None:
         record_verdicts(session, claim, [NewVerdict(one.slice, "ok", None, {}, 1.0, 1.0) for one in asked], "1")
     judged_all(database, lambda session: judge_group(session, claim, KNOWN))
     with database.read() as session:
-        spent = verify_shares(session, claim, StageSeconds(wall=1.0, cpu=1.0))
+        spent = verify_shares(session, claim, asked, StageSeconds(wall=1.0, cpu=1.0))
     spend(database, spent)
     with database.write() as session:
         assert complete_verified(session, claim, asked, verify=StageSeconds(wall=1.0), plan_version="1") == []

@@ -101,7 +101,7 @@ def _go_the_way(session: Session, name: str) -> None:
     verdict = NewVerdict(name * 2, "ok", None, {}, 0.0, 0.0)
     record_verdicts(session, claim, [verdict], _VERSION)
     judge_group(session, claim, versions)
-    add_seconds(session, verify_shares(session, claim, whole))
+    add_seconds(session, verify_shares(session, claim, asked, whole))
     complete_verified(session, claim, asked, plan_version=_VERSION, verify=whole)
     _measure(session, name, job)
     claim = _claim(session, "finish", target, job)

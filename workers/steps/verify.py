@@ -38,7 +38,7 @@ def verify(context: StepContext) -> None:
         record_verdicts(session, context.claim, found, version)
     judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
     with context.database.read() as session:
-        shared = verify_shares(session, context.claim, spent)
+        shared = verify_shares(session, context.claim, members, spent)
     again = context.complete(
         shared,
         lambda session: complete_verified(session, context.claim, members, plan_version=version, verify=spent),
