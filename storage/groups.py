@@ -14,7 +14,7 @@ from storage.builds import Build, known_builds
 from storage.database import Session, clock_of
 from storage.group_rows import Group, GroupKernel, compiled_for, load_group
 from storage.items import Claim, complete, hold
-from storage.judge import Judged
+from storage.judge import JUDGED_AT_ONCE, Judged
 from storage.judging_work import Unjudged, Versions, add_judging, judge_known, unjudged
 from storage.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
 from storage.rows import core
@@ -113,7 +113,7 @@ def judge_group(session: Session, claim: Claim, versions: Versions) -> tuple[lis
     build = core(BuildRow).c
     slices = select(build.slice).where(build.group_id == claim.ref)
     mine = session.scalars(select(build.id).where(build.slice.in_(slices)).order_by(build.id))
-    return judge_known(session, mine, versions)
+    return judge_known(session, mine, versions, most=JUDGED_AT_ONCE)
 
 
 @dataclass(frozen=True)

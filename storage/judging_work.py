@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, select, true
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted, is_predicted
 from storage.judge import (
-    JUDGED_AT_ONCE,
     LIVE,
     Judged,
     compile_failures,
@@ -67,7 +66,8 @@ def judge_known(
     build_ids: Iterable[str],
     versions: Versions,
     which: ColumnElement[bool] | None = None,
-    most: int | None = JUDGED_AT_ONCE,
+    *,
+    most: int | None,
 ) -> tuple[list[Judged], bool]:
     """Give unjudged candidates of these builds, in whichever job, what is known of them: that they do not compile, a
     proof on the CPU (`predicted:` problems), else a finding or a time of a GPU. At most so many, and only `which`, a

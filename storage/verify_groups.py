@@ -46,8 +46,8 @@ def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdic
 
 
 def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], verify: StageSeconds) -> Spent:
-    """What each problem that wants the item has spent on it: on what it was `asked` to verify, or where that is nothing
-    of theirs, on the group, whose candidates it gave what is known."""
+    """What each problem that wants the item has spent on it: those that use what was `asked` to be proved. Where that
+    was nothing, and only what was known was given to candidates, those that use any of the group's kernels."""
     stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
     spent = shares(session, claim.jobs, [kernel.build for kernel in asked], stages, asks_predicted())
     group = load_group(session, claim.ref)

@@ -113,9 +113,9 @@ class Picture:
         else:
             wanting = defaultdict(float)
             for build in (self.pending[one] for one in builds):
-                users = [job for job in build.jobs if self.jobs[job].in_time]
-                for job in users:
-                    wanting[job] += (build.seconds + FILE / len(builds)) / len(users)
+                waiting = [job for job in build.jobs if self.jobs[job].in_time]
+                for job in waiting:
+                    wanting[job] += (build.seconds + FILE / len(builds)) / len(waiting)
         return {job: max(seconds, LEAST / len(wanting)) for job, seconds in wanting.items()}
 
     def begins(self, job: Job, charged: Collection[str]) -> float:
@@ -212,7 +212,7 @@ class Model:
         assert worker.targets is None or file[0].target in worker.targets
         assert len(file) <= kernels or file[0].suspect is not None
         assert any(lead.id in one.jobs for one in file)
-        assert all(any(picture.jobs[job].in_time for job in one.jobs) for one in file), "no job with time needs it"
+        assert all(any(picture.jobs[job].in_time for job in one.jobs) for one in file), "no job in time needs it"
         self.compiling.update(dict.fromkeys(builds, claim.token))
 
     def _nothing_waits_too_long(
@@ -237,10 +237,36 @@ class Model:
         """The attempt holds nothing any more."""
         self.compiling = {build: held for build, held in self.compiling.items() if held != token}
 
-    def spend(self, seconds: Mapping[int, Mapping[str, float]]) -> None:
-        for problem, stages in seconds.items():
-            for stage, spent in stages.items():
-                self.spent[problem, stage] += spent
+    def shares(
+        self,
+        session: Session,
+        jobs: Collection[str],
+        builds: Collection[str],
+        seconds: Mapping[str, float],
+        problems: ColumnElement[bool] = true(),  # noqa: B008 - frozen
+    ) -> dict[tuple[int, str], float]:
+        """Each kernel of a file takes an equal part, split evenly over the problems of these jobs that use it (only
+        such `problems`)."""
+        rows = session.execute(
+            select(CandidateRow.build, CandidateRow.job_problem_id)
+            .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+            .where(CandidateRow.build.in_(builds), JobProblemRow.job_id.in_(jobs), problems)
+        )
+        users: dict[str, set[int]] = {}
+        for build, problem in rows:
+            users.setdefault(build, set()).add(problem)
+        parts: defaultdict[tuple[int, str], float] = defaultdict(float)
+        for sharing in users.values():
+            for problem in sharing:
+                for stage, spent in seconds.items():
+                    parts[problem, stage] += spent / len(users) / len(sharing)
+        return parts
+
+    def took(self, parts: Mapping[tuple[int, str], float], problems: Collection[int]) -> None:
+        """The parts of these problems were written."""
+        for (problem, stage), seconds in parts.items():
+            if problem in problems:
+                self.spent[problem, stage] += seconds
 
     def check(self, session: Session) -> None:
         """Charges and seconds are as the database has them."""
@@ -253,27 +279,3 @@ class Model:
             if stage != "queue"
         }
         assert spent == approx(dict(self.spent)), "the seconds of all problems are not those that were spent for them"
-
-
-def shares(
-    session: Session,
-    jobs: Collection[str],
-    builds: Collection[str],
-    seconds: Mapping[str, float],
-    problems: ColumnElement[bool] = true(),  # noqa: B008 - frozen
-) -> dict[int, dict[str, float]]:
-    """By problem and stage: each kernel of a file takes an equal part, split evenly over the problems of these jobs
-    that use it (only such `problems`)."""
-    rows = session.execute(
-        select(CandidateRow.build, CandidateRow.job_problem_id)
-        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
-        .where(CandidateRow.build.in_(builds), JobProblemRow.job_id.in_(jobs), problems)
-    )
-    users: dict[str, set[int]] = {}
-    for build, problem in rows:
-        users.setdefault(build, set()).add(problem)
-    parts: dict[int, float] = defaultdict(float)
-    for sharing in users.values():
-        for problem in sharing:
-            parts[problem] += 1 / len(users) / len(sharing)
-    return {problem: {stage: part * whole for stage, whole in seconds.items()} for problem, part in parts.items()}

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest import approx
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
@@ -27,6 +26,7 @@ from storage.groups import (
     what_follows,
 )
 from storage.items import Claim, Renewal, hold
+from storage.judge import Judged
 from storage.judging_work import Versions
 from storage.measurements import (
     WrongContender,
@@ -48,7 +48,7 @@ from storage.turns import spend
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
-from tests.model_of_jobs import Model, shares
+from tests.model_of_jobs import Model
 
 LEASE = 60.0
 LIVE_SECONDS = 90.0  # without a sign of life, after which a compiler counts as gone
@@ -138,7 +138,7 @@ class Attempt:
             with self.database.write() as session:
                 planned = PlannedProblem(one.id, len(self.asked[one.id]), 9, {}, second)
                 end_plan(session, self.claim, planned)
-            self.model.spend({one.id: {"lower": 1.0}})
+            self.model.spent[one.id, "lower"] += 1
             yield
         with self.database.write() as session:
             items.complete(session, self.claim)
@@ -156,19 +156,20 @@ class Attempt:
             yield
         yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
         made = GroupFiles(codegen=second, compile=second, phases=[{"name": "cicc", "seconds": 0.5}])
+        error = "the compiler died" if len(outcomes) < len(group.kernels) else None
         with self.database.read() as session:
             follows = what_follows(session, self.claim, made)
-            jobs_of_file, builds = compiled_for(session, group.id), [kernel.build for kernel in group.kernels]
-            spent = shares(session, jobs_of_file, builds, {"codegen": 1.0, "compile": 1.0, "cicc": 0.5})
+            builds, jobs_of_file = [kernel.build for kernel in group.kernels], compiled_for(session, group.id)
+            parts = self.model.shares(session, jobs_of_file, builds, {"codegen": 1.0, "compile": 1.0, "cicc": 0.5})
+        assert parts
         yield
-        error = "the compiler died" if len(outcomes) < len(group.kernels) else None
-        yield from self._complete(
-            follows.spent,
-            spent,
-            lambda session: complete_group(session, self.claim, made, follows.unjudged, error),
-        )
 
-    def _in_parts(self, part: Callable[[Session], tuple[object, bool]]) -> Transactions:
+        def end(session: Session) -> None:
+            complete_group(session, self.claim, made, follows.unjudged, error)
+
+        yield from self._complete(follows.spent, parts, end)
+
+    def _in_parts(self, part: Callable[[Session], tuple[list[Judged], bool]]) -> Transactions:
         more = True
         while more:
             with self.database.write() as session:
@@ -176,27 +177,19 @@ class Attempt:
             yield
 
     def _complete(
-        self, shared: Spent, expected: Mapping[int, Mapping[str, float]], end: Callable[[Session], object]
+        self, spent: Spent, parts: Mapping[tuple[int, str], float], end: Callable[[Session], object]
     ) -> Transactions:
-        """As `StepContext.complete`: the seconds in parts, the last of them when the item ends."""
-        assert expected, "charged to none"
-        assert {
-            (problem, stage): took.wall
-            for problem, stages in shared.items()
-            for stage, took in stages.items()
-            if stage != "queue"
-        } == approx({(problem, stage): took for problem, stages in expected.items() for stage, took in stages.items()})
-        *parts, last = chunks(shared, AT_ONCE)
-        for some in parts:
+        *some, last = list(chunks(spent, AT_ONCE)) or [[]]
+        for problems in some:
             with self.database.write() as session:
                 hold(session, self.claim)
-                add_seconds(session, {problem: shared[problem] for problem in some})
-            self.model.spend({problem: expected[problem] for problem in some})
+                add_seconds(session, {problem: spent[problem] for problem in problems})
+            self.model.took(parts, problems)
             yield
         with self.database.write() as session:
             end(session)
-            add_seconds(session, {problem: shared[problem] for problem in last})
-        self.model.spend({problem: expected[problem] for problem in last})
+            add_seconds(session, {problem: spent[problem] for problem in last})
+        self.model.took(parts, last)
 
     def _outcome(self, build: str) -> BuildOutcome:
         if self.luck.is_bad(build):
@@ -212,26 +205,26 @@ class Attempt:
         yield
         yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
         with self.database.read() as session:
-            shared = verify_shares(session, self.claim, asked, second)
-            spent = self._spent_verifying(session, [one.build for one in asked])
+            spent = verify_shares(session, self.claim, asked, second)
+            parts = self._spent_verifying(session, [one.build for one in asked])
         yield
-        yield from self._complete(
-            shared,
-            spent,
-            lambda session: complete_verified(session, self.claim, asked, plan_version=PLAN, verify=second),
-        )
+
+        def end(session: Session) -> None:
+            complete_verified(session, self.claim, asked, plan_version=PLAN, verify=second)
+
+        yield from self._complete(spent, parts, end)
 
     def _verdict(self, kernel: GroupKernel) -> NewVerdict:
         verdict = "incorrect" if self.luck.is_bad(kernel.build) else "ok"
         return NewVerdict(kernel.slice, verdict, None, {}, 1.0, 1.0)
 
-    def _spent_verifying(self, session: Session, asked: Sequence[str]) -> Mapping[int, Mapping[str, float]]:
+    def _spent_verifying(self, session: Session, asked: Sequence[str]) -> Mapping[tuple[int, str], float]:
         """For what was proved, or where that was nothing for all that was to be judged."""
         group = load_group(session, self.claim.ref)
         assert group is not None
         spent = {"verify": 1.0}
-        proved = shares(session, self.claim.jobs, asked, spent, asks_predicted())
-        return proved or shares(session, self.claim.jobs, [one.build for one in group.kernels], spent)
+        proved = self.model.shares(session, self.claim.jobs, asked, spent, asks_predicted())
+        return proved or self.model.shares(session, self.claim.jobs, [one.build for one in group.kernels], spent)
 
     def _measure(self) -> Transactions:
         with self.database.read() as session:
@@ -242,10 +235,10 @@ class Attempt:
         with self.database.write() as session:
             record_measured(session, self.claim, results, driver=DRIVER, plan_version=GPU_PLAN)
         for one in results:
-            self.model.spend({one.problem_id: {"verify": 1.0, "measure": 2.0}})
+            self.model.spent[one.problem_id, "verify"] += 1
+            self.model.spent[one.problem_id, "measure"] += 2
         yield
-        where = str(self.claim.target)
-        yield from self._in_parts(lambda session: judge_results(session, results, where, GPU_PLAN))
+        yield from self._in_parts(lambda session: judge_results(session, results, str(self.claim.target), GPU_PLAN))
         try:
             with self.database.write() as session:
                 complete_measured(session, self.claim, results, plan_version=GPU_PLAN)
@@ -260,7 +253,7 @@ class Attempt:
         yield from self._in_parts(lambda session: condemn_contenders(session, self.claim, wrong))
         with self.database.write() as session:
             record_compared(session, self.claim, {} if right else None, measure=second)
-        self.model.spend({int(self.claim.ref): {"measure": 1.0}})
+        self.model.spent[int(self.claim.ref), "measure"] += 1
 
     def _finish(self) -> Transactions:
         right = self._right()
@@ -268,7 +261,7 @@ class Attempt:
         winner, error = (right[0], None) if right else (None, "none is right")
         with self.database.write() as session:
             finish_problem(session, self.claim, winner=winner, error=error, extra_seconds={"compile": second})
-        self.model.spend({int(self.claim.ref): {"compile": 1.0}})
+        self.model.spent[int(self.claim.ref), "compile"] += 1
 
     def _right(self) -> Sequence[str]:
         mine = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(self.claim.ref))
