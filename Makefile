@@ -38,7 +38,7 @@ TORCH_STAMP := $(VENV)/.tried-torch
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-groups bench-fairness bench-small-jobs bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-small-jobs bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,9 +78,6 @@ bench-overhead: host $(RUN_STAMP) ## what the service adds to the compilers' own
 
 bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one .so per kernel, and against the floor; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_compile
-
-bench-groups: host $(RUN_STAMP) ## how well groups are sized, and what a bad kernel costs its group; the last line is JSON
-	@$(BIN)/python -m benchmarks.bench_groups
 
 bench-fairness: host $(RUN_STAMP) ## whether large jobs hold up small ones; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_fairness

@@ -13,12 +13,11 @@ from codegen.operators import operators
 from codegen.search import Search
 from codegen.search_space import allowed_json
 from codegen.targets import targets
-from cukiln.types import DeviceReport, Grouping, OperatorReport, Operators, TargetReport, Targets, Timings
+from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, Targets, Timings
 from service.answers import json_response
 from service.context import ServiceDep
 from service.openapi import problems
 from storage.devices import LiveDevice
-from storage.grouping import grouping
 from storage.timings import timings
 from storage.toolchains import LiveToolchain
 
@@ -59,13 +58,6 @@ def get_timings(
     """Wall and CPU seconds of each stage, wall seconds of each phase, summed by operator, job or day (UTC)."""
     with service.database.read() as session:
         return json_response(timings(session, by))
-
-
-@router.get("/timings/grouping", response_model=Grouping, responses=problems("database-unavailable"))
-def get_grouping(service: ServiceDep) -> Response:
-    """What compiling many kernels in one file saved, over the groups that were compiled last: an estimate."""
-    with service.database.read() as session:
-        return json_response(grouping(session))
 
 
 @lru_cache

@@ -22,7 +22,6 @@ from service.context import Service, ServiceDep
 from service.jobs import is_job_id
 from service.static_files import static_url
 from storage.database import Session
-from storage.grouping import grouping
 from storage.jobs import list_jobs
 from storage.progress import job_progress
 from storage.report_job import job_report
@@ -59,7 +58,7 @@ def get_overview(
     with service.database.read() as session:
         page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
         live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
-        by_operator, by_day, saved = timings(session, "operator"), timings(session, "day"), grouping(session)
+        by_operator, by_day = timings(session, "operator"), timings(session, "day")
     asked = sum(row.problems for row in by_operator.timings)
     return _page(
         "overview.html",
@@ -69,7 +68,6 @@ def get_overview(
         progress=live,
         by_operator=by_operator.timings,
         by_day=by_day.timings,
-        grouping=saved,
         **_phases(by_operator.timings),
         poll_ms=POLL_LIVE_MS if live and asked <= 10 * MANY_PROBLEMS else POLL_IDLE_MS,
     )

@@ -30,6 +30,7 @@ from sqlalchemy.pool import Pool
 
 from storage.clock import Clock, SystemClock
 from storage.errors import DatabaseUnusable, SchemaMissing
+from storage.tables import Base
 
 __all__ = ["Database", "Session", "clock_of"]
 
@@ -188,7 +189,11 @@ def _upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    if MigrationContext.configure(connection).get_current_revision() is None:
+        Base.metadata.create_all(connection, checkfirst=False)
+        command.stamp(config, "head")
+    else:
+        command.upgrade(config, "head")
     connection.commit()
 
 

@@ -227,7 +227,7 @@ def test_the_docs_page_needs_nothing_from_elsewhere(shared_api: Api) -> None:
 
 CALLS = {
     ("post", "/v1/jobs"), ("get", "/v1/jobs"), ("get", "/v1/jobs/{job}"), ("delete", "/v1/jobs/{job}"),
-    ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/timeline"), ("get", "/v1/timings/grouping"),
+    ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/timeline"),
     ("get", "/v1/jobs/{job}/candidates"), ("get", "/v1/jobs/{job}/rejections"),
     ("get", "/v1/groups/{group}"), ("get", "/v1/groups/{group}/source"), ("get", "/v1/groups/{group}/log"),
     ("get", "/v1/groups/{group}/ptx"), ("get", "/v1/groups/{group}/sass"),

@@ -129,20 +129,6 @@ def test_without_javascript_a_job_is_read_from_its_tables(service: str, job: str
     assert numbers(page, "#phases td[data-count=seconds]") == spent_in
 
 
-@needs_chromium
-def test_what_files_of_one_kernel_would_take_is_called_an_estimate(service: str, job: str, open_page: Open) -> None:
-    page = open_page(service, java_script_enabled=False)
-    found = answer(f"{service}/v1/timings/grouping")
-    rows = page.locator("#grouping tbody tr").all_inner_texts()
-    assert ["measured" in row for row in rows] == [True, False]
-    assert "estimate" in rows[1]
-    grouped, alone = found["grouped"], found["alone_estimate"]
-    kernels = grouped["kernels"]
-    assert numbers(page, "#grouping tr:nth-child(1)")[1:] == [kernels, grouped["seconds"], grouped["seconds"] / kernels]
-    assert numbers(page, "#grouping tr:nth-child(2)") == [kernels, kernels, alone, alone / kernels]
-    assert "(kernels − 1) × seconds of the phases preprocess, nvcc and link" in page.locator("#grouping").inner_text()
-
-
 # ---- charts
 
 

@@ -12,20 +12,18 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import create_engine, inspect, select, text
+from sqlalchemy import inspect, select, text
 
 from cukiln.types import StageSeconds
 from storage import items
 from storage.candidates import candidates_of_problem
 from storage.clock import FakeClock
-from storage.database import MIGRATIONS, Database, Session
+from storage.database import Database, Session
 from storage.errors import (
     BadCursor,
     BlobCorrupt,
@@ -35,17 +33,15 @@ from storage.errors import (
     LostClaim,
     SchemaMissing,
 )
-from storage.groups import BuildOutcome, record_builds
-from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
 from storage.jobs import job_state
-from storage.measurements import forget_group_library, measure_ref, record_compared
-from storage.problems import finish_problem, load_problem
+from storage.measurements import measure_ref, record_compared
+from storage.problems import finish_problem
 from storage.report_trace import job_trace
 from storage.searches import search_entry
 from storage.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.toolchains import live_toolchains, register_toolchain
 from storage.verify_groups import builds_to_verify
-from storage.winners import get_winners, publish_winner
+from storage.winners import get_winners
 from tests.fixtures_measuring import COMPARISON, CPU_CLASS, add
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
@@ -56,12 +52,9 @@ from tests.fixtures_storage import (
     TOOLCHAIN,
     VERSIONS,
     cancel,
-    claim_one,
     compile_claimed,
-    compile_next,
     end_budgets,
     measure_claimed,
-    measure_next,
     measured,
     measurement,
     new_build,
@@ -69,7 +62,6 @@ from tests.fixtures_storage import (
     record,
     to_measure,
     verify_claimed,
-    verify_next,
     winner_record,
 )
 
@@ -81,8 +73,11 @@ KEY = "k" * 64
 
 def test_the_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> None:
     migrated, written = tmp_path / "migrated.db", tmp_path / "written.db"
-    Database(f"sqlite:///{migrated}").migrate()
-    Base.metadata.create_all(create_engine(f"sqlite:///{written}"))
+    older = Database(f"sqlite:///{migrated}")
+    make_older(older)
+    for database in (older, Database(f"sqlite:///{written}")):
+        database.migrate()
+        database.check()
 
     def schema(path: Path) -> dict[str, list[str]]:
         query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
@@ -103,15 +98,17 @@ def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_
     database.dispose()
 
 
-def test_a_schema_of_another_release_is_refused_and_left_alone(database_url: str) -> None:
+@pytest.mark.parametrize("revision", ["9999", "0006", "0012"])
+def test_a_schema_of_another_release_is_refused_and_left_alone(database_url: str, revision: str) -> None:
     database = Database(database_url)
     database.migrate()
     with database.write() as session:
-        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(DatabaseUnusable, match=r"'9999'\): another release of cukiln made its schema.*DATABASE_URL"):
+        session.execute(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+    message = rf"'{revision}'\): another release of cukiln made its schema.*DATABASE_URL"
+    with pytest.raises(DatabaseUnusable, match=message):
         database.migrate()
     with database.read() as session:
-        assert session.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+        assert session.execute(text("SELECT version_num FROM alembic_version")).scalar() == revision
     database.dispose()
 
 
@@ -135,76 +132,55 @@ def test_a_database_server_that_is_away_is_named_without_its_password() -> None:
     assert "\n" not in str(refused.value)
 
 
-def downgrade(database: Database, revision: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    with database.engine.execution_options(cukiln_write=True).connect() as connection:
-        config.attributes["connection"] = connection
-        command.downgrade(config, revision)
-        connection.commit()
-
-
-def test_a_release_that_does_not_measure_gets_no_job_that_would_wait_for_ever(database: Database) -> None:
-    only, mixed, ended = add(database, GPU_CLASS), add(database, GPU_CLASS, CPU_CLASS), add(database, GPU_CLASS)
-    for _ in range(3):
-        plan_next(database, "a")
-    compile_next(database)
-    cancel(database, ended.id)
-    downgrade(database, "0002")
-    columns = "p.job_id, p.device_class, p.state, j.state, j.error"
-    with database.read() as session:
-        rows = session.execute(
-            text(f"SELECT {columns} FROM job_problems p JOIN jobs j ON j.id = p.job_id ORDER BY p.id")
+def make_older(database: Database) -> None:
+    """The tables of revision 0007 in an empty database."""
+    statements = (Path(__file__).parent / "schema_0007.sql").read_text()
+    if not database.is_sqlite:
+        statements = statements.replace("BOOLEAN DEFAULT 0", "BOOLEAN DEFAULT false").replace(
+            "  id INTEGER", "  id SERIAL"
         )
-        found = [
-            (row[0], row[1], row[2], row[3], "older" if "does not measure" in str(row[4]) else row[4]) for row in rows
-        ]
-        waiting = session.execute(text("SELECT job_id, kind FROM items WHERE state IN ('waiting', 'claimed')")).all()
-        planned = session.execute(text(f"SELECT job_id, planned FROM job_problems WHERE state IN {LIVE}")).all()
-    assert found == [
-        (only.id, GPU_CLASS, "failed", "failed", "older"),
-        (mixed.id, GPU_CLASS, "failed", "running", None),
-        (mixed.id, CPU_CLASS, "running", "running", None),
-        (ended.id, GPU_CLASS, "cancelled", "cancelled", None),
-    ]
-    assert (mixed.id, "plan") in [tuple(row) for row in waiting]
-    assert {kind for _, kind in waiting} == {"plan"}
-    assert [(job, bool(known)) for job, known in planned] == [(mixed.id, False)]
-    database.migrate()
-    database.check()
+    with database.write() as session:
+        for statement in statements.split(";"):
+            if statement.strip():
+                session.execute(text(statement))
 
 
-def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(database: Database) -> None:
-    ended = add(database, CPU_CLASS)
-    plan_next(database, "a", "b")
-    compile_next(database)
-    verify_next(database)
-    claim = claim_one(database, "finish")
-    searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
-    with database.write() as session:
-        publish_winner(session, winner_record(KEY, "c-a", searches=searches), expected_revision=0, attempt="t")
-        finish_problem(session, claim, winner="c-a", error=None)
-    judged = add(database, CPU_CLASS)
-    plan_next(database, "e")
-    compile_next(database)
-    verify_next(database)
-    compiling = add(database, CPU_CLASS)
-    plan_next(database, "c", "d")
-    claim_one(database, "compile", kernels=1)
-    downgrade(database, "0009")
-    with database.write() as session:
-        search = {"search": json.dumps({"level": 1, "screening": 1})}
-        session.execute(text(f"UPDATE job_problems SET screening = state IN {LIVE}, search = :search"), search)
-        session.execute(text("UPDATE candidates SET screening_build = build WHERE build <> 'a'"))
-        session.execute(text("UPDATE items SET kind = 'refine' WHERE kind = 'finish' AND state = 'waiting'"))
-        register_toolchain(session, TOOLCHAIN, {}, [TARGET])
-        register_toolchain(session, "fast", {}, [])
-    database.migrate()
-    database.check()
-    with database.read() as session:
+@pytest.fixture
+def older(database_url: str, clock: FakeClock) -> Iterator[Database]:
+    """A database of the release before this one."""
+    database = Database(database_url, clock)
+    make_older(database)
+    yield database
+    database.dispose()
+
+
+def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(
+    older: Database, clock: FakeClock
+) -> None:
+    screened = {"level": 1, "screening": 1}
+    with older.write() as session:
+        before = Older(session, clock.now())
+        (ended,) = before.job("ended", CPU_CLASS, state="done", problem="done", search=screened)
+        before.group("made", "ended", "compiled", "a", "b", "e", item=None)
+        for build in ("a", "b", "e"):
+            before.build(build, "made")
+        before.proved("slice-e", "cpu")
+        before.candidate(ended, "a", "ok", screening_build="fast-a")
+        before.candidate(ended, "b", "ok", screening_build="b", predicted_us=4.0)
+        (judged,) = before.job("judged", CPU_CLASS, search=screened)
+        before.candidate(judged, "e", "ok", screening_build="fast-e")
+        before.item("finish", judged, "judged", "waiting", TARGET)
+        before.job("queued", CPU_CLASS, state="queued", problem="queued", plan="waiting", search=screened)
+        searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
+        before.winner(KEY, "c-a", searches)
+        before.insert("toolchains", digest="fast", description={}, targets=[], seen_at=clock.now())
+        before.insert("toolchains", digest=TOOLCHAIN, description={}, targets=[TARGET], seen_at=clock.now())
+    older.migrate()
+    older.check()
+    with older.read() as session:
         found = session.execute(text("SELECT candidate, verdict, message FROM candidates ORDER BY candidate")).all()
         waiting = session.execute(text("SELECT kind, state FROM items WHERE state IN ('waiting', 'claimed')")).all()
-        builds = session.scalars(text("SELECT id FROM builds")).all()
+        builds = session.scalars(text("SELECT id FROM builds ORDER BY id")).all()
         (kept,) = get_winners(session, [KEY]).values()
         row = session.scalars(select(WinnerRow)).one()
         problems = session.scalars(select(JobProblemRow.search)).all()
@@ -213,12 +189,12 @@ def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(da
         ("c-a", "ok", False),
         ("c-b", "skipped", True),
     ]
-    assert ([tuple(one) for one in waiting], builds) == ([("plan", "waiting")] * 2, ["a"])
+    assert ([tuple(one) for one in waiting], builds) == ([("plan", "waiting")] * 2, ["a", "e"])
     assert [one["search"] for one in kept.searches] == [one["search"] for one in row.searches] == [{"level": 1}]
     assert (problems, alive) == ([{"level": 1}] * 3, [TOOLCHAIN])
-    done = drive(database, {judged.id: ["e"], compiling.id: ["c", "d"]})
-    assert done == {"compile": ["c", "d", "e"], "verify": ["c", "d"], "measure": []}  # the text of `e` was proved
-    assert states(database) == dict.fromkeys((ended.id, judged.id, compiling.id), "done")
+    done = drive(older, {id_of("judged"): ["e"], id_of("queued"): ["c", "d"]})
+    assert done == {"compile": ["c", "d"], "verify": ["c", "d"], "measure": []}  # the text of `e` was proved
+    assert states(older) == dict.fromkeys(("ended", "judged", "queued"), "done")
 
 
 class Older:
@@ -239,6 +215,7 @@ class Older:
         state: str = "running",
         problem: str = "running",
         plan: str | None = "done",
+        search: dict[str, Any] | None = None,
         **job: Any,
     ) -> list[int]:
         """A job with a problem per device class, in this state, and its plan item; returns the problems' ids."""
@@ -258,7 +235,7 @@ class Older:
                 target=TARGET,
                 device_class=device_class,
                 key=f"{name:k>64}",
-                search={"level": 1},
+                search=search or {"level": 1},
                 state=problem,
                 cached=False,
                 planned=planned,
@@ -383,11 +360,20 @@ class Older:
             created_at=self.now - 5,
         )
 
-    def winner(self, key: str, candidate: str) -> None:
-        shown = winner_record(key, candidate)
+    def winner(self, key: str, candidate: str, searches: Sequence[dict[str, Any]] = ()) -> None:
+        shown = winner_record(key, candidate, searches=list(searches))
         fields = {name: getattr(shown, name) for name in ("operator", "target", "device_class", "problem")}
         record = shown.model_dump(mode="json")
-        self.insert("winners", key=key, revision=3, record=record, searches=[], attempt="t", updated_at=1.0, **fields)
+        self.insert(
+            "winners",
+            key=key,
+            revision=3,
+            record=record,
+            searches=list(searches),
+            attempt="t",
+            updated_at=1.0,
+            **fields,
+        )
 
 
 def id_of(name: str) -> str:
@@ -576,16 +562,15 @@ def states(database: Database) -> dict[str, str]:
 
 
 def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_end(
-    database: Database, clock: FakeClock
+    older: Database, clock: FakeClock
 ) -> None:
-    downgrade(database, "0007")
-    with database.write() as session:
+    with older.write() as session:
         builds = fill(Older(session, clock.now()))
-    before = kept(database)
-    database.migrate()
-    database.check()
-    assert_kept(before, kept(database))
-    with database.read() as session:
+    before = kept(older)
+    older.migrate()
+    older.check()
+    assert_kept(before, kept(older))
+    with older.read() as session:
         assert get_winners(session, [f"{'done':k>64}"]).popitem()[1].front[0].candidate == "c-u"
         unended = session.execute(
             text("SELECT kind, state, token, started_at FROM items WHERE state IN ('waiting', 'claimed')")
@@ -602,195 +587,49 @@ def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_
     assert trace is not None and [one.attempts[-1].how for one in trace.items] == ["waiting"]
 
     clock.advance(100)
-    with database.write() as session:
+    with older.write() as session:
         expired = items.expire_leases(session)
     assert ("finish", (id_of("imported"),), "waiting") in [(one.kind, one.jobs, one.state) for one in expired]
-    done = drive(database, {id_of(job): names for job, names in builds.items()})
+    done = drive(older, {id_of(job): names for job, names in builds.items()})
     # What was compiled, proved or measured before is not again.
     assert done == {"compile": ["f", "j", "q", "w"], "verify": ["f", "j", "p", "q", "v", "w"], "measure": ["n"]}
     ended = {"failed": "failed", "cancelled": "cancelled"}
-    assert states(database) == {name: ended.get(name, "done") for name in (*builds, "imported", "done", *ended)}
+    assert states(older) == {name: ended.get(name, "done") for name in (*builds, "imported", "done", *ended)}
 
 
-def test_a_build_that_the_release_before_was_compiling_again_is_still_proved(
-    database: Database, clock: FakeClock
-) -> None:
+def test_a_build_that_the_release_before_was_compiling_again_is_still_proved(older: Database, clock: FakeClock) -> None:
     """Its library was lost, and with the job that needed it the group that was to compile it anew is gone."""
-    downgrade(database, "0007")
-    with database.write() as session:
-        older = Older(session, clock.now())
-        (problem,) = older.job("again", GPU_CLASS)
-        older.group("anew", "again", "waiting", "r", item="waiting")
-        older.build("r", "anew", "pending", code_digest="code-r", library=None, resources={"registers": 32}, log=None)
-        older.candidate(problem, "r")
-    database.migrate()
-    cancel(database, id_of("again"))
-    later = add(database, CPU_CLASS)
-    plan_next(database, "r")
-    assert drive(database, {})["verify"] == ["r"]
-    with database.read() as session:
+    with older.write() as session:
+        before = Older(session, clock.now())
+        (problem,) = before.job("again", GPU_CLASS)
+        before.group("anew", "again", "waiting", "r", item="waiting")
+        before.build("r", "anew", "pending", code_digest="code-r", library=None, resources={"registers": 32}, log=None)
+        before.candidate(problem, "r")
+    older.migrate()
+    cancel(older, id_of("again"))
+    later = add(older, CPU_CLASS)
+    plan_next(older, "r")
+    assert drive(older, {})["verify"] == ["r"]
+    with older.read() as session:
         ended = job_state(session, later.id)
     assert ended is not None and ended.state == "done"
 
 
 def test_what_the_release_before_had_only_to_finish_is_finished_though_its_budget_is_spent(
-    database: Database, clock: FakeClock
+    older: Database, clock: FakeClock
 ) -> None:
-    downgrade(database, "0007")
-    with database.write() as session:
-        older = Older(session, clock.now())
-        (problem,) = older.job("late", CPU_CLASS, budget_seconds=30.0, deadline=clock.now() - 10)
-        older.group("made", "late", "compiled", "u", item="done")
-        older.build("u", "made")
-        older.proved("slice-u", "cpu")
-        older.candidate(problem, "u", "ok", predicted_us=4.0)
-        older.item("finish", problem, "late", "waiting", TARGET)
-    database.migrate()
-    end_budgets(database)
-    drive(database, {id_of("late"): ["u"]})
-    assert states(database) == {"late": "done"}
-
-
-def import_one(database: Database) -> None:
-    """A job of results from elsewhere that is still to be finished."""
-    candidate = ImportedCandidate(
-        "c-i", {}, "k", "slice-i", TOOLCHAIN, "code-i", {}, "ok", None, {}, measurement(7.0), None, StageSeconds(),
-        StageSeconds(),
-    )  # fmt: skip
-    problem = ImportedProblem("i", "matmul", {"m": 64}, TARGET, "i" * 64, {"level": 1}, 1, [candidate], COMPARISON)
-    new = Import("1" * 64, GPU_CLASS, DRIVER, "g1", {"device": GPU_CLASS}, None, False, [problem])
-    import_results(database, new, lambda session: None)
-
-
-def fill_now(database: Database, clock: FakeClock) -> dict[str, list[str]]:
-    """Jobs in every state that one can be in; returns by job the builds that its unfinished problems need."""
-    done = add(database, CPU_CLASS)
-    plan_next(database, "d")
-    compile_next(database)
-    verify_next(database)
-    claim = claim_one(database, "finish")
-    with database.write() as session:
-        problem = load_problem(session, int(claim.ref))
-        assert problem is not None and problem.job_id == done.id
-        publish_winner(session, winner_record(problem.key, "c-d"), expected_revision=0, attempt=claim.token)
-        finish_problem(session, claim, winner="c-d", error=None)
-    gone = add(database, CPU_CLASS)
-    plan_next(database, "gone")
-    claim_one(database, "compile")
-    cancel(database, gone.id)
-    comparing = add(database, GPU_CLASS)
-    plan_next(database, "m")
-    compile_next(database)
-    measure_next(database)
-    claim_one(database, "compare", lease=1000)
-    measuring = add(database, GPU_CLASS)
-    plan_next(database, "n")
-    compile_next(database)
-    proving, with_it = add(database, CPU_CLASS), add(database, CPU_CLASS)
-    plan_next(database, "v")
-    plan_next(database, "v")
-    compile_next(database)
-    finishing = add(database, CPU_CLASS)
-    plan_next(database, "d")
-    compiling = add(database, CPU_CLASS)
-    plan_next(database, "e", "f")
-    for end in ("released", "failed", "lost"):
-        claim = claim_one(database, "compile", lease=2.0)
-        clock.advance(3 if end == "lost" else 0)
-        with database.write() as session:
-            match end:
-                case "released":
-                    items.release(session, claim)
-                case "failed":
-                    items.fail(session, claim, "the disk is full", retry=True)
-                case "lost":
-                    items.expire_leases(session)
-    claim = claim_one(database, "compile", lease=1000, kernels=1)
-    with database.read() as session:
-        (first,) = session.scalars(
-            text("SELECT id FROM builds WHERE group_id = :group AND state = 'compiling'"), {"group": claim.ref}
-        )
-    with database.write() as session:
-        outcome = BuildOutcome(first, "ok", f"code-{first}", {"registers": 32}, library="library-part")
-        record_builds(session, claim, [outcome])
-    again = add(database, GPU_CLASS)
-    with database.write() as session:
-        library = session.scalar(text("SELECT library FROM builds WHERE id = 'm'"))
-        forget_group_library(session, str(library))
-    plan_next(database, "m", "x")
-    claim_one(database, "compile", lease=1000)
-    pending = add(database, CPU_CLASS)
-    plan_next(database, "z")
-    planning = add(database, CPU_CLASS)
-    claim_one(database, "plan", lease=1000)
-    queued = add(database, CPU_CLASS, priority="high")
-    import_one(database)
-    return {
-        comparing.id: ["m"],
-        measuring.id: ["n"],
-        proving.id: ["v"],
-        with_it.id: ["v"],
-        finishing.id: ["d"],
-        compiling.id: ["e", "f"],
-        again.id: ["m", "x"],
-        pending.id: ["z"],
-        queued.id: ["q"],
-        planning.id: ["q"],
-    }
-
-
-def test_a_release_that_does_not_lease_builds_gets_nothing_that_would_wait_for_ever(
-    database: Database, clock: FakeClock
-) -> None:
-    builds = fill_now(database, clock)
-    with database.read() as session:
-        kinds = set(session.scalars(text("SELECT kind FROM items WHERE state IN ('waiting', 'claimed')")))
-        groups = set(session.scalars(text("SELECT state FROM groups")))
-    assert kinds == {"plan", "compile", "verify", "measure", "compare", "finish"}
-    assert groups == {"compiling", "compiled", "failed", "lost", "released", "cancelled"}
-    before = kept(database)
-    downgrade(database, "0007")
-    assert_kept(before, kept(database))
-    with database.read() as session:
-        problems = session.execute(
-            text(
-                "SELECT job_id, planned, (SELECT count(*) FROM candidates WHERE job_problem_id = job_problems.id), "
-                "EXISTS (SELECT 1 FROM items WHERE kind = 'finish' AND ref = CAST(job_problems.id AS VARCHAR(64)) "
-                f"AND state = 'waiting') FROM job_problems WHERE state IN {LIVE}"
-            )
-        ).all()
-        waiting = session.execute(
-            text(
-                "SELECT items.job_id, kind, items.state, attempt, token, items.priority - jobs.priority "
-                "FROM items JOIN jobs ON jobs.id = items.job_id WHERE items.state IN ('waiting', 'claimed')"
-            )
-        ).all()
-        left = {
-            table: set(session.scalars(text(f"SELECT state FROM {table}"))) for table in ("builds", "groups", "items")
-        }
-    imported = "1" * 32
-    judged = {imported, *(job for job, names in builds.items() if names == ["d"])}
-    # A problem is planned anew, unless it is only to be finished.
-    assert {job for job, *_ in problems} == {imported, *builds}
-    for job, planned, candidates, finishing in problems:
-        assert (bool(planned), candidates) == ((True, 1) if finishing else (False, 0)), job
-        assert not finishing or job in judged
-    places = [*((job, "plan") for job in builds), *((job, "finish") for job, _, _, finishing in problems if finishing)]
-    assert (imported, "finish") in places
-    assert sorted(map(tuple, waiting)) == sorted((*place, "waiting", 0, None, 0) for place in places)
-    assert left == {
-        "builds": {"ok"},
-        "groups": {"compiled", "failed", "cancelled"},
-        "items": {"waiting", "done", "failed", "cancelled"},
-    }
-
-    database.migrate()
-    database.check()
-    done = drive(database, builds)
-    # One of e and f was compiled; the library that held m was lost, but not what was found of its code.
-    assert done["compile"] in [sorted(["m", "q", "x", "z", one]) for one in "ef"]
-    assert (done["verify"], done["measure"]) == (["e", "f", "q", "v", "z"], ["n", "x"])
-    assert set(states(database).values()) == {"done", "cancelled"}
+    with older.write() as session:
+        before = Older(session, clock.now())
+        (problem,) = before.job("late", CPU_CLASS, budget_seconds=30.0, deadline=clock.now() - 10)
+        before.group("made", "late", "compiled", "u", item="done")
+        before.build("u", "made")
+        before.proved("slice-u", "cpu")
+        before.candidate(problem, "u", "ok", predicted_us=4.0)
+        before.item("finish", problem, "late", "waiting", TARGET)
+    older.migrate()
+    end_budgets(older)
+    drive(older, {id_of("late"): ["u"]})
+    assert states(older) == {"late": "done"}
 
 
 def _migrate(url: str, barrier: object) -> None:

@@ -1,20 +1,13 @@
-"""A job's work on a time axis, and what grouping kernels saved."""
+"""A job's work on a time axis."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import pytest
-from sqlalchemy import insert
-
-from cukiln.types import FileCosts, Grouping, Timeline
+from cukiln.types import Timeline
 from storage import items
 from storage.clock import FakeClock
 from storage.database import Database
-from storage.grouping import grouping
-from storage.rows import core
-from storage.tables import GroupRow
 from storage.timeline import timeline
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import add_job, claim_one, compile_claimed, compile_next, plan_next, verify_next
@@ -155,57 +148,3 @@ def test_lanes_beyond_the_limit_are_counted(database: Database) -> None:
     assert (len(found.lanes), found.lanes_left_out) == (2, 2)
     with database.read() as session:
         assert timeline(session, "0" * 32) is None
-
-
-# ---- what grouping saved
-
-WHOLE = {
-    "queue": 3.0, "render": 0.5, "preprocess": 1.0, "cicc": 5.0, "ptxas": 2.0, "nvcc": 0.25, "host": 1.0, "link": 0.25,
-    "upload": 0.5,
-}  # fmt: skip
-
-
-def add_group(
-    database: Database, clock: FakeClock, kernels: int, phases: Iterable[tuple[str, float]], **row: Any
-) -> None:
-    values = {
-        "id": clock.new_id(),
-        "target": "sm_80",
-        "state": "compiled",
-        "library": "b" * 64,
-        "kernels": [{"build": str(n)} for n in range(kernels)],
-        "phases": [{"name": name, "seconds": seconds, "start": 0.0} for name, seconds in phases],
-        "compile_seconds": {"wall": 10.0, "cpu": 9.0},
-        "created_at": clock.now(),
-    }
-    with database.write() as session:
-        session.execute(insert(core(GroupRow)).values(**values, **row))
-
-
-def saved(database: Database) -> Grouping:
-    with database.read() as session:
-        return grouping(session)
-
-
-def test_groups_of_several_kernels_stand_beside_those_of_one(database: Database, clock: FakeClock) -> None:
-    none = FileCosts(files=0, kernels=0, seconds=0.0)
-    assert saved(database) == Grouping(grouped=none, files_of_one=none, alone_estimate=None)
-    for kernels in (1, 2, 5):
-        add_group(database, clock, kernels, WHOLE.items())
-    found = saved(database)
-    assert found.grouped == FileCosts(files=2, kernels=7, seconds=20.0)
-    assert found.files_of_one == FileCosts(files=1, kernels=1, seconds=10.0)
-
-
-@pytest.mark.parametrize(("kernels", "alone"), [(1, None), (2, 10.0 + 1 * 1.5), (5, 10.0 + 4 * 1.5)])
-def test_the_estimate_pays_for_each_kernel_what_a_file_pays_once(
-    kernels: int, alone: float | None, database: Database, clock: FakeClock
-) -> None:
-    add_group(database, clock, kernels, WHOLE.items())
-    assert saved(database).alone_estimate == alone
-
-
-def test_groups_that_became_no_file_or_several_do_not_count(database: Database, clock: FakeClock) -> None:
-    add_group(database, clock, 4, [("nvcc", 2.0), *WHOLE.items(), *WHOLE.items()])
-    add_group(database, clock, 4, [])
-    assert saved(database).grouped.files == 0

@@ -509,25 +509,6 @@ class Timings(Answer):
     timings: list[TimingRow]
 
 
-class FileCosts(Answer):
-    """What files took to compile, by how many kernels are in each."""
-
-    files: int
-    kernels: int
-    seconds: float  # wall
-
-
-class Grouping(Answer):
-    """What grouping saved, over the groups that were compiled last and became one file each. `files_of_one`: of groups
-    that hold one kernel alone. `alone_estimate`: seconds if each kernel of `grouped` had a file of its own, from the
-    recorded phases: those that do not depend on the kernels are paid once per kernel. An estimate, never a
-    measurement."""
-
-    grouped: FileCosts
-    files_of_one: FileCosts
-    alone_estimate: float | None = None
-
-
 class TimelineStep(Answer):
     """One attempt at a piece of work. Times are Unix seconds; it waited from `queued_at` to `started_at`."""
 
