@@ -26,7 +26,17 @@ from storage.judge import (
 from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
+from storage.tables import (
+    UNBUILT,
+    BuildRow,
+    CandidateRow,
+    DemandRow,
+    GroupRow,
+    ItemJobRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+)
 
 SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
@@ -187,7 +197,7 @@ def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], rea
 
 def _given_up(session: Session) -> Part | None:
     """Builds that could not be compiled, for no fault of theirs that is known."""
-    query = select(BuildRow.id, BuildRow.log).where(BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
+    query = select(BuildRow.id, BuildRow.log).where(UNBUILT, BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
     if not session.execute(query).all():
         return None
 
