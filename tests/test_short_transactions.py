@@ -364,6 +364,33 @@ def test_an_import_that_is_interrupted_is_gone_on_with(
         assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
 
 
+@pytest.mark.parametrize("when", ["while it is written", "when it has begun"])
+def test_an_import_that_goes_on_after_all_loses_nothing(
+    database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    new = an_import(2_000)
+    pauses = iter([None] * 8)
+
+    def pause() -> None:
+        if next(pauses, Killed) is Killed:
+            raise Killed
+
+    monkeypatch.setattr(database, "pause", pause)
+    with pytest.raises(Killed):
+        import_results(database, new, lambda session: None)
+    clock.advance(601)
+    with database.read() as session:
+        part = find_ended(session)
+    assert part is not None
+    clearing = (lambda: clear(database)) if when == "while it is written" else (lambda: None)
+    monkeypatch.setattr(database, "pause", clearing)
+    assert import_results(database, new, lambda session: None).new
+    with database.write() as session:
+        part(session)
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
+
+
 def test_an_import_that_nobody_goes_on_with_is_forgotten(
     database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
