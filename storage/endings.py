@@ -26,7 +26,17 @@ from storage.judge import (
 from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
+from storage.tables import (
+    UNBUILT,
+    BuildRow,
+    CandidateRow,
+    DemandRow,
+    GroupRow,
+    ItemJobRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+)
 
 SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
@@ -138,11 +148,12 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
         return None
 
     def part(session: Session) -> None:
-        ids = [row.id for row in rows]
-        error = f"{_budget(rows[0].budget_seconds)} its search space was lowered"
-        unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
-        session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
-        finish_judged(session, ids)
+        for budget in {row.budget_seconds for row in rows}:
+            ids = [row.id for row in rows if row.budget_seconds == budget]
+            error = f"{_budget(budget)} its search space was lowered"
+            unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
+            session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
+        finish_judged(session, [row.id for row in rows])
 
     return part
 
@@ -187,7 +198,7 @@ def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], rea
 
 def _given_up(session: Session) -> Part | None:
     """Builds that could not be compiled, for no fault of theirs that is known."""
-    query = select(BuildRow.id, BuildRow.log).where(BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
+    query = select(BuildRow.id, BuildRow.log).where(UNBUILT, BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
     if not session.execute(query).all():
         return None
 
@@ -237,21 +248,22 @@ def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool],
 def _half_imported(session: Session, now: float) -> Part | None:
     """A job that was to be imported, and is not written as a whole (`storage.imports`)."""
     nothing_to_do = ~exists().where(ItemJobRow.job_id == JobRow.id)
-    late = JobRow.created_at < now - IMPORT_SECONDS
-    job_id = session.scalar(select(JobRow.id).where(JobRow.state == "queued", late, nothing_to_do).limit(1))
-    return None if job_id is None else lambda session: _forget_some(session, job_id)
+    half = and_(JobRow.state == "queued", JobRow.created_at < now - IMPORT_SECONDS, nothing_to_do)
+    job_id = session.scalar(select(JobRow.id).where(half).limit(1))
+    return None if job_id is None else lambda session: _forget_some(session, and_(JobRow.id == job_id, half))
 
 
-def _forget_some(session: Session, job_id: str) -> None:
+def _forget_some(session: Session, job: ColumnElement[bool]) -> None:
+    """`job`: a condition on its row, which the import that goes on after all does not meet."""
     candidate = core(CandidateRow).c
-    problems = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id)
+    problems = select(JobProblemRow.id).join(JobRow, JobRow.id == JobProblemRow.job_id).where(job)
     mine = candidate.job_problem_id.in_(problems)
     some = session.execute(select(candidate.job_problem_id, candidate.candidate).where(mine).limit(CLEARED_AT_ONCE))
     keys = [tuple(row) for row in some]
     these = tuple_(candidate.job_problem_id, candidate.candidate).in_(keys)
     session.execute(delete(core(CandidateRow)).where(these))
     if len(keys) < CLEARED_AT_ONCE:
-        session.execute(delete(core(JobRow)).where(core(JobRow).c.id == job_id, core(JobRow).c.state == "queued"))
+        session.execute(delete(core(JobRow)).where(job))
 
 
 def _without_verdict() -> ColumnElement[bool]:

@@ -106,6 +106,9 @@ def import_results(database: Database, new: Import, admit: Callable[[Session], N
             _insert_job(session, new)
         elif state != "queued":
             return Imported(new.job_id, new=False, finish=[])
+        else:  # it has as long as a new one, before it is forgotten
+            begun_again = update(JobRow).where(JobRow.id == new.job_id).values(created_at=clock_of(session).now())
+            session.execute(begun_again)
         ids = dict(
             session.execute(
                 select(JobProblemRow.position, JobProblemRow.id).where(JobProblemRow.job_id == new.job_id)

@@ -18,7 +18,7 @@ from storage.judge import LIVE, has_time_left
 from storage.judging_work import add_judging, unjudged
 from storage.new_items import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
 from storage.rows import chunks, core, insert_new
-from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
+from storage.tables import UNBUILT, BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
 
 MAX_ATTEMPTS = 3
 
@@ -161,7 +161,7 @@ def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> 
 def give_up_place(session: Session, target: str, toolchain: str, most: int) -> None:
     """`give_up_builds` of some that no worker has the compiler for any more."""
     place = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
-    ids = session.scalars(select(build.id).where(place).limit(most)).all()
+    ids = session.scalars(select(build.id).where(UNBUILT, place).limit(most)).all()
     give_up_builds(
         session, ids, f"it was planned for the compiler {toolchain[:12]}, which no worker has now: submit it again"
     )
@@ -204,8 +204,11 @@ def _forget(session: Session, build_ids: Sequence[str]) -> None:
     it did."""
     for ids in chunks(build_ids):
         unwanted = build.id.in_(ids) & (build.state == "pending") & ~exists().where(demand.build == build.id)
-        session.execute(delete(core(BuildRow)).where(unwanted, build.code_digest.is_(None)))
-        session.execute(update(core(BuildRow)).where(unwanted).values(state="ok"))
+        rows = session.execute(select(build.id, build.code_digest).where(unwanted)).all()
+        new = [row.id for row in rows if row.code_digest is None]
+        compiled = [row.id for row in rows if row.code_digest is not None]
+        session.execute(delete(core(BuildRow)).where(build.id.in_(new)))
+        session.execute(update(core(BuildRow)).where(build.id.in_(compiled)).values(state="ok"))
 
 
 def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:

@@ -40,6 +40,10 @@ NAMING = {
 }
 
 
+UNBUILT = text("state IN ('pending', 'given_up')")
+"""Of a build's row: it is in the index of those that are to be compiled, or to be forgotten."""
+
+
 class Base(DeclarativeBase):
     metadata = MetaData(naming_convention=NAMING)
     # none_as_null: an absent value is NULL, not the JSON text `null`.
@@ -154,7 +158,11 @@ class BuildRow(Base):
     """
 
     __tablename__ = "builds"
-    __table_args__ = (Index("ix_builds_state", "state", "target", "toolchain"),)
+    # Of few builds, and used only where this very condition is asked for: SQLite would prefer an index of all states to
+    # the ids in a query, and look at every build that there is.
+    __table_args__ = (
+        Index("ix_builds_unbuilt", "state", "target", "toolchain", sqlite_where=UNBUILT, postgresql_where=UNBUILT),
+    )
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     kernel: Mapped[str] = mapped_column(String(64), index=True)
     slice: Mapped[str] = mapped_column(String(64), index=True)

@@ -37,9 +37,9 @@ from storage.measurements import (
     record_measured,
 )
 from storage.plans import NewBuild, NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
-from storage.rows import chunks
+from storage.rows import chunks, insert_new
 from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
-from storage.tables import BuildRow
+from storage.tables import BuildRow, DemandRow
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
@@ -290,6 +290,40 @@ def test_many_problems_end_before_their_time(
     assert finishes(database) == (0 if how == "cancelled" else PROBLEMS)
 
 
+@pytest.mark.parametrize("state", ["ok", "pending"])
+def test_what_was_compiled_before_and_what_a_cancelled_job_leaves_is_not_looked_at(
+    database: Database, state: str
+) -> None:
+    if not database.is_sqlite:
+        pytest.skip("SQLite's own count")
+    old = submit(database, CPU_CLASS, 1)
+    others = [
+        {**vars(new_build(f"o{number}")), "state": state, "group_id": None, "created_at": 0.0}
+        for number in range(30_000)
+    ]
+    demands = [
+        {"job_id": old, "build": f"o{number}", "wanted_at": 0.0, "predicted_seconds": 1.0}
+        | {"target": TARGET, "toolchain": TOOLCHAIN}
+        for number in range(len(others) if state == "pending" else 0)
+    ]
+    with database.write() as session:
+        insert_new(session, BuildRow, others)
+        insert_new(session, DemandRow, demands)
+        jobs.cancel_job(session, old)
+    submit(database, CPU_CLASS, 20)
+    with counted(database) as counts:
+        plan(database)
+        compile_all(database, failing=frozenset({"b03"}))
+        verify_all(database)
+        with database.read() as session:
+            part = find_ended(session)
+        if part is not None:
+            with database.write() as session:
+                part(session)
+    assert finishes(database) == 20
+    assert max(counts) <= MOST_INSTRUCTIONS, sorted(counts)[-5:]
+
+
 def an_import(candidates: int) -> Import:
     imported = [
         ImportedCandidate(
@@ -326,6 +360,33 @@ def test_an_import_that_is_interrupted_is_gone_on_with(
     assert import_results(database, new, lambda session: None).new
     assert not import_results(database, new, lambda session: None).new
     assert finishes(database) == 1
+    with database.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
+
+
+@pytest.mark.parametrize("when", ["while it is written", "when it has begun"])
+def test_an_import_that_goes_on_after_all_loses_nothing(
+    database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    new = an_import(2_000)
+    pauses = iter([None] * 8)
+
+    def pause() -> None:
+        if next(pauses, Killed) is Killed:
+            raise Killed
+
+    monkeypatch.setattr(database, "pause", pause)
+    with pytest.raises(Killed):
+        import_results(database, new, lambda session: None)
+    clock.advance(601)
+    with database.read() as session:
+        part = find_ended(session)
+    assert part is not None
+    clearing = (lambda: clear(database)) if when == "while it is written" else (lambda: None)
+    monkeypatch.setattr(database, "pause", clearing)
+    assert import_results(database, new, lambda session: None).new
+    with database.write() as session:
+        part(session)
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
 

@@ -18,7 +18,7 @@ from storage.judging_work import Versions
 from storage.new_items import jobs_of
 from storage.plans import NewCandidate, record_candidates
 from storage.problems import finish_problem, load_problem, problems_to_plan
-from storage.tables import BuildRow, CandidateRow, ItemRow
+from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow
 from storage.verdicts import NewVerdict, known_verdicts
 from storage.verify_groups import builds_to_verify
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
@@ -44,6 +44,7 @@ from tests.fixtures_storage import (
     verify_claimed,
     verify_next,
 )
+from workers.steps.finish import _cut_short
 
 
 def verdicts_of(database: Database, job_id: str) -> list[dict[str, str | None]]:
@@ -468,6 +469,37 @@ def test_a_spent_budget_finishes_with_what_was_judged(database: Database, clock:
         with database.write() as session:
             states.append(finish_problem(session, claim, **ended).job_state)
     assert states == [None] * 32 + ["partial"]
+
+
+def test_each_job_out_of_time_is_told_its_own_budget(database: Database, clock: FakeClock) -> None:
+    for seconds in (5.0, 60.0):
+        add_job(database, budget_seconds=seconds)
+        claim_one(database, "plan")
+    clock.advance(61)
+    end_budgets(database)
+    with database.read() as session:
+        errors = session.scalars(select(JobProblemRow.error).order_by(JobProblemRow.id)).all()
+    assert errors == [f"the budget of {budget} seconds ended before its search space was lowered" for budget in (5, 60)]
+
+
+def test_a_problem_of_which_a_budget_left_a_part_planned_is_not_covered(database: Database, clock: FakeClock) -> None:
+    add_job(database)
+    plan_next(database, "b")
+    compile_next(database)
+    verify_next(database)
+    add_job(database, budget_seconds=5.0)
+    claim = claim_one(database, "plan")
+    with database.write() as session:
+        (problem,) = problems_to_plan(session, claim)
+        known = (problem.id, NewCandidate("c-b", {}, f"{'b':0>64}", "b"))
+        record_candidates(session, claim, [known], {"b": new_build("b")}, Versions(**VERSIONS))
+    clock.advance(6)
+    end_budgets(database)
+    with database.read() as session:
+        cut, stored = load_problem(session, problem.id), candidates_of_problem(session, problem.id)
+    assert cut is not None
+    assert [one.verdict for one in stored] == ["ok"], "the others of its search were not even recorded"
+    assert _cut_short(cut, stored, None)
 
 
 def test_a_later_verdict_does_not_change_what_an_ended_job_was_judged_on(database: Database, clock: FakeClock) -> None:

@@ -84,9 +84,7 @@ def finish(context: StepContext) -> None:
             measured=measured_under(entries[0]),
         )
     ]
-    # A spent budget cut the search short: the next job looks at the rest. Nor is a search done whose best were not
-    # compared: the next job has all it needs but that.
-    if any(one.verdict == "skipped" for one in stored) or (measured is not None and measured.comparison is None):
+    if _cut_short(problem, stored, measured):
         covered = []
     lost = _lost_blobs(context, problem.key)
     context.check()
@@ -107,6 +105,13 @@ def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence
     for entry in entries:
         if entry.candidate not in right:
             raise FoundWrong(f"candidate {entry.candidate} was found wrong while its library was built")
+
+
+def _cut_short(problem: JobProblem, stored: Sequence[StoredCandidate], measured: Measured | None) -> bool:
+    """Whether a spent budget ended the search, also where it ended the lowering: the next job looks at the rest. Nor is
+    a search done whose best were not compared: the next job has all it needs but that."""
+    not_compared = measured is not None and measured.comparison is None
+    return problem.error is not None or any(one.verdict == "skipped" for one in stored) or not_compared
 
 
 def _compared_whole(ranked: Sequence[Ranked], measured: Measured | None) -> bool:
