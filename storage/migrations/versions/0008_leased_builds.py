@@ -124,7 +124,9 @@ def _lease_builds() -> None:
         builds.add_column(sa.Column("suspect", sa.String(length=64), nullable=True))
         builds.add_column(sa.Column("attempts", sa.Integer(), server_default=sa.text("0"), nullable=False))
     op.create_index(op.f("ix_builds_suspect"), "builds", ["suspect"], unique=False)
-    op.create_index("ix_builds_state", "builds", ["state", "target", "toolchain"], unique=False)
+    unbuilt = sa.text("state IN ('pending', 'given_up')")
+    place = ["state", "target", "toolchain"]
+    op.create_index("ix_builds_unbuilt", "builds", place, sqlite_where=unbuilt, postgresql_where=unbuilt)
     op.create_table(
         "demands",
         sa.Column("job_id", sa.String(length=32), nullable=False),
