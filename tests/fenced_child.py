@@ -1,4 +1,4 @@
-"""What the tests of `workers.fork_in_fence` have forked: `main` does what its first argument names."""
+"""What the tests of `workers.fence` have forked: `main` does what its first argument names."""
 
 from __future__ import annotations
 

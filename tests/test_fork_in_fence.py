@@ -67,6 +67,15 @@ def test_children_are_forks_of_one_process(warm: Processes, tmp_path: Path) -> N
     assert {pid for _, pid in said} == {"2"}  # of a namespace of its own, beside process 1
 
 
+def test_closing_in_a_fork_ends_nothing_that_the_worker_keeps(warm: Processes, tmp_path: Path) -> None:
+    horse = os.fork()
+    if horse == 0:
+        warm.close()
+        os._exit(0)
+    assert os.waitpid(horse, 0)[1] == 0
+    assert run(warm, tmp_path, "forked").stdout.startswith(str(server_of(warm)).encode())
+
+
 def test_a_program_that_is_not_kept_warm_is_started(warm: Processes, tmp_path: Path) -> None:
     assert warm.run(["echo", "words"], cwd=tmp_path, limits=LIMITS).stdout == b"words\n"
     other = [sys.executable, "-c", "import os; print(os.getppid())"]

@@ -24,7 +24,7 @@ from storage.settings import Settings, load_settings
 from tests.fake_gpu import configure
 from tests.fixtures_queue import JOURNAL_WORKER, QueueWorld, name_of, processes_of, wait_for
 from workers import children, serve, tickets
-from workers.children import Child
+from workers.children import Child, tail_of
 from workers.embedded_valkey import url_file
 from workers.fork_server import ForkServer
 from workers.serve import Commands
@@ -166,7 +166,7 @@ def test_what_is_forked_shares_no_connection_and_no_open_file(serving: Serving) 
     assert not [name for name in opened(server.pid) if "cukiln.db" in name]
     sockets = [{name for name in opened(process.pid) if name.startswith("socket:")} for process in (server, *roles)]
     assert len(set.union(*sockets)) == sum(map(len, sockets))  # no socket in two processes
-    assert len(sockets[0]) == 1  # to the supervisor
+    assert len(sockets[0]) == 1 + len(roles)  # to the supervisor: its own, and one for each
     sessions = {os.getsid(process.pid) for process in (server, *roles)}
     assert sessions == {process.pid for process in (server, *roles)}
 
@@ -456,7 +456,7 @@ def a_child(tmp_path: Path, server: ForkServer, words: str) -> Child:
 
 @pytest.fixture
 def fork_server(tmp_path: Path) -> Iterator[ForkServer]:
-    server = ForkServer([], env=fork_server_environment(tmp_path), log=tmp_path / "server.log")
+    server = ForkServer("fork server", [], env=fork_server_environment(tmp_path), log=tmp_path / "server.log")
     yield server
     server.stop()
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
@@ -481,7 +481,7 @@ def test_a_child_is_started_again_after_growing_pauses(
     ]
     assert pauses == [0.01, 0.02, 0.04, 0.04]
     child.end(5.0)
-    assert child.log_tail().count("here") == 5
+    assert tail_of(child.log).count("here") == 5
 
 
 def test_a_child_that_was_killed_is_said_to_have_been(tmp_path: Path, fork_server: ForkServer) -> None:
@@ -495,12 +495,12 @@ def test_a_child_that_was_killed_is_said_to_have_been(tmp_path: Path, fork_serve
 
 def test_a_child_dies_with_the_thread_that_started_its_fork_server(tmp_path: Path) -> None:
     """Why the supervisor starts and watches its children from one thread."""
-    server = ForkServer([], env=fork_server_environment(tmp_path), log=tmp_path / "server.log")
+    server = ForkServer("fork server", [], env=fork_server_environment(tmp_path), log=tmp_path / "server.log")
     child = a_child(tmp_path, server, "import time; print('up', flush=True); time.sleep(300)")
     enough = threading.Event()
     thread = threading.Thread(target=lambda: child.start() or enough.wait())  # type: ignore[func-returns-value]
     thread.start()
-    wait_for(lambda: "up" in child.log_tail())
+    wait_for(lambda: "up" in tail_of(child.log))
     assert child.ended() is None
     enough.set()
     thread.join()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from workers.fork_server import Forked, ForkServer
+from workers.fork_server import Forked, ForkServer, Request
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
@@ -15,31 +16,22 @@ END_SECONDS = 5.0  # until a killed child is gone; after that the end of the for
 STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
 
 
+@dataclass
 class Child:
     """One kept process, forked by `server`. All methods belong to the thread of the fork server."""
 
-    def __init__(
-        self,
-        name: str,
-        argv: Sequence[str],
-        *,
-        server: ForkServer,
-        env: Mapping[str, str],
-        log: Path | None,
-        grace_seconds: float,
-    ) -> None:
-        self.name = name
-        self.argv = tuple(argv)
-        self.grace_seconds = grace_seconds
-        self.restarts = 0
-        self._server = server
-        self._env = dict(env)
-        self._log = log
-        self._process: Forked | None = None
-        self._started_at = 0.0
-        self._pause = FIRST_PAUSE_SECONDS
-        self._start_again_at: float | None = None
-        self._again = False  # it was started again, and has no pid yet
+    name: str
+    argv: Sequence[str]
+    grace_seconds: float
+    server: ForkServer
+    env: Mapping[str, str]
+    log: Path | None
+    restarts: int = 0
+    _process: Forked | None = None
+    _started_at: float = 0.0
+    _pause: float = 0.0
+    _start_again_at: float | None = None
+    _again: bool = False  # it was started again, and has no pid yet
 
     @property
     def pid(self) -> int | None:
@@ -48,13 +40,16 @@ class Child:
     def start(self) -> None:
         """Start it. Its output goes to the log file, else where ours goes. Its session is its own: Ctrl-C in a terminal
         reaches the supervisor alone."""
-        self._process = self._server.fork(self.name, self.argv, env=self._env, log=self._log)
+        self.server.keep()
+        log = None if self.log is None else str(self.log.absolute())
+        self._process = self.server.fork(Request(self.name.replace(" worker", ""), self.argv, self.env, log))
         self._started_at = time.monotonic()
         self._start_again_at = None
 
     def ended(self) -> int | None:
         """Its exit code where it has ended (negative: a signal), else None."""
-        return self._process.poll() if self._process is not None else None
+        ending = self._process.wait() if self._process is not None else None
+        return None if ending is None else ending.returncode
 
     def keep(self) -> str | None:
         """Look after it: start it again, after a growing pause, where it has ended. Returns what there is to tell."""
@@ -72,10 +67,10 @@ class Child:
         if code is None:
             return None
         if time.monotonic() - self._started_at > STEADY_SECONDS:
-            self._pause = FIRST_PAUSE_SECONDS
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+            self._pause = 0.0
+        pause = self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS) or FIRST_PAUSE_SECONDS
         self._start_again_at = time.monotonic() + pause
-        where = f"; its log: {self._log}" if self._log is not None else ""
+        where = f"; its log: {self.log}" if self.log is not None else ""
         return f"{self.name} {describe_exit(code)}, starting it again in {pause:g} s{where}"
 
     def ask_to_end(self) -> None:
@@ -87,13 +82,9 @@ class Child:
         """Wait, then SIGKILL. Returns whether it ended by itself."""
         if self._process is None or self._process.wait(max(0.0, grace_seconds)) is not None:
             return True
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
         self._process.wait(END_SECONDS)
         return False
-
-    def log_tail(self, characters: int = 1500) -> str:
-        """The end of its log; empty where it has none."""
-        return tail_of(self._log, characters)
 
 
 def tail_of(log: Path | None, characters: int = 1500) -> str:

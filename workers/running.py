@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Literal
 
 from workers import process_tree
 
@@ -89,45 +88,29 @@ MACHINE_WORDS = (
 
 @dataclass(frozen=True)
 class Ending:
-    """How a tree's first process ended: its status as `os.wait4` gives it, CPU seconds of it and of what it reaped, KiB
-    of memory at most."""
+    """How a process ended: its exit code (negative: a signal), CPU seconds of it and of what it reaped, KiB of memory
+    at most."""
 
-    status: int
+    returncode: int
     cpu_seconds: float
     max_rss_kib: int
 
 
-class Leader(Protocol):
-    """The first process of a tree."""
+def reap(pid: int, options: int = 0) -> Ending | None:
+    """A child of this process; None where it runs and `options` has WNOHANG."""
+    found, status, use = os.wait4(pid, options)
+    return Ending(os.waitstatus_to_exitcode(status), use.ru_utime + use.ru_stime, use.ru_maxrss) if found else None
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The first process of a tree, and what is read of it. `reap`: how it ended, None while it runs; its pid is its own
+    until then."""
 
     pid: int
-    stdout: IO[bytes] | None
-    stderr: IO[bytes] | None
-
-    def reap(self) -> Ending | None:
-        """How it ended; None while it runs."""
-
-    def close(self) -> None:
-        """Free what it was reached by; not the pipes."""
-
-
-class Program:
-    """A leader that this process has started."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.pid = process.pid
-        self.stdout, self.stderr = process.stdout, process.stderr
-        self._process = process
-
-    def reap(self) -> Ending | None:
-        pid, status, use = os.wait4(self.pid, os.WNOHANG)
-        if pid == 0:
-            return None
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        return Ending(status, use.ru_utime + use.ru_stime, use.ru_maxrss)
-
-    def close(self) -> None:
-        """Nothing else leads to it."""
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    reap: Callable[[], Ending | None]
 
 
 class Stream:
@@ -159,7 +142,6 @@ class Stream:
         self._selector = selectors.DefaultSelector()
         self._open = 0
         for name, pipe in (("stdout", leader.stdout), ("stderr", leader.stderr)):
-            assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, name)
             self._open += 1
@@ -207,7 +189,6 @@ class Stream:
         """Kill what still runs and free the pipes."""
         self.kill()
         self._selector.close()
-        self._leader.close()
 
     def _pump(self) -> None:
         """Read what is there, look at the limits, notice the end. At most one tick long."""
@@ -269,7 +250,7 @@ class Stream:
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
             self._open = 0
-        returncode = os.waitstatus_to_exitcode(ending.status)
+        returncode = ending.returncode
         if self._ended_by is not None:
             returncode = -signal.SIGKILL
         elif 128 < returncode <= 128 + signal.NSIG:

@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from storage.errors import SettingsError
+from storage.errors import SettingsError, StorageError
 from storage.settings import Settings, load_settings
 from workers.children import Child, describe_exit, tail_of
-from workers.fork_server import ForkServer, modules_of
+from workers.fork_server import ForkServer, module_of
+from workers.processes import ProcessError
 from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port
 
 if TYPE_CHECKING:
@@ -88,7 +89,6 @@ class Supervisor:
         self._commands = commands or Commands()
         self._valkey: EmbeddedValkey | None = None
         self._server: ForkServer | None = None
-        self._server_log: Path | None = None
         self._server_pid: int | None = None  # as last said
         self._children: list[Child] = []
         self.gpus: Sequence[Device] = ()  # those that are measured on, once it has started
@@ -105,7 +105,7 @@ class Supervisor:
             return self._start()
         except BaseException as error:
             self.stop()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError | ProcessError | StorageError):
                 raise ServeError(str(error)) from error
             if isinstance(error, ModuleNotFoundError):
                 needed = f"the package {error.name!r} that the server needs is not installed"
@@ -129,11 +129,8 @@ class Supervisor:
 
     def stop(self) -> None:
         """In order: no new jobs, then workers hand back what they hold, then the queue."""
-        groups = [[c for c in self._children if c.name == "api"], [c for c in self._children if c.name != "api"]]
-        for group in groups:
-            for child in group:
-                child.ask_to_end()
-            self._end(group)
+        self._end([child for child in self._children if child.name == "api"])
+        self._end([child for child in self._children if child.name != "api"])
         self._children = []
         if self._server is not None:
             self._server.stop()
@@ -154,7 +151,7 @@ class Supervisor:
             settings = self.settings = settings.model_copy(update={"port": free_port(settings.host)})
         else:
             refuse_busy_port(settings.host, settings.port)
-        self._start_server()
+        server = self._start_server()
         from workers import foundation
 
         self.gpus = foundation.check_machine(settings)
@@ -162,35 +159,26 @@ class Supervisor:
         self._valkey = foundation.start_queue(settings)
         if self._valkey is not None:
             settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.url})
-        self._make_children()
-        for child in self._children:
-            child.start()
-        self._wait_until_ready()
+        environment = child_environment(settings)
+        for name, argv, grace in foundation.roles(settings, self._commands.api, self._commands.worker, self.gpus):
+            self._children.append(Child(name, argv, grace, server, environment, self._log_of(name)))
+            self._children[-1].start()
+        self._wait_until_ready(server)
         assert settings.redis_url is not None
         running = Running(url_of(settings), settings.redis_url, settings.data_dir, self._pids())
         os.ftruncate(self._lock_file, 0)
         os.pwrite(self._lock_file, f"pid {os.getpid()}, {running.url}".encode(), 0)
         return running
 
-    def _start_server(self) -> None:
-        modules = modules_of([self._commands.api, self._commands.worker])
+    def _start_server(self) -> ForkServer:
         if self._logs is not None:
             self._logs.mkdir(parents=True, exist_ok=True)
-        self._server_log = self._log_of(FORK_SERVER)
-        self._server = ForkServer(modules, env=child_environment(self.settings), log=self._server_log)
-        self._server.start()
-        self._server_pid = self._server.pid
-
-    def _make_children(self) -> None:
-        from workers import foundation
-
-        assert self._server is not None
-        environment = child_environment(self.settings)
-        for kept in foundation.kept_processes(self.settings, self._commands.api, self._commands.worker, self.gpus):
-            log = self._log_of(kept.name)
-            grace = kept.grace_seconds
-            child = Child(kept.name, kept.argv, server=self._server, env=environment, log=log, grace_seconds=grace)
-            self._children.append(child)
+        modules = filter(None, map(module_of, (self._commands.api, self._commands.worker)))
+        environment, log = child_environment(self.settings), self._log_of(FORK_SERVER)
+        server = self._server = ForkServer(FORK_SERVER, list(modules), env=environment, log=log)
+        server.keep()
+        self._server_pid = server.pid
+        return server
 
     def _log_of(self, name: str) -> Path | None:
         """An empty file for its output, where the children have logs."""
@@ -207,19 +195,19 @@ class Supervisor:
                 pids[name] = process.pid or 0
         return pids
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, server: ForkServer) -> None:
         deadline = time.monotonic() + READY_SECONDS
-        while self._missing():
+        while missing := self._missing():
             for child in self._children:
                 if (code := child.ended()) is not None and not self._may_be_missing(child):
-                    assert self._server is not None
-                    if (whole := self._server.returncode) is not None:
-                        raise _broken(f"the {FORK_SERVER}", whole, tail_of(self._server_log))
-                    raise _broken(child.name, code, child.log_tail())
+                    # The server's sockets close a moment before it can be reaped.
+                    if (whole := server.ended(1.0)) is not None:
+                        raise _broken(f"the {FORK_SERVER}", whole, server.log)
+                    raise _broken(child.name, code, child.log)
             if self._stop:
                 raise ServeError("stopped before it was ready")
             if time.monotonic() > deadline:
-                raise ServeError(f"not ready after {READY_SECONDS:g} s: {', '.join(self._missing())}")
+                raise ServeError(f"not ready after {READY_SECONDS:g} s: {', '.join(missing)}")
             time.sleep(0.02)
 
     def _may_be_missing(self, child: Child) -> bool:
@@ -237,19 +225,18 @@ class Supervisor:
         finally:
             connection.close()
 
-    def _missing_workers(self) -> list[str]:
-        workers = {
-            f"{socket.gethostname()}.{c.pid}": c.name
-            for c in self._children
-            if "worker" in c.name and not (self._may_be_missing(c) and c.ended() is not None)
-        }
+    def _missing(self) -> list[str]:
         from workers import foundation
 
         alive = foundation.live_workers(self.settings.redis_url or "")
-        return [name for worker, name in workers.items() if worker not in alive]
-
-    def _missing(self) -> list[str]:
-        return [*(() if self._api_answers() else ("api",)), *self._missing_workers()]
+        workers = [
+            child.name
+            for child in self._children
+            if "worker" in child.name
+            and f"{socket.gethostname()}.{child.pid}" not in alive
+            and not (self._may_be_missing(child) and child.ended() is not None)
+        ]
+        return workers if self._api_answers() else ["api", *workers]
 
     # ---- watching and stopping
 
@@ -258,25 +245,25 @@ class Supervisor:
             return
         self._say(f"valkey {describe_exit(self._valkey.poll() or 0)}, starting it again")
         self._valkey_again_at = time.monotonic() + 2.0
-        from workers import foundation
-
-        if refused := foundation.start_again(self._valkey):
-            self._say(refused)
+        try:
+            self._valkey.start()
+        except ServeError as error:
+            self._say(str(error))
 
     def _watch_server(self) -> None:
         """Say that it has ended, or runs again: the first child that is started again starts it."""
         assert self._server is not None
-        self._server.hear()
-        if self._server.pid == self._server_pid:
+        if (pid := self._server.pid) == self._server_pid:
             return
-        self._server_pid = self._server.pid
-        if self._server_pid is None:
-            end = describe_exit(self._server.returncode or 0)
-            self._say(f"{FORK_SERVER} {end}, and with it all that it had forked")
+        self._server_pid = pid
+        if pid is None:
+            self._say(f"{FORK_SERVER} {describe_exit(self._server.ended() or 0)}, and with it all that it had forked")
         else:
-            self._say(f"{FORK_SERVER} started again, pid {self._server_pid}")
+            self._say(f"{FORK_SERVER} started again, pid {pid}")
 
     def _end(self, children: Sequence[Child]) -> None:
+        for child in children:
+            child.ask_to_end()
         deadline = time.monotonic() + max((child.grace_seconds for child in children), default=0.0)
         while any(child.pid is not None and child.ended() is None for child in children):
             if self._force or time.monotonic() > deadline:
@@ -379,7 +366,8 @@ def child_environment(settings: Settings) -> dict[str, str]:
     return environment
 
 
-def _broken(name: str, code: int, tail: str) -> ServeError:
+def _broken(name: str, code: int, log: Path | None) -> ServeError:
+    tail = tail_of(log)
     return ServeError(f"{name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
 
 
