@@ -31,7 +31,7 @@ from service.errors import refuse
 from service.jobs import KnownJob
 from service.openapi import problems
 from storage.failures import DATABASE_ERRORS
-from storage.report_job import JobProgress, job_progress
+from storage.progress import JobProgress, job_progress
 from workers import tickets
 
 log = logging.getLogger("cukiln.service")

@@ -22,30 +22,11 @@ from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
 from storage.lease_builds import FileLimits, lease_builds, next_to_compile
-from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, NewItem, add_items, jobs_of
+from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, jobs_of
 from storage.pending_builds import MAX_ATTEMPTS, abandon_group, pending_counts
 from storage.rows import core
 from storage.tables import GroupRow, ItemJobRow, ItemRow, JobRow
 from storage.turns import Turn, in_turn, oldest_first, take_turn, turn, turn_of
-
-__all__ = [
-    "MAX_ATTEMPTS",
-    "Claim",
-    "Expired",
-    "FileLimits",
-    "NewItem",
-    "Renewal",
-    "add_items",
-    "claim",
-    "complete",
-    "expire_leases",
-    "fail",
-    "hold",
-    "release",
-    "renew",
-    "waiting_counts",
-    "yields",
-]
 
 SHARED_GRACE_SECONDS = 2.5
 """Past its jobs' deadlines, for work on a group: what it has found by then may still be recorded."""

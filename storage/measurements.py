@@ -12,33 +12,17 @@ from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
 from storage.errors import LostClaim
-from storage.items import MAX_ATTEMPTS, Claim, complete, hold
+from storage.items import Claim, complete, hold
 from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, give_verdicts, of_problems
 from storage.judge_gpu import Finding, condemn, write_findings
-from storage.judging_work import MEASURE_SECONDS, add_judging, unjudged
-from storage.new_items import group_of_ref, measure_ref
+from storage.judging_work import add_judging, unjudged
+from storage.new_items import group_of_ref
+from storage.pending_builds import MAX_ATTEMPTS
 from storage.rows import chunks, core, insert_new
 from storage.seconds import add_seconds
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
 from storage.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
 from storage.winners import withdraw_code
-
-__all__ = [
-    "MEASURE_SECONDS",
-    "Measured",
-    "ToMeasure",
-    "WrongContender",
-    "best_measured",
-    "candidates_to_measure",
-    "complete_measured",
-    "condemn_contenders",
-    "forget_group_library",
-    "group_of_ref",
-    "judge_results",
-    "measure_ref",
-    "record_compared",
-    "record_measured",
-]
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS
