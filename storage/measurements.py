@@ -127,10 +127,24 @@ def record_measured(
         raise LostClaim(claim.kind, claim.ref, claim.token)
     if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
         raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
-    write_verdicts(session, _proofs(results), GPU, plan_version)
-    _write_measurements(session, results, str(claim.target), driver, plan_version)
-    withdraw_code(session, wrong_codes(session, {one.code_digest for one in results}))
+    remember(session, results, str(claim.target), driver, plan_version)
     add_seconds(session, _spent(results))
+
+
+def remember(
+    session: Session,
+    results: Sequence[Measured],
+    device_class: str,
+    driver: str,
+    plan_version: str,
+    *,
+    replace: bool = True,
+) -> None:
+    """What outlives the job: verdicts on the code, and times, which `replace` those that are known. No winner record
+    answers any more with code that was found wrong."""
+    write_verdicts(session, _proofs(results), GPU, plan_version)
+    _write_measurements(session, results, device_class, driver, plan_version, replace)
+    withdraw_code(session, wrong_codes(session, {one.code_digest for one in results}))
 
 
 def judge_results(
@@ -245,9 +259,8 @@ def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
 
 
 def _write_measurements(
-    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str
+    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str, replace: bool
 ) -> None:
-    """Remember the times; newer ones replace older ones."""
     table = core(MeasurementRow).c
     place = {"device_class": device_class, "driver": driver, "plan_version": plan_version}
     rows = {
@@ -262,7 +275,7 @@ def _write_measurements(
         for one in results
         if one.measurement is not None
     }
-    for keys in chunks(rows, 1000):
+    for keys in chunks(rows if replace else (), 1000):
         old = tuple_(table.code_digest, table.candidate).in_(keys)
         session.execute(
             delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)
