@@ -17,6 +17,7 @@ from service.jobs import KnownJob
 from service.openapi import problems
 from storage.exports import ExportedCandidate, ExportedProblem, exported_problems, toolchain_descriptions
 from storage.jobs import job_state
+from storage.judge import COMPILE_FAILURES
 
 BUNDLE_SCHEMA = 1
 OTHER_RELEASE = "another release of cukiln compiled it: tune again, then export that job"
@@ -108,7 +109,7 @@ def _candidate(one: ExportedCandidate, kernel: str, why: str | None) -> dict[str
         "resources": None,
         "prediction": one.prediction,
     }
-    if why is None and one.state in ("compile_error", "compile_timeout"):
+    if why is None and one.state in COMPILE_FAILURES:
         return {**entry, "verdict": one.state, "message": one.message}
     why = why or _why_not(one)
     if why is not None:

@@ -32,9 +32,9 @@ from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
 from service.result_models import CandidateResult, ProblemResult, ResultsRequest
 from storage.imports import Import, ImportedCandidate, ImportedProblem
+from storage.measurements import PROOFS
 
 IMPORT_SCHEMA = 1
-NOT_COMPILED = ("compile_error", "compile_timeout")
 Model = TypeVar("Model", bound=BaseModel)
 NOT_MEASURED = "not measured: the results hold nothing of it"
 
@@ -200,7 +200,7 @@ class _Checker:
     def _fits(self, one: CandidateResult, at: Path) -> bool:
         """Whether verdict, code and times go together."""
         before = len(self._faults)
-        compiled = one.verdict not in (*NOT_COMPILED, "skipped")
+        compiled = one.verdict in PROOFS
         if compiled and (one.code_digest is None or one.resources is None):
             self._wrong((*at, "code_digest"), f"A candidate that is {one.verdict} has code and resources.", None)
         if one.verdict != "skipped" and one.toolchain not in self._request.toolchains:

@@ -13,7 +13,7 @@ from service.resolve import Known
 from service.winner_cache import WinnerCache
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.devices import LiveDevice, live_devices
+from storage.devices import LiveDevice, live_devices, measures_under
 from storage.operator_path import load_operator_path
 from storage.searches import MeasuredUnder
 from storage.settings import Settings
@@ -44,7 +44,7 @@ class Alive:
     def measures_under(self, device_class: str) -> set[MeasuredUnder]:
         """The drivers and test plans of the class's GPUs that take work."""
         mine = [one for one in self.devices if one.device_class == device_class and one.drained is None]
-        return {one.measures_under for one in mine}
+        return {measures_under(one) for one in mine}
 
 
 @dataclass(frozen=True)

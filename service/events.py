@@ -31,14 +31,14 @@ from service.errors import refuse
 from service.jobs import KnownJob
 from service.openapi import problems
 from storage.failures import DATABASE_ERRORS
-from storage.report_job import JobProgress, job_progress
+from storage.judge import LIVE
+from storage.progress import JobProgress, job_progress
 from workers import tickets
 
 log = logging.getLogger("cukiln.service")
 
 POLL_SECONDS = 1.0  # how often the database is asked whether the job has ended
 LARGEST_ID_PART = 2**64 - 1
-ENDED = ("done", "partial", "failed", "cancelled")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -84,7 +84,7 @@ class _Watch:
             async with tickets.connect_async(url) as redis:
                 async for event in self._from_redis(redis):
                     yield event
-        while (now := await self._progress()) is None or now.state not in ENDED:
+        while (now := await self._progress()) is None or now.state in LIVE:
             if now is not None and _counts(now.state, _json(now.progress)) != self._told:
                 yield self._snapshot(now)
             await sleep(POLL_SECONDS)
@@ -101,10 +101,10 @@ class _Watch:
                     if event.type == "progress":
                         self._told = _counts(event.data.get("state"), event.data.get("progress", {}))
                     yield ServerSentEvent(event=event.type, data=event.data, id=event.id)
-                ended = any(event.type == "state" and event.data.get("state") in ENDED for event in batch)
+                ended = any(event.type == "state" and event.data.get("state") not in LIVE for event in batch)
                 if ended or not batch:
                     now = await self._progress()
-                    if now is not None and now.state in ENDED:
+                    if now is not None and now.state not in LIVE:
                         return
                     if now is not None and _counts(now.state, _json(now.progress)) != self._told:
                         yield self._snapshot(now)

@@ -17,6 +17,7 @@ from service.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests import JobRequest, read_request
 from storage.jobs import cancel_job, job_state, list_jobs
+from storage.judge import LIVE
 from storage.report_candidates import candidate_page, has_problem, rejections
 from storage.report_job import job_report
 from workers import tickets
@@ -95,7 +96,7 @@ def get_jobs(
 def get_job(job: KnownJob, service: ServiceDep) -> Response:
     """The job with its problems, stage times and an estimate of the time that is left."""
     report = _report(service, job)
-    headers = {"Retry-After": POLL_SECONDS} if report.state in ("queued", "running") else {}
+    headers = {"Retry-After": POLL_SECONDS} if report.state in LIVE else {}
     return json_response(report, headers=headers)
 
 

@@ -23,6 +23,7 @@ from service.jobs import is_job_id
 from service.static_files import static_url
 from storage.database import Session
 from storage.jobs import list_jobs
+from storage.judge import LIVE
 from storage.progress import job_progress
 from storage.report_job import job_report
 from storage.timeline import timeline
@@ -30,7 +31,6 @@ from storage.timings import timings
 
 JOBS_SHOWN = 25
 PROBLEMS_SHOWN = 200
-LIVE = ("queued", "running")
 POLL_LIVE_MS, POLL_IDLE_MS = 1000, 10_000
 MANY_PROBLEMS = 1000
 """The report of a larger job, and the sums over ten times as many problems, take the service a good part of a second:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
-from storage.clock import Clock, SystemClock
+from storage.clock import Clock
 from storage.errors import DatabaseUnusable, SchemaMissing
 from storage.tables import Base
 
@@ -52,7 +52,7 @@ class Database:
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
         self.url = make_url(_with_driver(url))
-        self.clock: Clock = clock or SystemClock()
+        self.clock = clock or Clock()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(str(self.url.database)) if self.is_sqlite else _postgres_engine(self.url)
         self._writer = self.engine.execution_options(cukiln_write=True)

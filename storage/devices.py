@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, select, update
 
 from storage.database import Session, clock_of
 from storage.rows import core, insert_new
 from storage.searches import MeasuredUnder
 from storage.tables import DeviceRow
 
+LiveDevice = Row[Any]
+"""Of `storage.tables.DeviceRow`."""
 
-@dataclass(frozen=True)
-class LiveDevice:
-    """`capability` such as "9.0"; `description` as its worker gave it: multiprocessors, memory_bytes, plan_version and
-    the like; `drained` says why it takes no more work."""
 
-    uuid: str
-    device_class: str
-    capability: str
-    driver: str
-    description: dict[str, Any]
-    worker: str
-    seen_at: float
-    drained: str | None
-
-    @property
-    def measures_under(self) -> MeasuredUnder:
-        """What its times are valid for. A worker of an older release does not say its test plan."""
-        return MeasuredUnder(self.driver, self.description.get("plan_version"))
+def measures_under(device: LiveDevice) -> MeasuredUnder:
+    """What its times are valid for. A worker of an older release does not say its test plan."""
+    return MeasuredUnder(device.driver, device.description.get("plan_version"))
 
 
 def register_device(
@@ -75,8 +62,7 @@ def live_devices(session: Session, within_seconds: float, *, with_drained: bool 
     query = select(core(DeviceRow)).where(DeviceRow.seen_at >= since)
     if not with_drained:
         query = query.where(DeviceRow.drained.is_(None))
-    rows = session.execute(query.order_by(DeviceRow.device_class, DeviceRow.uuid)).mappings()
-    return [LiveDevice(**row) for row in rows]
+    return list(session.execute(query.order_by(DeviceRow.device_class, DeviceRow.uuid)))
 
 
 def drivers_of(session: Session, within_seconds: float) -> dict[str, str]:

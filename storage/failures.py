@@ -12,6 +12,8 @@ from enum import Enum
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from storage.errors import StorageError
+
 
 class Failure(Enum):
     """FULL: the disk has no room. UNAVAILABLE: locked, away, or too busy for now."""
@@ -22,6 +24,8 @@ class Failure(Enum):
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeout)
 """What a transaction may raise beside StorageError."""
+DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
+"""What a worker meets where the database or its disk is away: it tries again, or leaves what it holds to others."""
 
 _SQLITE_UNAVAILABLE = {
     sqlite3.SQLITE_BUSY,

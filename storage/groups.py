@@ -21,20 +21,6 @@ from storage.rows import core
 from storage.seconds import Spent, by_phase, shares
 from storage.tables import BuildRow, GroupRow
 
-__all__ = [
-    "BUILDS_AT_ONCE",
-    "BuildOutcome",
-    "Group",
-    "GroupFiles",
-    "GroupKernel",
-    "complete_group",
-    "group_report",
-    "judge_group",
-    "load_group",
-    "record_builds",
-    "what_follows",
-]
-
 BUILDS_AT_ONCE = 16
 """Outcomes of one transaction."""
 

@@ -19,14 +19,12 @@ from codegen.canonical import digest
 from cukiln.types import StageSeconds
 from storage.database import Database, Session, clock_of
 from storage.jobs import PRIORITIES
-from storage.judge import FINISH_SECONDS
+from storage.judge import COMPILE_FAILURES, FINISH_SECONDS
+from storage.measurements import PROOFS, Measured, remember
 from storage.new_items import FINISH, NewItem, add_items
 from storage.rows import chunks, core, insert_new
-from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow, MeasurementRow, VerdictRow
-from storage.verdicts import GPU, wrong_codes
-from storage.winners import withdraw_code
+from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow
 
-COMPILE_FAILURES = ("compile_error", "compile_timeout")
 BUILD_SCHEMA = 1
 CANDIDATES_AT_ONCE = 250
 """With builds, verdicts and measurements, of one transaction."""
@@ -119,7 +117,7 @@ def import_results(database: Database, new: Import, admit: Callable[[Session], N
             database.pause()
             with database.write() as session:
                 _insert_candidates(session, ids[position], problem.target, some)
-                _insert_findings(session, new, some)
+                _insert_findings(session, new, ids[position], some)
     database.pause()
     with database.write() as session:
         return _begin(session, new, ids)
@@ -224,56 +222,25 @@ def _insert_candidates(session: Session, problem_id: int, target: str, imported:
     insert_new(session, CandidateRow, candidates)
 
 
-def _insert_findings(session: Session, new: Import, imported: Sequence[ImportedCandidate]) -> None:
-    """What is remembered beyond the job: what the code was proved to be, and how long it took. No winner record answers
-    any more with code that was found wrong."""
-    now = clock_of(session).now()
-    verdicts: dict[str, dict[str, Any]] = {}
-    measurements = []
-    for one in imported:
-        if one.code_digest is None or one.verdict in ("skipped", *COMPILE_FAILURES):
-            continue
-        known = verdicts.get(one.code_digest)
-        if known is None or known["verdict"] == "ok":  # code that was found wrong once is wrong
-            verdicts[one.code_digest] = {
-                "subject": one.code_digest,
-                "venue": GPU,
-                "plan_version": new.plan_version,
-                "verdict": one.verdict,
-                "message": one.message,
-                "details": {**one.details, "imported": dict(new.provenance)},
-                "wall_seconds": one.verify.wall,
-                "cpu_seconds": one.verify.cpu,
-                "created_at": now,
-            }
-        if one.measurement is not None:
-            measurements.append(
-                {
-                    "code_digest": one.code_digest,
-                    "candidate": one.candidate,
-                    "device_class": new.device_class,
-                    "driver": new.driver,
-                    "plan_version": new.plan_version,
-                    "median_us": one.measurement["median_us"],
-                    "measurement": one.measurement,
-                    "created_at": now,
-                }
-            )
-    insert_new(session, VerdictRow, list(verdicts.values()))
-    for row in verdicts.values():
-        if row["verdict"] != "ok":
-            session.execute(
-                update(core(VerdictRow))
-                .where(
-                    VerdictRow.subject == row["subject"],
-                    VerdictRow.venue == GPU,
-                    VerdictRow.plan_version == new.plan_version,
-                    VerdictRow.verdict == "ok",
-                )
-                .values(row)
-            )
-    insert_new(session, MeasurementRow, measurements)
-    withdraw_code(session, wrong_codes(session, verdicts))
+def _insert_findings(session: Session, new: Import, problem_id: int, imported: Sequence[ImportedCandidate]) -> None:
+    """What is remembered beyond the job. Times that were measured here stay."""
+    provenance = {"imported": dict(new.provenance)}
+    results = [
+        Measured(
+            problem_id=problem_id,
+            candidate=one.candidate,
+            code_digest=one.code_digest,
+            verdict=one.verdict,
+            message=one.message,
+            details={**one.details, **provenance},
+            measurement=one.measurement,
+            verify=one.verify,
+            measure=one.measure,
+        )
+        for one in imported
+        if one.code_digest is not None and one.verdict in PROOFS
+    ]
+    remember(session, results, new.device_class, new.driver, new.plan_version, replace=False)
 
 
 def _build_id(one: ImportedCandidate, target: str) -> str:

@@ -22,45 +22,16 @@ from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
 from storage.lease_builds import FileLimits, lease_builds, next_to_compile
-from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, NewItem, add_items, jobs_of
+from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, jobs_of
 from storage.pending_builds import MAX_ATTEMPTS, abandon_group, pending_counts
 from storage.rows import core
 from storage.tables import GroupRow, ItemJobRow, ItemRow, JobRow
-from storage.turns import Turn, in_turn, oldest_first, take_turn, turn, turn_of
-
-__all__ = [
-    "MAX_ATTEMPTS",
-    "Claim",
-    "Expired",
-    "FileLimits",
-    "NewItem",
-    "Renewal",
-    "add_items",
-    "claim",
-    "complete",
-    "expire_leases",
-    "fail",
-    "hold",
-    "release",
-    "renew",
-    "waiting_counts",
-    "yields",
-]
+from storage.turns import in_turn, oldest_first, take_turn, turn, turn_of
 
 SHARED_GRACE_SECONDS = 2.5
 """Past its jobs' deadlines, for work on a group: what it has found by then may still be recorded."""
 MOST_COUNTED = 1000
 """Pending builds of a target: no more tickets are written at once."""
-_CLAIMED = (
-    ItemRow.id,
-    ItemRow.kind,
-    ItemRow.ref,
-    ItemRow.target,
-    ItemRow.attempt,
-    ItemRow.predicted_seconds,
-    ItemRow.created_at,
-    ItemRow.available_at,
-)
 
 
 @dataclass(frozen=True)
@@ -129,13 +100,13 @@ def claim(
     files = files or FileLimits()
     item = _best_waiting(session, kinds, targets, now)
     to_compile = next_to_compile(session, targets, files, now) if COMPILE in place else None
-    if to_compile is not None and (item is None or (to_compile[0], place[COMPILE]) < (item[0], place[item[1].kind])):
+    if to_compile is not None and (item is None or (to_compile[0], place[COMPILE]) < (turn_of(item), place[item.kind])):
         lease = lease_builds(session, to_compile[1], targets, files, now)
         item_id, charges = lease.item_id, lease.charges
     elif item is not None:
-        item_id = item[1].item_id
+        item_id = item.id
         jobs = jobs_of(session, item_id)
-        charges = dict.fromkeys(jobs, item[1].predicted_seconds / len(jobs))
+        charges = dict.fromkeys(jobs, item.predicted_seconds / len(jobs))
     else:
         return None
     take_turn(session, charges)
@@ -151,7 +122,7 @@ def claim(
             lease_expires_at=now + lease_seconds,
             started_at=now,
         )
-        .returning(*_CLAIMED)
+        .returning(*core(ItemRow).c)
     ).one()
     _start_jobs(session, charges, now)
     return Claim(
@@ -198,7 +169,7 @@ def yields(session: Session, claim: Claim, kinds: Sequence[str]) -> bool:
     best = _best_waiting(session, kinds, None, clock_of(session).now())
     query = select(*turn(session)).where(JobRow.id.in_(claim.jobs)).order_by(*in_turn(session))
     mine = session.execute(query.limit(1)).one()
-    return best is not None and best[0] < turn_of(mine)
+    return best is not None and turn_of(best) < turn_of(mine)
 
 
 def hold(session: Session, claim: Claim) -> None:
@@ -244,9 +215,7 @@ def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Ex
     a compile item are pending again, as suspects."""
     now = clock_of(session).now()
     late = session.execute(
-        select(ItemRow.id, ItemRow.kind, ItemRow.ref, ItemRow.target, ItemRow.attempt, ItemRow.worker)
-        .where(ItemRow.state == "claimed", ItemRow.lease_expires_at < now)
-        .order_by(ItemRow.id)
+        select(core(ItemRow)).where(ItemRow.state == "claimed", ItemRow.lease_expires_at < now).order_by(ItemRow.id)
     ).all()
     expired = []
     for row in late:
@@ -278,25 +247,11 @@ def waiting_counts(session: Session) -> Mapping[tuple[str, str | None], int]:
     return counts
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    item_id: int
-    kind: str
-    predicted_seconds: float
-
-
-def _best_waiting(
-    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float
-) -> tuple[Turn, _Waiting] | None:
-    """The best waiting item, and the turn of the job that it is for."""
+def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> Any:
+    """The best waiting item, with the turn of the job that it is for; None where none waits."""
     in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, ItemRow.kind == FINISH)
     query = (
-        select(
-            *turn(session),
-            ItemRow.id.label("item_id"),
-            ItemRow.kind,
-            ItemRow.predicted_seconds,
-        )
+        select(*turn(session), ItemRow.id, ItemRow.kind, ItemRow.predicted_seconds)
         .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
         .join(JobRow, JobRow.id == ItemJobRow.job_id)
         .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time)
@@ -311,8 +266,7 @@ def _best_waiting(
     )
     if targets is not None:
         query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
-    row = session.execute(query).one_or_none()
-    return None if row is None else (turn_of(row), _Waiting(row.item_id, row.kind, row.predicted_seconds))
+    return session.execute(query).one_or_none()
 
 
 def _end_group(session: Session, claim: Claim, state: str, error: str | None = None) -> None:

@@ -11,29 +11,11 @@ from sqlalchemy import and_, func, insert, or_, select, update
 from cukiln.types import JobPage, JobState, JobSummary
 from storage.cursors import make_cursor, read_cursor
 from storage.database import Session, clock_of
-from storage.endings import cancel_work, expire_budgets, settle_job
+from storage.endings import cancel_work
 from storage.judge import LIVE
 from storage.new_items import PLAN, NewItem, add_items, plan_ref
 from storage.rows import core
 from storage.tables import JobProblemRow, JobRow
-
-__all__ = [
-    "PRIORITIES",
-    "CreatedJob",
-    "JobStatus",
-    "NewJob",
-    "NewProblem",
-    "Priority",
-    "cancel_job",
-    "create_job",
-    "expire_budgets",
-    "job_state",
-    "last_deadline",
-    "list_jobs",
-    "priority_name",
-    "settle_job",
-    "unfinished_jobs",
-]
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES: dict[Priority, int] = {"low": -10, "normal": 0, "high": 10}

@@ -12,33 +12,17 @@ from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
 from storage.errors import LostClaim
-from storage.items import MAX_ATTEMPTS, Claim, complete, hold
+from storage.items import Claim, complete, hold
 from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, give_verdicts, of_problems
 from storage.judge_gpu import Finding, condemn, write_findings
-from storage.judging_work import MEASURE_SECONDS, add_judging, unjudged
-from storage.new_items import group_of_ref, measure_ref
+from storage.judging_work import add_judging, unjudged
+from storage.new_items import group_of_ref
+from storage.pending_builds import MAX_ATTEMPTS
 from storage.rows import chunks, core, insert_new
 from storage.seconds import add_seconds
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
 from storage.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
 from storage.winners import withdraw_code
-
-__all__ = [
-    "MEASURE_SECONDS",
-    "Measured",
-    "ToMeasure",
-    "WrongContender",
-    "best_measured",
-    "candidates_to_measure",
-    "complete_measured",
-    "condemn_contenders",
-    "forget_group_library",
-    "group_of_ref",
-    "judge_results",
-    "measure_ref",
-    "record_compared",
-    "record_measured",
-]
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS
@@ -143,10 +127,24 @@ def record_measured(
         raise LostClaim(claim.kind, claim.ref, claim.token)
     if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
         raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
-    write_verdicts(session, _proofs(results), GPU, plan_version)
-    _write_measurements(session, results, str(claim.target), driver, plan_version)
-    withdraw_code(session, wrong_codes(session, {one.code_digest for one in results}))
+    remember(session, results, str(claim.target), driver, plan_version)
     add_seconds(session, _spent(results))
+
+
+def remember(
+    session: Session,
+    results: Sequence[Measured],
+    device_class: str,
+    driver: str,
+    plan_version: str,
+    *,
+    replace: bool = True,
+) -> None:
+    """What outlives the job: verdicts on the code, and times, which `replace` those that are known. No winner record
+    answers any more with code that was found wrong."""
+    write_verdicts(session, _proofs(results), GPU, plan_version)
+    _write_measurements(session, results, device_class, driver, plan_version, replace)
+    withdraw_code(session, wrong_codes(session, {one.code_digest for one in results}))
 
 
 def judge_results(
@@ -261,9 +259,8 @@ def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
 
 
 def _write_measurements(
-    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str
+    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str, replace: bool
 ) -> None:
-    """Remember the times; newer ones replace older ones."""
     table = core(MeasurementRow).c
     place = {"device_class": device_class, "driver": driver, "plan_version": plan_version}
     rows = {
@@ -278,7 +275,7 @@ def _write_measurements(
         for one in results
         if one.measurement is not None
     }
-    for keys in chunks(rows, 1000):
+    for keys in chunks(rows if replace else (), 1000):
         old = tuple_(table.code_digest, table.candidate).in_(keys)
         session.execute(
             delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)

@@ -18,20 +18,9 @@ from storage.judge import LIVE, Judged, finish_judged
 from storage.judging_work import Followed, Versions, add_judging, judge_known, unjudged
 from storage.new_items import COMPILE
 from storage.pending_builds import want_builds
-from storage.problems import problems_to_plan
 from storage.rows import core, insert_new
 from storage.seconds import add_seconds
 from storage.tables import CandidateRow, JobProblemRow
-
-__all__ = [
-    "CANDIDATES_AT_ONCE",
-    "NewBuild",
-    "NewCandidate",
-    "PlannedProblem",
-    "end_plan",
-    "problems_to_plan",
-    "record_candidates",
-]
 
 CANDIDATES_AT_ONCE = 400
 """Of one transaction: about 60 ms of two shared cores."""

@@ -10,11 +10,9 @@ from sqlalchemy import RowMapping, func, select
 from cukiln.types import Job, ProblemReport, ProblemState, Seconds, StageSeconds, WinnerSummary
 from storage.database import Session
 from storage.jobs import JobStatus, job_state, priority_name
-from storage.progress import JobProgress, job_progress
+from storage.progress import job_progress
 from storage.rows import chunks, core
 from storage.tables import CandidateRow, JobProblemRow, WinnerRow
-
-__all__ = ["JobProgress", "job_progress", "job_report"]
 
 WITHDRAWN = "its winner was withdrawn: a GPU found the code wrong after this job had ended. Submit the problem again"
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Row, select, update
 
 from storage.database import Session, clock_of
 from storage.rows import core, insert_new
 from storage.tables import UNBUILT, BuildRow, ToolchainRow
 
-
-@dataclass(frozen=True)
-class LiveToolchain:
-    digest: str
-    description: dict[str, Any]
-    targets: list[str]
-    seen_at: float
+LiveToolchain = Row[Any]
+"""Of `storage.tables.ToolchainRow`."""
 
 
 def register_toolchain(session: Session, digest: str, description: dict[str, Any], targets: Sequence[str]) -> None:
@@ -31,12 +25,8 @@ def register_toolchain(session: Session, digest: str, description: dict[str, Any
 def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolchain]:
     """Toolchains heard of within the last seconds, the latest first."""
     since = clock_of(session).now() - within_seconds
-    rows = session.execute(
-        select(core(ToolchainRow))
-        .where(ToolchainRow.seen_at >= since)
-        .order_by(ToolchainRow.seen_at.desc(), ToolchainRow.digest)
-    ).mappings()
-    return [LiveToolchain(**row) for row in rows]
+    live = select(core(ToolchainRow)).where(ToolchainRow.seen_at >= since)
+    return list(session.execute(live.order_by(ToolchainRow.seen_at.desc(), ToolchainRow.digest)))
 
 
 def gone_toolchains(session: Session, within_seconds: float) -> list[tuple[str, str]]:

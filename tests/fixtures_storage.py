@@ -18,24 +18,17 @@ from sqlalchemy import event, select, text
 
 from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage import items, jobs
+from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
-from storage.clock import FakeClock
 from storage.database import Database, Session
-from storage.endings import find_ended
-from storage.group_rows import GroupKernel
-from storage.groups import (
-    BuildOutcome,
-    GroupFiles,
-    complete_group,
-    judge_group,
-    load_group,
-    record_builds,
-    what_follows,
-)
-from storage.items import Claim, FileLimits
+from storage.endings import expire_budgets, find_ended
+from storage.group_rows import GroupKernel, load_group
+from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
+from storage.items import Claim
 from storage.jobs import CreatedJob, NewJob, NewProblem
 from storage.judge import Judged
 from storage.judging_work import Followed, Versions
+from storage.lease_builds import FileLimits
 from storage.measurements import (
     Measured,
     ToMeasure,
@@ -44,11 +37,13 @@ from storage.measurements import (
     judge_results,
     record_measured,
 )
-from storage.plans import NewBuild, NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
+from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.problems import problems_to_plan
 from storage.seconds import add_seconds
 from storage.tables import JobProblemRow
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from tests.fake_clock import FakeClock
 
 POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
 BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
@@ -295,7 +290,7 @@ def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[Judged]:
 def end_budgets(database: Database) -> list[str]:
     """What the reconciler does about budgets and ended jobs, all of it."""
     with database.write() as session:
-        ended = jobs.expire_budgets(session)
+        ended = expire_budgets(session)
         clear_all(session)
     return ended
 

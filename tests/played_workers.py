@@ -9,22 +9,14 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
-from storage import items, jobs
+from storage import items
 from storage.builds import NewBuild
 from storage.database import Database, Session
 from storage.device_classes import asks_predicted
-from storage.endings import find_ended
+from storage.endings import expire_budgets, find_ended
 from storage.errors import LostClaim
-from storage.group_rows import GroupKernel, compiled_for
-from storage.groups import (
-    BuildOutcome,
-    GroupFiles,
-    complete_group,
-    judge_group,
-    load_group,
-    record_builds,
-    what_follows,
-)
+from storage.group_rows import GroupKernel, compiled_for, load_group
+from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.items import Claim, Renewal, hold
 from storage.judge import Judged
 from storage.judging_work import Versions
@@ -38,8 +30,8 @@ from storage.measurements import (
     record_measured,
 )
 from storage.pending_builds import give_up_place
-from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
-from storage.problems import finish_problem
+from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.problems import finish_problem, problems_to_plan
 from storage.rows import chunks
 from storage.seconds import Spent, add_seconds
 from storage.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
@@ -272,7 +264,7 @@ class Attempt:
 def reconcile(database: Database) -> Transactions:
     """A round of the reconciler."""
     with database.write() as session:
-        jobs.expire_budgets(session)
+        expire_budgets(session)
         items.expire_leases(session)
         late = select(JobRow.id).where(JobRow.deadline <= database.clock.now())
         of_late = ItemRow.id.in_(select(ItemJobRow.item_id).where(ItemJobRow.job_id.in_(late), ItemJobRow.wanted))

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from service import events
 from storage.database import Session
 from storage.jobs import cancel_job
-from storage.report_job import JobProgress, job_progress
+from storage.progress import JobProgress, job_progress
 from storage.tables import JobRow
 from tests.fixtures_api import MATMUL, Api, publish, serving
 from tests.fixtures_queue import valkey

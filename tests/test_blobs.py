@@ -15,7 +15,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from storage.blobs import Blob, BlobStore, add_blobs
-from storage.clock import SystemClock
+from storage.clock import Clock
 from storage.database import Database
 from storage.errors import BlobCorrupt, BlobMissing
 from storage.objects import LocalObjects, RemoteObjects, StoredObject, open_objects
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def blobs(database: Database, folder: Path) -> BlobStore:
-    database.clock = SystemClock()  # blobs compare it with the file system's time
+    database.clock = Clock()  # blobs compare it with the file system's time
     return BlobStore(database, folder.as_uri())
 
 
@@ -208,7 +208,7 @@ def test_a_sweep_removes_old_leftovers_and_keeps_what_has_a_row_or_is_young(blob
 
 
 def test_a_sweep_spares_bytes_that_were_put_again_since_it_looked(database: Database, folder: Path) -> None:
-    database.clock = SystemClock()
+    database.clock = Clock()
     objects = FailingObjects(folder, "never")
     store = BlobStore(database, folder.as_uri(), objects)
     store.stage(DATA, "-")
@@ -225,7 +225,7 @@ def test_a_sweep_spares_bytes_that_were_put_again_since_it_looked(database: Data
 
 
 def test_a_remote_store_is_swept_too(database: Database, folder: Path) -> None:
-    database.clock = SystemClock()
+    database.clock = Clock()
     store = BlobStore(database, folder.as_uri(), RemoteObjects(MemoryStore()))
     store.put(DATA, "-")
     store.stage(b"lost", "-")
@@ -262,7 +262,7 @@ for number in itertools.count():
 def test_kill_9_in_the_middle_of_puts_leaves_only_whole_blobs(
     database: Database, database_url: str, folder: Path
 ) -> None:
-    database.clock = SystemClock()
+    database.clock = Clock()
     for _ in range(3):
         writer = subprocess.Popen(
             [sys.executable, "-c", PUT_FOREVER, database_url, folder.as_uri()],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.devices import drain_device, drained_reason, drivers_of, live_devices, register_device
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from storage import items, jobs
-from storage.clock import FakeClock
+from storage import items, jobs, new_items
 from storage.database import Database
 from storage.errors import LostClaim
-from storage.items import Claim, NewItem, Renewal
-from storage.new_items import parse_plan_ref, plan_ref
+from storage.items import Claim, Renewal
+from storage.new_items import NewItem, parse_plan_ref, plan_ref
 from storage.tables import ItemRow, JobRow
 from storage.toolchains import live_toolchains, register_toolchain
 from storage.turns import TURN_SECONDS, spend
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import TARGET, add_job, claim_one, new_problem, plan_next
 
@@ -41,7 +41,7 @@ def add(database: Database, *new: NewItem, job: str | None = None) -> int:
     """For a job of their own, or `job`."""
     mine = job or job_of(database)
     with database.write() as session:
-        return items.add_items(session, [replace(one, jobs=one.jobs or (mine,)) for one in new])
+        return new_items.add_items(session, [replace(one, jobs=one.jobs or (mine,)) for one in new])
 
 
 def take(database: Database, kinds: Any = KINDS, targets: Any = None, lease: float = 5.0) -> Claim | None:
@@ -187,7 +187,7 @@ def test_work_that_several_jobs_want_is_charged_to_each_and_as_urgent_as_the_mos
 
 def test_work_that_no_job_wants_is_not_claimed(database: Database) -> None:
     with database.write() as session:
-        items.add_items(session, [NewItem("measure", "a")])
+        new_items.add_items(session, [NewItem("measure", "a")])
     assert take(database) is None
 
 

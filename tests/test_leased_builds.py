@@ -14,19 +14,19 @@ from codegen.compile_cost import FIXED_SECONDS, MAX_SECONDS
 from cukiln.types import StageSeconds
 from storage import endings, items, jobs
 from storage.builds import known_builds
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.endings import find_ended
 from storage.errors import LostClaim
-from storage.group_rows import compiled_for
-from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds, what_follows
-from storage.items import Claim, FileLimits
-from storage.lease_builds import BUDGET_SHARE, WORTHWHILE_SECONDS, longest_group
+from storage.group_rows import compiled_for, load_group
+from storage.groups import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
+from storage.items import Claim
+from storage.lease_builds import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
 from storage.pending_builds import pending_counts, want_builds
 from storage.problems import load_problem
 from storage.report_trace import job_trace
 from storage.seconds import add_seconds
 from storage.tables import DemandRow, ItemRow, JobRow
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     TARGET,

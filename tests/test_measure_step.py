@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from storage import jobs
-from storage.clock import FakeClock
 from storage.devices import drained_reason, live_devices
+from tests.fake_clock import FakeClock
 from tests.fixtures_gpu_line import DEVICE, VENDOR, GpuLine, gpu_line, probe, search  # noqa: F401
 from tests.fixtures_queue import queue_world, valkey  # noqa: F401
 from tests.fixtures_storage import end_budgets

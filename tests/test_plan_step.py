@@ -15,7 +15,8 @@ from codegen.operators import operator
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Session
-from storage.groups import BuildOutcome, GroupFiles, complete_group, load_group, record_builds
+from storage.group_rows import load_group
+from storage.groups import BuildOutcome, GroupFiles, complete_group, record_builds
 from storage.problems import load_problem
 from storage.tables import CandidateRow, ItemRow, JobRow
 from storage.turns import spend

@@ -21,7 +21,7 @@ from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
 from storage import jobs
-from storage.items import NewItem, add_items
+from storage.new_items import NewItem, add_items
 from tests.fixtures_queue import (  # noqa: F401
     Entry,
     QueueWorld,

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from cukiln.types import StageSeconds
-from storage import items, jobs
+from storage import items, jobs, new_items
 from storage.blobs import BlobStore
 from storage.candidates import candidates_of_problem
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.judging_work import Versions
-from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
+from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.problems import problems_to_plan
 from storage.toolchains import register_toolchain
+from tests.fake_clock import FakeClock
 from tests.fixtures_queue import QueueWorld, events_of, queue_world, valkey, wait_for  # noqa: F401
 from tests.fixtures_storage import new_build, problem_ids
 from workers import tickets
@@ -145,7 +146,7 @@ def verdicts(world: World, job: str) -> dict[str, str | None]:
 def test_items_of_a_later_release_are_left_alone(world: World) -> None:
     world.queue.add("a", ticket=False)
     with world.database.write() as session:
-        items.add_items(session, [items.NewItem(kind="distil", ref="b")])
+        new_items.add_items(session, [new_items.NewItem(kind="distil", ref="b")])
     assert world.reconciler.run_once().tickets == 1
 
 

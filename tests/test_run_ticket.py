@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storage import items, jobs
+from storage import items, jobs, new_items
 from storage.blobs import BlobStore
 from tests.fixtures_queue import QueueWorld, events_of, queue_world, running_job, valkey  # noqa: F401
 from workers import tickets
@@ -260,7 +260,7 @@ def test_warming_up_goes_a_whole_way_and_leaves_nothing(
     if busy:  # a real item goes before, and must not be touched
         with queue_world.database.write() as session:
             jobs_of_it = (running_job(session, priority=100),)
-            items.add_items(session, [items.NewItem(kind="plan", ref="real:0-0", jobs=jobs_of_it)])
+            new_items.add_items(session, [new_items.NewItem(kind="plan", ref="real:0-0", jobs=jobs_of_it)])
     before = everything(queue_world)
     with caplog.at_level("DEBUG", "cukiln.worker"):
         warm_up(queue_world.database)

@@ -14,21 +14,15 @@ from sqlalchemy import event
 
 from cukiln.types import StageSeconds
 from storage import items, jobs
-from storage.clock import FakeClock
+from storage.builds import NewBuild
 from storage.database import Database
-from storage.endings import find_ended
-from storage.groups import (
-    BuildOutcome,
-    GroupFiles,
-    complete_group,
-    judge_group,
-    load_group,
-    record_builds,
-    what_follows,
-)
+from storage.endings import expire_budgets, find_ended
+from storage.group_rows import load_group
+from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
-from storage.items import Claim, FileLimits
+from storage.items import Claim
 from storage.judging_work import Versions
+from storage.lease_builds import FileLimits
 from storage.measurements import (
     candidates_to_measure,
     complete_measured,
@@ -36,12 +30,14 @@ from storage.measurements import (
     judge_results,
     record_measured,
 )
-from storage.plans import NewBuild, NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
+from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.problems import problems_to_plan
 from storage.rows import chunks, insert_new
 from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.tables import BuildRow, DemandRow
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     CPU_PLAN,
@@ -272,7 +268,7 @@ def test_many_problems_end_before_their_time(
     elif how.startswith("late"):
         clock.advance(61)
         with database.write() as session:
-            assert jobs.expire_budgets(session) == [job]
+            assert expire_budgets(session) == [job]
     elif how == "given up":
         for _ in range(3 * KERNELS + 10):
             with database.write() as session:

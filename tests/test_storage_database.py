@@ -22,7 +22,6 @@ from sqlalchemy import inspect, select, text
 from cukiln.types import StageSeconds
 from storage import items
 from storage.candidates import candidates_of_problem
-from storage.clock import FakeClock
 from storage.database import Database, Session
 from storage.errors import (
     BadCursor,
@@ -34,7 +33,8 @@ from storage.errors import (
     SchemaMissing,
 )
 from storage.jobs import job_state
-from storage.measurements import measure_ref, record_compared
+from storage.measurements import record_compared
+from storage.new_items import measure_ref
 from storage.problems import finish_problem
 from storage.report_trace import job_trace
 from storage.searches import search_entry
@@ -42,6 +42,7 @@ from storage.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.toolchains import live_toolchains, register_toolchain
 from storage.verify_groups import builds_to_verify
 from storage.winners import get_winners
+from tests.fake_clock import FakeClock
 from tests.fixtures_measuring import COMPARISON, CPU_CLASS, add
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from storage import jobs
-from storage.clock import FakeClock
 from storage.cursors import make_cursor
 from storage.database import Database
+from storage.endings import settle_job
 from storage.errors import BadCursor
 from storage.items import waiting_counts
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import add_job, claim_one, new_problem, plan_next
 
@@ -87,9 +88,9 @@ def test_settling_closes_a_job_once_and_not_before_its_last_problem(database: Da
     job = add_job(database, count=2)
     plan_next(database)
     with database.write() as session:
-        assert jobs.settle_job(session, job.id) is None
+        assert settle_job(session, job.id) is None
         jobs.cancel_job(session, job.id)
-        assert jobs.settle_job(session, job.id) is None
+        assert settle_job(session, job.id) is None
 
 
 @pytest.mark.parametrize("priority", ["low", "normal", "high"])

@@ -12,7 +12,6 @@ from codegen.targets import target
 from cukiln.types import RunnerUp, VendorResult
 from storage import jobs
 from storage.candidates import candidates_of_problem
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.jobs import CreatedJob
 from storage.judging_work import MEASURE_SECONDS
@@ -20,11 +19,12 @@ from storage.measurements import (
     candidates_to_measure,
 )
 from storage.problems import finish_problem, load_problem
-from storage.progress import COMPARE_SECONDS, FINISH_SECONDS
+from storage.progress import COMPARE_SECONDS, FINISH_SECONDS, job_progress
 from storage.report_candidates import candidate_page
-from storage.report_job import job_progress, job_report
+from storage.report_job import job_report
 from storage.tables import CandidateRow, ItemRow
 from storage.winners import publish_winner
+from tests.fake_clock import FakeClock
 from tests.fixtures_measuring import (
     CPU_CLASS,
     add,

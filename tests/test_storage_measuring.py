@@ -15,12 +15,8 @@ from storage.database import Database
 from storage.errors import LostClaim
 from storage.judge import Judged
 from storage.judging_work import Followed
-from storage.measurements import (
-    best_measured,
-    group_of_ref,
-    measure_ref,
-    record_compared,
-)
+from storage.measurements import best_measured, record_compared
+from storage.new_items import group_of_ref, measure_ref
 from storage.problems import load_problem
 from storage.tables import BuildRow, JobProblemRow
 from storage.verdicts import NewVerdict, known_verdicts

@@ -8,8 +8,8 @@ from sqlalchemy import select
 from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import known_builds
-from storage.clock import FakeClock
 from storage.database import Database
+from storage.endings import expire_budgets
 from storage.errors import LostClaim
 from storage.groups import BuildOutcome, GroupFiles, group_report, record_builds
 from storage.items import Renewal
@@ -18,7 +18,9 @@ from storage.measurements import (
     forget_group_library,
     record_compared,
 )
+from storage.pending_builds import MAX_ATTEMPTS
 from storage.tables import BuildRow, ItemJobRow, ItemRow
+from tests.fake_clock import FakeClock
 from tests.fixtures_measuring import (
     COMPARISON,
     CPU_CLASS,
@@ -127,8 +129,8 @@ def test_a_budget_that_ends_while_a_problem_is_compared_finishes_it(
     clock.advance(61)
     with database.write() as session:
         assert items.claim(session, ["compare"], None, "w", 5) is None
-        assert jobs.expire_budgets(session) == [job.id]
-        assert jobs.expire_budgets(session) == []
+        assert expire_budgets(session) == [job.id]
+        assert expire_budgets(session) == []
         clear_all(session)
     assert unended(database) == [("finish", TARGET)]
     if claim is not None:
@@ -180,7 +182,7 @@ def test_a_spent_budget_cancels_what_is_not_needed_any_more(database: Database, 
     measure_claimed(database, claim, [measured(one, "incorrect") for one in to_measure(database, claim)])
     clock.advance(61)
     with database.write() as session:
-        jobs.expire_budgets(session)
+        expire_budgets(session)
     assert unended(database) == [("finish", TARGET), ("finish", TARGET)]
 
 
@@ -190,7 +192,7 @@ def test_measuring_that_fails_for_good_skips_its_candidates_and_remembers_nothin
     job = add(database, GPU_CLASS, OTHER_CLASS, CPU_CLASS)
     plan_next(database, "a")
     compile_next(database)
-    for attempt in range(items.MAX_ATTEMPTS):
+    for attempt in range(MAX_ATTEMPTS):
         claim = claim_target(database, GPU_CLASS)
         assert claim.attempt == attempt + 1
         clock.advance(6)

@@ -9,10 +9,10 @@ from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import known_builds
 from storage.candidates import Predicted, candidates_of_problem, set_predictions
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import LostClaim
-from storage.groups import BuildOutcome, load_group
+from storage.group_rows import load_group
+from storage.groups import BuildOutcome
 from storage.items import Renewal
 from storage.judging_work import Versions
 from storage.new_items import jobs_of
@@ -21,6 +21,7 @@ from storage.problems import finish_problem, load_problem, problems_to_plan
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow
 from storage.verdicts import NewVerdict, known_verdicts
 from storage.verify_groups import builds_to_verify
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     CPU_PLAN,

@@ -11,18 +11,17 @@ from codegen.verified import primitives_of
 from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.candidates import Predicted, set_predictions
-from storage.clock import FakeClock
 from storage.cursors import make_cursor
 from storage.database import Database
 from storage.errors import BadCursor
 from storage.groups import group_report, judge_group
 from storage.judge import JUDGED_AT_ONCE
 from storage.judging_work import Followed, Versions
-from storage.plans import NewCandidate, PlannedProblem, end_plan, problems_to_plan, record_candidates
-from storage.problems import finish_problem, load_problem
-from storage.progress import FINISH_SECONDS
+from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.problems import finish_problem, load_problem, problems_to_plan
+from storage.progress import FINISH_SECONDS, job_progress
 from storage.report_candidates import candidate_page, rejections
-from storage.report_job import job_progress, job_report
+from storage.report_job import job_report
 from storage.rows import core
 from storage.tables import CandidateRow, JobProblemRow, VerdictRow
 from storage.timings import By, timings
@@ -30,6 +29,7 @@ from storage.toolchains import live_toolchains, register_toolchain
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts
 from storage.winners import publish_winner
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
     CPU_PLAN,

@@ -25,16 +25,17 @@ from hypothesis.stateful import (
 from sqlalchemy import event, select
 
 from storage import endings, groups, items, jobs, measurements
-from storage.clock import FakeClock
 from storage.database import Database, Session
 from storage.device_classes import is_predicted
 from storage.group_rows import load_group
-from storage.items import FileLimits, Renewal
+from storage.items import Renewal
 from storage.judge import LIVE
-from storage.measurements import forget_group_library, measure_ref
-from storage.new_items import UNENDED, jobs_of, parse_plan_ref
+from storage.lease_builds import FileLimits
+from storage.measurements import forget_group_library
+from storage.new_items import UNENDED, jobs_of, measure_ref, parse_plan_ref
 from storage.tables import BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
 from storage.toolchains import register_toolchain
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import (
     GPU_CLASS,
     OTHER_CLASS,

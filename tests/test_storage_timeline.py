@@ -6,9 +6,9 @@ from typing import Any
 
 from cukiln.types import Timeline
 from storage import items
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.timeline import timeline
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import add_job, claim_one, compile_claimed, compile_next, plan_next, verify_next
 

@@ -12,15 +12,16 @@ from cukiln.types import StageSeconds, Timings
 from service.chrome_trace import chrome_trace
 from storage import items, jobs
 from storage.attempts import MAX_PAST
-from storage.clock import FakeClock
 from storage.database import Database
-from storage.groups import BuildOutcome, GroupFiles, group_report, load_group
+from storage.group_rows import load_group
+from storage.groups import BuildOutcome, GroupFiles, group_report
 from storage.items import Claim
 from storage.problems import finish_problem
 from storage.report_trace import job_trace
 from storage.tables import ItemRow
 from storage.timings import timings
 from tests.chrome_traces import Event, checked, process_names, slices, waits
+from tests.fake_clock import FakeClock
 from tests.fixtures_api import MATMUL, Api, api
 from tests.fixtures_measuring import add
 from tests.fixtures_storage import *  # noqa: F403 - fixtures

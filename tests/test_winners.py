@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from cukiln.types import WinnerRecord
-from storage.clock import FakeClock
 from storage.database import Database
 from storage.errors import Conflict
 from storage.items import complete, release
 from storage.libraries import Library, add_library, end_library, find_library, forget_library, start_library
 from storage.new_items import NewItem, add_items
 from storage.winners import get_winners, publish_winner, winner_revisions
+from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import add_job, claim_one, counted_statements, winner_record
 

@@ -21,8 +21,7 @@ from typing import Any
 
 from storage.database import Database
 from storage.devices import drained_reason, register_device
-from storage.errors import StorageError
-from storage.failures import DATABASE_ERRORS
+from storage.failures import DATABASE_AWAY
 from storage.settings import Settings
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.measure_on_gpu import child_environment, probe
@@ -41,7 +40,6 @@ INSTALL_CUPY = (
     "CuPy is not installed, and nothing can be measured without it: `make run` installs it in a checkout on a machine "
     "with a GPU, `pip install cupy-cuda13x` anywhere"
 )
-_DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 
 
 def find_gpus(settings: Settings, processes: Processes) -> list[Device]:
@@ -133,7 +131,7 @@ class DeviceBeat:
         self._next = time.monotonic() + BEAT_SECONDS
         try:
             self._register(fresh=False)
-        except _DATABASE_AWAY as error:
+        except DATABASE_AWAY as error:
             log.warning("GPU not registered: %s", error)
 
     def may_go_on(self) -> bool:
@@ -142,7 +140,7 @@ class DeviceBeat:
         try:
             with self._database.read() as session:
                 self.drained = drained_reason(session, self._device.uuid)
-        except _DATABASE_AWAY as error:
+        except DATABASE_AWAY as error:
             log.warning("not known whether the GPU is drained: %s", error)
         return self.drained is None
 

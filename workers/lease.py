@@ -23,8 +23,7 @@ from typing import NoReturn
 
 from storage import items
 from storage.database import Database
-from storage.errors import StorageError
-from storage.failures import DATABASE_ERRORS
+from storage.failures import DATABASE_AWAY
 from workers import process_tree
 from workers.steps.context import Cancel, StopReason
 
@@ -34,7 +33,6 @@ RENEW_SECONDS = 1.0
 UNWIND_SECONDS = 10.0  # for a step whose job was cancelled or has spent its budget, until it is killed
 AFTER_LOSS_SECONDS = 2.0
 _RETRY_SECONDS = 0.1
-_DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 _REASONS: dict[items.Renewal, StopReason] = {
     items.Renewal.LOST: "lost",
     items.Renewal.CANCELLED: "cancelled",
@@ -97,7 +95,7 @@ class Lease:
             try:
                 with self._database.write() as session:
                     renewal = items.renew(session, self._claim, self._seconds)
-            except _DATABASE_AWAY as error:
+            except DATABASE_AWAY as error:
                 log.warning("lease of %s %s not renewed: %s", self._claim.kind, self._claim.ref, error)
                 if time.monotonic() > self._held_since + self._seconds - 2 * self._margin:
                     self._die("its lease could not be renewed in time")

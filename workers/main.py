@@ -29,8 +29,8 @@ from codegen.render_group import group_headers
 from codegen.scan_functions import remember_headers
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.errors import SettingsError, StorageError
-from storage.failures import DATABASE_ERRORS
+from storage.errors import SettingsError
+from storage.failures import DATABASE_AWAY
 from storage.logs import set_up_logging
 from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
@@ -52,7 +52,6 @@ log = logging.getLogger("cukiln.worker")
 
 EXIT_CONFIG = 78  # sysexits.h
 DATABASE_WAIT_SECONDS = 60.0  # until the schema is there: `serve` or the API migrates it, perhaps on another machine
-_DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 
 
 class WorkerError(Exception):
@@ -254,14 +253,14 @@ def make_workplace(settings: Settings) -> Workplace:
 def wait_for_schema(database: Database, seconds: float = DATABASE_WAIT_SECONDS) -> None:
     """Until the database answers and is migrated. Raises WorkerError."""
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(_DATABASE_AWAY),
+        retry=tenacity.retry_if_exception_type(DATABASE_AWAY),
         wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
         stop=tenacity.stop_after_delay(seconds),
         reraise=True,
     )
     try:
         retrying(database.check)
-    except _DATABASE_AWAY as error:
+    except DATABASE_AWAY as error:
         raise WorkerError(f"the database is not ready after {seconds:g} s: {error}") from error
 
 
@@ -281,7 +280,7 @@ class ToolchainBeat:
         try:
             with self._workplace.database.write() as session:
                 register_toolchain(session, toolchain.digest, toolchain.describe(), list(self._workplace.targets or ()))
-        except _DATABASE_AWAY as error:
+        except DATABASE_AWAY as error:
             log.warning("toolchain not registered: %s", error)
 
 

@@ -19,9 +19,8 @@ from redis.exceptions import RedisError
 from storage import items, jobs
 from storage.blobs import BlobStore
 from storage.database import Database
-from storage.endings import CLEARED_AT_ONCE, find_ended
-from storage.errors import StorageError
-from storage.failures import DATABASE_ERRORS
+from storage.endings import CLEARED_AT_ONCE, expire_budgets, find_ended
+from storage.failures import DATABASE_AWAY
 from storage.pending_builds import give_up_place
 from storage.settings import Settings
 from storage.toolchains import gone_toolchains
@@ -32,7 +31,6 @@ log = logging.getLogger("cukiln.reconcile")
 SWEEP_SECONDS = 60.0  # between looks for what crashes leave behind; nothing waits for it
 ALIVE_ROUNDS = 3  # missed rounds before a reconciler counts as gone
 ROUND_SECONDS = 5.0  # a long round: many leases at once, a sweep of many files
-_DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,14 @@ class Reconciler:
             tickets.reconciler_lives(self.redis, ALIVE_ROUNDS * self.settings.poll_seconds + ROUND_SECONDS)
             try:
                 self.run_once()
-            except _DATABASE_AWAY as error:
+            except DATABASE_AWAY as error:
                 log.warning("this round was not finished: %s", error)
             stop.wait(self.settings.poll_seconds)
 
     def run_once(self) -> Round:
         """End budgets and leases, settle what that ended, write the missing tickets; sometimes sweep."""
         with self.database.write() as session:
-            over_budget = jobs.expire_budgets(session)
+            over_budget = expire_budgets(session)
             expired = items.expire_leases(session, self.settings.max_attempts)
             touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]

@@ -16,15 +16,8 @@ from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
 from storage.database import Database, Session
 from storage.errors import StorageError
-from storage.groups import (
-    BuildOutcome,
-    GroupFiles,
-    complete_group,
-    judge_group,
-    load_group,
-    record_builds,
-    what_follows,
-)
+from storage.group_rows import load_group
+from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.judging_work import Versions
 from storage.libraries import end_library, start_library
 from storage.measurements import (
@@ -38,7 +31,7 @@ from storage.measurements import (
 )
 from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.problems import finish_problem, load_problem, problems_to_plan
-from storage.report_job import job_progress
+from storage.progress import job_progress
 from storage.seconds import add_seconds
 from storage.verdicts import NewVerdict, best_proofs
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares

@@ -7,13 +7,13 @@ from codegen.kernel import Kernel
 from codegen.render_group import render_device
 from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
+from storage.group_rows import load_group
 from storage.groups import (
     BUILDS_AT_ONCE,
     BuildOutcome,
     GroupFiles,
     complete_group,
     judge_group,
-    load_group,
     record_builds,
     what_follows,
 )

@@ -15,9 +15,10 @@ from redis.exceptions import RedisError
 from storage.blobs import BlobStore
 from storage.database import Database, Session
 from storage.devices import drivers_of
-from storage.items import Claim, FileLimits, hold
+from storage.items import Claim, hold
 from storage.judge import Judged
 from storage.judging_work import Versions
+from storage.lease_builds import FileLimits
 from storage.rows import chunks
 from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.settings import Settings

@@ -11,19 +11,12 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered
 from codegen.render_group import slice_digest
 from cukiln.types import StageSeconds
+from storage.builds import NewBuild
 from storage.items import yields
 from storage.jobs import job_state
 from storage.judge import Judged
-from storage.plans import (
-    CANDIDATES_AT_ONCE,
-    NewBuild,
-    NewCandidate,
-    PlannedProblem,
-    end_plan,
-    problems_to_plan,
-    record_candidates,
-)
-from storage.problems import JobProblem, candidates_of_job
+from storage.plans import CANDIDATES_AT_ONCE, NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.problems import JobProblem, candidates_of_job, problems_to_plan
 from storage.turns import spend
 from workers import tickets
 from workers.steps.context import HandBack, StepContext

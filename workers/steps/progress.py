@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from storage.judge import LIVE, Judged
 from storage.problems import load_problem
-from storage.report_job import job_progress
+from storage.progress import job_progress
 from workers.steps.context import StepContext
 
 MOST_TOLD = 16

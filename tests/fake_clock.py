@@ -1,0 +1,21 @@
+"""A clock that stands still until `advance`; its ids count upwards."""
+
+from __future__ import annotations
+
+from storage.clock import Clock
+
+
+class FakeClock(Clock):
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._ids = 0
+
+    def now(self) -> float:
+        return self._now
+
+    def new_id(self) -> str:
+        self._ids += 1
+        return f"{self._ids:032x}"
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
