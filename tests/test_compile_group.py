@@ -440,6 +440,12 @@ def test_an_error_does_not_speak_of_the_kernels_reported_after_it() -> None:
     assert list(find_culprits(kernels, log, "", None)) == [kernels[0].id]
 
 
+def test_a_compiler_that_fails_without_a_word_is_told_of(toolchain: Toolchain) -> None:
+    kernel = probe()
+    outcome = compile_kernels([kernel], toolchain, Faulty(nvcc_fails_with(kernel, ended(3))))
+    assert outcome.outcomes[kernel.id].log == "nvcc failed with status 3, without a word"
+
+
 def test_the_host_compilers_context_belongs_to_the_error_below_it() -> None:
     kernels = [probe(1), probe(2)]
     log = (
