@@ -27,7 +27,7 @@ from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, 
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
 from storage.tables import (
-    UNBUILT,
+    PENDING_OR_GIVEN_UP,
     BuildRow,
     CandidateRow,
     DemandRow,
@@ -198,7 +198,11 @@ def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], rea
 
 def _given_up(session: Session) -> Part | None:
     """Builds that could not be compiled, for no fault of theirs that is known."""
-    query = select(BuildRow.id, BuildRow.log).where(UNBUILT, BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
+    query = (
+        select(BuildRow.id, BuildRow.log)
+        .where(PENDING_OR_GIVEN_UP, BuildRow.state == "given_up")
+        .limit(CLEARED_AT_ONCE)
+    )
     if not session.execute(query).all():
         return None
 
