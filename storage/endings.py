@@ -161,11 +161,13 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
 def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
     """Candidates of problems that were cancelled, have failed or are out of time."""
     problem = core(JobProblemRow).c
-    ended = and_(problem.state.in_(("cancelled", "failed")), or_(JobRow.state.in_(LIVE), over))
+    ended = problem.state.in_(("cancelled", "failed"))
+    # By their jobs: SQLite would look at every problem that there is.
+    looked_at = problem.job_id.in_(select(JobRow.id).where(or_(JobRow.state.in_(LIVE), over)))
     row = session.execute(
         select(problem.job_id, problem.state, problem.error, JobRow.budget_seconds)
         .join(JobRow, JobRow.id == problem.job_id)
-        .where(or_(late, ended), _without_verdict())
+        .where(looked_at, or_(late, ended), _without_verdict())
         .limit(1)
     ).one_or_none()
     if row is None:
