@@ -27,7 +27,7 @@ from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, 
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
 from storage.tables import (
-    UNBUILT,
+    PENDING_OR_GIVEN_UP,
     BuildRow,
     CandidateRow,
     DemandRow,
@@ -161,11 +161,13 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
 def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
     """Candidates of problems that were cancelled, have failed or are out of time."""
     problem = core(JobProblemRow).c
-    ended = and_(problem.state.in_(("cancelled", "failed")), or_(JobRow.state.in_(LIVE), over))
+    ended = problem.state.in_(("cancelled", "failed"))
+    # By their jobs: SQLite would look at every problem that there is.
+    looked_at = problem.job_id.in_(select(JobRow.id).where(or_(JobRow.state.in_(LIVE), over)))
     row = session.execute(
         select(problem.job_id, problem.state, problem.error, JobRow.budget_seconds)
         .join(JobRow, JobRow.id == problem.job_id)
-        .where(or_(late, ended), _without_verdict())
+        .where(looked_at, or_(late, ended), _without_verdict())
         .limit(1)
     ).one_or_none()
     if row is None:
@@ -198,7 +200,11 @@ def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], rea
 
 def _given_up(session: Session) -> Part | None:
     """Builds that could not be compiled, for no fault of theirs that is known."""
-    query = select(BuildRow.id, BuildRow.log).where(UNBUILT, BuildRow.state == "given_up").limit(CLEARED_AT_ONCE)
+    query = (
+        select(BuildRow.id, BuildRow.log)
+        .where(PENDING_OR_GIVEN_UP, BuildRow.state == "given_up")
+        .limit(CLEARED_AT_ONCE)
+    )
     if not session.execute(query).all():
         return None
 

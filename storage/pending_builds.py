@@ -18,7 +18,16 @@ from storage.judge import LIVE, has_time_left
 from storage.judging_work import add_judging, unjudged
 from storage.new_items import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
 from storage.rows import chunks, core, insert_new
-from storage.tables import UNBUILT, BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
+from storage.tables import (
+    PENDING_OR_GIVEN_UP,
+    BuildRow,
+    CandidateRow,
+    DemandRow,
+    GroupRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+)
 
 MAX_ATTEMPTS = 3
 
@@ -161,7 +170,7 @@ def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> 
 def give_up_place(session: Session, target: str, toolchain: str, most: int) -> None:
     """`give_up_builds` of some that no worker has the compiler for any more."""
     place = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
-    ids = session.scalars(select(build.id).where(UNBUILT, place).limit(most)).all()
+    ids = session.scalars(select(build.id).where(PENDING_OR_GIVEN_UP, place).limit(most)).all()
     give_up_builds(
         session, ids, f"it was planned for the compiler {toolchain[:12]}, which no worker has now: submit it again"
     )

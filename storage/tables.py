@@ -40,7 +40,7 @@ NAMING = {
 }
 
 
-UNBUILT = text("state IN ('pending', 'given_up')")
+PENDING_OR_GIVEN_UP = text("state IN ('pending', 'given_up')")
 """Of a build's row: it is in the index of those that are to be compiled, or to be forgotten."""
 
 
@@ -161,7 +161,14 @@ class BuildRow(Base):
     # Of few builds, and used only where this very condition is asked for: SQLite would prefer an index of all states to
     # the ids in a query, and look at every build that there is.
     __table_args__ = (
-        Index("ix_builds_unbuilt", "state", "target", "toolchain", sqlite_where=UNBUILT, postgresql_where=UNBUILT),
+        Index(
+            "ix_builds_unbuilt",
+            "state",
+            "target",
+            "toolchain",
+            sqlite_where=PENDING_OR_GIVEN_UP,
+            postgresql_where=PENDING_OR_GIVEN_UP,
+        ),
     )
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     kernel: Mapped[str] = mapped_column(String(64), index=True)

@@ -9,7 +9,7 @@ from sqlalchemy import Row, select, update
 
 from storage.database import Session, clock_of
 from storage.rows import core, insert_new
-from storage.tables import UNBUILT, BuildRow, ToolchainRow
+from storage.tables import PENDING_OR_GIVEN_UP, BuildRow, ToolchainRow
 
 LiveToolchain = Row[Any]
 """Of `storage.tables.ToolchainRow`."""
@@ -35,6 +35,6 @@ def gone_toolchains(session: Session, within_seconds: float) -> list[tuple[str, 
     live = live_toolchains(session, within_seconds)
     digests, targets = {one.digest for one in live}, {target for one in live for target in one.targets}
     build = core(BuildRow).c
-    pending = select(build.target, build.toolchain).where(UNBUILT, build.state == "pending").distinct()
+    pending = select(build.target, build.toolchain).where(PENDING_OR_GIVEN_UP, build.state == "pending").distinct()
     places = session.execute(pending)
     return [(target, toolchain) for target, toolchain in places if toolchain not in digests and target in targets]

@@ -279,6 +279,8 @@ def test_a_named_culprit_is_set_aside_though_the_others_are_left(toolchain: Tool
         ended(-signal.SIGBUS),
         ended(1, "group.cpp1.ii: No space left on device"),
         ended(2, "cicc: Cannot allocate memory"),
+        ended(1, "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."),
+        ended(1, "collect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated."),
     ],
 )
 @pytest.mark.parametrize("program", ["nvcc", "g++"])
@@ -438,6 +440,12 @@ def test_an_error_does_not_speak_of_the_kernels_reported_after_it() -> None:
         f"ptxas info    : Compiling entry function '{innocent}' for 'sm_90a'\n"
     )
     assert list(find_culprits(kernels, log, "", None)) == [kernels[0].id]
+
+
+def test_a_compiler_that_fails_without_a_word_is_told_of(toolchain: Toolchain) -> None:
+    kernel = probe()
+    outcome = compile_kernels([kernel], toolchain, Faulty(nvcc_fails_with(kernel, ended(3))))
+    assert outcome.outcomes[kernel.id].log == "nvcc failed with status 3, without a word"
 
 
 def test_the_host_compilers_context_belongs_to_the_error_below_it() -> None:

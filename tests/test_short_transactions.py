@@ -16,7 +16,7 @@ from cukiln.types import StageSeconds
 from storage import items, jobs
 from storage.builds import NewBuild
 from storage.database import Database
-from storage.endings import expire_budgets, find_ended
+from storage.endings import RECENT_SECONDS, expire_budgets, find_ended
 from storage.group_rows import load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
@@ -318,6 +318,20 @@ def test_what_was_compiled_before_and_what_a_cancelled_job_leaves_is_not_looked_
                 part(session)
     assert finishes(database) == 20
     assert max(counts) <= MOST_INSTRUCTIONS, sorted(counts)[-5:]
+
+
+def test_problems_that_ended_long_ago_are_not_looked_at(database: Database, clock: FakeClock) -> None:
+    if not database.is_sqlite:
+        pytest.skip("SQLite's own count")
+    for _ in range(3):
+        job = submit(database, CPU_CLASS, 10_000)
+        with database.write() as session:
+            jobs.cancel_job(session, job)
+    clock.advance(2 * RECENT_SECONDS)
+    submit(database, CPU_CLASS, 20)
+    with counted(database) as counts, database.write() as session:
+        assert find_ended(session) is None
+    assert max(counts) <= 20_000, counts
 
 
 def an_import(candidates: int) -> Import:

@@ -125,7 +125,7 @@ class FileCompiler:
         finished = self._run(self._toolchain.device_command(target, SOURCE, CUBIN, PHASES), "nvcc")
         if finished.returncode:
             ptx = self._folder / PTX
-            raise CompileFailed(finished.text(), text, ptx.read_text(errors="replace") if ptx.is_file() else None)
+            raise CompileFailed(_refusal(finished), text, ptx.read_text(errors="replace") if ptx.is_file() else None)
         cubin = self._read(CUBIN)
         contents, resources = read_cubin(cubin), parse_resources(finished.text())
         for what, found in (
@@ -146,7 +146,7 @@ class FileCompiler:
         ):
             finished = self._run(command, name)
             if finished.returncode:
-                raise CompileFailed(finished.text(), text)
+                raise CompileFailed(_refusal(finished), text)
         library = self._read(LIBRARY)
         found = exported_symbols(library)
         if found != exports:
@@ -159,7 +159,7 @@ class FileCompiler:
         for command in (self._toolchain.program_command(f"{name}.cpp", name), [str(self._folder / name)]):
             finished = self._run(command)
             if finished.returncode:
-                raise CompileFailed(finished.text(), text)
+                raise CompileFailed(_refusal(finished), text)
         return finished.stdout.decode("ascii")
 
     @contextmanager
@@ -227,6 +227,11 @@ class FileCompiler:
             return (self._folder / name).read_bytes()
         except OSError as error:
             raise InfrastructureError(f"the compiler succeeded but {name} cannot be read: {error}") from error
+
+
+def _refusal(finished: Finished) -> str:
+    """What the tool said, or that it said nothing."""
+    return finished.text() or f"{Path(finished.argv[0]).name} failed with status {finished.returncode}, without a word"
 
 
 def _limit_words(finished: Finished, limits: Limits) -> str:

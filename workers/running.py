@@ -83,6 +83,8 @@ MACHINE_WORDS = (
     "Too many open files",
     "Resource temporarily unavailable",
     "error while loading shared libraries",
+    "Killed signal terminated program",  # g++ of cc1plus or as, and collect2 of ld, which they end with status 1
+    "ld terminated with signal 9",
 )
 
 
