@@ -136,6 +136,15 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     assert not answers(url)
 
 
+def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(serving: Serving, tmp_path: Path) -> None:
+    wait_for(lambda: "data in" in serving.said())
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.process.wait(60) == 1
+    assert serving.said().endswith("stopped before it was ready\n")
+    assert "was killed" not in serving.said()
+    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
 def test_a_killed_fork_server_ends_what_it_forked_and_all_of_it_runs_again(serving: Serving, tmp_path: Path) -> None:
     url = serving.wait_until_ready()
     world = world_of(serving, tmp_path)

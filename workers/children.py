@@ -40,7 +40,7 @@ class Child:
     def start(self) -> None:
         """Start it. Its output goes to the log file, else where ours goes. Its session is its own: Ctrl-C in a terminal
         reaches the supervisor alone."""
-        self.server.keep()
+        self.server.ensure_running()
         log = None if self.log is None else str(self.log.absolute())
         self._process = self.server.fork(Request(self.name.replace(" worker", ""), self.argv, self.env, log))
         self._started_at = time.monotonic()

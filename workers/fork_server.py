@@ -2,17 +2,17 @@
 kernels inside their fence.
 
 ```
-asker ── fork: request, channel, stdin … ──► fork server ─┬ forked
-      ◄── channel: pid and handle, then its end ──        └ …
+client ── request, with a channel ──────────► fork server ─┬ forked
+       ◄── channel: pid and pidfd; exit code ──            └ …
 ```
 Imports are most of a start: 1.3 s of CPU in a role's interpreter, 0.4 s in a kernel's child; a fork takes 0.01 s. The
 server is a program of its own with the environment that it was given, has one thread and leaves nothing open. What it
 forks is in a session of its own; `python -m MODULE …` of an imported module calls its `main()`, any other command is
 executed. A module may have `prepare()`, called once before the first fork of it, for what each fork would repeat.
 
-The kernel ends the server with the thread that started it, and with the server everything that it has forked; the end
-of a channel ends what was forked for it. The server reaps a process only when its asker has closed its side: until
-then the pid is not given to another process. The sockets have no name and are closed in what is forked.
+The kernel ends the server with the thread that started it, and with the server everything that it has forked. A process
+is killed, where it still runs, and reaped when its client closes or shuts down the channel: until then its pid is not
+given to another process. The sockets have no name and are closed in what is forked.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def module_of(argv: Sequence[str]) -> str | None:
     return argv[2] if tuple(argv[:2]) == (sys.executable, "-m") and len(argv) > 2 else None
 
 
-# ---- the asker's end
+# ---- the client's end
 
 
 class Forked:
@@ -82,8 +82,8 @@ class Forked:
         self._channel = channel
         self._handle: int | None = None  # while it runs: a pidfd, readable at its end
 
-    def hear(self, seconds: float = 0.0) -> bool:
-        """Take in its start or its end; False where neither came within that time."""
+    def receive(self, seconds: float = 0.0) -> bool:
+        """Its start or its end; False where neither came within that time."""
         if self._ending is not None:
             return False
         if not _readable(self._channel.fileno() if self._handle is None else self._handle, seconds):
@@ -108,18 +108,18 @@ class Forked:
     def wait(self, seconds: float = 0.0) -> Ending | None:
         """How it ended; None where it still runs after that time."""
         deadline = time.monotonic() + seconds
-        while self.hear(max(0.0, deadline - time.monotonic())):
+        while self.receive(max(0.0, deadline - time.monotonic())):
             pass
         return self._ending
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing where it has ended or is not there yet."""
+        """Does nothing where it has ended or is not there yet."""
         if self.wait() is None and self._handle is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
 
     def kill(self) -> None:
-        """Have the server kill it, now or as soon as it is there, reap it and say how it ended."""
+        """Kill it, now or as soon as it is there, and have it reaped."""
         with contextlib.suppress(OSError):  # the process or the server has ended
             self._channel.shutdown(socket.SHUT_WR)
 
@@ -156,13 +156,13 @@ class ForkServer:
             return self._process.wait(seconds) if self._process is not None else None
         return None
 
-    def keep(self) -> None:
+    def ensure_running(self) -> None:
         """Start it unless it runs. It imports while we go on."""
         if self.pid is not None:
             return
         self.stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES // 2)  # the kernel doubles it
         with theirs, contextlib.ExitStack() as files:
             output = files.enter_context(self.log.open("ab")) if self.log is not None else None
             self._process = subprocess.Popen(
@@ -177,7 +177,7 @@ class ForkServer:
             )
 
     def fork(self, request: Request, standard: Sequence[int] = ()) -> Forked:
-        """Ask a server that was started. `standard`: the process's stdin, stdout and stderr, where not the server's."""
+        """The server was started before. `standard`: stdin, stdout and stderr, where they are not the server's."""
         assert self._control is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.suppress(ConnectionError):  # it has ended: so has the channel
@@ -203,7 +203,7 @@ def _readable(descriptor: int, seconds: float) -> bool:
 
 
 def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[Request, list[int]] | None:
-    """What to be, in each process that is forked; None here, at the end."""
+    """Returns in each forked process, with its request and its standard streams; here at the end, with None."""
     unprepared = {name: module.prepare for name, module in modules.items() if hasattr(module, "prepare")}
     channels: dict[int, tuple[socket.socket, int]] = {}  # by descriptor, with the pid
     waiting = select.poll()
@@ -230,7 +230,7 @@ def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[R
                     held.close()
                 return request, descriptors
             handle = os.pidfd_open(pid)
-            with contextlib.suppress(ConnectionError):  # the asker has ended: its channel is readable
+            with contextlib.suppress(ConnectionError):  # the client has ended: the channel is readable
                 socket.send_fds(channel, [json.dumps(pid).encode()], [handle])
             for descriptor in (handle, *descriptors):
                 os.close(descriptor)
@@ -240,14 +240,15 @@ def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[R
 
 def _fork() -> int:
     if len(list(Path("/proc/self/task").iterdir())) > 1:
-        raise RuntimeError("an imported module has started a thread: a fork would lose it, with the locks it holds")
+        sys.stderr.write("an imported module has started a thread: a fork would lose it, with the locks it holds\n")
+        os._exit(1)  # `exit` would wait for the thread
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     return os.fork()
 
 
 def _end(channel: socket.socket, pid: int) -> None:
-    """The asker has closed its side: it has ended, or the process has, or is to."""
+    """The client has ended, or asks for the end, or has seen it."""
     os.kill(pid, signal.SIGKILL)
     ending = reap(pid)
     assert ending is not None
@@ -255,8 +256,8 @@ def _end(channel: socket.socket, pid: int) -> None:
         channel.send(json.dumps(astuple(ending)).encode())
 
 
-def _become(request: Request, standard: Sequence[int], server: int, modules: Mapping[str, ModuleType]) -> Any:
-    """Be what was asked for, in a process that `server` has just forked; returns the exit status."""
+def _run(request: Request, standard: Sequence[int], server: int, modules: Mapping[str, ModuleType]) -> Any:
+    """In a process that `server` has just forked; returns the exit status."""
     os.setsid()
     die_with_parent(server)
     name_process(request.name)
@@ -322,7 +323,7 @@ def main() -> Any:
     modules = _load(names)
     server = os.getpid()
     forked = _serve(control, modules)
-    return 0 if forked is None else _become(*forked, server, modules)
+    return 0 if forked is None else _run(*forked, server, modules)
 
 
 if __name__ == "__main__":

@@ -214,7 +214,7 @@ class Processes:
             return
         if self._warm is None:
             self._warm = ForkServer("fence server", [module], env={**_environment(), **env}, cwd=Path("/"))
-        self._warm.keep()
+        self._warm.ensure_running()
 
     def _start(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], limits: Limits, network: bool, stdin: bytes
@@ -230,7 +230,7 @@ class Processes:
                 fence = Fence("--user" in prefix, "--net" in prefix, cpu_seconds, blocks * _BLOCK_BYTES)
                 request = Request("python", argv, env, cwd=str(cwd), fence=fence)
                 forked = self._warm.fork(request, [source.fileno(), out.fileno(), err.fileno()])
-                forked.hear(_FORK_SECONDS)
+                forked.receive(_FORK_SECONDS)
                 if forked.pid is not None:
                     return Leader(forked.pid, stdout, stderr, forked.wait)
                 log.warning("a new interpreter runs %s: the fence server has ended, or does not answer", argv[2])

@@ -72,7 +72,7 @@ class Running:
 
 
 class Supervisor:
-    """Start, watch and stop the service. All from one thread; `stop_now` from any."""
+    """Start, watch and stop the service. All from one thread; `ask_to_stop` from any."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Supervisor:
         modules = filter(None, map(module_of, (self._commands.api, self._commands.worker)))
         environment, log = child_environment(self.settings), self._log_of(FORK_SERVER)
         server = self._server = ForkServer(FORK_SERVER, list(modules), env=environment, log=log)
-        server.keep()
+        server.ensure_running()
         self._server_pid = server.pid
         return server
 
@@ -201,8 +201,8 @@ class Supervisor:
             for child in self._children:
                 if (code := child.ended()) is not None and not self._may_be_missing(child):
                     # The server's sockets close a moment before it can be reaped.
-                    if (whole := server.ended(1.0)) is not None:
-                        raise _broken(f"the {FORK_SERVER}", whole, server.log)
+                    if (server_code := server.ended(1.0)) is not None:
+                        raise _broken(f"the {FORK_SERVER}", server_code, server.log)
                     raise _broken(child.name, code, child.log)
             if self._stop:
                 raise ServeError("stopped before it was ready")
@@ -262,10 +262,12 @@ class Supervisor:
             self._say(f"{FORK_SERVER} started again, pid {pid}")
 
     def _end(self, children: Sequence[Child]) -> None:
+        # One that is not there yet ends with the fork server.
+        children = [child for child in children if child.ended() is None and child.pid is not None]
         for child in children:
             child.ask_to_end()
         deadline = time.monotonic() + max((child.grace_seconds for child in children), default=0.0)
-        while any(child.pid is not None and child.ended() is None for child in children):
+        while any(child.ended() is None for child in children):
             if self._force or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
