@@ -100,7 +100,7 @@ def lower(
     size = min(space.size, LARGEST_INTEGER)  # what JSON readers and databases hold
     signature = op.signature(problem)
     kernels: dict[Schedule, Kernel] = {}
-    found = _Found(search.keep, target)
+    found: list[Candidate] | BestPredicted = [] if search.keep is None else BestPredicted(search.keep, target)
     rejections: dict[str, Rejection] = {}
     progress = Progress(space)
     try:
@@ -115,15 +115,17 @@ def lower(
             if isinstance(outcome, Rejected):
                 _count(rejections, schedule, outcome)
                 continue
-            found.add(Candidate(problem, schedule, kernel))
+            found.append(Candidate(problem, schedule, kernel))
             progress.accepted += 1
             progress.candidates = len(found)
             if progress.accepted == space.limit:
                 break
     except _Stopped as stopped:
         return Lowered((), rejections, size, str(stopped))
-    candidates, left_out = found.result()
-    return Lowered(candidates, rejections if left_out is None else {**rejections, KEEP_RULE: left_out}, size)
+    if isinstance(found, list):
+        return Lowered(tuple(found), rejections, size)
+    choice = found.choice()
+    return Lowered(choice.kept, {**rejections, **_left_out(choice)}, size)
 
 
 def _every(count: int, check: Check, progress: Progress) -> Callable[[], None]:
@@ -147,35 +149,11 @@ def _count(rejections: dict[str, Rejection], schedule: Schedule, outcome: Reject
         rejections[outcome.rule] = Rejection(first.count + 1, first.example, first.message)
 
 
-class _Found:
-    """The accepted candidates: all, or with `keep` no more than that many."""
-
-    def __init__(self, keep: int | None, target: Target) -> None:
-        self._all: list[Candidate] = []
-        self._best = BestPredicted(keep, target) if keep is not None else None
-
-    def __len__(self) -> int:
-        return len(self._all) if self._best is None else len(self._best)
-
-    def add(self, candidate: Candidate) -> None:
-        if self._best is None:
-            self._all.append(candidate)
-        else:
-            self._best.offer(candidate)
-
-    def result(self) -> tuple[tuple[Candidate, ...], Rejection | None]:
-        """The candidates, and what `keep` left out."""
-        if self._best is None:
-            return tuple(self._all), None
-        choice = self._best.choice()
-        return choice.kept, _left_out(choice)
-
-
-def _left_out(choice: Choice) -> Rejection | None:
+def _left_out(choice: Choice) -> dict[str, Rejection]:
     """Counted like what a rule rejects, though it broke none; the example is the best of them."""
     if choice.best_left is None:
-        return None
+        return {}
     example, us = choice.best_left
     most = f"{len(choice.kept)} that are predicted fastest, at most {choice.slowest_us:.2f} us"
     message = f"predicted {us:.2f} us before compiling; kept are the {most}"
-    return Rejection(choice.left, example.schedule.as_dict(), message)
+    return {KEEP_RULE: Rejection(choice.left, example.schedule.as_dict(), message)}

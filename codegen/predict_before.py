@@ -69,7 +69,7 @@ class BestPredicted:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def offer(self, candidate: Candidate) -> None:
+    def append(self, candidate: Candidate) -> None:
         us = predict_before(candidate, self._target).us
         insort(self._kept, (us, candidate.id, self._offered, candidate))
         self._offered += 1

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from codegen.generator import generator
 from cukiln.types import FrontEntry, Job, WinnerRecord
-from service.bound_searches import SearchBounds
 from service.context import Alive, Service
 from service.errors import refuse
 from service.requests import JobRequest
@@ -36,8 +35,7 @@ class Accepted:
 def accept_job(service: Service, request: JobRequest) -> Accepted:
     """Write the job and wake the planners. Raises Refused, and then nothing was written."""
     alive = service.alive()
-    known = alive.known(service.settings.default_target)
-    resolved = resolve_jobs(request, known, SearchBounds.of(service.settings))
+    resolved = resolve_jobs(request, alive.known(service.settings.default_target), service.settings)
     with service.database.read() as session:
         winners = get_winners(session, [one.key for one in resolved])
     new = _new_job(service, request, resolved, winners, alive)

@@ -26,20 +26,6 @@ MOST_LOOKS = 1_000  # at further problems of a signature, in one request: 0.2 to
 
 
 @dataclass(frozen=True)
-class SearchBounds:
-    """`schedules` of a search without a limit; `candidates` of one problem; `listed` schedules of a job, by signature,
-    as many as it may have candidates: each takes 40 us to look at."""
-
-    schedules: int
-    candidates: int
-    listed: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> SearchBounds:
-        return cls(settings.max_space, settings.max_candidates_per_problem, settings.max_candidates_per_job)
-
-
-@dataclass(frozen=True)
 class _Look:
     size: int = 0
     fault: Fault | None = None
@@ -48,11 +34,11 @@ class _Look:
 class SearchChecks:
     """Of one request, whose searches are kept alive by it: equal ids are equal searches."""
 
-    def __init__(self, bounds: SearchBounds) -> None:
-        self._bounds = bounds
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._looks: dict[tuple[str, str, str, int], _Look] = {}
         self._looks_left = MOST_LOOKS
-        self._listed = 0
+        self._listed = 0  # by signature; each takes 40 us to look at
 
     def fault(
         self, kind: Operator, problem: Problem, target: str, search: Search, at: Path, position: int
@@ -67,7 +53,7 @@ class SearchChecks:
         look = self._looks.get(shared)
         if look is None:
             self._listed += len(search.schedules or ())
-            if self._listed > self._bounds.listed and search.schedules is not None:
+            if self._listed > self._settings.max_candidates_per_job and search.schedules is not None:
                 return self._too_many_listed(at)
             look = self._looks[shared] = self._look(kind, problem, target, search, at, position)
         elif look.fault is None and self._is_near(search, look.size) and self._looks_left > 0:
@@ -76,12 +62,12 @@ class SearchChecks:
         return look.fault
 
     def _is_near(self, search: Search, size: int) -> bool:
-        return search.limit is None and search.tunables is not None and size * NEAR > self._bounds.schedules
+        return search.limit is None and search.tunables is not None and size * NEAR > self._settings.max_space
 
     def _look(self, kind: Operator, problem: Problem, target: str, search: Search, at: Path, position: int) -> _Look:
         try:
             space = kind.space(problem, data_sheet(target), search)
-            require_bounded(space, search, self._bounds.schedules)
+            require_bounded(space, search, self._settings.max_space)
         except SpaceTooLarge as error:
             fault = replace(fault_of_codegen(error, at), kind="search-space-too-large")
             if not at:
@@ -93,7 +79,7 @@ class SearchChecks:
         return _Look(space.size)
 
     def _too_many_listed(self, at: Path) -> Fault:
-        most = self._bounds.listed
+        most = self._settings.max_candidates_per_job
         detail = f"The job lists more than {most:,} schedules, a list counted for each signature among its problems."
         detail += " Give shorter lists, or send several jobs."
         return Fault("search-space-too-large", detail, json_path((*at, "search", "schedules")), {"maximum": most})
@@ -101,7 +87,7 @@ class SearchChecks:
     def _too_many_candidates(self, search: Search, at: Path) -> Fault | None:
         """A `limit` or `keep` that may leave more candidates than a problem may have."""
         given = {name: value for name in ("keep", "limit") if (value := getattr(search, name)) is not None}
-        most = self._bounds.candidates
+        most = self._settings.max_candidates_per_problem
         if not given or min(given.values()) <= most:
             return None
         name = next(iter(given))

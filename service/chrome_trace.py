@@ -55,7 +55,7 @@ class _Times:
     def __init__(self, trace: JobTrace) -> None:
         attempts = [attempt for item in trace.items for attempt in item.attempts]
         begun = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
-        self.origin = min([trace.job.created_at, *begun, *(attempt.available_at for attempt in attempts)])
+        self.origin: float = min([trace.job.created_at, *begun, *(attempt.available_at for attempt in attempts)])
         self._now = trace.now
 
     def at(self, seconds: float) -> int:

@@ -21,11 +21,12 @@ from codegen.operators import operator, operators
 from codegen.problem import Problem
 from codegen.search import Search
 from codegen.targets import target as data_sheet
-from service.bound_searches import SearchBounds, SearchChecks
+from service.bound_searches import SearchChecks
 from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
 from service.requests import HEAD_FIELDS, JobRequest, ProblemHead, read_head
 from storage.device_classes import PREDICTED, is_predicted
+from storage.settings import Settings
 
 DEFAULT_SEARCH = Search()
 REMEMBERED = 16_384
@@ -92,11 +93,11 @@ def predicted_class(target: str) -> str:
     return f"{PREDICTED}{target}"
 
 
-def resolve_jobs(request: JobRequest, known: Known, bounds: SearchBounds) -> list[Resolved]:
+def resolve_jobs(request: JobRequest, known: Known, settings: Settings) -> list[Resolved]:
     """The problems of a job, each once for every class that it is measured on. Raises Refused with all that is wrong in
     them."""
     resolved = []
-    for one in _Resolver(request, known, SearchChecks(bounds)).all():
+    for one in _Resolver(request, known, SearchChecks(settings)).all():
         live = known.live_classes(one.target) or [predicted_class(one.target)]
         for chosen in [one.device_class] if one.device_class is not None else live:
             key = one.key(chosen)

@@ -7,30 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from storage.database import Session
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 
-
-@dataclass(frozen=True)
-class ExportedCandidate:
-    """Fields of its build are None while nobody has begun it. `verdict` and `message` are the candidate's own."""
-
-    candidate: str
-    schedule: dict[str, Any]
-    kernel: str
-    build: str
-    verdict: str | None
-    message: str | None
-    prediction: dict[str, Any] | None
-    slice: str | None
-    toolchain: str | None
-    state: str | None
-    code_digest: str | None
-    library: str | None
-    resources: dict[str, Any] | None
+ExportedCandidate = Row[Any]
+"""Fields of its build are None while nothing has begun it. `verdict` and `message` are the candidate's own."""
 
 
 @dataclass(frozen=True)
@@ -74,10 +58,9 @@ def exported_problems(session: Session, job_id: str) -> list[ExportedProblem]:
         .join(JobProblemRow, asked.id == candidate.job_problem_id)
         .where(asked.job_id == job_id)
         .order_by(candidate.candidate)
-    ).mappings()
-    for values in rows:
-        fields = dict(values)
-        found[fields.pop("job_problem_id")].candidates.append(ExportedCandidate(**fields))
+    )
+    for row in rows:
+        found[row.job_problem_id].candidates.append(row)
     return list(found.values())
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from storage.database import Session
 from storage.new_items import COMPILE
@@ -25,42 +24,20 @@ class GroupKernel:
     predicted_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Group:
-    """`source`, `log`, `library`, `cubin`, `ptx`, `sass` are blob digests; None before it is compiled."""
-
-    id: str
-    target: str
-    toolchain: str | None
-    state: str
-    kernels: tuple[GroupKernel, ...]
-    predicted_seconds: float
-    source: str | None
-    log: str | None
-    library: str | None
-    cubin: str | None
-    ptx: str | None
-    sass: str | None
-    phases: list[dict[str, Any]]
-    codegen_seconds: dict[str, Any]
-    compile_seconds: dict[str, Any]
-    verify_seconds: dict[str, Any]
-    created_at: float
-    finished_at: float | None
+Group = Row[Any]
+"""Of `storage.tables.GroupRow`."""
 
 
 def load_group(session: Session, group_id: str) -> Group | None:
-    row = session.execute(select(core(GroupRow)).where(GroupRow.id == group_id)).mappings().one_or_none()
-    if row is None:
-        return None
-    return Group(**{**row, "kernels": _read_kernels(row["kernels"])})
+    return session.execute(select(core(GroupRow)).where(GroupRow.id == group_id)).one_or_none()
 
 
-def _read_kernels(entries: Sequence[dict[str, Any]]) -> tuple[GroupKernel, ...]:
-    return tuple(
+def kernels_of(group: Group) -> list[GroupKernel]:
+    """In render order."""
+    return [
         GroupKernel(entry["build"], entry["id"], entry["slice"], entry["kernel"], entry.get("predicted_seconds", 0.0))
-        for entry in entries
-    )
+        for entry in group.kernels
+    ]
 
 
 def compiled_for(session: Session, group_id: str) -> dict[str, float]:

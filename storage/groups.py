@@ -12,7 +12,7 @@ from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.builds import Build, known_builds
 from storage.database import Session, clock_of
-from storage.group_rows import Group, GroupKernel, compiled_for, load_group
+from storage.group_rows import Group, GroupKernel, compiled_for, kernels_of, load_group
 from storage.items import Claim, complete, hold
 from storage.judge import JUDGED_AT_ONCE, Judged
 from storage.judging_work import Unjudged, Versions, add_judging, judge_known, unjudged
@@ -162,7 +162,8 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
     group = load_group(session, group_id)
     if group is None:
         return None
-    builds = known_builds(session, [kernel.build for kernel in group.kernels])
+    kernels = kernels_of(group)
+    builds = known_builds(session, [kernel.build for kernel in kernels])
     return GroupReport(
         group=group.id,
         jobs=sorted(compiled_for(session, group.id)),
@@ -171,7 +172,7 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
         toolchain=group.toolchain,
         kernels=[
             _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
-            for kernel, attributed in zip(group.kernels, attribute(group), strict=True)
+            for kernel, attributed in zip(kernels, attribute(group), strict=True)
         ],
         phases=[Phase(**phase) for phase in group.phases],
         predicted_seconds=group.predicted_seconds,
@@ -190,10 +191,11 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
 def attribute(group: Group) -> list[AttributedSeconds | None]:
     """What each kernel takes of the phases that it was in, after the seconds predicted of it; alike where nothing was
     predicted of all that were in. The queue is nobody's. None for what is not compiled."""
-    sums: list[dict[str, float]] = [{} for _ in group.kernels]
+    predicted = [kernel.predicted_seconds for kernel in kernels_of(group)]
+    sums: list[dict[str, float]] = [{} for _ in predicted]
     for phase in group.phases:
-        places = phase.get("kernels") or range(len(group.kernels))
-        weights = {place: group.kernels[place].predicted_seconds for place in places}
+        places = phase.get("kernels") or range(len(predicted))
+        weights = {place: predicted[place] for place in places}
         if phase["name"] == "queue":
             continue
         if not all(weights.values()):

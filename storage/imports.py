@@ -165,22 +165,15 @@ def _problem_row(new: Import, position: int, problem: ImportedProblem) -> dict[s
         stage: _sum([getattr(one, stage) for one in problem.candidates]).model_dump() for stage in ("verify", "measure")
     }
     return {
+        **{name: value for name, value in vars(problem).items() if name != "candidates"},
         "job_id": new.job_id,
         "position": position,
-        "name": problem.name,
-        "operator": problem.operator,
-        "problem": problem.problem,
-        "target": problem.target,
         "device_class": new.device_class,
-        "key": problem.key,
-        "search": problem.search,
         "state": "queued",
         "cached": False,
-        "space_size": problem.space_size,
         "candidate_count": len(problem.candidates),
         "rejections": {},
         "seconds": seconds,
-        "comparison": problem.comparison,
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy import Row, and_, func, insert, or_, select, update
 
 from cukiln.types import JobPage, JobState, JobSummary
 from storage.cursors import make_cursor, read_cursor
@@ -58,22 +58,8 @@ class CreatedJob:
     items: int
 
 
-@dataclass(frozen=True)
-class JobStatus:
-    id: str
-    state: JobState
-    cached: bool
-    priority: int
-    used_seconds: float
-    turn_seconds: float
-    budget_seconds: float | None
-    deadline: float | None
-    workspace_limit_bytes: int | None
-    deterministic: bool
-    created_at: float
-    started_at: float | None
-    finished_at: float | None
-    error: str | None
+JobStatus = Row[Any]
+"""Of `storage.tables.JobRow`."""
 
 
 def create_job(session: Session, new: NewJob) -> CreatedJob:
@@ -109,8 +95,7 @@ def create_job(session: Session, new: NewJob) -> CreatedJob:
 
 def job_state(session: Session, job_id: str) -> JobStatus | None:
     """The job's own row, without its problems; None if there is no such job."""
-    row = session.execute(select(core(JobRow)).where(JobRow.id == job_id)).mappings().one_or_none()
-    return JobStatus(**row) if row else None
+    return session.execute(select(core(JobRow)).where(JobRow.id == job_id)).one_or_none()
 
 
 def last_deadline(session: Session, job_ids: Sequence[str]) -> float | None:
@@ -182,19 +167,11 @@ def priority_name(priority: int) -> Priority:
 
 def _problem_row(job_id: str, position: int, problem: NewProblem, now: float) -> dict[str, Any]:
     return {
+        **vars(problem),
         "job_id": job_id,
         "position": position,
-        "name": problem.name,
-        "operator": problem.operator,
-        "problem": problem.problem,
-        "target": problem.target,
-        "device_class": problem.device_class,
-        "key": problem.key,
-        "search": problem.search,
         "state": "done" if problem.cached else "queued",
-        "cached": problem.cached,
         "planned": problem.cached,
-        "winner": problem.winner,
         "started_at": now if problem.cached else None,
         "finished_at": now if problem.cached else None,
     }

@@ -88,18 +88,7 @@ def _waiting_for(session: Session, builds: Collection[str]) -> list[tuple[str, s
 
 
 def _row(new: NewBuild, now: float) -> dict[str, Any]:
-    return {
-        "id": new.id,
-        "kernel": new.kernel,
-        "slice": new.slice,
-        "toolchain": new.toolchain,
-        "target": new.target,
-        "kernel_json": new.kernel_json,
-        "predicted_seconds": new.predicted_seconds,
-        "predicted_bytes": new.predicted_bytes,
-        "state": "pending",
-        "created_at": now,
-    }
+    return {**vars(new), "state": "pending", "created_at": now}
 
 
 def _join_running_files(session: Session, job_id: str, groups: Collection[str | None]) -> None:

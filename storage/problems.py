@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Row, func, select, update
 
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
@@ -19,31 +19,8 @@ from storage.rows import core
 from storage.seconds import add_seconds, by_phase
 from storage.tables import ItemRow, JobProblemRow
 
-
-@dataclass(frozen=True)
-class JobProblem:
-    id: int
-    job_id: str
-    position: int
-    name: str
-    operator: str
-    problem: dict[str, Any]
-    target: str
-    device_class: str
-    key: str
-    search: dict[str, Any]
-    state: str
-    cached: bool
-    planned: bool
-    space_size: int
-    candidate_count: int
-    rejections: dict[str, Any]
-    seconds: dict[str, Any]
-    comparison: dict[str, Any] | None
-    winner: str | None
-    error: str | None
-    started_at: float | None
-    finished_at: float | None
+JobProblem = Row[Any]
+"""Of `storage.tables.JobProblemRow`."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +32,7 @@ class FinishedProblem:
 
 
 def load_problem(session: Session, problem_id: int) -> JobProblem | None:
-    row = session.execute(select(core(JobProblemRow)).where(JobProblemRow.id == problem_id)).mappings().one_or_none()
-    return JobProblem(**row) if row else None
+    return session.execute(select(core(JobProblemRow)).where(JobProblemRow.id == problem_id)).one_or_none()
 
 
 def problems_to_plan(session: Session, claim: Claim) -> list[JobProblem]:
@@ -67,8 +43,8 @@ def problems_to_plan(session: Session, claim: Claim) -> list[JobProblem]:
         .where(JobProblemRow.job_id == job_id, JobProblemRow.position.between(first, last))
         .where(~JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
         .order_by(JobProblemRow.position)
-    ).mappings()
-    return [JobProblem(**row) for row in rows]
+    )
+    return list(rows)
 
 
 def candidates_of_job(session: Session, job_id: str) -> int:

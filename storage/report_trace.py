@@ -39,24 +39,10 @@ Attempted = tuple[RowMapping, tuple[Attempt, ...]]
 
 
 @dataclass(frozen=True)
-class TracedGroup:
-    kernels: int
-    phases: list[dict[str, Any]]
-    codegen_seconds: dict[str, Any]
-    compile_seconds: dict[str, Any]
-    verify_seconds: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TracedProblem:
-    name: str
-    operator: str
-
-
-@dataclass(frozen=True)
 class TracedItem:
-    """`group` of a compile, verify or measure item, `problem` of a compare or finish item. `phases` of the
-    attempt that did it, as `groups.phases` keeps them. `jobs`: for which it is, where they are several."""
+    """`group` (`kernels`: how many, phases, seconds by stage) of a compile, verify or measure item, `problem` (name,
+    operator) of a compare or finish item; else None. `phases` of the attempt that did it, as `groups.phases` keeps
+    them. `jobs`: for which it is, where they are several."""
 
     id: int
     kind: str
@@ -64,8 +50,8 @@ class TracedItem:
     target: str | None
     predicted_seconds: float
     attempts: tuple[Attempt, ...]
-    group: TracedGroup | None
-    problem: TracedProblem | None
+    group: Any
+    problem: Any
     phases: list[dict[str, Any]]
     jobs: tuple[str, ...] = ()
 
@@ -115,8 +101,8 @@ def traced_items(session: Session, found: Sequence[Attempted]) -> list[TracedIte
 def _traced(
     row: RowMapping,
     attempts: tuple[Attempt, ...],
-    groups: Mapping[str, TracedGroup],
-    problems: Mapping[int, TracedProblem],
+    groups: Mapping[str, Any],
+    problems: Mapping[int, Any],
     jobs: Sequence[str],
 ) -> TracedItem:
     kind, ref = row["kind"], row["ref"]
@@ -147,14 +133,7 @@ def _jobs(session: Session, item_ids: Sequence[int]) -> dict[int, list[str]]:
 def _attempts(row: RowMapping) -> list[Attempt]:
     """The attempts at the item, the present one last."""
     past = [
-        Attempt(
-            one["worker"],
-            one["attempt"],
-            one["available_at"],
-            one["started_at"],
-            one["ended_at"],
-            one["how"],
-        )
+        Attempt(*(one[name] for name in ("worker", "attempt", "available_at", "started_at", "ended_at", "how")))
         for one in row["past"]
     ]
     last = Attempt(
@@ -173,21 +152,20 @@ def _falls_into(attempt: Attempt, window: tuple[float, float]) -> bool:
     return begun <= window[1] and (attempt.ended_at is None or attempt.ended_at >= window[0])
 
 
-def _groups(session: Session, group_ids: set[str]) -> dict[str, TracedGroup]:
+def _groups(session: Session, group_ids: set[str]) -> dict[str, Any]:
     table = core(GroupRow).c
     seconds = (table.codegen_seconds, table.compile_seconds, table.verify_seconds)
-    columns = (table.id, func.json_array_length(table.kernels), table.phases, *seconds)
-    found: dict[str, TracedGroup] = {}
+    columns = (table.id, func.json_array_length(table.kernels).label("kernels"), table.phases, *seconds)
+    found: dict[str, Any] = {}
     for ids in chunks(group_ids):
-        rows = session.execute(select(*columns).where(table.id.in_(ids)))
-        found.update((row[0], TracedGroup(*row[1:])) for row in rows)
+        found.update((row.id, row) for row in session.execute(select(*columns).where(table.id.in_(ids))))
     return found
 
 
-def _problems(session: Session, problem_ids: set[int]) -> dict[int, TracedProblem]:
+def _problems(session: Session, problem_ids: set[int]) -> dict[int, Any]:
     table = core(JobProblemRow).c
-    found: dict[int, TracedProblem] = {}
+    found: dict[int, Any] = {}
     for ids in chunks(problem_ids):
         rows = session.execute(select(table.id, table.name, table.operator).where(table.id.in_(ids)))
-        found.update((row[0], TracedProblem(*row[1:])) for row in rows)
+        found.update((row.id, row) for row in rows)
     return found

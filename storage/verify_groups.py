@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 from cukiln.types import StageSeconds
 from storage.database import Session
 from storage.device_classes import asks_predicted
-from storage.group_rows import GroupKernel, load_group
+from storage.group_rows import GroupKernel, kernels_of, load_group
 from storage.items import Claim, complete, hold
 from storage.judge import LIVE
 from storage.judging_work import add_judging, unjudged
@@ -35,7 +35,7 @@ def builds_to_verify(session: Session, group_id: str, plan_version: str) -> list
     )
     mine: dict[str, str] = dict(rows.all())
     known = known_verdicts(session, mine.values(), CPU, plan_version)
-    return [kernel for kernel in group.kernels if kernel.build in mine and mine[kernel.build] not in known]
+    return [kernel for kernel in kernels_of(group) if kernel.build in mine and mine[kernel.build] not in known]
 
 
 def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdict], plan_version: str) -> None:
@@ -53,7 +53,7 @@ def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], 
     group = load_group(session, claim.ref)
     if spent or group is None:
         return spent
-    return shares(session, claim.jobs, [kernel.build for kernel in group.kernels], stages)
+    return shares(session, claim.jobs, [kernel.build for kernel in kernels_of(group)], stages)
 
 
 def complete_verified(

@@ -22,7 +22,7 @@ from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
 from storage.database import Database, Session
 from storage.endings import expire_budgets, find_ended
-from storage.group_rows import GroupKernel, load_group
+from storage.group_rows import GroupKernel, kernels_of, load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.items import Claim
 from storage.jobs import CreatedJob, NewJob, NewProblem
@@ -219,7 +219,7 @@ def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), w
                 {"registers": 32, "static_shared_bytes": 16, "dynamic_shared_bytes": 48, "spill_load_bytes": 4},
                 library=f"library-{claim.ref}",
             )
-            for kernel in group.kernels
+            for kernel in kernels_of(group)
         ]
         made = GroupFiles(
             source="a" * 64,

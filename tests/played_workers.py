@@ -15,7 +15,7 @@ from storage.database import Database, Session
 from storage.device_classes import asks_predicted
 from storage.endings import expire_budgets, find_ended
 from storage.errors import LostClaim
-from storage.group_rows import GroupKernel, compiled_for, load_group
+from storage.group_rows import GroupKernel, compiled_for, kernels_of, load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.items import Claim, Renewal, hold
 from storage.judge import Judged
@@ -140,7 +140,7 @@ class Attempt:
             group = load_group(session, self.claim.ref)
         assert group is not None
         yield
-        outcomes = [self._outcome(kernel.build) for kernel in group.kernels][: self.luck.dies_after]
+        outcomes = [self._outcome(kernel.build) for kernel in kernels_of(group)][: self.luck.dies_after]
         for some in chunks(outcomes, AT_ONCE):
             with self.database.write() as session:
                 record_builds(session, self.claim, some)
@@ -148,10 +148,10 @@ class Attempt:
             yield
         yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
         made = GroupFiles(codegen=second, compile=second, phases=[{"name": "cicc", "seconds": 0.5}])
-        error = "the compiler died" if len(outcomes) < len(group.kernels) else None
+        error = "the compiler died" if len(outcomes) < len(kernels_of(group)) else None
         with self.database.read() as session:
             follows = what_follows(session, self.claim, made)
-            builds, jobs_of_file = [kernel.build for kernel in group.kernels], compiled_for(session, group.id)
+            builds, jobs_of_file = [kernel.build for kernel in kernels_of(group)], compiled_for(session, group.id)
             parts = self.model.shares(session, jobs_of_file, builds, {"codegen": 1.0, "compile": 1.0, "cicc": 0.5})
         assert parts
         yield
@@ -216,7 +216,7 @@ class Attempt:
         assert group is not None
         spent = {"verify": 1.0}
         proved = self.model.shares(session, self.claim.jobs, asked, spent, asks_predicted())
-        return proved or self.model.shares(session, self.claim.jobs, [one.build for one in group.kernels], spent)
+        return proved or self.model.shares(session, self.claim.jobs, [one.build for one in kernels_of(group)], spent)
 
     def _measure(self) -> Transactions:
         with self.database.read() as session:

@@ -13,10 +13,9 @@ from cukiln.types import Lookups, WinnerRecord
 from service.winner_cache import FRESH_SECONDS, WinnerCache
 from storage import jobs
 from storage.database import Database, Session
-from storage.judge_gpu import condemn
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
-from storage.verdicts import NewVerdict, write_verdicts
-from storage.winners import get_winners
+from storage.verdicts import NewVerdict, write_verdicts, wrong_codes
+from storage.winners import get_winners, withdraw_code
 from tests.fixtures_api import MATMUL, Api, api, publish
 
 __all__ = ["api"]
@@ -189,7 +188,7 @@ def found_wrong(database: Database, record: WinnerRecord, index: int) -> None:
     with database.write() as session:
         finding = NewVerdict(entry.code_digest, "incorrect", "3 of 9 elements are wrong", {}, 0.0, 0.0)
         write_verdicts(session, [finding], "gpu", "g1")
-        condemn(session, {entry.code_digest}, "g1")
+        withdraw_code(session, wrong_codes(session, {entry.code_digest}))
 
 
 @pytest.mark.parametrize("left", [1, 0])

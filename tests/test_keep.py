@@ -82,7 +82,7 @@ def test_of_equal_predictions_the_smaller_id_is_kept() -> None:
     for candidates in (found.candidates, found.candidates[::-1]):
         best = BestPredicted(faster + 2, SM_90A)
         for one in candidates:
-            best.offer(one)
+            best.append(one)
         choice = best.choice()
         assert {one.id for one in choice.kept} & set(tied) == set(tied[:2])
         assert choice.best_left is not None

@@ -17,7 +17,7 @@ from storage.builds import known_builds
 from storage.database import Database
 from storage.endings import find_ended
 from storage.errors import LostClaim
-from storage.group_rows import compiled_for, load_group
+from storage.group_rows import compiled_for, kernels_of, load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
 from storage.items import Claim
 from storage.lease_builds import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
@@ -69,7 +69,7 @@ def members(database: Database, claim: Claim | None) -> list[str]:
     with database.read() as session:
         group = load_group(session, claim.ref)
     assert group is not None
-    return sorted(kernel.build for kernel in group.kernels)
+    return sorted(kernel.build for kernel in kernels_of(group))
 
 
 def states(database: Database, *names: str) -> list[str | None]:

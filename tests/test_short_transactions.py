@@ -17,7 +17,7 @@ from storage import items, jobs
 from storage.builds import NewBuild
 from storage.database import Database
 from storage.endings import RECENT_SECONDS, expire_budgets, find_ended
-from storage.group_rows import load_group
+from storage.group_rows import kernels_of, load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
 from storage.items import Claim
@@ -155,7 +155,7 @@ def compile_all(database: Database, failing: frozenset[str] = frozenset()) -> No
         BuildOutcome(one.build, "compile_error", log="error")
         if one.build in failing
         else BuildOutcome(one.build, "ok", f"code-{one.build}", {"registers": 32}, library="library")
-        for one in group.kernels
+        for one in kernels_of(group)
     ]
     for some in chunks(outcomes, 16):
         with database.write() as session:

@@ -11,7 +11,7 @@ from storage.builds import known_builds
 from storage.candidates import Predicted, candidates_of_problem, set_predictions
 from storage.database import Database
 from storage.errors import LostClaim
-from storage.group_rows import load_group
+from storage.group_rows import kernels_of, load_group
 from storage.groups import BuildOutcome
 from storage.items import Renewal
 from storage.judging_work import Versions
@@ -152,7 +152,10 @@ def test_a_build_that_two_jobs_plan_is_compiled_once(database: Database) -> None
     theirs = claim_one(database, "compile")
     with database.read() as session:
         groups = [load_group(session, claim.ref) for claim in (mine, theirs)]
-        assert [sorted(kernel.build for kernel in group.kernels) for group in groups if group] == [["a", "b"], ["c"]]
+        assert [sorted(kernel.build for kernel in kernels_of(group)) for group in groups if group] == [
+            ["a", "b"],
+            ["c"],
+        ]
         # What is compiling when the second job comes is for that one, too.
         assert jobs_of(session, mine.item_id) == tuple(sorted((first.id, second.id)))
     for claim in (mine, theirs):
@@ -272,7 +275,7 @@ def test_what_a_more_urgent_job_needs_too_is_done_first(database: Database) -> N
     claim = claim_one(database, "compile", kernels=1)
     with database.read() as session:
         group = load_group(session, claim.ref)
-        assert group is not None and group.kernels[0].build == "shared"
+        assert group is not None and kernels_of(group)[0].build == "shared"
     compile_claimed(database, claim)
     following = claim_one(database, "verify", "compile")
     assert (following.kind, following.ref) == ("verify", claim.ref)

@@ -27,7 +27,7 @@ from sqlalchemy import event, select
 from storage import endings, groups, items, jobs, measurements
 from storage.database import Database, Session
 from storage.device_classes import is_predicted
-from storage.group_rows import load_group
+from storage.group_rows import kernels_of, load_group
 from storage.items import Renewal
 from storage.judge import LIVE
 from storage.lease_builds import FileLimits
@@ -256,7 +256,7 @@ class Jobs(RuleBasedStateMachine):
             self.release_what_is_lost(session)
             claim = items.claim(session, worker.kinds, worker.targets, name, LEASE, limits)
             group = load_group(session, claim.ref) if claim is not None and claim.kind == "compile" else None
-            builds = [kernel.build for kernel in group.kernels] if group else []
+            builds = [kernel.build for kernel in kernels_of(group)] if group else []
             self.model.claimed(picture, worker, files.kernels, claim, builds)
         if claim is None:
             return None
@@ -386,7 +386,7 @@ class Jobs(RuleBasedStateMachine):
     def members_of(self, session: Session, group_id: str) -> list[str]:
         group = load_group(session, group_id)
         assert group is not None and group.state == "compiling"
-        return [kernel.build for kernel in group.kernels]
+        return [kernel.build for kernel in kernels_of(group)]
 
     @invariant()
     def seconds_are_charged_to_the_jobs_that_they_were_spent_for(self) -> None:

@@ -122,8 +122,9 @@ def verify_on_cpu(
         share = _Share(build, len(kernels))
         for kernel_id, words in build.errors.items():
             keep(share.add(CpuVerdict(kernel_id, "compile_error", words)))
-        children = _Children(processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel)
-        children.part, children.on_print = part or Part(), on_print
+        children = _Children(
+            processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel, part or Part(), on_print
+        )
         if sanitize:
             children.python = _sanitized_python(toolchain, processes, limits, folder)
         for library, held in build.libraries:
@@ -148,33 +149,24 @@ class _Share:
         )
 
 
+@dataclass
 class _Children:
     """Runs one child after the other until every kernel of a library has its verdict."""
 
-    def __init__(
-        self,
-        processes: Processes,
-        limits: Limits,
-        folder: Path,
-        seed: int,
-        cpu_seconds: float,
-        wall_seconds: float,
-        cancel: threading.Event | None,
-    ) -> None:
-        self._processes = processes
-        self._limits = limits
-        self._folder = folder
-        self._seed = seed
-        self._cpu_seconds = cpu_seconds
-        self._wall_seconds = wall_seconds
-        self._cancel = cancel
-        self.python: tuple[str, ...] = (sys.executable,)
-        self.part = Part()
-        self.on_print: Callable[[str], None] | None = None
+    processes: Processes
+    limits: Limits
+    folder: Path
+    seed: int
+    cpu_seconds: float
+    wall_seconds: float
+    cancel: threading.Event | None
+    part: Part
+    on_print: Callable[[str], None] | None
+    python: tuple[str, ...] = (sys.executable,)
 
     def judge(self, library: Path, kernels: Sequence[Kernel]) -> Iterable[CpuVerdict]:
         waiting = {kernel.id: kernel for kernel in kernels}
-        while waiting and not (self._cancel and self._cancel.is_set()):
+        while waiting and not (self.cancel and self.cancel.is_set()):
             running: str | None = None
             judged = 0
             garbage = ""
@@ -182,16 +174,16 @@ class _Children:
             key = new_key()
             hear = Hearing(key)
             argv = [*self.python, "-m", CHILD, self._request(library, list(waiting.values()))]
-            with self._processes.stream(
+            with self.processes.stream(
                 argv,
-                cwd=self._folder,
-                limits=self._limits,
+                cwd=self.folder,
+                limits=self.limits,
                 env=CHILD_ENVIRONMENT,
-                cancel=self._cancel,
+                cancel=self.cancel,
                 network=False,
                 stdin=key,
             ) as stream:
-                for line in stream.lines(self._wall_seconds):
+                for line in stream.lines(self.wall_seconds):
                     heard = time.monotonic()
                     try:
                         message = hear(line)
@@ -210,7 +202,7 @@ class _Children:
             assert finished is not None, "lines() ends only when the child has"
             if self.on_print and finished.stderr:
                 self.on_print(finished.stderr.decode("utf-8", "replace"))
-            if self._cancel and self._cancel.is_set():
+            if self.cancel and self.cancel.is_set():
                 return
             if garbage and running is not None:
                 yield CpuVerdict(running, "runtime_error", f"wrote into the pipe to its parent: {garbage!r}")
@@ -220,7 +212,7 @@ class _Children:
                 continue
             # A child that used up its limits over many kernels says nothing about the last one: it is tried again,
             # unless the child fell silent over it.
-            silent = time.monotonic() - heard >= self._wall_seconds
+            silent = time.monotonic() - heard >= self.wall_seconds
             if judged and finished.ended_by is not None and not silent:
                 continue
             yield _death(running, finished)
@@ -232,8 +224,8 @@ class _Children:
             "library": str(library),
             "kernels": [kernel.to_json() for kernel in kernels],
             "operators": folders,
-            "seed": self._seed,
-            "cpu_seconds": self._cpu_seconds,
+            "seed": self.seed,
+            "cpu_seconds": self.cpu_seconds,
             "part": asdict(self.part),
         }
         path = library.with_suffix(".json")

@@ -7,7 +7,7 @@ from codegen.kernel import Kernel
 from codegen.render_group import render_device
 from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
-from storage.group_rows import load_group
+from storage.group_rows import kernels_of, load_group
 from storage.groups import (
     BUILDS_AT_ONCE,
     BuildOutcome,
@@ -44,7 +44,7 @@ def compile_kernels(context: StepContext) -> None:
         raise WrongToolchain(
             f"group {group.id} was planned for toolchain {group.toolchain}, this worker has {toolchain.digest}"
         )
-    kernels = {Kernel.from_json(member.kernel_json): member.build for member in group.kernels}
+    kernels = {Kernel.from_json(member.kernel_json): member.build for member in kernels_of(group)}
     stopwatch = Stopwatch()
     outcome = compile_group(
         list(kernels),
