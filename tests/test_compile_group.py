@@ -280,6 +280,7 @@ def test_a_named_culprit_is_set_aside_though_the_others_are_left(toolchain: Tool
         ended(1, "group.cpp1.ii: No space left on device"),
         ended(2, "cicc: Cannot allocate memory"),
         ended(1, "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."),
+        ended(1, "nvcc error   : '/usr/bin/g++' died due to signal 9 (Kill signal)"),
         ended(1, "collect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated."),
     ],
 )

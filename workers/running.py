@@ -83,8 +83,10 @@ MACHINE_WORDS = (
     "Too many open files",
     "Resource temporarily unavailable",
     "error while loading shared libraries",
-    "Killed signal terminated program",  # g++ of cc1plus or as, and collect2 of ld, which they end with status 1
+    # Of their children, where they end with a status of their own: g++, collect2, nvcc.
+    "Killed signal terminated program",
     "ld terminated with signal 9",
+    "died due to signal 9",
 )
 
 
