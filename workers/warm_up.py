@@ -15,10 +15,12 @@ from storage import items, jobs
 from storage.builds import NewBuild
 from storage.candidates import candidates_of_problem
 from storage.database import Database, Session
+from storage.devices import drivers_of
 from storage.errors import StorageError
 from storage.group_rows import load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
 from storage.judging_work import Versions
+from storage.lease_builds import FileLimits
 from storage.libraries import end_library, start_library
 from storage.measurements import (
     Measured,
@@ -30,11 +32,13 @@ from storage.measurements import (
     record_measured,
 )
 from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.problems import finish_problem, load_problem, problems_to_plan
+from storage.problems import candidates_of_job, finish_problem, load_problem, problems_to_plan
 from storage.progress import job_progress
 from storage.seconds import add_seconds
+from storage.turns import spend
 from storage.verdicts import NewVerdict, best_proofs
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from workers import tickets
 
 log = logging.getLogger("cukiln.worker")
 
@@ -73,8 +77,11 @@ def _go_the_way(session: Session, name: str) -> None:
     claim = _claim(session, "plan", None, job)
     planned = problems_to_plan(session, claim)
     jobs.job_state(session, job)
+    candidates_of_job(session, job)
+    drivers_of(session, 1.0)
+    spend(session, job, 0.0)
     candidate = NewCandidate(name * 2, {}, name * 2, build)
-    builds = {build: NewBuild(build, name * 2, name * 2, {}, target, name * 2)}
+    builds = {build: NewBuild(build, name * 2, name * 2, {}, target, "t")}
     record_candidates(session, claim, [(problem.id, candidate) for problem in planned], builds, versions)
     for problem in planned:
         end_plan(session, claim, PlannedProblem(problem.id, 1, 1, {}, whole))
@@ -132,7 +139,10 @@ def _measure(session: Session, device_class: str, job: str) -> None:
 
 
 def _claim(session: Session, kind: str, target: str | None, job: str) -> items.Claim:
-    claim = items.claim(session, [kind], None if target is None else [target], "warm-up", 1.0)
-    if claim is None or claim.jobs != (job,):
+    """As a worker does that has several kinds of work: it is another statement for one."""
+    kinds = next(kinds for kinds in tickets.ITEMS_OF.values() if kind in kinds)
+    files = FileLimits(toolchain="t") if kind in tickets.ITEMS_OF[tickets.COMPILE] else None
+    claim = items.claim(session, kinds, None if target is None else [target], "warm-up", 1.0, files)
+    if claim is None or claim.kind != kind or claim.jobs != (job,):
         raise _NotOurs(f"{kind} work waits already")
     return claim
