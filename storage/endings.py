@@ -232,7 +232,6 @@ def _failed_judging(session: Session, since: float) -> Part | None:
             select(candidate.build)
             .join(core(BuildRow), build.id == candidate.build)
             .where(build.group_id == group_of_ref(row.ref), candidate.verdict.is_(None))
-            .where(exists().where(item.id == row.id, item.state == "failed"))  # still, when it is done
             .where(or_(build.state.in_(COMPILE_FAILURES), and_(build.state == "ok", asked)))
             # Once more when it is cleared: a job that came meanwhile has it tried again.
             .where(exists().where(item.id == row.id, item.state == "failed"))
