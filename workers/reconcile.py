@@ -62,6 +62,7 @@ class Reconciler:
                 self.run_once()
             except DATABASE_AWAY as error:
                 log.warning("this round was not finished: %s", error)
+                self.database.dispose()  # of a file that was put away and is back, connections may hold another
             stop.wait(self.settings.poll_seconds)
 
     def run_once(self) -> Round:
