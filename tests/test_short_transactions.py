@@ -350,18 +350,24 @@ class Killed(BaseException):
     pass
 
 
+def interrupt(database: Database, monkeypatch: pytest.MonkeyPatch, new: Import, after: int) -> None:
+    """Import it with a service that is killed in a pause, after so many."""
+    pauses = iter([None] * after)
+
+    def pause() -> None:
+        if next(pauses, Killed) is Killed:
+            raise Killed
+
+    monkeypatch.setattr(database, "pause", pause)
+    with pytest.raises(Killed):
+        import_results(database, new, lambda session: None)
+
+
 def test_an_import_that_is_interrupted_is_gone_on_with(
     database: Database, transactions: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = an_import(2_000)
-    pauses = iter(range(4))
-    monkeypatch.setattr(database, "pause", lambda: next(pauses, None) is not None or kill())
-
-    def kill() -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        import_results(database, new, lambda session: None)
+    interrupt(database, monkeypatch, new, 4)
     with database.read() as session:
         job = jobs.job_state(session, new.job_id)
     assert job is not None and job.state == "queued"
@@ -379,15 +385,7 @@ def test_an_import_that_goes_on_after_all_loses_nothing(
     database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     new = an_import(2_000)
-    pauses = iter([None] * 8)
-
-    def pause() -> None:
-        if next(pauses, Killed) is Killed:
-            raise Killed
-
-    monkeypatch.setattr(database, "pause", pause)
-    with pytest.raises(Killed):
-        import_results(database, new, lambda session: None)
+    interrupt(database, monkeypatch, new, 8)
     clock.advance(601)
     with database.read() as session:
         part = find_ended(session)
@@ -405,15 +403,7 @@ def test_an_import_that_nobody_goes_on_with_is_forgotten(
     database: Database, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = an_import(2_000)
-    pauses = iter([None] * 4)
-
-    def pause() -> None:
-        if next(pauses, Killed) is Killed:
-            raise Killed
-
-    monkeypatch.setattr(database, "pause", pause)
-    with pytest.raises(Killed):
-        import_results(database, new, lambda session: None)
+    interrupt(database, monkeypatch, new, 4)
     assert clear(database) == 0, "it may be going on"
     clock.advance(601)
     assert clear(database) > 1
