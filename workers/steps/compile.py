@@ -101,7 +101,8 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     for some in chunks(outcomes, BUILDS_AT_ONCE):
         with context.database.write() as session:
             record_builds(session, context.claim, some)
-        context.database.pause()
+        if len(outcomes) > BUILDS_AT_ONCE:
+            context.database.pause()
     judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
     with context.database.read() as session:
         follows = what_follows(session, context.claim, made)
