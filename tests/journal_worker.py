@@ -15,6 +15,7 @@ from pathlib import Path
 from storage.logs import set_up_logging
 from storage.settings import load_settings
 from workers.gpu.measure_on_gpu import GpuGone
+from workers.horse import MAX_GROWTH_BYTES
 from workers.main import prepare, run_gpu_worker, run_reconciler, run_worker
 from workers.processes import Limits
 from workers.steps.context import GiveUp, StepContext
@@ -50,6 +51,8 @@ def act(behaviour: str, context: StepContext) -> None:
         limits = Limits(wall_seconds=300, cpu_seconds=300, memory_bytes=1 << 30, output_bytes=1 << 20)
         context.processes.run(["sleep", "300"], cwd=JOURNAL.parent, limits=limits, cancel=context.cancel)
         context.check()
+    elif behaviour == "grow":
+        bytearray(MAX_GROWTH_BYTES).replace(b"\0", b"\1")  # touched
     elif behaviour == "brief":
         time.sleep(2.0)
     elif behaviour == "deaf":  # native code that keeps the interpreter for itself

@@ -280,7 +280,7 @@ def test_an_idle_worker_stops_at_once_and_leaves_no_registration(
     assert not queue_world.redis.smembers("rq:workers")
 
 
-def test_the_step_of_a_cancelled_job_is_stopped_and_the_worker_takes_the_next(queue_world: QueueWorld) -> None:  # noqa: F811
+def test_the_step_of_a_cancelled_job_is_stopped_and_its_horse_takes_the_next(queue_world: QueueWorld) -> None:  # noqa: F811
     queue_world.start("plan")
     with queue_world.database.write() as session:
         job = running_job(session, priority=10)
@@ -288,12 +288,31 @@ def test_the_step_of_a_cancelled_job_is_stopped_and_the_worker_takes_the_next(qu
     tickets.add_tickets(queue_world.redis, "plan", None)
     [start] = wait_until_started(queue_world, "forever:0-0")
     horse = psutil.Process(start.pid)
+    wait_for(lambda: [child for child in horse.children(recursive=True) if child.name() == "sleep"])
+    tree = [child for child in horse.children(recursive=True) if child.name() == "sleep"]
     with queue_world.database.write() as session:
         jobs.cancel_job(session, job)
-    wait_for(lambda: not alive(horse), what="the horse to end")
-    assert not queue_world.journal("end", "forever:0-0")
+    wait_for(lambda: not any(alive(process) for process in tree), what="the compiler to end")
     [ref] = queue_world.add("quick")
     wait_for(lambda: queue_world.journal("end", ref))
+    assert not queue_world.journal("end", "forever:0-0")
+    assert queue_world.journal("end", ref)[0].pid == start.pid
+
+
+@pytest.mark.parametrize("end", ["killed", "grown"])
+def test_a_horse_that_has_ended_or_grown_is_followed_by_another(queue_world: QueueWorld, end: str) -> None:  # noqa: F811
+    """Without the reconciler: the ticket that comes next is not lost."""
+    queue_world.start("plan")
+    [first] = queue_world.add("quick" if end == "killed" else "grow")
+    [done] = wait_until_ended(queue_world, first)
+    horse = psutil.Process(done.pid)
+    if end == "killed":
+        horse.kill()
+    wait_for(lambda: not alive(horse), what="the horse to end")
+    [second] = queue_world.add("quick_2")
+    [again] = wait_until_ended(queue_world, second)
+    assert again.pid != done.pid
+    assert [entry.attempt for entry in queue_world.journal("start")] == [1, 1]
 
 
 # ---- a Redis that comes and goes
@@ -343,6 +362,11 @@ def test_a_doubled_ticket_runs_an_item_once(queue_world: QueueWorld) -> None:  #
 
 def wait_until_live(world: QueueWorld, count: int) -> None:
     wait_for(lambda: len(live_workers(world.redis)) >= count, what=f"{count} workers\n{world.logs()}")
+
+
+def wait_until_ended(world: QueueWorld, ref: str) -> list[Entry]:
+    wait_for(lambda: world.journal("end", ref), what=f"{ref} to end\n{world.logs()}")
+    return world.journal("end", ref)
 
 
 def wait_until_started(world: QueueWorld, ref: str) -> list[Entry]:

@@ -156,10 +156,10 @@ class ForkServer:
             return self._process.wait(seconds) if self._process is not None else None
         return None
 
-    def ensure_running(self) -> None:
-        """Start it unless it runs. It imports while we go on."""
+    def ensure_running(self) -> bool:
+        """Start it unless it runs; returns whether it did. It imports while we go on."""
         if self.pid is not None:
-            return
+            return True
         self.stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES // 2)  # the kernel doubles it
@@ -175,6 +175,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        return False
 
     def fork(self, request: Request, standard: Sequence[int] = ()) -> Forked:
         """The server was started before. `standard`: stdin, stdout and stderr, where they are not the server's."""

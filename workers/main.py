@@ -158,23 +158,22 @@ def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], si
         _say_network(workplace.processes)
     remember_versions(workplace.settings)
     if kind == tickets.COMPILE:
-        workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
+        keep_warm(workplace.processes)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
         tickets.connect(redis_url(workplace.settings)),
         functools.partial(run_ticket, workplace, steps),
-        before_fork=functools.partial(before_fork, kind, workplace),
+        before_fork=workplace.database.dispose,  # a horse must not inherit a connection
+        before_ticket=lambda: kind != tickets.COMPILE or keep_warm(workplace.processes),
         beat=signs.beat,
         may_go_on=signs.may_go_on,
     ).work()
 
 
-def before_fork(kind: str, workplace: Workplace) -> None:
-    """A horse must not inherit a connection; it finds the process that forks its kernels' children."""
-    workplace.database.dispose()
-    if kind == tickets.COMPILE:
-        workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
+def keep_warm(processes: Processes) -> bool:
+    """What forks the children that run kernels; False where a horse that was forked before does not find it."""
+    return processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
 
 
 def _say_network(processes: Processes) -> None:

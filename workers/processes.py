@@ -206,15 +206,16 @@ class Processes:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def keep_warm(self, module: str, env: Mapping[str, str]) -> None:
+    def keep_warm(self, module: str, env: Mapping[str, str]) -> bool:
         """From now on `python -m MODULE …`, run with this Python, is forked from a process that has imported `module`
         with the environment `env`, and calls its `main()` inside the same fence. Called again, it starts that process
-        again where it has ended. Only where namespaces are allowed; the calling thread must outlive the process."""
+        again where it has ended, and returns False: what this process has forked before does not find the new one. Only
+        where namespaces are allowed; the calling thread must outlive the process."""
         if self.isolation != "namespace":
-            return
+            return True
         if self._warm is None:
             self._warm = ForkServer("fence server", [module], env={**_environment(), **env}, cwd=Path("/"))
-        self._warm.ensure_running()
+        return self._warm.ensure_running()
 
     def _start(
         self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], limits: Limits, network: bool, stdin: bytes

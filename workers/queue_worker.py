@@ -7,7 +7,7 @@ retries, commands over pub/sub and maintenance (which marks a stuck job failed) 
 soon as it is taken: what it was for is in the database, claimed under a lease, so there is nothing for RQ to recover.
 
 ```
-worker  ── forks ──► horse (SIGKILLed by the kernel when the worker ends, however it ends)
+worker  ── tickets ──► horse, a fork (`workers.horse`)
    │ heartbeat every second, gone after 4 s       └── run_ticket: claims, renews, completes in the database
 ```
 """
@@ -18,9 +18,7 @@ import gc
 import json
 import logging
 import os
-import random
 import secrets
-import select
 import signal
 import socket
 import time
@@ -38,7 +36,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from workers import tickets
-from workers.tether import die_with_parent
+from workers.horse import Horse, Perform
 
 log = logging.getLogger("cukiln.worker")
 
@@ -91,11 +89,11 @@ def read_ticket(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
 
 
 class QueueWorker(Worker):
-    """Takes tickets from `queues` and forks a horse for each that calls `perform(kind, target)`.
+    """Takes tickets from `queues`; a horse calls `perform(kind, target)` for each.
 
-    `before_fork` closes what must not be shared with a child (database connections). `beat` is called about every
-    second, idle or busy, for the owner's own signs of life. `may_go_on` is asked before each look for a ticket: False
-    ends the worker. None of them may raise.
+    `before_fork` closes what must not be shared with a child (database connections). `before_ticket` returns whether a
+    horse that has run before may be used again. `beat` is called about every second, idle or busy, for the owner's own
+    signs of life. `may_go_on` is asked before each look for a ticket: False ends the worker. None of them may raise.
     """
 
     job_class = TicketJob
@@ -104,9 +102,10 @@ class QueueWorker(Worker):
         self,
         queues: Sequence[str],
         connection: Redis,
-        perform: Callable[[str, str | None], object],
+        perform: Perform,
         *,
         before_fork: Callable[[], None] = lambda: None,
+        before_ticket: Callable[[], bool] = lambda: True,
         beat: Callable[[], None] = lambda: None,
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -124,9 +123,11 @@ class QueueWorker(Worker):
         self.birth_date = self.last_heartbeat = now()
         self._perform = perform
         self._before_fork = before_fork
+        self._before_ticket = before_ticket
         self._beat = beat
         self._may_go_on = may_go_on
-        self._waiting = False
+        self._waiting = self._busy = False
+        self._horse: Horse | None = None
         self._kill_horse_at: float | None = None
 
     # ---- the loop
@@ -146,10 +147,12 @@ class QueueWorker(Worker):
                     self._turn_queues()
         except StopRequested:
             log.debug("stopped while waiting for a ticket")
+        self._end_horse()
         self._leave()
         return taken
 
     def _take(self) -> tuple[Job, Queue] | None:
+        self._find_horse()
         try:
             self._waiting = True
             if self._stop_requested:  # the signal came before the line above
@@ -181,7 +184,7 @@ class QueueWorker(Worker):
     # ---- one ticket
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Refuse it, or forget it and run a horse."""
+        """Refuse it, or forget it and have the horse perform it."""
         assert isinstance(job, TicketJob)
         refusal = job.refusal or (None if job.origin == queue.name else f"it was written for {job.origin!r}")
         if refusal is not None:
@@ -192,62 +195,44 @@ class QueueWorker(Worker):
         except RedisError as error:
             log.warning("ticket %s not removed: %s", job.id, error)  # taken twice, it finds nothing left to claim
         if refusal is None:
-            self._before_fork()
-            self.pid = os.getpid()
-            self.fork_work_horse(job, queue)
+            if not self._before_ticket():
+                self._end_horse()
+            while not self._find_horse().give(*job.args):
+                self._end_horse()
             self._await_horse()
 
-    def main_work_horse(self, job: Job, queue: Queue) -> NoReturn:
-        """The horse. It must not outlive its worker: the lease of a lost worker is given to another."""
-        try:
-            die_with_parent(self.pid or 0)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            random.seed()
-            self._is_horse = True
-            kind, target = job.args
-            self._perform(kind, target)
-        except BaseException:  # nothing may unwind into the worker's loop, of which this process holds a copy
-            log.exception("the horse of %s failed", queue.name)
-            os._exit(1)
-        os._exit(0)
+    def _find_horse(self) -> Horse:
+        if self._horse is None:
+            self._before_fork()
+            self._horse = Horse(self._perform)
+        return self._horse
 
     def _await_horse(self) -> None:
-        """Until the horse has ended, with heartbeats."""
-        handle = os.pidfd_open(self._horse_pid)
-        try:
-            while not select.select([handle], [], [], HEARTBEAT_SECONDS)[0]:
-                self._live()
-                if self._kill_horse_at is not None and time.monotonic() > self._kill_horse_at:
-                    self.kill_horse()
-        finally:
-            os.close(handle)
-        _, status = os.waitpid(self._horse_pid, 0)
-        horse, self._horse_pid = self._horse_pid, 0
-        if status != 0:
-            log.warning("horse %d ended with %d; its item waits again when its lease is over", horse, status)
+        """Until the horse has performed its ticket, or has ended, with heartbeats."""
+        assert self._horse is not None
+        self._busy = True
+        while not self._horse.wait(HEARTBEAT_SECONDS):
+            self._live()
+            if self._kill_horse_at is not None and time.monotonic() > self._kill_horse_at:
+                self._horse.kill()
+        self._busy = False
+        if not self._horse.goes_on() and (code := self._end_horse()) != 0:
+            log.warning("the horse ended with %d; its item waits again when its lease is over", code)
 
-    def kill_horse(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        """The horse alone: what it started dies with it. RQ's killpg hits a worker whose horse has no group yet."""
-        if self._horse_pid:
-            try:
-                os.kill(self._horse_pid, sig)
-            except ProcessLookupError:
-                log.debug("horse %d had ended already", self._horse_pid)
+    def _end_horse(self) -> int:
+        """Of one that is idle or has ended; returns its exit code."""
+        horse, self._horse = self._horse, None
+        return 0 if horse is None else horse.end()
 
     # ---- signals
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First SIGTERM or SIGINT: the horse hands its item back, the worker ends. The second kills the horse."""
-        if self._is_horse:
-            return
-        if self._stop_requested:
-            self.kill_horse()
-            return
-        self._stop_requested = True
+        again, self._stop_requested = self._stop_requested, True
         self._kill_horse_at = time.monotonic() + HORSE_GRACE_SECONDS
-        self.kill_horse(signal.SIGTERM)
-        if self._waiting:
+        if self._horse is not None:
+            self._horse.kill(signal.SIGKILL if again else signal.SIGTERM)
+        if self._waiting and not again:
             raise StopRequested
 
     # ---- signs of life
@@ -262,7 +247,7 @@ class QueueWorker(Worker):
     def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
         """Write the whole registration, so that it is back one second after a flush. Raises RedisError."""
         self.last_heartbeat = now()
-        state = "busy" if self._horse_pid else "idle"
+        state = "busy" if self._busy else "idle"
         with self.connection.pipeline() as batch:
             batch.hset(self.key, mapping={**self.serialize(), "state": state})
             batch.expire(self.key, HEARTBEAT_TTL_SECONDS)
