@@ -169,7 +169,8 @@ HOSTILE = {
         "runtime_error", f"{_FOREIGN}it imports abort,", "abort();", more='extern "C" void abort();', seen=True
     ),
     "aborts, by dlsym": Hostile("runtime_error", "signal 6", 'FOUND(void (*)(), "abort")(); return 0;'),
-    "kills itself": Hostile("runtime_error", "signal 9", "raw(SYS_kill, raw(SYS_getpid), 9); return 0;"),
+    # As it looks, the machine has: nothing is remembered of the code.
+    "kills itself": Hostile("skipped", "signal 9", "raw(SYS_kill, raw(SYS_getpid), 9); return 0;"),
     "closes every file": Hostile(
         "runtime_error", "exit status 4", "for (int i = 0; i < 64; ++i) raw(SYS_close, i); return rightly(call);"
     ),

@@ -170,7 +170,8 @@ def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "CUKILN_DATA": str(data), "CUKILN_WORKERS": "1"}
     environment.pop("CUKILN_URL", None)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "client")])
-    command = [sys.executable, "-m", "cukiln", *arguments]
+    # Whoever runs the tests in the background may ignore SIGINT, and so would the command.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "cukiln", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 

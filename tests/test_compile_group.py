@@ -125,11 +125,11 @@ def test_every_tool_of_every_file_is_a_phase_in_its_order(toolchain: Toolchain, 
 
 def test_a_tool_that_was_ended_has_its_time_too(tmp_path: Path, toolchain: Toolchain, processes: Processes) -> None:
     outcome = compile_kernels(
-        [probe()], fake_nvcc(tmp_path, toolchain, "sleep 60"), processes, replace(LIMITS, wall_seconds=0.5)
+        [probe()], fake_nvcc(tmp_path, toolchain, BUSY), processes, replace(LIMITS, cpu_seconds=0.5)
     )
     (render, nvcc) = outcome.phases
     assert (render.name, nvcc.name) == ("render", "nvcc")
-    assert nvcc.seconds == pytest.approx(outcome.wall_seconds) and nvcc.seconds >= 0.5
+    assert nvcc.seconds == pytest.approx(outcome.wall_seconds) and nvcc.seconds >= 0.4
 
 
 @pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120"])
@@ -290,6 +290,9 @@ def test_the_machines_failure_is_no_kernels_verdict(toolchain: Toolchain, finish
         compile_kernels([probe()], toolchain, Faulty(lambda name, folder: finished if name == program else None))
 
 
+BUSY = "while :; do :; done"
+
+
 def fake_nvcc(folder: Path, toolchain: Toolchain, body: str) -> Toolchain:
     path = folder / "nvcc"
     path.write_text(f"#!/bin/sh\n{body}\n")
@@ -309,14 +312,24 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started(
     tmp_path: Path, toolchain: Toolchain, processes: Processes
 ) -> None:
     marker = f"28810.{os.getpid()}"
-    hanging = fake_nvcc(tmp_path, toolchain, f"setsid sleep {marker} & sleep {marker}")
+    hanging = fake_nvcc(tmp_path, toolchain, f"setsid sleep {marker} & {BUSY}")
     kernel = probe()
-    outcome = compile_kernels([kernel], hanging, processes, replace(LIMITS, wall_seconds=0.3))
-    assert outcome.outcomes[kernel.id].status == "compile_timeout"
-    assert "longer than 0.3 s" in outcome.outcomes[kernel.id].log
+    outcome = compile_kernels([kernel], hanging, processes, replace(LIMITS, cpu_seconds=0.3))
+    found = outcome.outcomes[kernel.id]
+    assert (found.status, found.limit) == ("compile_timeout", {"cpu": 0.3})
+    assert "more than 0.3 CPU seconds" in found.log
     assert not any(
         marker.encode() in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
     )
+
+
+def test_a_compiler_that_gets_no_core_is_the_machines_failure(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    with pytest.raises(InfrastructureError, match=r"less than 50% of a core"):
+        compile_kernels(
+            [probe()], fake_nvcc(tmp_path, toolchain, "sleep 300"), processes, replace(LIMITS, wall_seconds=0.3)
+        )
 
 
 def test_a_full_disk_is_the_machines_failure(tmp_path: Path, toolchain: Toolchain, processes: Processes) -> None:

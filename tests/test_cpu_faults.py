@@ -230,12 +230,14 @@ def test_a_compiler_that_names_nobody_is_asked_for_halves() -> None:
     assert "internal compiler error" in judged[1].message
 
 
-def test_a_compiler_out_of_cpu_time_is_the_kernels_fault_and_out_of_memory_the_machines() -> None:
-    (verdict,) = verify([faulty_kernel(0)], limits=replace(LIMITS, cpu_seconds=0.01))
+@pytest.mark.parametrize(
+    ("name", "field", "least"), [("cpu", "cpu_seconds", 0.01), ("memory", "memory_bytes", 1 << 20)]
+)
+def test_a_compiler_that_reached_a_limit_of_ours_is_remembered_with_it(name: str, field: str, least: float) -> None:
+    (verdict,) = verify([faulty_kernel(0)], limits=replace(LIMITS, **{field: least}))
     assert verdict.verdict == "compile_error"
-    assert "limit on cpu" in verdict.message
-    with pytest.raises(InfrastructureError, match="limit on memory"):
-        verify([faulty_kernel(0)], limits=replace(LIMITS, memory_bytes=1 << 20))
+    assert f"limit on {name}" in verdict.message
+    assert verdict.details["limit"] == {name: least}
 
 
 def test_a_test_plan_that_fails_is_nobodys_verdict(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from workers import processes as module
+from workers import running
 from workers.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
 from workers.running import Finished
 
@@ -107,7 +108,7 @@ def test_the_private_temporary_folder_is_gone_after_a_kill(processes: Processes,
 @pytest.mark.parametrize(
     ("script", "changes", "ended_by"),
     [
-        ("sleep 300", {"wall_seconds": 0.3}, "wall"),
+        ("while :; do :; done", {"wall_seconds": 0.5}, "wall"),
         ("while :; do :; done", {"cpu_seconds": 0.5}, "cpu"),
         # Each child stays below the limit: only the sum of the tree is over it.
         (f"for i in 1 2 3 4 5 6; do {BURN}; done", {"cpu_seconds": 1}, "cpu"),
@@ -118,12 +119,39 @@ def test_the_private_temporary_folder_is_gone_after_a_kill(processes: Processes,
     ],
 )
 def test_a_limit_ends_the_tree_and_is_named(
-    processes: Processes, tmp_path: Path, script: str, changes: dict[str, float], ended_by: str
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    changes: dict[str, float],
+    ended_by: running.EndedBy,
 ) -> None:
-    finished = run(processes, script, tmp_path, bounds=limits(**changes))
-    assert finished.ended_by == ended_by
+    monkeypatch.setattr(running, "BUSY_SHARE", 0.02)  # of a core that other tests share
+    bounds = limits(**changes)
+    finished = run(processes, script, tmp_path, bounds=bounds)
+    assert (finished.ended_by, finished.cause) == (ended_by, "limit")
     assert len(finished.stdout + finished.stderr) <= 1 << 20
     assert finished.infrastructure_failure() is None
+    assert set(bounds.reached(finished.ended_by) or {}) == {ended_by}
+
+
+def test_a_tree_that_gets_no_core_until_its_wall_limit_is_the_machines_failure(
+    processes: Processes, tmp_path: Path
+) -> None:
+    finished = run(processes, "sleep 300", tmp_path, bounds=limits(wall_seconds=0.3))
+    assert (finished.ended_by, finished.cause) == ("wall", "machine")
+    assert "less than 50% of a core" in str(finished.infrastructure_failure())
+
+
+def test_what_was_done_before_a_silence_does_not_count_as_work_in_it(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "BUSY_SHARE", 0.15)
+    script = "for i in 1 2 3 4; do " + BURN + "; echo; done; sleep 300"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=LIMITS) as stream:
+        assert list(stream.lines(timeout=3.0)) == [b""] * 4
+        assert stream.finished is not None and stream.finished.stalled
+        assert stream.finished.cpu_seconds > 1.5
 
 
 def test_cancelling_ends_the_tree(processes: Processes, tmp_path: Path) -> None:

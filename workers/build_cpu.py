@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.render_cpu import render_cpu
@@ -38,15 +39,27 @@ MAX_LOG = 20_000  # characters of g++'s words that a verdict keeps
 _NAMESPACE = re.compile(r"\bkernel_[0-9a-f]{16}\b")
 
 
+@dataclass(frozen=True)
+class CpuError:
+    """g++'s words; among the details the limit of ours that ended it, where one did."""
+
+    words: str
+    details: dict[str, Any]
+
+
 @dataclass
 class CpuBuild:
-    """What became of a group. `libraries`: paths with the kernels each holds; `errors`: g++'s words by kernel id."""
+    """What became of a group. `libraries`: paths with the kernels each holds; `errors` by kernel id."""
 
     libraries: list[tuple[Path, tuple[Kernel, ...]]] = field(default_factory=list)
-    errors: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, CpuError] = field(default_factory=dict)
     wall_seconds: float = 0.0
     cpu_seconds: float = 0.0
     cancelled: bool = False
+
+    def add_seconds(self, finished: Finished) -> None:
+        self.wall_seconds += finished.wall_seconds
+        self.cpu_seconds += finished.cpu_seconds
 
 
 def build_cpu(
@@ -71,19 +84,18 @@ def build_cpu(
         number = len(build.libraries) + len(build.errors) + len(waiting)
         library = folder / f"group_{number}_{group[0].namespace}.so"
         finished = _compile(group, library, toolchain, processes, limits, sanitize, cancel)
-        build.wall_seconds += finished.wall_seconds
-        build.cpu_seconds += finished.cpu_seconds
+        build.add_seconds(finished)
+        if finished.cause == "crash" and len(group) == 1:  # only where it crashes again is that the kernel's
+            finished = _compile(group, library, toolchain, processes, limits, sanitize, cancel)
+            build.add_seconds(finished)
         if finished.ok:
             build.libraries.append((library, group))
-        elif finished.ended_by == "cancelled":
+        elif finished.cause == "cancelled":
             build.cancelled = True
         elif reason := finished.infrastructure_failure():
             raise InfrastructureError(reason)
-        elif finished.ended_by in ("wall", "memory") and len(group) == 1:
-            # g++ needs 0.3 CPU seconds for a kernel: one that exceeds these limits tells of a machine that is too busy.
-            raise InfrastructureError(_words(finished))
         elif len(group) == 1:
-            build.errors[group[0].id] = _words(finished)
+            build.errors[group[0].id] = CpuError(_words(finished), limits.as_details(finished.ended_by))
         else:
             waiting.extend(_split(group, finished.text()))
     return build

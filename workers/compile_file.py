@@ -32,11 +32,12 @@ HOST_SOURCE, OBJECT, EMBED, LIBRARY = "library.cpp", "library.o", "embed.s", "li
 
 
 class CompileFault(Exception):
-    """How a file failed. `log` is what the tools said."""
+    """How a file failed. `log` is what the tools said; `limit` the one of ours that ended it, by name, if any."""
 
-    def __init__(self, log: str) -> None:
+    def __init__(self, log: str, limit: dict[str, float] | None = None) -> None:
         super().__init__(log[-300:])
         self.log = log
+        self.limit = limit
 
 
 class CompileFailed(CompileFault):
@@ -49,7 +50,7 @@ class CompileFailed(CompileFault):
 
 
 class CompileCrashed(CompileFault):
-    """The compiler died of itself, or of its memory or output limit."""
+    """The compiler died of itself, twice where its file was one kernel's, or of its memory or output limit."""
 
 
 class CompileTimedOut(CompileFault):
@@ -105,8 +106,13 @@ class FileCompiler:
         limits: Limits,
         cancel: threading.Event | None = None,
         stopwatch: Stopwatch | None = None,
+        *,
+        alone: bool = True,
     ) -> None:
+        """`alone`: the file is one kernel's, and a tool that crashes over it is run once more: only where it crashes
+        again is that the kernel's."""
         self._folder = folder
+        self._alone = alone
         self._toolchain = toolchain
         self._processes = processes
         self._limits = limits
@@ -171,7 +177,7 @@ class FileCompiler:
         finally:
             self.phases.append(Phase(name, self._stopwatch.read().wall - start, start))
 
-    def _run(self, command: Sequence[str], phase: str | None = None) -> Finished:
+    def _run(self, command: Sequence[str], phase: str | None = None, *, again: bool = False) -> Finished:
         start = self._stopwatch.read().wall
         finished = self._processes.run(command, cwd=self._folder, limits=self._limits, cancel=self._cancel)
         if phase == "nvcc":
@@ -183,20 +189,20 @@ class FileCompiler:
         self.peak_memory_bytes = max(self.peak_memory_bytes, finished.peak_memory_bytes)
         shown = " ".join([Path(command[0]).name, *command[1:]])
         self.log += f"$ {shown}\n{finished.text()}"
-        if finished.ended_by == "cancelled":
-            raise CompileCancelled("cancelled")
-        if finished.ended_by in ("wall", "cpu"):
-            raise CompileTimedOut(
-                f"{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}\n{self.log}"
-            )
-        if finished.ended_by is not None:
-            raise CompileCrashed(
-                f"{Path(command[0]).name} was ended: {_limit_words(finished, self._limits)}\n{self.log}"
-            )
-        if reason := finished.infrastructure_failure():
-            raise InfrastructureError(reason)
-        if finished.returncode < 0:
-            raise CompileCrashed(f"{Path(command[0]).name} died of signal {-finished.returncode}\n{self.log}")
+        if finished.cause == "crash" and self._alone and not again:
+            return self._run(command, phase, again=True)
+        name = Path(command[0]).name
+        match finished.cause:
+            case "cancelled":
+                raise CompileCancelled("cancelled")
+            case "machine":
+                raise InfrastructureError(str(finished.infrastructure_failure()))
+            case "limit":
+                fault = CompileTimedOut if finished.ended_by in ("wall", "cpu") else CompileCrashed
+                log = f"{name} was ended: {_limit_words(finished, self._limits)}\n{self.log}"
+                raise fault(log, self._limits.reached(finished.ended_by))
+            case "crash":
+                raise CompileCrashed(f"{name} died{_of_signal(finished)}\n{self.log}")
         return finished
 
     def _nvcc_phases(self, start: float, wall_seconds: float) -> list[Phase]:
@@ -232,6 +238,10 @@ class FileCompiler:
 def _refusal(finished: Finished) -> str:
     """What the tool said, or that it said nothing."""
     return finished.text() or f"{Path(finished.argv[0]).name} failed with status {finished.returncode}, without a word"
+
+
+def _of_signal(finished: Finished) -> str:
+    return f" of signal {-finished.returncode}" if finished.returncode < 0 else ""
 
 
 def _limit_words(finished: Finished, limits: Limits) -> str:

@@ -32,12 +32,14 @@ Status = Literal["ok", "compile_error", "compile_timeout"]
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """What became of one kernel. `log` is what the tools said about it where it failed."""
+    """What became of one kernel. `log` is what the tools said about it where it failed; `limit`: of ours, by name,
+    where that ended them."""
 
     status: Status
     log: str
     code_digest: str | None = None
     resources: Resources | None = None
+    limit: dict[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def compile_group(
     tools = (toolchain, processes, limits, cancel, stopwatch or Stopwatch())
     while left and artifact is None:
         with processes.private_folder() as folder:
-            compiler = FileCompiler(folder, *tools)
+            compiler = FileCompiler(folder, *tools, alone=len(left) == 1)
             try:
                 artifact, found = _compile(left, target, compiler)
             except CompileFault as fault:
@@ -123,7 +125,7 @@ def _culprits(kernels: tuple[Kernel, ...], fault: CompileFault) -> dict[str, Ker
     """The outcomes of those that are to blame; empty where it may be any of them."""
     status: Status = "compile_timeout" if isinstance(fault, CompileTimedOut) else "compile_error"
     if len(kernels) == 1:
-        return {kernels[0].id: KernelOutcome(status, fault.log)}
+        return {kernels[0].id: KernelOutcome(status, fault.log, limit=fault.limit)}
     if not isinstance(fault, CompileFailed):
         return {}
     named = find_culprits(kernels, fault.log, fault.source, fault.ptx)

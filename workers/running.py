@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from workers import process_tree
+from workers.cause import Cause, cause_of, signals_in, signed
 
 EndedBy = Literal["wall", "cpu", "memory", "output", "cancelled"]
 MAX_TAIL = 300  # characters of a tool's words that go into an error message
+BUSY_SHARE = 0.5  # of one core, at least: a tree that had less was kept from working, or waited for something
 _TICK_SECONDS = 0.05
 _READ_BYTES = 1 << 16
 
@@ -29,6 +31,21 @@ class Limits:
     cpu_seconds: float
     memory_bytes: int
     output_bytes: int
+
+    def reached(self, ended_by: EndedBy | None) -> dict[str, float] | None:
+        """The limit that ended a run, by name: what was found so is looked at again under a larger one."""
+        by_name = {
+            "wall": self.wall_seconds,
+            "cpu": self.cpu_seconds,
+            "memory": self.memory_bytes,
+            "output": self.output_bytes,
+        }
+        return {ended_by: by_name[ended_by]} if ended_by in by_name else None
+
+    def as_details(self, ended_by: EndedBy | None) -> dict[str, Any]:
+        """The same among the details of a verdict."""
+        limit = self.reached(ended_by)
+        return {} if limit is None else {"limit": limit}
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,7 @@ class Finished:
     cpu_seconds: float
     peak_memory_bytes: int
     ended_by: EndedBy | None
+    stalled: bool = False  # ended_by wall, for want of a core: says nothing about the work, unless that waits for a GPU
 
     @property
     def ok(self) -> bool:
@@ -53,41 +71,25 @@ class Finished:
         """Both streams, as text."""
         return (self.stdout + self.stderr).decode("utf-8", "replace")
 
+    @property
+    def cause(self) -> Cause:
+        """Who or what is to blame for the end."""
+        if self.stalled:
+            return "machine"
+        if self.ended_by is not None:
+            return "cancelled" if self.ended_by == "cancelled" else "limit"
+        return cause_of(self.returncode, self.text())
+
     def infrastructure_failure(self) -> str | None:
         """Why the machine and not the work is to blame for the end; None where it is not, or where a limit ended it."""
-        if self.ended_by is not None or self.returncode == 0:
+        if self.cause != "machine":
             return None
-        tail = self.text().strip()[-MAX_TAIL:]
-        if -self.returncode in MACHINE_SIGNALS:
-            return f"{Path(self.argv[0]).name} was killed by {signal.Signals(-self.returncode).name}: {tail}"
-        text = self.text()
-        for words in MACHINE_WORDS:
-            if words in text:
-                return f"{Path(self.argv[0]).name} failed: {words}: {tail}"
-        return None
-
-
-# Nobody but a person, the out-of-memory killer or (SIGBUS) a full disk under a mapped file sends these to a compiler.
-# SIGSEGV, SIGABRT, SIGFPE, SIGILL are its own crashes.
-MACHINE_SIGNALS = frozenset(
-    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGBUS, signal.SIGQUIT}
-)
-# What libc and the tools say where the machine is exhausted. A kernel cannot make a compiler say these: text from a
-# request never reaches a file, and no header of ours holds the words.
-MACHINE_WORDS = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "Cannot allocate memory",
-    "Input/output error",
-    "Read-only file system",
-    "Too many open files",
-    "Resource temporarily unavailable",
-    "error while loading shared libraries",
-    # Of their children, where they end with a status of their own: g++, collect2, nvcc.
-    "Killed signal terminated program",
-    "ld terminated with signal 9",
-    "died due to signal 9",
-)
+        program, tail = Path(self.argv[0]).name, self.text().strip()[-MAX_TAIL:]
+        if self.stalled:
+            return f"{program} got less than {BUSY_SHARE:.0%} of a core in {self.wall_seconds:.1f} s: {tail}"
+        if self.returncode < 0:
+            return f"{program} was killed by {signal.Signals(-self.returncode).name}: {tail}"
+        return f"{program} failed, and the machine is to blame: {tail}"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ class Stream:
         self._cancel = cancel
         self._namespace = namespace
         self._started = time.monotonic()
-        self._wall_from = self._started
+        self._wall_from = (self._started, 0.0)  # and the tree's CPU seconds then
+        self._stalled = False
         self._ended_by: EndedBy | None = None
         self._taken = {"stdout": bytearray(), "stderr": bytearray()}
         self._line_start = 0
@@ -160,7 +163,7 @@ class Stream:
         """Yield stdout's lines (without their ends) until the tree has ended; `finished` is then set. Where no line
         comes for `timeout` seconds, the tree is killed and `finished.ended_by` is "wall". Limits are enforced while
         iterating."""
-        quiet_since = time.monotonic()
+        quiet_since = (time.monotonic(), self._cpu)
         taken = self._taken["stdout"]
         while True:
             end = taken.find(b"\n", self._line_start)
@@ -168,12 +171,12 @@ class Stream:
                 line = bytes(taken[self._line_start : end])
                 self._line_start = end + 1
                 yield line
-                quiet_since = time.monotonic()
+                quiet_since = (time.monotonic(), self._cpu)
                 continue
             if self.finished is not None:
                 break
-            if timeout is not None and time.monotonic() - quiet_since > timeout:
-                self._kill("wall")
+            if timeout is not None and time.monotonic() - quiet_since[0] > timeout:
+                self._kill_late(quiet_since)
             self._pump()
         if self._line_start < len(taken):
             line, self._line_start = bytes(taken[self._line_start :]), len(taken)
@@ -181,7 +184,7 @@ class Stream:
 
     def restart_wall(self) -> None:
         """The limit on wall seconds counts from now on: what passed so far was a wait for somebody else."""
-        self._wall_from = time.monotonic()
+        self._wall_from = (time.monotonic(), self._cpu)
 
     def kill(self) -> None:
         """End the tree now; `finished` is set, `ended_by` is "cancelled"."""
@@ -222,8 +225,8 @@ class Stream:
         now = time.monotonic()
         if self._ended_by is None and self._cancel is not None and self._cancel.is_set():
             self._kill("cancelled")
-        if self._ended_by is None and now - self._wall_from > self._limits.wall_seconds:
-            self._kill("wall")
+        if self._ended_by is None and now - self._wall_from[0] > self._limits.wall_seconds:
+            self._kill_late(self._wall_from)
         if now < self._next_look or self._ended_by is not None:
             return
         use = process_tree.usage(self._leader.pid)
@@ -233,6 +236,13 @@ class Stream:
         elif use.memory_bytes > self._limits.memory_bytes:
             self._kill("memory")
         self._next_look = now + _TICK_SECONDS
+
+    def _kill_late(self, since: tuple[float, float]) -> None:
+        if self._ended_by is None:
+            began, cpu_then = since
+            cpu_seconds = process_tree.usage(self._leader.pid).cpu_seconds - cpu_then
+            self._stalled = cpu_seconds < BUSY_SHARE * (time.monotonic() - began)
+            self._kill("wall")
 
     def _kill(self, ended_by: EndedBy) -> None:
         """Kill the tree from its process 1, so that unshare can still reap it and its CPU seconds are not lost."""
@@ -254,28 +264,29 @@ class Stream:
                 self._selector.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
             self._open = 0
-        returncode = ending.returncode
+        returncode = signed(ending.returncode)
         if self._ended_by is not None:
             returncode = -signal.SIGKILL
-        elif 128 < returncode <= 128 + signal.NSIG:
-            returncode = 128 - returncode
         cpu = max(self._cpu, ending.cpu_seconds)
+        stdout, stderr = bytes(self._taken["stdout"]), bytes(self._taken["stderr"])
         self.finished = Finished(
             argv=self._argv,
             returncode=returncode,
-            stdout=bytes(self._taken["stdout"]),
-            stderr=bytes(self._taken["stderr"]),
+            stdout=stdout,
+            stderr=stderr,
             wall_seconds=time.monotonic() - self._started,
             cpu_seconds=cpu,
             peak_memory_bytes=max(self._peak, ending.max_rss_kib * 1024),
-            ended_by=self._ended_by or _limit_of_the_kernel(returncode, cpu, self._limits),
+            ended_by=self._ended_by or _limit_of_the_kernel(returncode, stdout + stderr, cpu, self._limits),
+            stalled=self._stalled,
         )
 
 
-def _limit_of_the_kernel(returncode: int, cpu_seconds: float, limits: Limits) -> EndedBy | None:
-    """Which rlimit ended the program, where the look at the tree came too late."""
-    if returncode == -signal.SIGXFSZ:
+def _limit_of_the_kernel(returncode: int, words: bytes, cpu_seconds: float, limits: Limits) -> EndedBy | None:
+    """Which rlimit ended the program or a child of it, where the look at the tree came too late."""
+    signals = signals_in(returncode, words.decode("utf-8", "replace"))
+    if signal.SIGXFSZ in signals:
         return "output"
-    if returncode in (-signal.SIGXCPU, -signal.SIGKILL) and cpu_seconds > limits.cpu_seconds:
+    if signal.SIGXCPU in signals or (returncode == -signal.SIGKILL and cpu_seconds > limits.cpu_seconds):
         return "cpu"
     return None

@@ -120,8 +120,8 @@ def verify_on_cpu(
     with processes.private_folder("cpu") as folder:
         build = build_cpu(kernels, toolchain, processes, limits, folder=folder, sanitize=sanitize, cancel=cancel)
         share = _Share(build, len(kernels))
-        for kernel_id, words in build.errors.items():
-            keep(share.add(CpuVerdict(kernel_id, "compile_error", words)))
+        for kernel_id, error in build.errors.items():
+            keep(share.add(CpuVerdict(kernel_id, "compile_error", error.words, error.details)))
         children = _Children(
             processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel, part or Part(), on_print
         )
@@ -215,7 +215,7 @@ class _Children:
             silent = time.monotonic() - heard >= self.wall_seconds
             if judged and finished.ended_by is not None and not silent:
                 continue
-            yield _death(running, finished)
+            yield _death(running, finished, self.limits)
             del waiting[str(running)]
 
     def _request(self, library: Path, kernels: Sequence[Kernel]) -> str:
@@ -244,9 +244,11 @@ def _verdict(message: dict[str, Any]) -> CpuVerdict:
     )
 
 
-def _death(running: str | None, finished: Finished) -> CpuVerdict:
+def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdict:
     """The verdict of the kernel that a child died of. Raises InfrastructureError where it died of something else."""
     words = finished.stderr.decode("utf-8", "replace").strip()
+    if reason := finished.infrastructure_failure():
+        raise InfrastructureError(reason)
     # Python ends with 1 after an exception: the plan or the machine failed, and that says nothing about the kernel.
     if running is None or finished.returncode == 1:
         raise InfrastructureError(f"the child that runs kernels failed: {words[-MAX_WORDS:]}")
@@ -255,15 +257,14 @@ def _death(running: str | None, finished: Finished) -> CpuVerdict:
         verdict, message = "run_timeout", f"still running after {finished.wall_seconds:.1f} s"
     elif finished.ended_by is not None:
         message = f"reached the limit on {finished.ended_by}"
-    elif reason := finished.infrastructure_failure():
-        raise InfrastructureError(reason)
     elif finished.returncode == SANITIZER_EXIT:
         message = f"sanitizer: {_report_of(words)}"
     elif finished.returncode < 0:
         message = f"the process ended with signal {-finished.returncode}: {words[-MAX_WORDS:]}"
     else:
         message = f"the process ended with exit status {finished.returncode}: {words[-MAX_WORDS:]}"
-    return CpuVerdict(running, verdict, message, {}, finished.wall_seconds, finished.cpu_seconds)
+    details = limits.as_details(finished.ended_by)
+    return CpuVerdict(running, verdict, message, details, finished.wall_seconds, finished.cpu_seconds)
 
 
 def _report_of(words: str) -> str:

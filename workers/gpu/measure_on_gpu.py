@@ -12,22 +12,25 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from workers.cause import MACHINE_SIGNALS
 from workers.child_lines import Hearing, new_key
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.plan_version import CHILD
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.processes import Finished, InfrastructureError, Limits, Processes
-from workers.running import MACHINE_SIGNALS
 
 MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
 # What a driver, CuPy and the loader need of the worker's environment. Nothing else is inherited: no credentials.
 INHERITED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 INHERITED_PREFIX = "NVIDIA_"
+# How often a candidate is looked at whose child was killed, as a machine without memory does; or reached a limit.
+KILLS, LATE = 3, 2
 _ROOT = Path(__file__).parents[2]
 
 
@@ -159,7 +162,7 @@ class _Children:
         self._environment = child_environment(cache)
         self._waiting = {one.candidate: one for one in task.candidates}
         self._vendor_missing: str | None = None
-        self._again: set[str] = set()  # whose child ended for no reason that is surely theirs
+        self._again: Counter[str] = Counter()  # whose child ended for no reason that is surely theirs
         self._in_doubt = False  # the last child ended badly: the next one must find the GPU in order
         self._compared = False
         self.device: Device | None = None
@@ -317,19 +320,22 @@ class _Children:
             if self._compared or life.judged:
                 return
             raise _ended_early(life, finished, words)
-        # By the machine, or by the candidate itself? Its time, or that of what came before it? Look again.
+        # Killed by the machine? Late for its own time, or for that of what came before it? Look again.
         killed = finished.ended_by is None and -finished.returncode in MACHINE_SIGNALS
         late = finished.ended_by in ("wall", "cpu") and life.garbage is None and not silent
-        if (killed or late) and life.running not in self._again:
-            self._again.add(life.running)
+        self._again[life.running] += 1
+        if (killed or late) and self._again[life.running] < (KILLS if killed else LATE):
             return
         verdict, message = self._death(life, finished, words)
+        if killed and life.garbage is None:
+            verdict = "skipped"  # and not remembered
         if life.running == VENDOR:
             self._vendor_missing = f"the vendor's library did not survive: {message}"
             return
         wall = time.monotonic() - life.running_since
         cpu = max(0.0, finished.cpu_seconds - life.reported_cpu)
-        self._keep(CandidateResult(life.running, verdict, message, {}, None, wall, cpu, 0.0, 0.0, True))
+        details = self._limits.as_details(finished.ended_by)
+        self._keep(CandidateResult(life.running, verdict, message, details, None, wall, cpu, 0.0, 0.0, True))
 
     def _never_ready(self, life: _Life, finished: Finished, words: str) -> None:
         """Not ready is bad luck once, and a GPU that is gone where the child before had ended badly too."""

@@ -23,6 +23,7 @@ from typing import Any
 
 from codegen.cubin import code_digest_of, read_cubin
 from codegen.elf import NotElf
+from workers.cause import cause_of, signed
 from workers.nvidia_wheels import nvcc_in, wheel_folders
 
 AGREES, DIFFERS, CANNOT = "AGREES ", "DIFFERS", "CANNOT "
@@ -144,19 +145,30 @@ def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compile
 
 
 def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
-    """Runs a part of build.sh: whether it succeeded, and the tool's words; null where the tool is not there."""
+    """Runs a part of build.sh: whether it succeeded, and the tool's words; null where the tool is not there, or the
+    machine ended it. One that crashes is run once more."""
     program = shutil.which(compiler.program)
     if program is None:
         return None, f"there is no {compiler.program} here: install it, or name one with {compiler.variable}=..."
-    done = subprocess.run(
-        ["sh", str(folder / "build.sh"), part],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        env={**os.environ, compiler.variable: str(Path(program).absolute())},  # build.sh works in another folder
-    )
-    return done.returncode == 0, done.stdout[-MAX_WORDS:].strip()
+    # build.sh works in another folder; the words that tell who is to blame are English.
+    environment = {**os.environ, compiler.variable: str(Path(program).absolute()), "LC_ALL": "C"}
+    for _ in range(2):
+        done = subprocess.run(
+            ["sh", str(folder / "build.sh"), part],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        words = done.stdout[-MAX_WORDS:].strip()
+        match cause_of(signed(done.returncode), done.stdout):
+            case "machine":
+                return None, f"{compiler.program} was ended by this machine, not by the kernel: {words}"
+            case "crash":
+                continue
+        break
+    return done.returncode == 0, words
 
 
 def _other_compiler(facts: dict[str, Any], nvcc: Compiler) -> str | None:
@@ -283,6 +295,8 @@ def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
     if done.returncode == 0 and lines:
         found: dict[str, Any] = json.loads(lines[-1])
         return found
+    if cause_of(done.returncode, done.stderr) == "machine":
+        return {"cannot": f"the child was ended by this machine: {done.stderr.strip()[-MAX_WORDS:] or done.returncode}"}
     if done.returncode < 0:
         return {"verdict": "runtime_error", "message": f"the process died of signal {-done.returncode}"}
     return {"cannot": f"the child failed: {done.stderr.strip()[-MAX_WORDS:]}"}
