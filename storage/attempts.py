@@ -22,7 +22,7 @@ def waits_again(session: Session, item_id: int, how: str) -> dict[str, Any]:
     now = clock_of(session).now()
     return {
         "state": "waiting",
-        **dict.fromkeys(("token", "worker", "lease_expires_at", "started_at", "finished_at")),
+        **dict.fromkeys(("token", "worker", "lease_expires_at", "started_at", "finished_at", "not_before")),
         "available_at": now,
         "past": [*row["past"], *_attempt(row, how, now)][-MAX_PAST:] if row else [],
     }

@@ -22,7 +22,9 @@ from storage.judge import (
     finish_judged,
     give_verdicts,
     of_problems,
+    skip_lost,
 )
+from storage.losses import LOST
 from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
 from storage.rows import chunks, core
@@ -56,7 +58,9 @@ def settle_job(session: Session, job_id: str) -> str | None:
         select(JobProblemRow.state, func.count()).where(JobProblemRow.job_id == job_id).group_by(JobProblemRow.state)
     )
     counts: dict[str, int] = dict(rows.all())
-    state = "failed" if not counts.get("done") else "partial" if len(counts) > 1 else "done"
+    lost = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id, JobProblemRow.error.startswith(LOST)).limit(1)
+    whole = len(counts) == 1 and session.scalar(lost) is None
+    state = "failed" if not counts.get("done") else "done" if whole else "partial"
     ended = session.execute(
         update(JobRow)
         .where(JobRow.id == job_id, JobRow.state.in_(LIVE))
@@ -209,8 +213,8 @@ def _given_up(session: Session) -> Part | None:
         return None
 
     def part(session: Session) -> None:
-        reasons = {id: ("skipped", log) for id, log in session.execute(query)}
-        touched = give_verdicts(session, reasons, true(), CLEARED_AT_ONCE)
+        reasons = {id: str(log) for id, log in session.execute(query)}
+        touched = skip_lost(session, reasons, true(), CLEARED_AT_ONCE)
         finish_judged(session, touched)
         if len(touched) < CLEARED_AT_ONCE:
             forget_given_up(session, list(reasons))

@@ -28,7 +28,7 @@ BUILDS_AT_ONCE = 16
 @dataclass(frozen=True)
 class BuildOutcome:
     """`state`: ok (with code digest, resources, and the blob digest of the library that holds it), compile_error,
-    compile_timeout (with the log)."""
+    compile_timeout (with the log, and the limit of ours that was `reached`, by name, where one was)."""
 
     build: str
     state: str
@@ -36,6 +36,7 @@ class BuildOutcome:
     resources: Mapping[str, Any] | None = None
     log: str | None = None
     library: str | None = None
+    reached: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutc
             library=bindparam("holds"),
             resources=bindparam("report", type_=build.c.resources.type),
             log=bindparam("words"),
+            reached=bindparam("limit", type_=build.c.reached.type),
         ),
         [
             {
@@ -86,6 +88,7 @@ def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutc
                 "holds": one.library,
                 "report": dict(one.resources) if one.resources is not None else None,
                 "words": one.log,
+                "limit": dict(one.reached) if one.reached is not None else None,
             }
             for one in outcomes
         ],

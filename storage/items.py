@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import and_, case, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
 
+from storage import losses
 from storage.attempts import waits_again
 from storage.database import Session, clock_of
 from storage.endings import give_up
 from storage.errors import LostClaim
 from storage.lease_builds import FileLimits, lease_builds, next_to_compile
-from storage.new_items import COMPILE, FINISH, MEASURE, VERIFY, jobs_of
-from storage.pending_builds import MAX_ATTEMPTS, abandon_group, pending_counts
+from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, VERIFY, jobs_of
+from storage.pending_builds import MAX_ATTEMPTS, abandon_group, lose_group, pending_counts
 from storage.rows import core
 from storage.tables import GroupRow, ItemJobRow, ItemRow, JobRow
 from storage.turns import in_turn, oldest_first, take_turn, turn, turn_of
@@ -49,6 +50,7 @@ class Claim:
     lease_expires_at: float
     claimed_at: float
     waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
+    losses: int = 0  # storage.losses
 
     @property
     def job_id(self) -> str:
@@ -68,8 +70,8 @@ class Renewal(Enum):
 
 @dataclass(frozen=True)
 class Expired:
-    """An item whose lease ran out; `state`: waiting (to be claimed again), failed (no attempts left) or lost (a group,
-    whose builds are pending again). `jobs`: that wanted it."""
+    """An item whose lease ran out; `state`: waiting (to be claimed again), failed (it was lost too often) or lost (a
+    group, whose builds are pending again). `jobs`: that wanted it."""
 
     item_id: int
     kind: str
@@ -137,6 +139,7 @@ def claim(
         lease_expires_at=now + lease_seconds,
         claimed_at=now,
         waited_seconds=max(0.0, now - (taken.available_at or taken.created_at)),
+        losses=taken.losses,
     )
 
 
@@ -191,7 +194,41 @@ def release(session: Session, claim: Claim) -> None:
         _end_group(session, claim, "released")
         abandon_group(session, claim.ref)
     else:
-        _fenced(session, claim, {**waits_again(session, claim.item_id, "released"), "attempt": claim.attempt - 1})
+        again = waits_again(session, claim.item_id, "released")
+        _fenced(session, claim, {**again, "attempt": claim.attempt - 1, "losses": min(claim.losses, losses.TOGETHER)})
+
+
+def lose(session: Session, claim: Claim, error: str) -> str:
+    """The machine failed the attempt, which does not count (`storage.losses`). Returns "paused", or "failed" where it
+    was lost too often."""
+    if claim.kind == COMPILE:
+        _end_group(session, claim, "lost", error)
+        lose_group(session, claim.ref, error)
+        return "paused"
+    state, ended = _after_loss(session, claim.item_id, claim, error)
+    _fenced(session, claim, ended)
+    if state == "failed":
+        give_up(session, claim.kind, claim.ref, str(ended["error"]))
+        return "failed"
+    return "paused"
+
+
+def _after_loss(session: Session, item_id: int, item: Any, error: str) -> tuple[str, dict[str, Any]]:
+    """State and values of a lost `item` (its claim, or its row). Its step skips what is lost again and again; only of
+    work without parts the item itself fails."""
+    many, now = item.losses + 1, clock_of(session).now()
+    most = losses.MOST if item.kind in (FINISH, COMPARE) else 2 * losses.MOST
+    if many >= most:
+        failed = {"state": "failed", "finished_at": now, "lease_expires_at": None}
+        return "failed", {**failed, "losses": many, "error": losses.why_skipped(error)}
+    again = waits_again(session, item_id, "lost")
+    pause = {"not_before": now + losses.pause_after(many)}
+    return "waiting", {**again, **pause, "attempt": item.attempt - 1, "losses": many, "error": error}
+
+
+def go_on_alone(session: Session, claim: Claim) -> None:
+    """Of a lost item that has done a part alone, or skipped it: the rest is done alone, too."""
+    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(losses=losses.TOGETHER))
 
 
 def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
@@ -210,36 +247,36 @@ def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempt
     return "failed"
 
 
-def expire_leases(session: Session, max_attempts: int = MAX_ATTEMPTS) -> list[Expired]:
-    """Take the items of dead workers back; those that have used up their attempts are settled as failed. The builds of
-    a compile item are pending again, as suspects."""
+def expire_leases(session: Session) -> list[Expired]:
+    """Take the items of dead workers back, as `lose` does."""
     now = clock_of(session).now()
     late = session.execute(
         select(core(ItemRow)).where(ItemRow.state == "claimed", ItemRow.lease_expires_at < now).order_by(ItemRow.id)
     ).all()
     expired = []
     for row in late:
-        again = row.attempt < max_attempts
-        error = f"worker {row.worker} stopped answering during attempt {row.attempt} of {max_attempts}"
-        state = "lost" if row.kind == COMPILE else "waiting" if again else "failed"
-        # The worker of the last attempt stays: it shows where the item was.
-        failed = {"state": state, "token": None, "lease_expires_at": None, "finished_at": now}
-        ended = waits_again(session, row.id, "lost") if state == "waiting" else failed
-        session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended, error=error))
+        error = f"worker {row.worker} stopped answering"
+        state = "lost"
+        ended: dict[str, Any] = {"state": state, "finished_at": now, "lease_expires_at": None, "error": error}
+        if row.kind != COMPILE:
+            state, ended = _after_loss(session, row.id, row, error)
+        values = {**ended, "token": None}
+        session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**values))
         if row.kind == COMPILE:
             _set_group(session, row.ref, "lost", now)
-            abandon_group(session, row.ref, f"worker {row.worker} stopped answering", max_attempts)
-        elif not again:
-            give_up(session, row.kind, row.ref, error)
+            lose_group(session, row.ref, error)
+        elif state == "failed":
+            give_up(session, row.kind, row.ref, values["error"])
         expired.append(Expired(row.id, row.kind, row.ref, row.target, jobs_of(session, row.id), state))
     return expired
 
 
 def waiting_counts(session: Session) -> Mapping[tuple[str, str | None], int]:
-    """Waiting items by (kind, target), pending builds among them: how many tickets there should be at most."""
+    """Items by (kind, target) that may be taken now, pending builds among them: how many tickets there should be at
+    most."""
     rows = session.execute(
         select(ItemRow.kind, ItemRow.target, func.count())
-        .where(ItemRow.state == "waiting")
+        .where(ItemRow.state == "waiting", _is_available(clock_of(session).now()))
         .group_by(ItemRow.kind, ItemRow.target)
     )
     counts: dict[tuple[str, str | None], int] = {(kind, target): count for kind, target, count in rows}
@@ -254,7 +291,7 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
         select(*turn(session), ItemRow.id, ItemRow.kind, ItemRow.predicted_seconds)
         .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
         .join(JobRow, JobRow.id == ItemJobRow.job_id)
-        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time)
+        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time, _is_available(now))
         .order_by(
             *in_turn(session),
             case({kind: place for place, kind in enumerate(kinds)}, value=ItemRow.kind),
@@ -267,6 +304,10 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
     if targets is not None:
         query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
     return session.execute(query).one_or_none()
+
+
+def _is_available(now: float) -> ColumnElement[bool]:
+    return or_(ItemRow.not_before.is_(None), ItemRow.not_before <= now)
 
 
 def _end_group(session: Session, claim: Claim, state: str, error: str | None = None) -> None:

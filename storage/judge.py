@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, String, and_, bindparam, cast, or_, select
 from codegen.compiler_log import telling_line
 from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
+from storage.losses import LOST
 from storage.new_items import COMPARE, FINISH, UNENDED, NewItem, add_items
 from storage.rows import chunks, core
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, JobRow, VerdictRow
@@ -82,6 +83,22 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
             items.append(NewItem(one.kind, str(row.id), one.target, (row.job_id,), seconds))
     add_items(session, items)
     return judged
+
+
+def skip_lost(session: Session, builds: Mapping[str, str], which: ColumnElement[bool], most: int) -> list[int]:
+    """`give_verdicts` skipped, with these messages. Problems that lose candidates say why: their jobs end partial."""
+    touched = give_verdicts(session, {id: ("skipped", why) for id, why in builds.items()}, which, most)
+    for why in set(builds.values()):
+        if why.startswith(LOST):
+            note_lost(session, touched, why)
+    return touched
+
+
+def note_lost(session: Session, problem_ids: Iterable[int], why: str) -> None:
+    problem = core(JobProblemRow).c
+    for ids in chunks(set(problem_ids)):
+        here = problem.id.in_(ids) & problem.error.is_(None)
+        session.execute(update(core(JobProblemRow)).where(here).values(error=why))
 
 
 def give_verdicts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import ColumnElement, select, true
 
@@ -33,12 +33,13 @@ VERIFY_SECONDS, VERIFY_KERNEL_SECONDS = 1.0, 0.25
 
 @dataclass(frozen=True)
 class Versions:
-    """What counts as known of a build: verdicts of these test plans, and times under `drivers`, today's by device
-    class."""
+    """What counts as known of a build: verdicts of these test plans, times under `drivers`, today's by device class,
+    and what no limit ended that is larger now: `limits` by stage or venue, then by name."""
 
     plan_version: str
     gpu_plan_version: str
     drivers: Mapping[str, str]
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

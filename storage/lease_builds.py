@@ -21,7 +21,7 @@ from codegen.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERN
 from storage.database import Session, clock_of
 from storage.judge import has_time_left
 from storage.new_items import COMPILE, FINISH, VERIFY
-from storage.pending_builds import build, demand, pending_of_live_jobs
+from storage.pending_builds import build, demand, is_pending, pending_of_live_jobs
 from storage.rows import core
 from storage.tables import BuildRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobRow
 from storage.turns import Turn, in_turn, oldest_first, turn, turn_of
@@ -61,7 +61,7 @@ def next_to_compile(
     row = session.execute(
         select(JobRow.id, *turn(session))
         .where(has_time_left(now))
-        .where(_has_pending(targets, limits.toolchain))
+        .where(_has_pending(targets, limits.toolchain, now))
         .order_by(*in_turn(session), *oldest_first())
         .limit(1)
     ).one_or_none()
@@ -70,20 +70,20 @@ def next_to_compile(
 
 def lease_builds(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits, now: float) -> Lease:
     """Take the longest pending builds of the job, and of others of its priority where that leaves room."""
-    first = _first(session, job_id, targets, limits)
+    first = _first(session, job_id, targets, limits, now)
     file = _File(limits, _longest_file(session, first, limits, now))
     if first.suspect is not None:
         same = pending_of_live_jobs(now).with_only_columns(build.id).where(build.suspect == first.suspect)
         file.builds = list(session.execute(select(core(BuildRow)).where(build.id.in_(same)).order_by(build.id)))
     else:
         for job in _jobs_to_fill_from(session, job_id, first, limits, now):
-            if not file.take(job, _longest_of(session, job.id, first, limits.kernels)):
+            if not file.take(job, _longest_of(session, job.id, first, limits.kernels, now)):
                 break
     return _record(session, file.builds, first, now)
 
 
-def _has_pending(targets: Sequence[str] | None, toolchain: str | None) -> Any:
-    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, build.state == "pending")
+def _has_pending(targets: Sequence[str] | None, toolchain: str | None, now: float) -> Any:
+    mine = exists().where(demand.job_id == JobRow.id, demand.build == build.id, is_pending(now))
     if targets is not None:
         mine = mine.where(demand.target.in_(targets))
     if toolchain is not None:
@@ -91,17 +91,17 @@ def _has_pending(targets: Sequence[str] | None, toolchain: str | None) -> Any:
     return mine.correlate(JobRow)
 
 
-def _pending_of(job_id: str) -> Any:
+def _pending_of(job_id: str, now: float) -> Any:
     return (
         select(core(BuildRow))
         .join(core(DemandRow), demand.build == build.id)
-        .where(demand.job_id == job_id, build.state == "pending")
+        .where(demand.job_id == job_id, is_pending(now))
     )
 
 
-def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits) -> Any:
+def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits: FileLimits, now: float) -> Any:
     """A build at the place that the file is for, one that is not suspect where there are any."""
-    query = _pending_of(job_id)
+    query = _pending_of(job_id, now)
     if targets is not None:
         query = query.where(demand.target.in_(targets))
     if limits.toolchain is not None:
@@ -135,16 +135,16 @@ def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLi
         select(*columns)
         .where(has_time_left(now))
         .where(JobRow.priority >= mine.priority, JobRow.id != job_id)
-        .where(_has_pending([first.target], first.toolchain))
+        .where(_has_pending([first.target], first.toolchain, now))
         .order_by(*in_turn(session), *oldest_first())
         .limit(limits.kernels)
     )
     return [mine, *others]
 
 
-def _longest_of(session: Session, job_id: str, first: Any, most: int) -> list[Any]:
+def _longest_of(session: Session, job_id: str, first: Any, most: int, now: float) -> list[Any]:
     place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
-    longest = _pending_of(job_id).where(place, build.suspect.is_(None)).order_by(demand.predicted_seconds.desc())
+    longest = _pending_of(job_id, now).where(place, build.suspect.is_(None)).order_by(demand.predicted_seconds.desc())
     return list(session.execute(longest.limit(most)))
 
 

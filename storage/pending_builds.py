@@ -7,11 +7,12 @@ A build is pending as long as there is a demand for it, and compiling while a wo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, exists, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, update
 
+from storage import losses
 from storage.builds import NewBuild
 from storage.database import Session, clock_of
 from storage.judge import LIVE, has_time_left
@@ -28,15 +29,23 @@ from storage.tables import (
     JobProblemRow,
     JobRow,
 )
+from storage.verdicts import is_outgrown
 
 MAX_ATTEMPTS = 3
+_UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}
 
 build, demand = core(BuildRow).c, core(DemandRow).c
 
 
-def want_builds(session: Session, job_id: str, builds: Sequence[NewBuild], to_measure: Collection[str]) -> Counter[str]:
-    """See to it that the job's builds are compiled: what is not or was given up, and of `to_measure` also what has lost
-    its library.
+def want_builds(
+    session: Session,
+    job_id: str,
+    builds: Sequence[NewBuild],
+    to_measure: Collection[str],
+    limits: Mapping[str, float] | None = None,
+) -> Counter[str]:
+    """See to it that the job's builds are compiled: what is not, was given up, or was ended by a limit that is larger
+    now (by name in `limits`), and of `to_measure` also what has lost its library.
     Returns how many of them are pending or compiling, by target. Doing it twice changes nothing."""
     now = clock_of(session).now()
     by_id = {one.id: one for one in builds}
@@ -45,15 +54,17 @@ def want_builds(session: Session, job_id: str, builds: Sequence[NewBuild], to_me
         insert_new(session, BuildRow, some)
     known: dict[str, Any] = {}
     for ids in chunks(by_id):
-        columns = (build.id, build.state, build.library, build.group_id)
+        columns = (build.id, build.state, build.library, build.group_id, build.reached)
         known.update((row.id, row) for row in session.execute(select(*columns).where(build.id.in_(ids))))
     lost = [
         row.id
         for row in known.values()
-        if row.state == "given_up" or (row.state == "ok" and row.library is None and row.id in to_measure)
+        if row.state == "given_up"
+        or (row.state == "ok" and row.library is None and row.id in to_measure)
+        or is_outgrown(row.reached, limits)
     ]
     for id in lost:
-        again = {**_row(by_id[id], now), "suspect": None, "attempts": 0, "log": None}
+        again = {**_row(by_id[id], now), **_UNTRIED}
         session.execute(update(core(BuildRow)).where(build.id == id).values(**again))
     unbuilt = [*lost, *(row.id for row in known.values() if row.state in ("pending", "compiling"))]
     rows = [
@@ -105,8 +116,35 @@ def fulfil(session: Session, build_ids: Iterable[str]) -> None:
 
 
 def abandon_group(session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS) -> None:
-    """`return_builds` of a group whose attempt ended before its time. What it has recorded stands, and is proved and
-    measured; a verify item sees to the candidates of what did not compile."""
+    """`return_builds` of a group whose attempt ended before its time."""
+    _judge_recorded(session, group_id)
+    return_builds(session, group_id, error, max_attempts)
+
+
+def lose_group(session: Session, group_id: str, error: str) -> None:
+    """Let the builds of a lost group that are still compiling be pending again after a pause: those that were lost
+    before in files of their own, until they are given up."""
+    _judge_recorded(session, group_id)
+    now = clock_of(session).now()
+    mine = (build.group_id == group_id) & (build.state == "compiling")
+    rows = session.execute(select(build.id, build.suspect, build.losses).where(mine)).all()
+    _wait_from_now(session, [row.id for row in rows])
+    for row in rows:
+        many = row.losses + 1
+        values = {
+            "state": "pending",
+            "losses": many,
+            "not_before": now + losses.pause_after(many),
+            "suspect": row.id if many >= losses.TOGETHER else row.suspect,
+        }
+        session.execute(update(core(BuildRow)).where(build.id == row.id).values(**values))
+    _forget(session, [row.id for row in rows])
+    give_up_builds(session, [row.id for row in rows if row.losses + 1 >= losses.MOST], losses.why_skipped(error))
+
+
+def _judge_recorded(session: Session, group_id: str) -> None:
+    """What a group has recorded stands, and is proved and measured; a verify item sees to the candidates of what did
+    not compile."""
     ended = session.execute(
         select(build.id, build.state).where(build.group_id == group_id, build.state.not_in(("pending", "compiling")))
     ).all()
@@ -116,7 +154,6 @@ def abandon_group(session: Session, group_id: str, error: str | None = None, max
         row = session.execute(select(item.id, item.target).where(item.kind == COMPILE, item.ref == group_id)).one()
         if jobs := jobs_of(session, row.id):
             add_again(session, [NewItem(VERIFY, group_id, row.target, jobs)])
-    return_builds(session, group_id, error, max_attempts)
 
 
 def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> None:
@@ -125,9 +162,8 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     mine = (build.group_id == group_id) & (build.state == "compiling")
     columns = (build.id, build.suspect, build.attempts)
     rows = session.execute(select(*columns).where(mine).order_by(build.predicted_seconds.desc(), build.id)).all()
-    for ids in chunks(row.id for row in rows):
-        session.execute(update(core(DemandRow)).where(demand.build.in_(ids)).values(wanted_at=clock_of(session).now()))
     ids = [row.id for row in rows]
+    _wait_from_now(session, ids)
     if error is None:
         session.execute(update(core(BuildRow)).where(mine).values(state="pending"))
         _forget(session, ids)  # a job that has ended may have been the last that needed them
@@ -140,6 +176,11 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     _forget(session, ids)
     if alone and rows and rows[0].attempts + 1 >= max_attempts:
         give_up_builds(session, ids, error)
+
+
+def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
+    for ids in chunks(build_ids):
+        session.execute(update(core(DemandRow)).where(demand.build.in_(ids)).values(wanted_at=clock_of(session).now()))
 
 
 def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
@@ -168,7 +209,7 @@ def give_up_place(session: Session, target: str, toolchain: str, most: int) -> N
 def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
     """When none of their candidates is left to be skipped."""
     mine = build.id.in_(build_ids) & (build.state == "given_up")
-    session.execute(update(core(BuildRow)).where(mine).values(state="pending", log=None, suspect=None, attempts=0))
+    session.execute(update(core(BuildRow)).where(mine).values(state="pending", **_UNTRIED))
     _forget(session, build_ids)
 
 
@@ -226,5 +267,10 @@ def pending_of_live_jobs(now: float) -> Any:
         select(build.id, build.predicted_seconds)
         .join(core(DemandRow), demand.build == build.id)
         .join(JobRow, JobRow.id == demand.job_id)
-        .where(build.state == "pending", has_time_left(now))
+        .where(is_pending(now), has_time_left(now))
     )
+
+
+def is_pending(now: float) -> ColumnElement[bool]:
+    """Of a build's row: it may be compiled now."""
+    return and_(build.state == "pending", or_(build.not_before.is_(None), build.not_before <= now))

@@ -21,6 +21,7 @@ from storage.pending_builds import want_builds
 from storage.rows import core, insert_new
 from storage.seconds import add_seconds
 from storage.tables import CandidateRow, JobProblemRow
+from storage.verdicts import forget_outgrown
 
 CANDIDATES_AT_ONCE = 400
 """Of one transaction: about 60 ms of two shared cores."""
@@ -76,7 +77,9 @@ def record_candidates(
             if not is_predicted(classes[id]):
                 to_measure.add(one.build)
     insert_new(session, CandidateRow, rows)
-    pending = want_builds(session, claim.job_id, [builds[build] for build in sorted(needed)], to_measure)
+    new_builds = [builds[build] for build in sorted(needed)]
+    forget_outgrown(session, needed, versions.limits)
+    pending = want_builds(session, claim.job_id, new_builds, to_measure, versions.limits.get(COMPILE))
     mine = core(CandidateRow).c.job_problem_id.in_(classes)
     judged, _ = judge_known(session, needed, versions, mine, most=None)
     waiting = add_judging(session, unjudged(session, needed, mine))

@@ -183,6 +183,9 @@ class BuildRow(Base):
     # After a file failed without naming a kernel: builds with the same label, and no other, are tried in one file.
     suspect: Mapped[str | None] = mapped_column(String(64), index=True)
     attempts: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # that failed, alone in a file
+    losses: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # storage.losses
+    not_before: Mapped[float | None] = mapped_column(Float)  # where it is pending after a loss
+    reached: Mapped[dict[str, Any] | None]  # the limit of ours, by name, that ended its compile
     code_digest: Mapped[str | None] = mapped_column(String(64), index=True)
     library: Mapped[str | None] = mapped_column(String(64))  # blob digest of the group library that holds the kernel
     resources: Mapped[dict[str, Any] | None]
@@ -254,11 +257,13 @@ class ItemRow(Base):
     predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     state: Mapped[str] = mapped_column(String(16), index=True)
     attempt: Mapped[int] = mapped_column(Integer, default=0)
+    losses: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # storage.losses
     token: Mapped[str | None] = mapped_column(String(32))  # of the present attempt
     worker: Mapped[str | None] = mapped_column(String(128))
     lease_expires_at: Mapped[float | None] = mapped_column(Float, index=True)
     created_at: Mapped[float] = mapped_column(Float)
     available_at: Mapped[float | None] = mapped_column(Float)  # since when it waits again; null: since its creation
+    not_before: Mapped[float | None] = mapped_column(Float)  # where it waits after a loss
     started_at: Mapped[float | None] = mapped_column(Float)  # of the present attempt, or the last
     finished_at: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[list[Any] | None]  # as those of groups: of the compiles of a finish item

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, tuple_, union_all, update
 
 from storage.database import Session, clock_of
 from storage.rows import chunks, core, insert_new
-from storage.tables import VerdictRow
+from storage.tables import BuildRow, VerdictRow
 
 CPU, GPU = "cpu", "gpu"
+LIMITED = ("run_timeout", "runtime_error", "compile_error")
+"""Verdicts that a limit of ours may have brought about: then it stands in their details."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,27 @@ def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:
         newest: dict[str, str] = dict(rows.all())
         found.update(subject for subject, verdict in newest.items() if verdict != "ok")
     return found
+
+
+def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[str, Mapping[str, float]]) -> None:
+    """Forget verdicts on these builds that say no more than that a limit was reached which is larger now. `limits`: by
+    venue, then by name."""
+    verdict = core(VerdictRow).c
+    for ids in chunks(set(build_ids)):
+        subjects = [select(column).where(BuildRow.id.in_(ids)) for column in (BuildRow.slice, BuildRow.code_digest)]
+        rows = session.execute(
+            select(verdict.subject, verdict.venue, verdict.plan_version, verdict.details).where(
+                verdict.subject.in_(union_all(*subjects)), verdict.verdict.in_(LIMITED)
+            )
+        )
+        old = [row[:3] for row in rows if is_outgrown(row.details.get("limit"), limits.get(row.venue))]
+        these = tuple_(verdict.subject, verdict.venue, verdict.plan_version)
+        session.execute(delete(core(VerdictRow)).where(these.in_(old)))
+
+
+def is_outgrown(reached: Mapping[str, float] | None, limits: Mapping[str, float] | None) -> bool:
+    """Whether the limit that was reached (by name) is larger now: what it ended is tried again."""
+    return any((limits or {}).get(name, 0.0) > value for name, value in (reached or {}).items())
 
 
 def write_verdicts(session: Session, verdicts: Iterable[NewVerdict], venue: str, plan_version: str) -> None:

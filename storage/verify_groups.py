@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from sqlalchemy import select, update
 
 from cukiln.types import StageSeconds
+from storage import judge, losses
 from storage.database import Session
 from storage.device_classes import asks_predicted
 from storage.group_rows import GroupKernel, kernels_of, load_group
-from storage.items import Claim, complete, hold
-from storage.judge import LIVE
+from storage.items import Claim, complete, go_on_alone, hold
+from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, of_problems
 from storage.judging_work import add_judging, unjudged
 from storage.rows import core
 from storage.seconds import Spent, shares
@@ -45,6 +46,16 @@ def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdic
     write_verdicts(session, verdicts, CPU, plan_version)
 
 
+def skip_lost(session: Session, claim: Claim, build: str) -> tuple[list[Judged], bool]:
+    """Skip a part of the candidates that wait for the verdict of this build, which was lost again and again. Returns
+    the problems that go on, and whether there may be more candidates: call it again. Raises `LostClaim`."""
+    hold(session, claim)
+    why = losses.why_skipped("while it was verified")
+    touched = judge.skip_lost(session, {build: why}, of_problems(asks_predicted()), JUDGED_AT_ONCE)
+    go_on_alone(session, claim)
+    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+
+
 def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], verify: StageSeconds) -> Spent:
     """What each problem that wants the item has spent on it: those that use what was `asked` to be proved. Where that
     was nothing, and only what was known was given to candidates, those that use any of the group's kernels."""
@@ -59,8 +70,8 @@ def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], 
 def complete_verified(
     session: Session, claim: Claim, asked: Sequence[GroupKernel], *, plan_version: str, verify: StageSeconds
 ) -> list[tuple[str, str | None]]:
-    """Complete a verify item, which took `verify` seconds, when its group is judged. Kernels that came to be wanted
-    after it was `asked` which to verify wait again: returns (kind, target) of the item where there are any.
+    """Complete a verify item, which took `verify` seconds, when what was `asked` for is judged. Kernels that are left,
+    or came to be wanted meanwhile, wait again: returns (kind, target) of the item where there are any.
 
     Raises `LostClaim`, and `ValueError` if one that was asked for is left without a verdict: it would go round for
     ever."""
@@ -70,4 +81,7 @@ def complete_verified(
         raise ValueError(f"group {claim.ref}: no verdict for {', '.join(forgotten)}")
     group = core(GroupRow)
     session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
-    return add_judging(session, unjudged(session, [kernel.build for kernel in left]))
+    again = add_judging(session, unjudged(session, [kernel.build for kernel in left]))
+    if again and claim.losses >= losses.TOGETHER:
+        go_on_alone(session, claim)
+    return again

@@ -54,6 +54,7 @@ class Item:
     state: str
     seconds: float
     jobs: frozenset[str]
+    may_be_taken: bool
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Build:
     seconds: float
     suspect: str | None
     jobs: frozenset[str]
+    may_be_taken: bool
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Picture:
         found = [
             (self.jobs[job], item.kind)
             for item in self.items.values()
-            if item.state == "waiting" and item.kind in worker.kinds
+            if item.state == "waiting" and item.kind in worker.kinds and item.may_be_taken
             if worker.targets is None or item.target is None or item.target in worker.targets
             for job in item.jobs
             if self.jobs[job].in_time or item.kind == "finish"
@@ -89,6 +91,7 @@ class Picture:
             found += [
                 (self.jobs[job], "compile")
                 for build in self.pending.values()
+                if build.may_be_taken
                 if worker.targets is None or build.target in worker.targets
                 if worker.toolchain in (None, build.toolchain)
                 for job in build.jobs
@@ -148,7 +151,14 @@ def take_picture(session: Session) -> Picture:
     for row in session.scalars(select(ItemJobRow).where(ItemJobRow.wanted)):
         wanting.setdefault(row.item_id, set()).add(row.job_id)
     items = {
-        row.id: Item(row.kind, row.target, row.state, row.predicted_seconds, frozenset(wanting.get(row.id, ())))
+        row.id: Item(
+            row.kind,
+            row.target,
+            row.state,
+            row.predicted_seconds,
+            frozenset(wanting.get(row.id, ())),
+            row.not_before is None or row.not_before <= now,
+        )
         for row in session.scalars(select(ItemRow).where(ItemRow.state.in_(("waiting", "claimed"))))
     }
     demands: dict[str, set[str]] = {}
@@ -162,6 +172,7 @@ def take_picture(session: Session) -> Picture:
             row.predicted_seconds,
             row.suspect,
             frozenset(demands.get(row.id, ())),
+            row.not_before is None or row.not_before <= now,
         )
         for row in session.scalars(select(BuildRow).where(BuildRow.state == "pending"))
     }
@@ -212,6 +223,7 @@ class Model:
         assert worker.targets is None or file[0].target in worker.targets
         assert len(file) <= kernels or file[0].suspect is not None
         assert any(lead.id in one.jobs for one in file)
+        assert all(one.may_be_taken for one in file), "not before its pause is over"
         assert all(any(picture.jobs[job].in_time for job in one.jobs) for one in file), "no job in time needs it"
         self.compiling.update(dict.fromkeys(builds, claim.token))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
-from storage import items
+from storage import items, losses
 from storage.builds import NewBuild
 from storage.database import Database, Session
 from storage.device_classes import asks_predicted
@@ -38,7 +38,7 @@ from storage.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
 from storage.toolchains import gone_toolchains
 from storage.turns import spend
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, skip_lost, verify_shares
 from tests.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
 from tests.model_of_jobs import Model
 
@@ -97,12 +97,14 @@ class Attempt:
         return self.goes_on
 
     def give_up(self, how: str) -> None:
-        """End the attempt early: fail, retry or release."""
+        """End the attempt early: fail, retry, release or lose."""
         self.model.ended(self.claim.token)
         try:
             with self.database.write() as session:
                 if how == "release":
                     items.release(session, self.claim)
+                elif how == "lose":
+                    items.lose(session, self.claim, "the machine failed")
                 else:
                     items.fail(session, self.claim, "no luck", retry=how == "retry")
         except LostClaim:
@@ -192,6 +194,10 @@ class Attempt:
         with self.database.read() as session:
             asked = builds_to_verify(session, self.claim.ref, PLAN)
         yield
+        if asked and self.claim.losses >= losses.MOST:
+            lost, *asked = asked
+            yield from self._in_parts(lambda session: skip_lost(session, self.claim, lost.build))
+        asked = asked[:1] if self.claim.losses >= losses.TOGETHER else asked
         with self.database.write() as session:
             record_verdicts(session, self.claim, [self._verdict(one) for one in asked], PLAN)
         yield
@@ -222,8 +228,9 @@ class Attempt:
         with self.database.read() as session:
             waiting = candidates_to_measure(session, self.claim.ref, str(self.claim.target), GPU_PLAN)
         yield
-        waiting = waiting[:1] if self.luck.parts else waiting
-        results = [measured(one, self.luck.verdict if self.luck.is_bad(one.build) else "ok") for one in waiting]
+        waiting = waiting[:1] if self.luck.parts or self.claim.losses >= losses.TOGETHER else waiting
+        lost = self.claim.losses >= losses.MOST
+        results = [measured(one, self._measured_verdict(one.build, lost)) for one in waiting]
         with self.database.write() as session:
             record_measured(session, self.claim, results, driver=DRIVER, plan_version=GPU_PLAN)
         for one in results:
@@ -236,6 +243,9 @@ class Attempt:
                 complete_measured(session, self.claim, results, plan_version=GPU_PLAN)
         except ValueError:  # nothing was found for what waits, in the last attempt
             self.give_up("retry")
+
+    def _measured_verdict(self, build: str, lost: bool) -> str:
+        return "skipped" if lost else self.luck.verdict if self.luck.is_bad(build) else "ok"
 
     def _compare(self) -> Transactions:
         right = self._right()

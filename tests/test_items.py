@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from storage import items, jobs, new_items
+from storage import items, jobs, losses, new_items
 from storage.database import Database
 from storage.errors import LostClaim
 from storage.items import Claim, Renewal
@@ -265,8 +265,9 @@ def test_an_expired_lease_is_claimed_again_under_another_token(database: Databas
     with database.write() as session:
         (expired,) = items.expire_leases(session)
     assert (expired.ref, expired.target, expired.state) == ("a", "sm_80", "waiting")
+    clock.advance(losses.pause_after(1))
     second = claim_one(database, "measure")
-    assert (second.item_id, second.attempt) == (first.item_id, 2)
+    assert (second.item_id, second.attempt, second.losses) == (first.item_id, 1, 1)
     assert second.token != first.token
 
 
@@ -287,6 +288,7 @@ def test_a_lost_claim_writes_nothing(database: Database, clock: FakeClock, act: 
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
+    clock.advance(losses.pause_after(1))
     holder = claim_one(database, "measure")
     with pytest.raises(LostClaim, match="nothing was written"), database.write() as session:
         register_toolchain(session, "written by the loser", {}, ["sm_80"])
@@ -380,19 +382,43 @@ def test_what_cannot_be_retried_fails_at_once(database: Database) -> None:
     assert status.error is not None and "no such operator" in status.error
 
 
-def test_an_item_whose_workers_keep_dying_fails(database: Database, clock: FakeClock) -> None:
+def test_an_item_whose_workers_keep_dying_comes_back_after_growing_pauses_and_fails(
+    database: Database, clock: FakeClock
+) -> None:
     job = add_job(database)
-    states = []
-    for _ in range(3):
-        claim_one(database, "plan", worker="w7")
+    states, pauses = [], []
+    while "failed" not in states:
+        paused_at = clock.now()
+        while (claim := take(database, ["plan"])) is None:
+            clock.advance(0.25)
+        pauses.append(clock.now() - paused_at)
+        assert (claim.attempt, claim.losses) == (1, len(states))
         clock.advance(6)
         with database.write() as session:
-            states.extend(expired.state for expired in items.expire_leases(session, max_attempts=3))
+            states.extend(expired.state for expired in items.expire_leases(session))
     with database.read() as session:
         status = jobs.job_state(session, job.id)
-    assert states == ["waiting", "waiting", "failed"]
+    assert states == ["waiting"] * (2 * losses.MOST - 1) + ["failed"]
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
     assert status is not None and status.state == "failed"
-    assert status.error is not None and "worker w7 stopped answering during attempt 3 of 3" in status.error
+    assert status.error is not None and "worker w stopped answering" in status.error
+
+
+@pytest.mark.parametrize(("kind", "most"), [("finish", losses.MOST), ("compare", losses.MOST), ("measure", 10)])
+def test_a_machine_that_fails_an_attempt_uses_up_none(
+    database: Database, clock: FakeClock, kind: str, most: int
+) -> None:
+    add(database, NewItem(kind, "1"))
+    how = []
+    for _ in range(most):
+        claim = claim_one(database, kind)
+        assert claim.attempt == 1
+        with database.write() as session:
+            how.append(items.lose(session, claim, "the disk is full"))
+        assert take(database, [kind]) is None
+        clock.advance(30)
+    assert how == ["paused"] * (most - 1) + ["failed"]
+    assert take(database, [kind]) is None
 
 
 def test_a_released_item_waits_again_and_its_attempt_does_not_count(database: Database) -> None:

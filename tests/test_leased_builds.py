@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from codegen.compile_cost import FIXED_SECONDS, MAX_SECONDS
 from cukiln.types import StageSeconds
-from storage import endings, items, jobs
+from storage import endings, items, jobs, losses
 from storage.builds import known_builds
 from storage.database import Database
 from storage.endings import find_ended
@@ -39,6 +39,7 @@ from tests.fixtures_storage import (
     compile_claimed,
     compile_next,
     new_build,
+    new_problem,
     plan_next,
     problem_ids,
     verify_next,
@@ -295,7 +296,7 @@ def test_only_failures_alone_use_up_attempts(database: Database) -> None:
     assert states(database, "a00") == ["ok"]
 
 
-def test_a_lost_worker_makes_its_builds_suspect_and_its_late_result_is_refused(
+def test_what_is_lost_comes_back_after_a_pause_then_alone_and_is_skipped_in_the_end(
     database: Database, clock: FakeClock
 ) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
@@ -307,7 +308,63 @@ def test_a_lost_worker_makes_its_builds_suspect_and_its_late_result_is_refused(
     assert (expired.state, expired.jobs) == ("lost", claim.jobs)
     with pytest.raises(LostClaim):
         compile_claimed(database, claim)
-    assert [len(members(database, lease(database))) for _ in range(2)] == [2, 2]
+    for many in (1, 2, 3, 4):
+        assert lease(database) is None, "not before the pause"
+        clock.advance(losses.pause_after(many))
+        together = many < losses.TOGETHER
+        claims = [lease(database) for _ in range(1 if together else 4)]
+        assert [len(members(database, one)) for one in claims] == ([4] if together else [1] * 4)
+        for one in claims:
+            assert one is not None
+            with database.write() as session:
+                assert items.lose(session, one, "No space left on device") == "paused"
+    assert lease(database) is None
+    clock.advance(60)
+    assert lease(database) is None
+    with database.read() as session:
+        lost = known_builds(session, names("a", 4)).values()
+    assert {(one.state, one.attempts, one.losses) for one in lost} == {("given_up", 0, losses.MOST)}
+    assert all("No space left on device" in str(one.log) for one in lost)
+
+
+def test_a_build_that_is_wanted_after_it_was_given_up_starts_anew(database: Database, clock: FakeClock) -> None:
+    wanted(database, "a", seconds=0.1)
+    for _ in range(losses.MOST):
+        claim = lease(database)
+        assert claim is not None
+        with database.write() as session:
+            items.lose(session, claim, "killed")
+        clock.advance(60)
+    wanted(database, "a", seconds=0.1)
+    with database.read() as session:
+        (again,) = known_builds(session, ["a"]).values()
+    assert (again.state, again.losses, again.not_before, again.suspect) == ("pending", 0, None, None)
+    assert members(database, lease(database)) == ["a"]
+
+
+@pytest.mark.parametrize(("limit", "again"), [(1.0, False), (1.5, False), (300.0, True)])
+def test_what_a_limit_ended_is_compiled_again_under_a_larger_one(database: Database, limit: float, again: bool) -> None:
+    wanted(database, "a", "b", seconds=0.1)
+    claim = lease(database)
+    assert claim is not None
+    failed = [
+        BuildOutcome("a", "compile_timeout", log="it ran longer than 1.5 s", reached={"wall": 1.5}),
+        BuildOutcome("b", "compile_error", log="x.cu(1): error: no"),
+    ]
+    with database.write() as session:
+        record_builds(session, claim, failed)
+        items.complete(session, claim)
+    with database.write() as session:
+        job = jobs.create_job(session, jobs.NewJob([new_problem()])).id
+        both = [new_build("a"), new_build("b")]
+        for _ in range(2):  # twice is once
+            found = want_builds(session, job, both, (), {"wall": limit, "cpu": 0.1})
+            assert found == ({TARGET: 1} if again else {})
+        states = {one.id: (one.state, one.reached, one.log) for one in known_builds(session, ["a", "b"]).values()}
+    assert states["b"] == ("compile_error", None, "x.cu(1): error: no")
+    assert states["a"] == (
+        ("pending", None, None) if again else ("compile_timeout", {"wall": 1.5}, "it ran longer than 1.5 s")
+    )
 
 
 def test_suspects_that_only_jobs_out_of_time_demand_are_left_out(database: Database, clock: FakeClock) -> None:
@@ -346,6 +403,7 @@ def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
+    clock.advance(losses.pause_after(1))
     assert states(database, "a", "b", "c") == ["ok", "compile_error", "pending"]
     verify_next(database)  # also gives the failure to its candidate, which the lost worker had not done
     (problem_id,) = ids(database, job.id)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage import jobs
+from storage import jobs, losses
 from storage.devices import drained_reason, live_devices
 from tests.fake_clock import FakeClock
 from tests.fixtures_gpu_line import DEVICE, VENDOR, GpuLine, gpu_line, probe, search  # noqa: F401
@@ -182,7 +182,7 @@ def test_a_machine_that_fails_is_tried_again_without_what_was_done(
     gpu_line: GpuLine,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("workers.run_ticket._MACHINE_PAUSE_SECONDS", (0.0,))
+    monkeypatch.setattr(losses, "pause_after", lambda many: 0.0)
     gpu_line.gpu.before = after(1, InfrastructureError("No space left on device"))
     job = gpu_line.job((probe(), THREE))
     assert job.problems[0].verdicts == {"ok": 3}

@@ -305,10 +305,9 @@ def test_a_horse_that_has_ended_or_grown_is_followed_by_another(queue_world: Que
     queue_world.start("plan")
     [first] = queue_world.add("quick" if end == "killed" else "grow")
     [done] = wait_until_ended(queue_world, first)
-    horse = psutil.Process(done.pid)
     if end == "killed":
-        horse.kill()
-    wait_for(lambda: not alive(horse), what="the horse to end")
+        os.kill(done.pid, signal.SIGKILL)
+    wait_for(lambda: not alive_pid(done.pid), what="the horse to end")
     [second] = queue_world.add("quick_2")
     [again] = wait_until_ended(queue_world, second)
     assert again.pid != done.pid
@@ -377,6 +376,13 @@ def wait_until_started(world: QueueWorld, ref: str) -> list[Entry]:
 def alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def alive_pid(pid: int) -> bool:
+    try:
+        return alive(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cukiln.types import StageSeconds
-from storage import items, jobs, new_items
+from storage import items, jobs, losses, new_items
 from storage.blobs import BlobStore
 from storage.candidates import candidates_of_problem
 from storage.database import Database
@@ -83,16 +83,20 @@ def test_an_item_whose_lease_is_over_waits_again_with_a_ticket(world: World) -> 
     world.clock.advance(0.2)
     done = world.reconciler.run_once()
     assert [(item.kind, item.state) for item in done.expired] == [("plan", "waiting")]
+    assert world.queued() == 0, "not before its pause"
+    world.clock.advance(losses.pause_after(1))
+    world.reconciler.run_once()
     assert world.queued() == 1
-    assert world.claim().attempt == 2
+    assert world.claim().losses == 1
 
 
-def test_a_job_whose_item_used_up_its_attempts_ends_and_its_watchers_are_told(world: World) -> None:
+def test_a_job_whose_item_was_lost_too_often_ends_and_its_watchers_are_told(world: World) -> None:
     job = a_job(world)
-    for _ in range(world.queue.settings.max_attempts):
+    for _ in range(2 * losses.MOST):
         world.claim()
         world.clock.advance(6.0)
         done = world.reconciler.run_once()
+        world.clock.advance(30.0)
     assert [item.state for item in done.expired] == ["failed"]
     with world.database.read() as session:
         assert jobs.job_state(session, job).state == "failed"  # type: ignore[union-attr]
@@ -157,6 +161,7 @@ def test_a_round_without_redis_still_expires_leases(world: World, valkey: Embedd
     valkey.stop()
     done = world.reconciler.run_once()
     assert (len(done.expired), done.tickets) == (1, 0)
+    world.clock.advance(losses.pause_after(1))
     valkey.start()
     assert world.reconciler.run_once().tickets == 1
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from storage import items, jobs, new_items
+from storage import items, jobs, losses, new_items
 from storage.blobs import BlobStore
 from tests.fixtures_queue import QueueWorld, events_of, queue_world, running_job, valkey  # noqa: F401
 from workers import tickets
@@ -105,7 +106,7 @@ def test_an_item_that_its_step_has_ended_stays_as_it_is(attempt: Attempt) -> Non
     assert attempt.claim_again() is None
 
 
-@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyError("missing"), MemoryError()])
+@pytest.mark.parametrize("error", [RuntimeError("broken"), KeyError("missing"), OSError("odd")])
 def test_a_broken_attempt_is_followed_by_another_with_a_ticket(attempt: Attempt, error: Exception) -> None:
     attempt.run(raising(error))
     assert attempt.tickets == 1
@@ -114,41 +115,19 @@ def test_a_broken_attempt_is_followed_by_another_with_a_ticket(attempt: Attempt,
     assert again.attempt == 2
 
 
-@pytest.mark.parametrize(("max_attempts", "pauses"), [(3, [2.0, 10.0]), (4, [2.0, 10.0, 10.0]), (1, [])])
-def test_a_machine_that_fails_gets_time_before_each_other_attempt(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, max_attempts: int, pauses: list[float]
+@pytest.mark.parametrize(
+    "error", [InfrastructureError("killed"), MemoryError(), OSError(errno.ENOSPC, "full"), OSError(errno.EROFS, "ro")]
+)
+def test_an_attempt_that_the_machine_failed_does_not_count_and_is_followed_by_another_after_a_pause(
+    attempt: Attempt, error: Exception
 ) -> None:
-    limited = attempt.world.settings.model_copy(update={"max_attempts": max_attempts})
-    attempt.context.workplace.settings = limited
-    waited: list[float] = []
-    for number in range(max_attempts):
-        monkeypatch.setattr(attempt.context.cancel, "wait", waited.append)
-        attempt.run(raising(InfrastructureError("No space left on device")))
-        again = attempt.claim_again()
-        assert (again is None) == (number == max_attempts - 1)
-        if again is not None:
-            attempt.context = StepContext(attempt.context.workplace, again, Cancel())
-    assert waited == pauses
-
-
-@pytest.mark.parametrize("reason", ["stopping", "cancelled"])
-def test_the_pause_of_a_machine_that_fails_ends_with_the_word_to_stop(
-    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, reason: Any
-) -> None:
-    monkeypatch.setattr("workers.run_ticket._MACHINE_PAUSE_SECONDS", (3600.0,))
-    cancel = attempt.context.cancel
-    pause = cancel.wait
-
-    def told_in_the_pause(seconds: float) -> bool:
-        threading.Timer(0.01, cancel.because, [reason]).start()
-        return pause(seconds)
-
-    monkeypatch.setattr(cancel, "wait", told_in_the_pause)
-    if reason == "cancelled":
-        with attempt.world.database.write() as session:
-            jobs.cancel_job(session, attempt.job)
-    attempt.run(raising(InfrastructureError("No space left on device")))  # or the test's time limit ends it
-    assert (attempt.claim_again() is None) == (reason == "cancelled")
+    began = time.monotonic()
+    attempt.run(raising(error))
+    assert attempt.tickets == 0, "the reconciler writes it when the pause is over"
+    while (again := attempt.claim_again()) is None:
+        time.sleep(0.02)
+    assert time.monotonic() - began >= losses.pause_after(1)
+    assert (again.attempt, again.losses) == (1, 1)
 
 
 def test_what_cannot_be_done_fails_at_once_and_watchers_learn_why(attempt: Attempt) -> None:

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
-from storage import items, jobs
+from storage import items, jobs, losses
 from storage.builds import known_builds
 from storage.candidates import Predicted, candidates_of_problem, set_predictions
 from storage.database import Database
@@ -133,6 +133,7 @@ def test_a_planned_item_is_planned_once(database: Database, clock: FakeClock) ->
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
+    clock.advance(losses.pause_after(1))
     plan_next(database, "a")
     with pytest.raises(LostClaim), database.write() as session:
         record(session, late, ["b"])
@@ -183,6 +184,7 @@ def test_a_plan_that_is_recorded_twice_is_recorded_once(database: Database, cloc
     clock.advance(6)
     with database.write() as session:
         items.expire_leases(session)
+    clock.advance(losses.pause_after(1))
     assert plan_next(database, "a", "b", "c").waiting == [("compile", TARGET)]
     compile_next(database)
     verify_next(database)

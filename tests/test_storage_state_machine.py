@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import event, select
 
-from storage import endings, groups, items, jobs, measurements
+from storage import endings, groups, items, jobs, losses, measurements, verify_groups
 from storage.database import Database, Session
 from storage.device_classes import is_predicted
 from storage.group_rows import kernels_of, load_group
@@ -51,7 +51,7 @@ CPU_CLASS = f"predicted:{TARGET}"
 CLASSES = (CPU_CLASS, GPU_CLASS, OTHER_CLASS)
 BUILDS = ("a", "b", "c")
 BAD = ("incorrect", "runtime_error", "run_timeout", "skipped")
-GIVES_UP = ("fail", "retry", "release")
+GIVES_UP = ("fail", "retry", "release", "lose")
 COMPILING, MEASURING = ("finish", "verify", "compile"), ("compare", "measure")
 WORKERS = (
     Worker(("plan",)),
@@ -459,6 +459,10 @@ def test_every_job_ends_whatever_happens(
     monkeypatch.setattr(endings, "CLEARED_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(groups, "JUDGED_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(measurements, "JUDGED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(verify_groups, "JUDGED_AT_ONCE", AT_ONCE)
+    # Few enough that all of it happens in few steps.
+    for name, most in (("TOGETHER", 1), ("ALONE", 1), ("MOST", 2)):
+        monkeypatch.setattr(losses, name, most)
     examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", "15"))
     quiet = list(HealthCheck)
     chosen = settings(

@@ -7,6 +7,7 @@ them). A kernel cannot make a compiler say them: text from a request never reach
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from typing import Literal
@@ -40,6 +41,16 @@ _NAMED = re.compile(  # by g++ of a child; by cc1plus, as and ld of themselves
     rf"({_NAMES}) signal terminated program|internal compiler error: ({_NAMES})|Internal error \(({_NAMES})\)"
 )
 _NUMBERED = re.compile(r"(?:terminated with|died due to) signal (\d+)")  # by collect2 and nvcc of a child
+
+
+_MACHINE_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+)
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Of an exception in our own code: a full or broken disk, no memory, no descriptors."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRORS)
 
 
 def signed(returncode: int) -> int:

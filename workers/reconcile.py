@@ -69,7 +69,7 @@ class Reconciler:
         """End budgets and leases, settle what that ended, write the missing tickets; sometimes sweep."""
         with self.database.write() as session:
             over_budget = expire_budgets(session)
-            expired = items.expire_leases(session, self.settings.max_attempts)
+            expired = items.expire_leases(session)
             touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
         self._give_up_gone_compilers()

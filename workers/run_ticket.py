@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from storage import items, jobs
+from storage.database import Session
 from storage.devices import drain_device
 from storage.errors import LostClaim
 from storage.pending_builds import pending_counts
 from workers import tickets
+from workers.cause import is_of_the_machine
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.lease import Lease
 from workers.processes import InfrastructureError
 from workers.steps.context import Cancel, Cancelled, GiveUp, HandBack, Step, StepContext, Workplace
 
 log = logging.getLogger("cukiln.run_ticket")
-
-_MACHINE_PAUSE_SECONDS = (2.0, 10.0)
-"""Before the second attempt, and before every later one, where the machine failed: a full disk is not empty at once."""
 
 
 def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
@@ -69,10 +68,12 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
         if isinstance(error, GpuGone):
             _drained(context, str(error))
             return
+        if isinstance(error, InfrastructureError) or is_of_the_machine(error):
+            why = str(error) or type(error).__name__
+            log.warning("%s %s is lost: %s", claim.kind, claim.ref, why)
+            _ended(context, why, lambda session: items.lose(session, claim, why))
+            return
         log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)
-        if isinstance(error, InfrastructureError) and claim.attempt < context.settings.max_attempts:
-            # The claim is held meanwhile, so that nobody takes the item at once; any reason to stop ends the pause.
-            cancel.wait(_MACHINE_PAUSE_SECONDS[min(claim.attempt, len(_MACHINE_PAUSE_SECONDS)) - 1])
         _failed(context, f"{type(error).__name__}: {error}", retry=True)
     else:
         _completed(context)
@@ -115,17 +116,28 @@ def _released(context: StepContext, level: int) -> None:
 
 
 def _failed(context: StepContext, error: str, *, retry: bool) -> None:
+    most = context.settings.max_attempts
+    _ended(
+        context,
+        error,
+        lambda session: items.fail(session, context.claim, error, retry=retry, max_attempts=most),
+    )
+
+
+def _ended(context: StepContext, error: str, end: Callable[[Session], str]) -> None:
+    """End the attempt by `end`, which returns how the item goes on, and wake or tell whom that concerns: the reconciler
+    wakes what is to pause."""
     claim = context.claim
     try:
         with context.database.write() as session:
-            state = items.fail(session, claim, error, retry=retry, max_attempts=context.settings.max_attempts)
+            state = end(session)
             ended = [job for id in claim.jobs if (job := jobs.job_state(session, id)) and job.finished_at is not None]
     except LostClaim as lost:
         log.warning("%s", lost)
         return
     if state == "waiting":
         context.wake([(claim.kind, claim.target)])
-    else:
+    elif state == "failed":
         context.publish("failed", {"kind": claim.kind, "ref": claim.ref, "error": error})
     for job in ended:
         context.publish("state", {"state": job.state}, job_id=job.id)

@@ -32,15 +32,19 @@ class Limits:
     memory_bytes: int
     output_bytes: int
 
-    def reached(self, ended_by: EndedBy | None) -> dict[str, float] | None:
-        """The limit that ended a run, by name: what was found so is looked at again under a larger one."""
-        by_name = {
+    @property
+    def by_name(self) -> dict[str, float]:
+        """By what `Finished.ended_by` calls them."""
+        return {
             "wall": self.wall_seconds,
             "cpu": self.cpu_seconds,
             "memory": self.memory_bytes,
             "output": self.output_bytes,
         }
-        return {ended_by: by_name[ended_by]} if ended_by in by_name else None
+
+    def reached(self, ended_by: EndedBy | None) -> dict[str, float] | None:
+        """The limit that ended a run, by name: what was found so is looked at again under a larger one."""
+        return {name: value for name, value in self.by_name.items() if name == ended_by} or None
 
     def as_details(self, ended_by: EndedBy | None) -> dict[str, Any]:
         """The same among the details of a verdict."""

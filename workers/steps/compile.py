@@ -129,4 +129,4 @@ def _build_outcome(build: str, kernel: Kernel, outcome: GroupOutcome, library: s
     found = outcome.outcomes[kernel.id]
     resources = stored_resources(kernel, found.resources) if found.resources is not None else None
     holds = library if found.status == "ok" else None
-    return BuildOutcome(build, found.status, found.code_digest, resources, found.log, holds)
+    return BuildOutcome(build, found.status, found.code_digest, resources, found.log, holds, found.limit)

@@ -19,13 +19,16 @@ from storage.items import Claim, hold
 from storage.judge import Judged
 from storage.judging_work import Versions
 from storage.lease_builds import FileLimits
+from storage.new_items import COMPILE
 from storage.rows import chunks
 from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.settings import Settings
+from storage.verdicts import CPU, GPU
 from workers import tickets
 from workers.compile_file import Phase
 from workers.gpu.interface import Device
 from workers.gpu.plan_version import gpu_plan_version
+from workers.limits import process_limits
 from workers.processes import Processes
 from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain, find_toolchain
@@ -171,7 +174,10 @@ class StepContext:
 
     def versions(self, session: Session) -> Versions:
         """What counts as known of builds here, today."""
-        return Versions(self.plan_version, self.gpu_plan_version, self.drivers(session))
+        settings = self.settings
+        by_venue = {COMPILE: settings.compile_limits, CPU: settings.verify_limits, GPU: settings.measure_limits}
+        limits = {name: process_limits(one).by_name for name, one in by_venue.items()}
+        return Versions(self.plan_version, self.gpu_plan_version, self.drivers(session), limits)
 
     def fresh_seed(self) -> int:
         """Drawn anew for every proof. 12 digits of hex: exact also in JSON readers that know doubles only."""

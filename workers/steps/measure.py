@@ -10,6 +10,7 @@ from typing import Any
 
 from codegen.operators import operator
 from cukiln.types import StageSeconds
+from storage import losses
 from storage.clock import Clock
 from storage.errors import LostClaim
 from storage.jobs import last_deadline
@@ -59,10 +60,11 @@ class Ending(threading.Event):
 
 
 def measure(context: StepContext) -> None:
-    """Judge and time what the item's group compiled and nobody has measured on this class of device."""
+    """Judge and time what the item's group compiled and nobody has measured on this class of device; after losses one
+    candidate at a time."""
     with context.database.read() as session:
         waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plan_version)
-        waiting = waiting[:MOST_CANDIDATES]
+        waiting = waiting[: 1 if context.claim.losses >= losses.TOGETHER else MOST_CANDIDATES]
         best = best_measured(session, {one.problem_id for one in waiting})
         deadline = last_deadline(session, context.claim.jobs)
     done: list[CandidateResult] = []
@@ -70,8 +72,10 @@ def measure(context: StepContext) -> None:
     with context.processes.private_folder("measure") as folder:
         libraries = fetch_libraries(context.blobs, (one.library for one in waiting), folder)
         present = [one for one in waiting if one.library in libraries.paths]
+        if context.claim.losses >= losses.MOST:
+            done += [_lost(one) for one in present]
         try:
-            if present:
+            if len(present) > len(done):
                 run_task(context, _task(context, present, libraries, best), done, ending)
         except InfrastructureError:
             # What came before the machine failed is no worse for it.
@@ -182,6 +186,11 @@ def forget_libraries(context: StepContext, libraries: Libraries) -> list[Judged]
         judged += context.in_parts(partial(forget_group_library, digest=digest))
         log.warning("a group's library sha256:%s cannot be loaded: %s", digest, why)
     return judged
+
+
+def _lost(one: ToMeasure) -> CandidateResult:
+    why = losses.why_skipped("while it was measured")
+    return CandidateResult(one.candidate, "skipped", why, {}, None, 0.0, 0.0, 0.0, 0.0)
 
 
 def _measured(one: ToMeasure, result: CandidateResult) -> Measured:

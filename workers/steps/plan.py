@@ -11,6 +11,7 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered
 from codegen.render_group import slice_digest
 from cukiln.types import StageSeconds
+from storage import losses
 from storage.builds import NewBuild
 from storage.items import yields
 from storage.jobs import job_state
@@ -33,18 +34,22 @@ TURN_SECONDS = 0.5
 
 
 def plan(context: StepContext) -> None:
-    """Lower the item's problems one after the other, and record them a part at a time. Raises HandBack where it is
-    another job's turn before all of them are planned."""
+    """Lower the item's problems one after the other, and record them a part at a time. Raises HandBack before all of
+    them are planned where it is another job's turn, and after losses: then each has an attempt of its own."""
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
         status = job_state(session, context.claim.job_id)
         candidates = candidates_of_job(session, context.claim.job_id)
     recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
     started = time.monotonic()
+    problems, rest = (problems[:1], problems[1:]) if context.claim.losses >= losses.TOGETHER else (problems, [])
     for place, problem in enumerate(problems):
         context.check()
         stopwatch = Stopwatch()
-        lowered = lower_problem(context, problem, status, candidates)
+        if context.claim.losses >= losses.MOST:
+            lowered = Lowered((), stopped=losses.why_skipped("while it was lowered"))
+        else:
+            lowered = lower_problem(context, problem, status, candidates)
         candidates += len(lowered.candidates)
         for candidate in lowered.candidates:
             recorder.add(problem, candidate)
@@ -56,6 +61,8 @@ def plan(context: StepContext) -> None:
             if give_way:
                 raise HandBack
     recorder.record()
+    if rest:
+        raise HandBack
 
 
 class _Recorder:
