@@ -34,6 +34,7 @@ from tests.fixtures_queue import (  # noqa: F401
 )
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
+from workers.queue_worker import QueueWorker
 from workers.tickets import live_workers
 
 # ---- forged tickets
@@ -312,6 +313,39 @@ def test_a_horse_that_has_ended_or_grown_is_followed_by_another(queue_world: Que
     [again] = wait_until_ended(queue_world, second)
     assert again.pid != done.pid
     assert [entry.attempt for entry in queue_world.journal("start")] == [1, 1]
+
+
+@pytest.mark.parametrize("moment", ["before the ticket is given", "while a horse is forked for it"])
+def test_a_ticket_that_is_taken_as_the_worker_is_stopped_is_not_begun(
+    queue_world: QueueWorld,  # noqa: F811
+    tmp_path: Path,
+    moment: str,
+) -> None:
+    def stopped() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def before_ticket() -> bool:
+        if moment == "before the ticket is given":
+            stopped()
+            return True
+        worker._before_fork = stopped
+        return False  # so that another horse is forked
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    worker = QueueWorker(
+        ["cukiln:plan"],
+        queue_world.redis,
+        lambda kind, target: (tmp_path / "begun").touch(),
+        before_ticket=before_ticket,
+    )
+    tickets.add_tickets(queue_world.redis, "plan", None)
+    try:
+        assert worker.work()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not (tmp_path / "begun").exists()
+    assert live_workers(queue_world.redis) == []
 
 
 # ---- a Redis that comes and goes

@@ -22,12 +22,15 @@ MACHINE_SIGNALS = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGBUS, signal.SIGQUIT}
 )
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS})
-# What libc and the tools say where the machine is exhausted.
+# What libc and the tools say where the machine is exhausted: g++, cicc and its front end, ptxas without memory; ptxas
+# and nvcc on a full disk.
 MACHINE_WORDS = (
     "No space left on device",
     "Disk quota exceeded",
     "Cannot allocate memory",
-    "out of memory allocating",
+    "out of memory",
+    "Memory allocation failure",
+    "Failed to write to outp file",
     "Input/output error",
     "Read-only file system",
     "Stale file handle",
@@ -35,6 +38,8 @@ MACHINE_WORDS = (
     "Resource temporarily unavailable",
     "error while loading shared libraries",
 )
+# Of nvcc, whatever became of the preprocessor's child: on a full disk there is no other word.
+_PREPROCESSOR_FAILED = "Failed to preprocess host compiler properties"
 _BY_NAME = {str(signal.strsignal(number)): number for number in signal.Signals if signal.strsignal(number)}
 _NAMES = "|".join(map(re.escape, sorted(_BY_NAME, key=len, reverse=True)))
 _NAMED = re.compile(  # by g++ of a child; by cc1plus, as and ld of themselves
@@ -67,7 +72,9 @@ def cause_of(returncode: int, text: str) -> Cause:
     told_to_end = "Compilation terminated." in text and "detected in the compilation" not in text
     if signals & MACHINE_SIGNALS or told_to_end or any(words in text for words in MACHINE_WORDS):
         return "machine"
-    return "crash" if signals & CRASH_SIGNALS else "refusal"
+    if signals & CRASH_SIGNALS:
+        return "crash"
+    return "machine" if _PREPROCESSOR_FAILED in text else "refusal"
 
 
 def signals_in(returncode: int, text: str) -> frozenset[int]:

@@ -22,7 +22,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import select
 import signal
 import socket
@@ -282,7 +281,6 @@ def _run(request: Request, standard: Sequence[int], server: int, modules: Mappin
             signal.signal(ignored, signal.SIG_DFL)
         os.execve(request.argv[0], list(request.argv), dict(request.env))
     tempfile.tempdir = None
-    random.seed()
     sys.argv = [str(module.__file__), *request.argv[3:]]
     return module.main()
 

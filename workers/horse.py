@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import resource
 import select
 import signal
@@ -83,7 +82,6 @@ def _perform_tickets(channel: socket.socket, worker: int, perform: Perform) -> N
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-        random.seed()
         most = _resident_bytes() + MAX_GROWTH_BYTES
         while message := channel.recv(_MESSAGE_BYTES):
             perform(*json.loads(message))

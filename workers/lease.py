@@ -2,8 +2,8 @@
 
 The database gives an item to another worker once its lease is over, so an item runs twice at once only where its first
 holder goes on beyond that. Two things stop it, both counted from *before* the last renewal that succeeded:
-- a thread renews every second; where it cannot until shortly before the end, it kills what this process started and
-  exits;
+- a thread renews every second; where it cannot until shortly before the end, it ends this process, and with it all that
+  this has started;
 - the kernel's alarm clock, set anew by each renewal, kills this process a little later, also where the interpreter
   hangs in native code and no thread runs.
 A machine that sleeps beyond the lease wakes into both; what it then still manages to write is refused by its old token.
@@ -11,7 +11,6 @@ A machine that sleeps beyond the lease wakes into both; what it then still manag
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -24,7 +23,6 @@ from typing import NoReturn
 from storage import items
 from storage.database import Database
 from storage.failures import DATABASE_AWAY
-from workers import process_tree
 from workers.steps.context import Cancel, StopReason
 
 log = logging.getLogger("cukiln.lease")
@@ -122,7 +120,4 @@ class Lease:
 
     def _die(self, why: str) -> NoReturn:
         log.error("%s %s is abandoned: %s", self._claim.kind, self._claim.ref, why)
-        for pid in process_tree.descendants(os.getpid())[1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        os._exit(1)
+        os._exit(1)  # what it started ends with it, and its undertaker after that

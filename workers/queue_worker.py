@@ -197,9 +197,14 @@ class QueueWorker(Worker):
         if refusal is None:
             if not self._before_ticket():
                 self._end_horse()
-            while not self._find_horse().give(*job.args):
+            while not self._stop_requested:  # what is not begun then, another worker does
+                horse = self._find_horse()
+                if self._stop_requested:  # while it was forked: it was not told
+                    break
+                if horse.give(*job.args):
+                    self._await_horse()
+                    break
                 self._end_horse()
-            self._await_horse()
 
     def _find_horse(self) -> Horse:
         if self._horse is None:

@@ -85,7 +85,7 @@ class Finished:
         return cause_of(self.returncode, self.text())
 
     def infrastructure_failure(self) -> str | None:
-        """Why the machine and not the work is to blame for the end; None where it is not, or where a limit ended it."""
+        """Why the machine and not the work is to blame for the end; None where it is not."""
         if self.cause != "machine":
             return None
         program, tail = Path(self.argv[0]).name, self.text().strip()[-MAX_TAIL:]
@@ -244,8 +244,8 @@ class Stream:
     def _kill_late(self, since: tuple[float, float]) -> None:
         if self._ended_by is None:
             began, cpu_then = since
-            cpu_seconds = process_tree.usage(self._leader.pid).cpu_seconds - cpu_then
-            self._stalled = cpu_seconds < BUSY_SHARE * (time.monotonic() - began)
+            self._cpu = max(self._cpu, process_tree.usage(self._leader.pid).cpu_seconds)
+            self._stalled = self._cpu - cpu_then < BUSY_SHARE * (time.monotonic() - began)
             self._kill("wall")
 
     def _kill(self, ended_by: EndedBy) -> None:
@@ -291,6 +291,6 @@ def _limit_of_the_kernel(returncode: int, words: bytes, cpu_seconds: float, limi
     signals = signals_in(returncode, words.decode("utf-8", "replace"))
     if signal.SIGXFSZ in signals:
         return "output"
-    if signal.SIGXCPU in signals or (returncode == -signal.SIGKILL and cpu_seconds > limits.cpu_seconds):
+    if signal.SIGXCPU in signals or (signal.SIGKILL in signals and cpu_seconds > limits.cpu_seconds):
         return "cpu"
     return None
