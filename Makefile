@@ -38,7 +38,7 @@ TORCH_STAMP := $(VENV)/.tried-torch
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help run test test-long test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-small-jobs bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-small-jobs bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,9 @@ test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 
 test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## the tests that take minutes
 	@$(PYTEST) -m long $(PYTEST_ARGS)
+
+test-faults: host $(RUN_STAMP) $(DEV_STAMP) ## kill the processes of a real service at random: 300 of them over 20 jobs; the last line is JSON
+	@$(BIN)/python -m tests.faults
 
 test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring, workspaces
 	@status=0; for script in confirm_primitives check_measuring check_workspaces; do \

@@ -11,7 +11,7 @@ from pathlib import Path
 from workers.fork_server import Forked, ForkServer, Request
 
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
+LONGEST_PAUSE_SECONDS = 2.0
 END_SECONDS = 5.0  # until a killed child is gone; after that the end of the fork server ends it
 STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
 

@@ -1,0 +1,27 @@
+"""`python -m tests.faults [--jobs N] [--kills N] [--seed N]`: the last line is one JSON object; the status is 1 where
+something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from tests.faults.random_kills import in_a_folder_of_its_own
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="Kill a service's processes at random.")
+    parser.add_argument("--jobs", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    outcome = in_a_folder_of_its_own(arguments.jobs, arguments.kills, arguments.seed)
+    for fault in outcome.faults:
+        sys.stderr.write(f"{fault}\n")
+    sys.stdout.write(json.dumps(outcome.as_result()) + "\n")
+    return 1 if outcome.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
