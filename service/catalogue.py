@@ -18,6 +18,7 @@ from service.answers import json_response
 from service.context import ServiceDep
 from service.openapi import problems
 from storage.devices import LiveDevice
+from storage.pauses import pauses
 from storage.timings import timings
 from storage.toolchains import LiveToolchain
 
@@ -46,9 +47,10 @@ def get_targets(service: ServiceDep) -> Response:
         for name, sheet in targets().items()
     ]
     toolchains = [_toolchain(toolchain) for toolchain in alive.toolchains]
-    return json_response(
-        Targets(targets=reports, toolchains=toolchains, devices=[_device(device) for device in alive.devices])
-    )
+    devices = [_device(device) for device in alive.devices]
+    with service.database.read() as session:
+        paused = pauses(session)
+    return json_response(Targets(targets=reports, toolchains=toolchains, devices=devices, paused=paused))
 
 
 @router.get("/timings", response_model=Timings, responses=problems("invalid-value", "database-unavailable"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,11 @@ from service.errors import Fault, Refused
 from service.openapi import problems
 from storage.errors import StorageError
 from storage.failures import DATABASE_ERRORS
+from storage.pauses import in_words, pauses
 from workers import tickets
+
+LEAST_FREE_BYTES = 16 << 20
+"""Of the data folder's disk: below, SQLite and the blobs are about to fail."""
 
 router = APIRouter(tags=["health"])
 
@@ -66,6 +71,26 @@ def _blobs(service: Service) -> str | None:
     return None if os.access(folder, os.W_OK | os.X_OK) else f"The blob folder {folder} cannot be written."
 
 
+def _disk(service: Service) -> str | None:
+    folder = service.settings.data_dir
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return f"The data folder {folder} cannot be looked at: {error.strerror}."
+    if free >= LEAST_FREE_BYTES:
+        return None
+    return f"The disk of the data folder {folder} has {free:,} bytes left: make room."
+
+
+def _pauses(service: Service) -> str | None:
+    try:
+        with service.database.read() as session:
+            paused = in_words(pauses(session))
+    except DATABASE_ERRORS as error:
+        return f"Whether workers are paused is unknown, the database does not answer: {type(error).__name__}."
+    return None if paused is None else f"Work waits, and goes on by itself once this is mended: {paused}."
+
+
 def _redis(service: Service) -> str | None:
     if service.redis is None:
         return "No REDIS_URL is set: no worker learns of new jobs."
@@ -109,6 +134,8 @@ def _start(kind: str) -> str:
 CHECKS: dict[str, Callable[[Service], str | None]] = {
     "database": _database,
     "blobs": _blobs,
+    "disk": _disk,
+    "pauses": _pauses,
     "redis": _redis,
     "workers": _workers,
 }

@@ -7,6 +7,7 @@ row, which nobody can see and `sweep` removes.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -107,6 +108,13 @@ class BlobStore:
         if local is not None:
             self.get(digest)
         return local
+
+    def try_out(self) -> None:
+        """Keep some bytes and delete them. Raises what the store raises where it is away, full or read-only."""
+        data = secrets.token_bytes(1 << 16)  # nobody else's
+        path = _path(hashlib.sha256(data).hexdigest())
+        self._objects.put(path, data)
+        self._objects.delete(path)
 
     def sweep(self, older_than_seconds: float = SWEEP_AGE) -> Swept:
         """Remove what no row speaks of and is older than this: staged files of a crash, bytes of a lost transaction."""

@@ -50,7 +50,7 @@ class Claim:
     lease_expires_at: float
     claimed_at: float
     waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
-    losses: int = 0  # storage.losses
+    losses: float = 0.0  # storage.losses
 
     @property
     def job_id(self) -> str:
@@ -216,7 +216,8 @@ def lose(session: Session, claim: Claim, error: str) -> str:
 def _after_loss(session: Session, item_id: int, item: Any, error: str) -> tuple[str, dict[str, Any]]:
     """State and values of a lost `item` (its claim, or its row). Its step skips what is lost again and again; only of
     work without parts the item itself fails."""
-    many, now = item.losses + 1, clock_of(session).now()
+    many = item.losses + losses.weight(session, item.losses, item_id)
+    now = clock_of(session).now()
     most = losses.MOST if item.kind in (FINISH, COMPARE) else 2 * losses.MOST
     if many >= most:
         failed = {"state": "failed", "finished_at": now, "lease_expires_at": None}

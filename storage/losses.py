@@ -2,21 +2,43 @@
 
 That says nothing about the work, so it is counted apart from failures, and nothing is remembered of it: it comes back
 after growing pauses, and after some losses alone, which needs the least memory. What is lost alone again and again is
-skipped."""
+skipped. While other work is lost too, the machine is more to blame than any of it, and a loss counts for little."""
 
 from __future__ import annotations
+
+import math
+
+from sqlalchemy import func, select
+
+from storage.database import Session, clock_of
+from storage.tables import ItemRow
 
 TOGETHER = 2
 """Losses after which it is tried alone: a build in a file of its own, of an item its first part."""
 ALONE = 3
 MOST = TOGETHER + ALONE
 """Losses after which it is skipped."""
+RECENT_SECONDS = 60.0
+OTHERS = 3
+"""Losses of other work in that time that make the machine's trouble general."""
+GENERAL_SHARE = 0.2
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 
-def pause_after(losses: int) -> float:
+def pause_after(losses: float) -> float:
     """Seconds before it is tried again."""
-    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (losses - 1))
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * math.pow(2.0, max(0.0, losses - 1)))
+
+
+def weight(session: Session, own: float, item_id: int | None = None) -> float:
+    """What one more loss counts, of a build, or of the item `item_id`, that had `own` losses."""
+    since = clock_of(session).now() - RECENT_SECONDS
+    files = select(func.count()).where(ItemRow.state == "lost", ItemRow.finished_at > since)
+    items = select(func.count()).where(ItemRow.not_before > since, ItemRow.id != (item_id or 0))
+    others = (session.scalar(files) or 0) + (session.scalar(items) or 0)
+    if item_id is None:
+        others -= 1 + math.ceil(own)  # its own files, the last among them
+    return GENERAL_SHARE if others >= OTHERS else 1.0
 
 
 LOST = "lost "

@@ -129,8 +129,9 @@ def lose_group(session: Session, group_id: str, error: str) -> None:
     mine = (build.group_id == group_id) & (build.state == "compiling")
     rows = session.execute(select(build.id, build.suspect, build.losses).where(mine)).all()
     _wait_from_now(session, [row.id for row in rows])
+    count = losses.weight(session, max((row.losses for row in rows), default=0.0))
     for row in rows:
-        many = row.losses + 1
+        many = row.losses + count
         values = {
             "state": "pending",
             "losses": many,
@@ -139,7 +140,7 @@ def lose_group(session: Session, group_id: str, error: str) -> None:
         }
         session.execute(update(core(BuildRow)).where(build.id == row.id).values(**values))
     _forget(session, [row.id for row in rows])
-    give_up_builds(session, [row.id for row in rows if row.losses + 1 >= losses.MOST], losses.why_skipped(error))
+    give_up_builds(session, [row.id for row in rows if row.losses + count >= losses.MOST], losses.why_skipped(error))
 
 
 def _judge_recorded(session: Session, group_id: str) -> None:

@@ -183,7 +183,7 @@ class BuildRow(Base):
     # After a file failed without naming a kernel: builds with the same label, and no other, are tried in one file.
     suspect: Mapped[str | None] = mapped_column(String(64), index=True)
     attempts: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # that failed, alone in a file
-    losses: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # storage.losses
+    losses: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))  # storage.losses
     not_before: Mapped[float | None] = mapped_column(Float)  # where it is pending after a loss
     reached: Mapped[dict[str, Any] | None]  # the limit of ours, by name, that ended its compile
     code_digest: Mapped[str | None] = mapped_column(String(64), index=True)
@@ -257,7 +257,7 @@ class ItemRow(Base):
     predicted_seconds: Mapped[float] = mapped_column(Float, default=0.0)
     state: Mapped[str] = mapped_column(String(16), index=True)
     attempt: Mapped[int] = mapped_column(Integer, default=0)
-    losses: Mapped[int] = mapped_column(Integer, default=0, server_default=text("0"))  # storage.losses
+    losses: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))  # storage.losses
     token: Mapped[str | None] = mapped_column(String(32))  # of the present attempt
     worker: Mapped[str | None] = mapped_column(String(128))
     lease_expires_at: Mapped[float | None] = mapped_column(Float, index=True)
@@ -270,6 +270,15 @@ class ItemRow(Base):
     # Attempts after which it waited again: see storage.attempts.
     past: Mapped[list[Any]] = mapped_column(default=list, server_default=text("'[]'"))
     error: Mapped[str | None] = mapped_column(Text)
+
+
+class PauseRow(Base):
+    """A worker that takes no work for now, and why."""
+
+    __tablename__ = "pauses"
+    worker: Mapped[str] = mapped_column(String(128), primary_key=True)
+    reason: Mapped[str] = mapped_column(Text)
+    told_at: Mapped[float] = mapped_column(Float)
 
 
 class ItemJobRow(Base):

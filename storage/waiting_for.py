@@ -1,4 +1,4 @@
-"""Why a running job does not go on: it is to be measured on a GPU that no live worker has."""
+"""Why a running job does not go on: it is to be measured on a GPU that no live worker has, or workers are paused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from storage.device_classes import asks_predicted
 from storage.devices import live_devices
 from storage.judge import LIVE
 from storage.new_items import FINISH
+from storage.pauses import in_words, pauses
 from storage.rows import core
 from storage.tables import DeviceRow, ItemRow, JobProblemRow
 
@@ -24,11 +25,12 @@ def waiting_for(session: Session, job_id: str, live_seconds: float) -> str | Non
         .where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~asks_predicted(), ~finishing.exists())
         .distinct()
     ).all()
+    paused = in_words(pauses(session))
     if not wanted:
-        return None
+        return paused
     live = {device.device_class for device in live_devices(session, live_seconds)}
     gone = sorted(set(wanted) - live)
-    return "; ".join(_sentence(session, device_class) for device_class in gone) or None
+    return "; ".join([*(_sentence(session, device_class) for device_class in gone), *filter(None, [paused])]) or None
 
 
 def _sentence(session: Session, device_class: str) -> str:

@@ -7,6 +7,7 @@ attempt holds it, the item runs twice at once, and the journal says so.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ def write(word: str, context: StepContext) -> None:
 
 def _attempt(context: StepContext) -> int:
     """Those that were lost are counted, too."""
-    return context.claim.attempt + context.claim.losses
+    return context.claim.attempt + math.ceil(context.claim.losses)
 
 
 def step(context: StepContext) -> None:

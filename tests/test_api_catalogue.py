@@ -176,7 +176,7 @@ def test_ready_needs_a_database_blobs_redis_and_every_kind_of_worker(tmp_path: P
         assert set(missing(api)) == {"reconciler"}
         tickets.reconciler_lives(redis, 60.0)
         ready = api.client.get("/readyz")
-        everything = {"database", "blobs", "redis", "workers", "planner", "reconciler"}
+        everything = {"database", "blobs", "disk", "pauses", "redis", "workers", "planner", "reconciler"}
         assert (ready.status_code, set(ready.json()["checks"])) == (200, everything)
         redis.delete(planner.key)  # as when its heartbeat ends
         assert set(missing(api)) == {"planner"}

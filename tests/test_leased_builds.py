@@ -296,35 +296,69 @@ def test_only_failures_alone_use_up_attempts(database: Database) -> None:
     assert states(database, "a00") == ["ok"]
 
 
-def test_what_is_lost_comes_back_after_a_pause_then_alone_and_is_skipped_in_the_end(
-    database: Database, clock: FakeClock
-) -> None:
-    wanted(database, *names("a", 4), seconds=0.1)
-    claim = lease(database)
-    assert claim is not None
+def expire(database: Database, clock: FakeClock) -> items.Expired:
     clock.advance(6)
     with database.write() as session:
         (expired,) = items.expire_leases(session)
+    return expired
+
+
+def lose(database: Database, claim: Claim | None) -> None:
+    assert claim is not None
+    with database.write() as session:
+        assert items.lose(session, claim, "No space left on device") == "paused"
+
+
+def test_what_is_lost_comes_back_after_a_pause_then_alone_and_is_skipped_in_the_end(
+    database: Database, clock: FakeClock
+) -> None:
+    wanted(database, "a", "b", seconds=0.1)
+    claim = lease(database)
+    assert claim is not None
+    expired = expire(database, clock)
     assert (expired.state, expired.jobs) == ("lost", claim.jobs)
     with pytest.raises(LostClaim):
         compile_claimed(database, claim)
-    for many in (1, 2, 3, 4):
-        assert lease(database) is None, "not before the pause"
+    assert lease(database) is None, "not before the pause"
+    clock.advance(losses.pause_after(1))
+    again = lease(database)
+    assert members(database, again) == ["a", "b"]
+    lose(database, again)
+    clock.advance(losses.pause_after(2))
+    alone = [lease(database), lease(database)]
+    assert [members(database, one) for one in alone] == [["a"], ["b"]]
+    assert alone[1] is not None
+    compile_claimed(database, alone[1])
+    lose(database, alone[0])
+    for many in (3, 4):
         clock.advance(losses.pause_after(many))
-        together = many < losses.TOGETHER
-        claims = [lease(database) for _ in range(1 if together else 4)]
-        assert [len(members(database, one)) for one in claims] == ([4] if together else [1] * 4)
-        for one in claims:
-            assert one is not None
-            with database.write() as session:
-                assert items.lose(session, one, "No space left on device") == "paused"
-    assert lease(database) is None
+        again = lease(database)
+        assert members(database, again) == ["a"]
+        lose(database, again)
     clock.advance(60)
     assert lease(database) is None
     with database.read() as session:
-        lost = known_builds(session, names("a", 4)).values()
-    assert {(one.state, one.attempts, one.losses) for one in lost} == {("given_up", 0, losses.MOST)}
-    assert all("No space left on device" in str(one.log) for one in lost)
+        (lost,) = known_builds(session, ["a"]).values()
+    assert (lost.state, lost.attempts, lost.losses) == ("given_up", 0, losses.MOST)
+    assert "No space left on device" in str(lost.log)
+
+
+def test_a_loss_among_many_counts_for_little_and_still_comes_to_an_end(database: Database, clock: FakeClock) -> None:
+    """Five builds that no compiler survives, each in a file of its own."""
+    builds = names("a", 5)
+    for name in builds:
+        wanted(database, name, seconds=20.0)
+    lost = 0
+    for _ in range(500):
+        while (claim := lease(database)) is not None:
+            assert len(members(database, claim)) == 1
+            lose(database, claim)
+            lost += 1
+        clock.advance(1)
+    with database.read() as session:
+        states = {one.state for one in known_builds(session, builds).values()}
+    assert states == {"given_up"}
+    assert lost > 2 * len(builds) * losses.MOST
 
 
 def test_a_build_that_is_wanted_after_it_was_given_up_starts_anew(database: Database, clock: FakeClock) -> None:

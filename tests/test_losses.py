@@ -139,3 +139,31 @@ def test_what_was_skipped_is_tried_anew_when_it_is_sent_again(
     job = run(gpu_line, PREDICTED)
     assert [problem.verdicts for problem in job.problems] == [{"ok": 5}, {"ok": 2}]
     assert job.state == "done"
+
+
+@pytest.mark.parametrize(
+    ("stage", "verdict", "table"), [("compile", "compile_timeout", BuildRow), ("verify", "compile_error", VerdictRow)]
+)
+def test_what_a_limit_ended_is_remembered_with_it_and_tried_again_under_a_larger_one(
+    gpu_line: GpuLine,  # noqa: F811
+    stage: str,
+    verdict: str,
+    table: type[BuildRow | VerdictRow],
+) -> None:
+    def under(cpu_seconds: float) -> tuple[dict[str, int], list[Any]]:
+        settings = gpu_line.world.settings.model_copy(update={f"{stage}_cpu_seconds": cpu_seconds})
+        gpu_line.workplace.settings = settings
+        job = gpu_line.submit((probe(), search(factor=[1])), device_class=PREDICTED)
+        gpu_line.run()
+        while gpu_line.clear():
+            gpu_line.run()
+        with gpu_line.world.database.read() as session:
+            rows = session.scalars(select(table)).all()
+            reached = [row.reached if isinstance(row, BuildRow) else row.details.get("limit") for row in rows]
+        return dict(gpu_line.report(job).problems[0].verdicts), reached
+
+    assert under(0.01) == ({verdict: 1}, [{"cpu": 0.01}])
+    compiled = len(gpu_line.done)
+    assert under(0.01) == ({verdict: 1}, [{"cpu": 0.01}])
+    assert [claim.kind for claim in gpu_line.done[compiled:]] == ["plan", "finish"], "known, so it is not done again"
+    assert under(600.0) == ({"ok": 1}, [None])

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from storage import items, jobs, losses, new_items
-from storage.blobs import BlobStore
+from storage.blobs import PREFIX, BlobStore
+from storage.objects import LocalObjects
+from storage.tables import ItemRow
+from storage.waiting_for import waiting_for
 from tests.fixtures_queue import QueueWorld, events_of, queue_world, running_job, valkey  # noqa: F401
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
@@ -247,3 +253,59 @@ def test_warming_up_goes_a_whole_way_and_leaves_nothing(
         ["statements are compiled in part: plan work waits already"] if busy else ["statements are compiled"]
     )
     assert everything(queue_world) == before
+
+
+# ---- a machine that can do nothing
+
+
+def waits_for(world: QueueWorld, job: str) -> str | None:
+    with world.database.read() as session:
+        return waiting_for(session, job, 30.0)
+
+
+def item_of(world: QueueWorld, job: str) -> tuple[str, int, int]:
+    with world.database.read() as session:
+        (item,) = session.scalars(select(ItemRow))
+    return item.state, item.attempt, item.losses
+
+
+@pytest.mark.parametrize("broken", ["temporary files", "blob store"])
+def test_a_worker_whose_machine_can_do_nothing_takes_nothing_and_says_why_and_goes_on_by_itself(
+    queue_world: QueueWorld,  # noqa: F811
+    tmp_path: Path,
+    broken: str,
+) -> None:
+    folder = tmp_path / "away"
+
+    class Broken(LocalObjects):
+        def put(self, path: str, data: bytes) -> None:
+            if not folder.exists():
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            super().put(path, data)
+
+    workplace = a_workplace(queue_world)
+    if broken == "temporary files":
+        workplace.processes = Processes(root=folder)
+    else:
+        workplace.blobs = BlobStore(queue_world.database, "", Broken(tmp_path / "blobs", PREFIX))
+    with queue_world.database.write() as session:
+        job = running_job(session)
+        new_items.add_items(session, [new_items.NewItem("plan", f"{job}:0-0", jobs=(job,))])
+    for _ in range(losses.MOST + 1):
+        assert not run_ticket(workplace, {"plan": nothing}, "plan", None)
+    assert item_of(queue_world, job) == ("waiting", 0, 0)
+    assert f"worker paused: {'the ' if broken == 'blob store' else ''}{broken}" in str(waits_for(queue_world, job))
+    folder.mkdir()
+    assert run_ticket(workplace, {"plan": nothing}, "plan", None)
+    assert item_of(queue_world, job)[0] == "done"
+    assert waits_for(queue_world, job) is None
+    workplace.processes.close()
+
+
+def test_a_machine_that_failed_an_attempt_is_looked_at_before_the_next(attempt: Attempt, tmp_path: Path) -> None:
+    workplace = attempt.context.workplace
+    assert workplace.why_paused() is None
+    workplace.processes = Processes(root=tmp_path / "away")
+    assert workplace.why_paused() is None, "there is no reason to look"
+    attempt.run(raising(OSError(errno.ENOSPC, "full")))
+    assert "temporary files cannot be written (No such file or directory)" in str(workplace.why_paused())

@@ -25,6 +25,9 @@ def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, targe
     """Run one item of a worker kind in this process, which may be killed for it. Returns whether there was one.
 
     The ticket's own target says only that something is waiting: a worker of several targets takes the best of all."""
+    if (reason := workplace.why_paused()) is not None:
+        log.warning("no work is taken: %s", reason)
+        return False
     files = workplace.file_limits(str(target)) if kind == tickets.COMPILE else None
     seconds = workplace.settings.lease_seconds
     held_since = time.monotonic()
@@ -71,6 +74,7 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
         if isinstance(error, InfrastructureError) or is_of_the_machine(error):
             why = str(error) or type(error).__name__
             log.warning("%s %s is lost: %s", claim.kind, claim.ref, why)
+            context.workplace.in_doubt = True
             _ended(context, why, lambda session: items.lose(session, claim, why))
             return
         log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)

@@ -180,7 +180,7 @@ class Progress(Answer):
     candidates_done: int
     candidates_failed: int
     eta_seconds: float | None = None
-    waiting_for: str | None = None  # why nothing can go on, where that is known: no live worker measures on its GPU
+    waiting_for: str | None = None  # why nothing can go on, where that is known: no GPU, a full disk
 
 
 class Job(Answer):
@@ -491,6 +491,7 @@ class Targets(Answer):
     targets: list[TargetReport]
     toolchains: list[dict[str, Any]]
     devices: list[DeviceReport] = Field(default_factory=list)
+    paused: dict[str, list[str]] = Field(default_factory=dict)  # workers that take no work now, by the reason
 
 
 class TimingRow(Answer):

@@ -17,7 +17,7 @@ from storage.tables import BuildRow, DemandRow, GroupRow, ItemRow, JobProblemRow
 from tests.faults.killed_service import KilledService, leave_environment, request, wait_until_ready
 
 ENDED = ("done", "partial", "failed", "cancelled")
-PAUSE_SECONDS = 0.35  # between two kills
+PAUSE_SECONDS = 1.0  # between two kills
 
 
 @dataclass

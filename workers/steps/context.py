@@ -20,11 +20,13 @@ from storage.judge import Judged
 from storage.judging_work import Versions
 from storage.lease_builds import FileLimits
 from storage.new_items import COMPILE
+from storage.pauses import is_paused, set_pause
 from storage.rows import chunks
 from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.settings import Settings
 from storage.verdicts import CPU, GPU
 from workers import tickets
+from workers.able import why_unable
 from workers.compile_file import Phase
 from workers.gpu.interface import Device
 from workers.gpu.plan_version import gpu_plan_version
@@ -80,6 +82,7 @@ class Workplace:
     name: str  # of the worker, as `items.worker` shows it
     targets: tuple[str, ...] | None = None  # which targets' items it takes; None: plan items, which have none
     device: Device | None = None  # of a worker that measures; its targets are the device's class
+    in_doubt: bool = True  # whether this machine can do any work, until it was looked at
 
     def compile_workers(self, target: str) -> int:
         """Live compile workers of the target, on whichever machine; where none is known, as many as the settings
@@ -98,6 +101,20 @@ class Workplace:
             kernels=self.settings.group_kernels,
             bytes=self.settings.group_memory_bytes,
         )
+
+    def why_paused(self) -> str | None:
+        """Why this machine can do no work now, where the machine has failed an attempt, or was never looked at: then it
+        is looked at, and others are told."""
+        if not self.in_doubt:
+            return None
+        reason = why_unable(self.processes, self.blobs)
+        with self.database.read() as session:
+            was_paused = is_paused(session, self.name)
+        if reason is not None or was_paused:
+            with self.database.write() as session:
+                set_pause(session, self.name, reason)
+        self.in_doubt = reason is not None
+        return reason
 
     @cached_property
     def toolchain(self) -> Toolchain:

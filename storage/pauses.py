@@ -1,0 +1,40 @@
+"""Workers that take no work for now, because their machine cannot do any: its disk is full, or a store is away."""
+
+from __future__ import annotations
+
+from sqlalchemy import delete, select
+
+from storage.database import Session, clock_of
+from storage.rows import core, insert_new
+from storage.tables import PauseRow
+
+LIVE_SECONDS = 15.0
+"""A paused worker looks every second or so; one that is silent for so long is gone."""
+
+
+def set_pause(session: Session, worker: str, reason: str | None) -> None:
+    """Why the worker takes no work; None: it does."""
+    session.execute(delete(core(PauseRow)).where(PauseRow.worker == worker))
+    if reason is not None:
+        insert_new(session, PauseRow, [{"worker": worker, "reason": reason, "told_at": clock_of(session).now()}])
+
+
+def is_paused(session: Session, worker: str) -> bool:
+    return session.get(PauseRow, worker) is not None
+
+
+def pauses(session: Session) -> dict[str, list[str]]:
+    """The workers that are paused now, by reason."""
+    since = clock_of(session).now() - LIVE_SECONDS
+    rows = session.execute(
+        select(core(PauseRow)).where(PauseRow.told_at > since).order_by(PauseRow.reason, PauseRow.worker)
+    )
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row.reason, []).append(row.worker)
+    return found
+
+
+def in_words(paused: dict[str, list[str]]) -> str | None:
+    """A sentence without a time: watchers are told whenever it changes."""
+    return "; ".join(f"{', '.join(workers)} paused: {reason}" for reason, workers in paused.items()) or None
