@@ -34,7 +34,8 @@ def weight(session: Session, own: float, item_id: int | None = None) -> float:
     """What one more loss counts, of a build, or of the item `item_id`, that had `own` losses."""
     since = clock_of(session).now() - RECENT_SECONDS
     files = select(func.count()).where(ItemRow.state == "lost", ItemRow.finished_at > since)
-    items = select(func.count()).where(ItemRow.not_before > since, ItemRow.id != (item_id or 0))
+    unended = ItemRow.state.in_(("waiting", "claimed"))
+    items = select(func.count()).where(unended, ItemRow.not_before > since, ItemRow.id != (item_id or 0))
     others = (session.scalar(files) or 0) + (session.scalar(items) or 0)
     if item_id is None:
         others -= 1 + math.ceil(own)  # its own files, the last among them

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, or_, select
 
 from storage.database import Session, clock_of
 from storage.rows import core, insert_new
@@ -13,8 +13,9 @@ LIVE_SECONDS = 15.0
 
 
 def set_pause(session: Session, worker: str, reason: str | None) -> None:
-    """Why the worker takes no work; None: it does."""
-    session.execute(delete(core(PauseRow)).where(PauseRow.worker == worker))
+    """Why the worker takes no work; None: it does. Workers that are gone are forgotten."""
+    gone = PauseRow.told_at < clock_of(session).now() - LIVE_SECONDS
+    session.execute(delete(core(PauseRow)).where(or_(PauseRow.worker == worker, gone)))
     if reason is not None:
         insert_new(session, PauseRow, [{"worker": worker, "reason": reason, "told_at": clock_of(session).now()}])
 
