@@ -336,13 +336,13 @@ def _fail_problems(session: Session, job_id: str, which: object, error: str) -> 
 
 
 def _job_error(session: Session, job_id: str, counts: dict[str, int]) -> str | None:
-    failed = counts.get("failed", 0)
-    if not failed:
+    """Of a job with problems that failed, else of one that lost candidates."""
+    mine = select(JobProblemRow.name, JobProblemRow.error).where(JobProblemRow.job_id == job_id)
+    mine = mine.order_by(JobProblemRow.position).limit(1)
+    if first := session.execute(mine.where(JobProblemRow.state == "failed")).one_or_none():
+        what = f"{counts['failed']} of {sum(counts.values())} problems failed"
+    elif first := session.execute(mine.where(JobProblemRow.error.startswith(LOST))).one_or_none():
+        what = "candidates were skipped"
+    else:
         return None
-    first = session.execute(
-        select(JobProblemRow.name, JobProblemRow.error)
-        .where(JobProblemRow.job_id == job_id, JobProblemRow.state == "failed")
-        .order_by(JobProblemRow.position)
-        .limit(1)
-    ).one()
-    return f"{failed} of {sum(counts.values())} problems failed; the first, {first.name}: {first.error}"
+    return f"{what}; the first, {first.name}: {first.error}"

@@ -67,6 +67,7 @@ def assert_only_the_poison_is_skipped(line: GpuLine, job: Job) -> None:
     assert skipped.schedule["factor"] == POISON
     assert skipped.message is not None and skipped.message.startswith(f"lost {losses.MOST} times, the last 3")
     assert job.problems[0].error == skipped.message
+    assert job.error == f"candidates were skipped; the first, p0: {skipped.message}"
     with line.world.database.read() as session:
         assert {row.verdict for row in session.scalars(select(VerdictRow))} <= {"ok"}
         assert {row.state for row in session.scalars(select(BuildRow))} == {"ok"}
