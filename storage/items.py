@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, update
+from sqlalchemy import and_, case, exists, func, or_, select, update
 
 from storage import losses
 from storage.attempts import waits_again
@@ -51,6 +51,16 @@ class Claim:
     claimed_at: float
     waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
     losses: float = 0.0  # storage.losses
+
+    @property
+    def is_alone(self) -> bool:
+        """After losses one part of the work is done, and the rest waits again."""
+        return self.losses >= losses.TOGETHER
+
+    @property
+    def is_lost(self) -> bool:
+        """That part was lost too often: it is skipped."""
+        return self.losses >= losses.MOST
 
     @property
     def job_id(self) -> str:
@@ -200,31 +210,36 @@ def release(session: Session, claim: Claim) -> None:
 
 def lose(session: Session, claim: Claim, error: str) -> str:
     """The machine failed the attempt, which does not count (`storage.losses`). Returns "paused", or "failed" where it
-    was lost too often."""
-    if claim.kind == COMPILE:
-        _end_group(session, claim, "lost", error)
-        lose_group(session, claim.ref, error)
-        return "paused"
-    state, ended = _after_loss(session, claim.item_id, claim, error)
-    _fenced(session, claim, ended)
-    if state == "failed":
-        give_up(session, claim.kind, claim.ref, str(ended["error"]))
-        return "failed"
-    return "paused"
+    was lost too often. Raises `LostClaim`."""
+    hold(session, claim)
+    row = session.execute(select(core(ItemRow)).where(ItemRow.id == claim.item_id)).one()
+    return "failed" if _lose(session, row, error) == "failed" else "paused"
 
 
-def _after_loss(session: Session, item_id: int, item: Any, error: str) -> tuple[str, dict[str, Any]]:
-    """State and values of a lost `item` (its claim, or its row). Its step skips what is lost again and again; only of
-    work without parts the item itself fails."""
-    many = item.losses + losses.weight(session, item.losses, item_id)
+def _lose(session: Session, row: Any, error: str) -> str:
+    """End the attempt of a claimed item as lost; returns its state. Of a group the builds come back, and of work with
+    parts its step skips what is lost again and again: only what has none, or is never begun, fails as a whole."""
     now = clock_of(session).now()
-    most = losses.MOST if item.kind in (FINISH, COMPARE) else 2 * losses.MOST
-    if many >= most:
-        failed = {"state": "failed", "finished_at": now, "lease_expires_at": None}
-        return "failed", {**failed, "losses": many, "error": losses.why_skipped(error)}
-    again = waits_again(session, item_id, "lost")
-    pause = {"not_before": now + losses.pause_after(many)}
-    return "waiting", {**again, **pause, "attempt": item.attempt - 1, "losses": many, "error": error}
+    state = "lost" if row.kind == COMPILE else "waiting"
+    values: dict[str, Any] = {"finished_at": now, "lease_expires_at": None}
+    if row.kind != COMPILE:
+        many = row.losses + losses.weight(session, row.losses, row.id)
+        most = losses.MOST if row.kind in (FINISH, COMPARE) else 2 * losses.MOST
+        if many >= most:
+            state, error = "failed", losses.why_skipped(error)
+        else:
+            pause = {"not_before": now + losses.pause_after(many), "attempt": row.attempt - 1}
+            values = {**waits_again(session, row.id, "lost"), **pause}
+        values["losses"] = many
+    # Where it does not wait, the worker of the attempt stays: it shows where the item was.
+    ended = {**values, "state": state, "token": None, "error": error}
+    session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended))
+    if state == "lost":
+        _set_group(session, row.ref, "lost", now)
+        lose_group(session, row.ref, error)
+    elif state == "failed":
+        give_up(session, row.kind, row.ref, error)
+    return state
 
 
 def go_on_alone(session: Session, claim: Claim) -> None:
@@ -256,18 +271,7 @@ def expire_leases(session: Session) -> list[Expired]:
     ).all()
     expired = []
     for row in late:
-        error = f"worker {row.worker} stopped answering"
-        state = "lost"
-        ended: dict[str, Any] = {"state": state, "finished_at": now, "lease_expires_at": None, "error": error}
-        if row.kind != COMPILE:
-            state, ended = _after_loss(session, row.id, row, error)
-        values = {**ended, "token": None}
-        session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**values))
-        if row.kind == COMPILE:
-            _set_group(session, row.ref, "lost", now)
-            lose_group(session, row.ref, error)
-        elif state == "failed":
-            give_up(session, row.kind, row.ref, values["error"])
+        state = _lose(session, row, f"worker {row.worker} stopped answering")
         expired.append(Expired(row.id, row.kind, row.ref, row.target, jobs_of(session, row.id), state))
     return expired
 
@@ -277,7 +281,7 @@ def waiting_counts(session: Session) -> Mapping[tuple[str, str | None], int]:
     most."""
     rows = session.execute(
         select(ItemRow.kind, ItemRow.target, func.count())
-        .where(ItemRow.state == "waiting", _is_available(clock_of(session).now()))
+        .where(ItemRow.state == "waiting", losses.is_over(ItemRow.not_before, clock_of(session).now()))
         .group_by(ItemRow.kind, ItemRow.target)
     )
     counts: dict[tuple[str, str | None], int] = {(kind, target): count for kind, target, count in rows}
@@ -292,7 +296,8 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
         select(*turn(session), ItemRow.id, ItemRow.kind, ItemRow.predicted_seconds)
         .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
         .join(JobRow, JobRow.id == ItemJobRow.job_id)
-        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time, _is_available(now))
+        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time)
+        .where(losses.is_over(ItemRow.not_before, now))
         .order_by(
             *in_turn(session),
             case({kind: place for place, kind in enumerate(kinds)}, value=ItemRow.kind),
@@ -305,10 +310,6 @@ def _best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str]
     if targets is not None:
         query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
     return session.execute(query).one_or_none()
-
-
-def _is_available(now: float) -> ColumnElement[bool]:
-    return or_(ItemRow.not_before.is_(None), ItemRow.not_before <= now)
 
 
 def _end_group(session: Session, claim: Claim, state: str, error: str | None = None) -> None:

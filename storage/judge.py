@@ -89,14 +89,14 @@ def skip_lost(session: Session, builds: Mapping[str, str], which: ColumnElement[
     """`give_verdicts` skipped, with these messages. Problems that lose candidates say why: their jobs end partial."""
     touched = give_verdicts(session, {id: ("skipped", why) for id, why in builds.items()}, which, most)
     for why in set(builds.values()):
-        if why.startswith(LOST):
-            note_lost(session, touched, why)
+        note_lost(session, touched, why)
     return touched
 
 
-def note_lost(session: Session, problem_ids: Iterable[int], why: str) -> None:
+def note_lost(session: Session, problem_ids: Iterable[int], why: str | None) -> None:
+    """Nothing where a candidate was skipped for another reason."""
     problem = core(JobProblemRow).c
-    for ids in chunks(set(problem_ids)):
+    for ids in chunks(set(problem_ids) if (why or "").startswith(LOST) else ()):
         here = problem.id.in_(ids) & problem.error.is_(None)
         session.execute(update(core(JobProblemRow)).where(here).values(error=why))
 

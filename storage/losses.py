@@ -7,8 +7,9 @@ skipped. While other work is lost too, the machine is more to blame than any of 
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, or_, select
 
 from storage.database import Session, clock_of
 from storage.tables import ItemRow
@@ -23,11 +24,22 @@ OTHERS = 3
 """Losses of other work in that time that make the machine's trouble general."""
 GENERAL_SHARE = 0.2
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+LOST = "lost "
+"""How the message of what was lost too often begins."""
+
+
+def why_skipped(reason: str) -> str:
+    return f"{LOST}{MOST} times, the last {ALONE} of them alone, so nothing is known of it ({reason}): submit it again"
 
 
 def pause_after(losses: float) -> float:
     """Seconds before it is tried again."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * math.pow(2.0, max(0.0, losses - 1)))
+
+
+def is_over(not_before: Any, now: float) -> ColumnElement[bool]:
+    """Whether the pause is, by the column of its end."""
+    return or_(not_before.is_(None), not_before <= now)
 
 
 def weight(session: Session, own: float, item_id: int | None = None) -> float:
@@ -40,11 +52,3 @@ def weight(session: Session, own: float, item_id: int | None = None) -> float:
     if item_id is None:
         others -= 1 + math.ceil(own)  # its own files, the last among them
     return GENERAL_SHARE if others >= OTHERS else 1.0
-
-
-LOST = "lost "
-"""How the message of what was lost too often begins."""
-
-
-def why_skipped(reason: str) -> str:
-    return f"{LOST}{MOST} times, the last {ALONE} of them alone, so nothing is known of it ({reason}): submit it again"

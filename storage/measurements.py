@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import delete, func, select, tuple_, update
 
 from cukiln.types import StageSeconds
-from storage import losses
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
 from storage.errors import LostClaim
@@ -299,8 +298,7 @@ def _judge(session: Session, results: Sequence[Measured], device_class: str, mos
     for problem_id, candidate, code_digest in rows:
         one = by_code[candidate, str(code_digest)]
         findings.append(Finding(problem_id, candidate, one.verdict, one.message, one.measurement))
-        if (one.message or "").startswith(losses.LOST):
-            note_lost(session, [problem_id], str(one.message))
+        note_lost(session, [problem_id], one.message)
     return write_findings(session, findings)
 
 
@@ -325,6 +323,6 @@ def _measure_the_rest(
     again = add_judging(session, unjudged(session, {one.build for one in left}), device_class)
     if again and not progress:
         session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(attempt=claim.attempt))
-    if again and claim.losses >= losses.TOGETHER:
+    if again and claim.is_alone:
         go_on_alone(session, claim)
     return [Judged(left[0].problem_id, "measure", device_class)] if again else []

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exists, select, update
 
 from storage import losses
 from storage.builds import NewBuild
@@ -274,4 +274,4 @@ def pending_of_live_jobs(now: float) -> Any:
 
 def is_pending(now: float) -> ColumnElement[bool]:
     """Of a build's row: it may be compiled now."""
-    return and_(build.state == "pending", or_(build.not_before.is_(None), build.not_before <= now))
+    return and_(build.state == "pending", losses.is_over(build.not_before, now))

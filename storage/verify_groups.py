@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from sqlalchemy import select, update
 
 from cukiln.types import StageSeconds
-from storage import judge, losses
+from storage import losses
 from storage.database import Session
 from storage.device_classes import asks_predicted
 from storage.group_rows import GroupKernel, kernels_of, load_group
 from storage.items import Claim, complete, go_on_alone, hold
-from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, of_problems
+from storage.judge import JUDGED_AT_ONCE, LIVE, Judged, finish_judged, of_problems, skip_lost
 from storage.judging_work import add_judging, unjudged
 from storage.rows import core
 from storage.seconds import Spent, shares
@@ -46,12 +46,12 @@ def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdic
     write_verdicts(session, verdicts, CPU, plan_version)
 
 
-def skip_lost(session: Session, claim: Claim, build: str) -> tuple[list[Judged], bool]:
+def skip_build(session: Session, claim: Claim, build: str) -> tuple[list[Judged], bool]:
     """Skip a part of the candidates that wait for the verdict of this build, which was lost again and again. Returns
     the problems that go on, and whether there may be more candidates: call it again. Raises `LostClaim`."""
     hold(session, claim)
     why = losses.why_skipped("while it was verified")
-    touched = judge.skip_lost(session, {build: why}, of_problems(asks_predicted()), JUDGED_AT_ONCE)
+    touched = skip_lost(session, {build: why}, of_problems(asks_predicted()), JUDGED_AT_ONCE)
     go_on_alone(session, claim)
     return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
 
@@ -82,6 +82,6 @@ def complete_verified(
     group = core(GroupRow)
     session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
     again = add_judging(session, unjudged(session, [kernel.build for kernel in left]))
-    if again and claim.losses >= losses.TOGETHER:
+    if again and claim.is_alone:
         go_on_alone(session, claim)
     return again

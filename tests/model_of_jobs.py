@@ -133,6 +133,10 @@ class Picture:
         return max(job.used, min(under_way) if under_way else max(behind, default=0.0))
 
 
+def _is_over(not_before: float | None, now: float) -> bool:
+    return not_before is None or not_before <= now
+
+
 def take_picture(session: Session) -> Picture:
     now = clock_of(session).now()
     jobs = {
@@ -157,7 +161,7 @@ def take_picture(session: Session) -> Picture:
             row.state,
             row.predicted_seconds,
             frozenset(wanting.get(row.id, ())),
-            row.not_before is None or row.not_before <= now,
+            _is_over(row.not_before, now),
         )
         for row in session.scalars(select(ItemRow).where(ItemRow.state.in_(("waiting", "claimed"))))
     }
@@ -172,7 +176,7 @@ def take_picture(session: Session) -> Picture:
             row.predicted_seconds,
             row.suspect,
             frozenset(demands.get(row.id, ())),
-            row.not_before is None or row.not_before <= now,
+            _is_over(row.not_before, now),
         )
         for row in session.scalars(select(BuildRow).where(BuildRow.state == "pending"))
     }

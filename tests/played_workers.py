@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
-from storage import items, losses
+from storage import items
 from storage.builds import NewBuild
 from storage.database import Database, Session
 from storage.device_classes import asks_predicted
@@ -38,7 +38,7 @@ from storage.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
 from storage.toolchains import gone_toolchains
 from storage.turns import spend
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, skip_lost, verify_shares
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
 from tests.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
 from tests.model_of_jobs import Model
 
@@ -194,10 +194,10 @@ class Attempt:
         with self.database.read() as session:
             asked = builds_to_verify(session, self.claim.ref, PLAN)
         yield
-        if asked and self.claim.losses >= losses.MOST:
+        if asked and self.claim.is_lost:
             lost, *asked = asked
-            yield from self._in_parts(lambda session: skip_lost(session, self.claim, lost.build))
-        asked = asked[:1] if self.claim.losses >= losses.TOGETHER else asked
+            yield from self._in_parts(lambda session: skip_build(session, self.claim, lost.build))
+        asked = asked[:1] if self.claim.is_alone else asked
         with self.database.write() as session:
             record_verdicts(session, self.claim, [self._verdict(one) for one in asked], PLAN)
         yield
@@ -228,8 +228,8 @@ class Attempt:
         with self.database.read() as session:
             waiting = candidates_to_measure(session, self.claim.ref, str(self.claim.target), GPU_PLAN)
         yield
-        waiting = waiting[:1] if self.luck.parts or self.claim.losses >= losses.TOGETHER else waiting
-        lost = self.claim.losses >= losses.MOST
+        waiting = waiting[:1] if self.luck.parts or self.claim.is_alone else waiting
+        lost = self.claim.is_lost
         results = [measured(one, self._measured_verdict(one.build, lost)) for one in waiting]
         with self.database.write() as session:
             record_measured(session, self.claim, results, driver=DRIVER, plan_version=GPU_PLAN)

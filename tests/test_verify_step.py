@@ -53,4 +53,6 @@ def context() -> StepContext:
 
     database = SimpleNamespace(read=Session, clock=SimpleNamespace(new_id=lambda: "0" * 32))
     place: Any = SimpleNamespace(settings=load_settings(), database=database, processes=None, toolchain=None)
-    return StepContext(place, SimpleNamespace(ref="group/plan", losses=0), SimpleNamespace(is_set=lambda: False))  # type: ignore[arg-type]
+    return StepContext(
+        place, SimpleNamespace(ref="group/plan", is_alone=False, is_lost=False), SimpleNamespace(is_set=lambda: False)
+    )  # type: ignore[arg-type]

@@ -6,12 +6,14 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.render_cpu import render_cpu
 from workers.processes import Finished, InfrastructureError, Limits, Processes
+from workers.running import once_more
 from workers.toolchain import Toolchain
 
 # -O1 with vectorised loops compiles as fast as -O1 alone and runs three to five times faster; -O2 costs 1.4 times the
@@ -57,10 +59,6 @@ class CpuBuild:
     cpu_seconds: float = 0.0
     cancelled: bool = False
 
-    def add_seconds(self, finished: Finished) -> None:
-        self.wall_seconds += finished.wall_seconds
-        self.cpu_seconds += finished.cpu_seconds
-
 
 def build_cpu(
     kernels: Sequence[Kernel],
@@ -83,11 +81,8 @@ def build_cpu(
         group = waiting.pop()
         number = len(build.libraries) + len(build.errors) + len(waiting)
         library = folder / f"group_{number}_{group[0].namespace}.so"
-        finished = _compile(group, library, toolchain, processes, limits, sanitize, cancel)
-        build.add_seconds(finished)
-        if finished.cause == "crash" and len(group) == 1:  # only where it crashes again is that the kernel's
-            finished = _compile(group, library, toolchain, processes, limits, sanitize, cancel)
-            build.add_seconds(finished)
+        run = partial(_compile, build, group, library, toolchain, processes, limits, sanitize, cancel)
+        finished = once_more(run) if len(group) == 1 else run()  # only where it crashes again is that the kernel's
         if finished.ok:
             build.libraries.append((library, group))
         elif finished.cause == "cancelled":
@@ -102,6 +97,7 @@ def build_cpu(
 
 
 def _compile(
+    build: CpuBuild,
     group: tuple[Kernel, ...],
     library: Path,
     toolchain: Toolchain,
@@ -114,7 +110,10 @@ def _compile(
     source.write_text(render_cpu(group), encoding="utf-8")
     flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()))
     argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, "-lm"]
-    return processes.run(argv, cwd=library.parent, limits=limits, cancel=cancel)
+    finished = processes.run(argv, cwd=library.parent, limits=limits, cancel=cancel)
+    build.wall_seconds += finished.wall_seconds
+    build.cpu_seconds += finished.cpu_seconds
+    return finished
 
 
 def _split(group: tuple[Kernel, ...], log: str) -> list[tuple[Kernel, ...]]:

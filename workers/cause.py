@@ -46,8 +46,6 @@ _NAMED = re.compile(  # by g++ of a child; by cc1plus, as and ld of themselves
     rf"({_NAMES}) signal terminated program|internal compiler error: ({_NAMES})|Internal error \(({_NAMES})\)"
 )
 _NUMBERED = re.compile(r"(?:terminated with|died due to) signal (\d+)")  # by collect2 and nvcc of a child
-
-
 _MACHINE_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 )

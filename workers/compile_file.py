@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from codegen.cubin import Cubin, read_cubin
@@ -23,6 +24,7 @@ from codegen.elf import exported_symbols
 from codegen.ptxas_report import Resources, parse_resources
 from codegen.render_library import EMBED_ASSEMBLY
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
+from workers.running import once_more
 from workers.stopwatch import Stopwatch
 from workers.toolchain import Toolchain
 
@@ -177,20 +179,9 @@ class FileCompiler:
         finally:
             self.phases.append(Phase(name, self._stopwatch.read().wall - start, start))
 
-    def _run(self, command: Sequence[str], phase: str | None = None, *, again: bool = False) -> Finished:
-        start = self._stopwatch.read().wall
-        finished = self._processes.run(command, cwd=self._folder, limits=self._limits, cancel=self._cancel)
-        if phase == "nvcc":
-            self.phases += self._nvcc_phases(start, finished.wall_seconds)
-        elif phase is not None:
-            self.phases.append(Phase(phase, finished.wall_seconds, start))
-        self.wall_seconds += finished.wall_seconds
-        self.cpu_seconds += finished.cpu_seconds
-        self.peak_memory_bytes = max(self.peak_memory_bytes, finished.peak_memory_bytes)
-        shown = " ".join([Path(command[0]).name, *command[1:]])
-        self.log += f"$ {shown}\n{finished.text()}"
-        if finished.cause == "crash" and self._alone and not again:
-            return self._run(command, phase, again=True)
+    def _run(self, command: Sequence[str], phase: str | None = None) -> Finished:
+        run = partial(self._run_once, command, phase)
+        finished = once_more(run) if self._alone else run()
         name = Path(command[0]).name
         match finished.cause:
             case "cancelled":
@@ -203,6 +194,20 @@ class FileCompiler:
                 raise fault(log, self._limits.reached(finished.ended_by))
             case "crash":
                 raise CompileCrashed(f"{name} died{_of_signal(finished)}\n{self.log}")
+        return finished
+
+    def _run_once(self, command: Sequence[str], phase: str | None) -> Finished:
+        start = self._stopwatch.read().wall
+        finished = self._processes.run(command, cwd=self._folder, limits=self._limits, cancel=self._cancel)
+        if phase == "nvcc":
+            self.phases += self._nvcc_phases(start, finished.wall_seconds)
+        elif phase is not None:
+            self.phases.append(Phase(phase, finished.wall_seconds, start))
+        self.wall_seconds += finished.wall_seconds
+        self.cpu_seconds += finished.cpu_seconds
+        self.peak_memory_bytes = max(self.peak_memory_bytes, finished.peak_memory_bytes)
+        shown = " ".join([Path(command[0]).name, *command[1:]])
+        self.log += f"$ {shown}\n{finished.text()}"
         return finished
 
     def _nvcc_phases(self, start: float, wall_seconds: float) -> list[Phase]:

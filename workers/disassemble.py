@@ -11,16 +11,17 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from workers.processes import Limits, ProcessError, Processes
+from workers.running import once_more
 
 log = logging.getLogger("cukiln.disassemble")
 
 CUBIN = "winner.cubin"
 # nvdisasm takes 0.06 s for a kernel and 82 MB (13.5 on cubins of eight matmul kernels), and writes 70 KB.
 LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=16 << 20)
-_TRIES = 2  # of one that was killed, or crashed: it is not run again for the same library
 # -c: code alone. cuobjdump has nvdisasm's work done by that of its own folder or of PATH.
 _TOOLS = {"nvdisasm": ("-c",), "cuobjdump": ("-sass",)}
 
@@ -36,12 +37,9 @@ def disassemble(
         with processes.private_folder() as folder:
             (folder / CUBIN).write_bytes(cubin)
             path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)])
-            for _ in range(_TRIES):
-                finished = processes.run(
-                    [*command, CUBIN], cwd=folder, limits=limits, env={"PATH": path}, cancel=cancel
-                )
-                if finished.cause not in ("machine", "crash"):
-                    break
+            argv = [*command, CUBIN]
+            run = partial(processes.run, argv, cwd=folder, limits=limits, env={"PATH": path}, cancel=cancel)
+            finished = once_more(run, "machine")  # of the same library it is not made again
     except (ProcessError, OSError) as error:
         log.warning("no SASS: %s", error)
         return None

@@ -194,17 +194,21 @@ class QueueWorker(Worker):
             tickets.forget(self.connection, job)
         except RedisError as error:
             log.warning("ticket %s not removed: %s", job.id, error)  # taken twice, it finds nothing left to claim
-        if refusal is None:
-            if not self._before_ticket():
-                self._end_horse()
-            while not self._stop_requested:  # what is not begun then, another worker does
-                horse = self._find_horse()
-                if self._stop_requested:  # while it was forked: it was not told
-                    break
-                if horse.give(*job.args):
-                    self._await_horse()
-                    break
-                self._end_horse()
+        if refusal is None and self._give(*job.args):
+            self._await_horse()
+
+    def _give(self, kind: str, target: str | None) -> bool:
+        """To a horse that lives; False where the worker is stopped before: another worker begins it."""
+        if not self._before_ticket():
+            self._end_horse()
+        while not self._stop_requested:
+            horse = self._find_horse()
+            if self._stop_requested:  # while it was forked: it was not told
+                break
+            if horse.give(kind, target):
+                return True
+            self._end_horse()
+        return False
 
     def _find_horse(self) -> Horse:
         if self._horse is None:

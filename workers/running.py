@@ -96,6 +96,12 @@ class Finished:
         return f"{program} failed, and the machine is to blame: {tail}"
 
 
+def once_more(run: Callable[[], Finished], *causes: Cause) -> Finished:
+    """What `run` comes to; where it crashes, or ends by one of `causes`, what it comes to the second time."""
+    finished = run()
+    return run() if finished.cause in ("crash", *causes) else finished
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a process ended: its exit code (negative: a signal), CPU seconds of it and of what it reaped, KiB of memory

@@ -64,7 +64,7 @@ def measure(context: StepContext) -> None:
     candidate at a time."""
     with context.database.read() as session:
         waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plan_version)
-        waiting = waiting[: 1 if context.claim.losses >= losses.TOGETHER else MOST_CANDIDATES]
+        waiting = waiting[: 1 if context.claim.is_alone else MOST_CANDIDATES]
         best = best_measured(session, {one.problem_id for one in waiting})
         deadline = last_deadline(session, context.claim.jobs)
     done: list[CandidateResult] = []
@@ -72,7 +72,7 @@ def measure(context: StepContext) -> None:
     with context.processes.private_folder("measure") as folder:
         libraries = fetch_libraries(context.blobs, (one.library for one in waiting), folder)
         present = [one for one in waiting if one.library in libraries.paths]
-        if context.claim.losses >= losses.MOST:
+        if context.claim.is_lost:
             done += [_lost(one) for one in present]
         try:
             if len(present) > len(done):

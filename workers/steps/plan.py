@@ -42,11 +42,11 @@ def plan(context: StepContext) -> None:
         candidates = candidates_of_job(session, context.claim.job_id)
     recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
     started = time.monotonic()
-    problems, rest = (problems[:1], problems[1:]) if context.claim.losses >= losses.TOGETHER else (problems, [])
+    problems, rest = (problems[:1], problems[1:]) if context.claim.is_alone else (problems, [])
     for place, problem in enumerate(problems):
         context.check()
         stopwatch = Stopwatch()
-        if context.claim.losses >= losses.MOST:
+        if context.claim.is_lost:
             lowered = Lowered((), stopped=losses.why_skipped("while it was lowered"))
         else:
             lowered = lower_problem(context, problem, status, candidates)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 
 from codegen.kernel import Kernel
 from cukiln.types import StageSeconds
-from storage import losses
 from storage.group_rows import GroupKernel
 from storage.groups import judge_group
 from storage.judge import Judged
 from storage.verdicts import NewVerdict
-from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, skip_lost, verify_shares
+from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
 from workers.limits import process_limits
 from workers.steps.context import StepContext
 from workers.steps.progress import tell
@@ -62,10 +61,10 @@ def _what_to_verify(context: StepContext) -> tuple[list[GroupKernel], list[Judge
     claim, judged = context.claim, list[Judged]()
     with context.database.read() as session:
         members = builds_to_verify(session, claim.ref, context.plan_version)
-    if members and claim.losses >= losses.MOST:
+    if members and claim.is_lost:
         lost, *members = members
-        judged = context.in_parts(lambda session: skip_lost(session, claim, lost.build))
-    return (members[:1] if claim.losses >= losses.TOGETHER else members), judged
+        judged = context.in_parts(lambda session: skip_build(session, claim, lost.build))
+    return (members[:1] if claim.is_alone else members), judged
 
 
 class _Recorder:
