@@ -38,7 +38,7 @@ TORCH_STAMP := $(VENV)/.tried-torch
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-small-jobs bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -85,8 +85,14 @@ bench-compile: host $(RUN_STAMP) ## grouped device-only compilation against one 
 bench-fairness: host $(RUN_STAMP) ## whether large jobs hold up small ones; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_fairness
 
+bench-lookup: host $(RUN_STAMP) ## how fast winners are looked up beside 100,000, alone and while compilers run; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_lookup
+
 bench-small-jobs: host $(RUN_STAMP) ## what many small jobs cost that arrive at once; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_small_jobs
+
+bench-doors: host $(RUN_STAMP) ## whether the API answers beside 2,000 slow connections and bodies of 8 MB; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_doors
 
 bench-accuracy: host $(RUN_STAMP) ## how far kernels are from float64, by dtype and length of the sum; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_accuracy

@@ -148,7 +148,7 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
     lease = measure_bundle.lease_of(device.uuid)
     with processes.private_folder("ceilings") as folder:
         command = [sys.executable, "-m", "benchmarks.device_ceilings", module, device.uuid, str(lease)]
-        finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(out / "cache"))
+        finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(out / "cache"), device=True)
     if not finished.ok:
         measure_bundle.say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
         return {}

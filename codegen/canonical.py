@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from typing import Any
 
@@ -12,6 +13,10 @@ from codegen.errors import CannotKey
 
 # RFC 8785 section 3.2.2.3: numbers are IEEE doubles, so larger integers would lose digits silently.
 LARGEST_INTEGER = 2**53 - 1
+
+
+# Where no number is a float and every key is ASCII, the standard library's encoder, which is C, writes RFC 8785.
+_PLAIN = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def as_integer(value: Any) -> Any:
@@ -26,6 +31,11 @@ def canonical_json(value: Any) -> bytes:
 
     Raises CannotKey for what has no canonical form: NaN, infinities, integers beyond 2^53 - 1, sets, other types.
     """
+    if _is_plain(value):
+        try:
+            return _PLAIN.encode(value).encode()
+        except UnicodeEncodeError:
+            pass  # a lone surrogate: said below, with its place
     _require_keyable(value, "$")
     return rfc8785.dumps(value)
 
@@ -35,6 +45,23 @@ def digest(kind: str, version: int, /, **parts: Any) -> str:
     if not parts:
         raise CannotKey(f"a digest of kind {kind!r} needs at least one part")
     return hashlib.sha256(canonical_json({"kind": kind, "version": version, "parts": parts})).hexdigest()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is keyable, surrogates aside, and _PLAIN writes its canonical form."""
+    kind = type(value)
+    if kind is str or kind is bool or value is None:
+        return True
+    if kind is int:
+        return bool(abs(value) <= LARGEST_INTEGER)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str or not key.isascii() or not _is_plain(item):
+                return False
+        return True
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    return False
 
 
 def _require_keyable(value: Any, path: str) -> None:

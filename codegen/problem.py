@@ -41,9 +41,10 @@ Shape = Annotated[
 
 
 def filled_in(field: dict[str, Any]) -> None:
-    """The `json_schema_extra` of a field whose default is computed from others: null in a schema would say that null is
-    a value."""
+    """The `json_schema_extra` of a field whose default is computed from others: null is what a missing one is."""
     field.pop("default", None)
+    own = {name: field.pop(name) for name in set(field) - {"title", "description"}}
+    field["anyOf"] = [own, {"type": "null"}]
 
 
 def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:

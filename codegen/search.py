@@ -7,7 +7,7 @@ fastest before anything is compiled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
@@ -35,7 +35,7 @@ class Search(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    level: Annotated[Literal[0, 1, 2] | None, BeforeValidator(as_integer)] = None
+    level: Annotated[Annotated[int, Field(strict=True, ge=0, le=2)] | None, BeforeValidator(as_integer)] = None
     tunables: (
         Annotated[
             dict[Name, Annotated[list[SearchValue], Field(min_length=1, max_length=MAX_VALUES)]],

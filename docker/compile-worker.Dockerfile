@@ -8,7 +8,7 @@ WORKDIR /app
 # Debian keeps only the newest build of a package, so a version that is pinned today cannot be installed tomorrow.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ util-linux \
+    && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 
 COPY pyproject.toml constraints.txt ./
@@ -24,7 +24,7 @@ COPY workers workers
 COPY docker/entrypoint.py docker/entrypoint.py
 RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
     && useradd --uid 10001 --create-home cukiln \
-    && install --directory --owner cukiln /data
+    && install --directory --mode 700 --owner cukiln /data
 
 USER 10001
 ENV CUKILN_DATA=/data

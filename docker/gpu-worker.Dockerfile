@@ -6,12 +6,6 @@ FROM python:3.13-slim-bookworm
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PATH=/venv/bin:$PATH
 WORKDIR /app
 
-# Debian keeps only the newest build of a package, so a version that is pinned today cannot be installed tomorrow.
-# hadolint ignore=DL3008
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends util-linux \
-    && rm -rf /var/lib/apt/lists/*
-
 COPY pyproject.toml constraints.txt ./
 RUN python -m venv /venv \
     && pip install --constraint constraints.txt pip hatchling editables \
@@ -25,7 +19,7 @@ COPY workers workers
 COPY docker/entrypoint.py docker/entrypoint.py
 RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
     && useradd --uid 10001 --create-home cukiln \
-    && install --directory --owner cukiln /data
+    && install --directory --mode 700 --owner cukiln /data
 
 USER 10001
 ENV CUKILN_DATA=/data NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility

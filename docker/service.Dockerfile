@@ -20,7 +20,7 @@ COPY service service
 COPY docker/entrypoint.py docker/entrypoint.py
 RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
     && useradd --uid 10001 --create-home cukiln \
-    && install --directory --owner cukiln /data
+    && install --directory --mode 700 --owner cukiln /data
 
 USER 10001
 ENV CUKILN_DATA=/data CUKILN_HOST=0.0.0.0 CUKILN_PORT=8765

@@ -1,7 +1,13 @@
-"""`python -m service`: the API alone, with uvicorn. The settings come from the environment."""
+"""`python -m service`: the API alone, with uvicorn. The settings come from the environment.
+
+`--bodies FD`: its own second process, for large bodies (`service.large_bodies`)."""
 
 from __future__ import annotations
 
+import gc
+import os
+import resource
+import socket
 import sys
 
 import uvicorn
@@ -10,51 +16,82 @@ from fastapi import FastAPI
 from codegen.generator import generator
 from codegen.operators import operators
 from service.app import create_app
+from service.connections import ConnectionLimits, Connections
+from service.large_bodies import BodyProcess, end_with_parent
 from storage.database import Database
+from storage.descriptors import raise_descriptor_limit
 from storage.errors import StorageError
 from storage.logs import set_up_logging
 from storage.operator_path import load_operator_path
+from storage.private import UMASK
 from storage.settings import Settings, load_settings
 
 CLOSE_SECONDS = 3  # how long open event streams may delay the end
+OTHER_FILES = 256
+"""Descriptors beside connections: the database's, event streams' connections to Redis, blobs that are sent."""
+SWITCH_SECONDS = 0.0005
+"""After which a thread gives way to another. With Python's own 5 ms one that parses a large body holds up the event
+loop for as long at each call of the system, and a busy loop holds up each read of the database."""
 
 
 def main() -> int:
     """Serve until a signal; 2 for settings or a database that cannot be used."""
+    os.umask(UMASK)
     try:
         settings = load_settings()
         set_up_logging(settings.log_level)
+        raise_descriptor_limit()
         load_operator_path(settings)
         Database(settings.database_url).migrate()  # harmless beside others that migrate the same database
     except StorageError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2
-    server = server_of(settings)
-    server.run()
+    if sys.argv[1:2] == ["--bodies"]:
+        end_with_parent()
+        return _run(server_of(settings), [socket.socket(fileno=int(sys.argv[2]))])
+    return _run(server_of(settings, bodies=BodyProcess()), None)
+
+
+def _run(server: uvicorn.Server, sockets: list[socket.socket] | None) -> int:
+    gc.collect()
+    gc.freeze()  # the modules, routes and models stay: to look through them again and again held up requests
+    server.run(sockets)
     return 0 if server.started else 1
 
 
-def ready_app(settings: Settings) -> FastAPI:
+def ready_app(settings: Settings, bodies: BodyProcess | None = None) -> FastAPI:
     """The application, with all that its first request would else make: routes and models (FastAPI makes them when they
     are first asked for), operators, their generators' versions. 0.4 s of CPU that no job pays for."""
-    app = create_app(settings)
+    app = create_app(settings, bodies=bodies)
     app.openapi()
     for name in operators():
         generator(name)
     return app
 
 
-def server_of(settings: Settings) -> uvicorn.Server:
-    """The server, not yet started."""
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    """As many as the settings say, and as this process may have."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    possible = settings.max_connections if files == resource.RLIM_INFINITY else max(8, files - OTHER_FILES)
+    return ConnectionLimits(min(settings.max_connections, possible))
+
+
+def server_of(
+    settings: Settings, limits: ConnectionLimits | None = None, *, bodies: BodyProcess | None = None
+) -> uvicorn.Server:
+    """The server, not yet started. `bodies`: the process that large bodies go to; it ends with the server."""
+    sys.setswitchinterval(SWITCH_SECONDS)
     config = uvicorn.Config(
-        ready_app(settings),
+        ready_app(settings, bodies),
         host=settings.host,
         port=settings.port,
+        loop="uvloop",  # named, so that one that is missing is an error and not a service of half the speed
         log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
+        http=Connections(limits or connection_limits(settings)).protocol,  # type: ignore[arg-type]  # it is called, no more
     )
     return uvicorn.Server(config)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -14,9 +15,11 @@ from service import (
     catalogue,
     docs_page,
     events,
+    forget,
     groups,
     handle_errors,
     health,
+    imports,
     jobs,
     kernels,
     lookups,
@@ -27,32 +30,46 @@ from service import (
     timeline,
     traces,
 )
-from service.auth import Gate
+from service.accept_job import Accepted, accept_jobs
+from service.auth import Gate, may_call
 from service.context import Service
 from service.head import HeadAsGet
+from service.large_bodies import BodyProcess, LargeBodies
 from service.parameters import known_parameters
+from service.together import Together
 from storage.settings import Settings
 
 DESCRIPTION = (
     "Operator schedules in, verified and ranked CUDA kernels out. Errors are application/problem+json with a stable "
     "`type`, the field at fault and what is allowed."
 )
+MOST_SUBMISSIONS = 1000
 ROUTERS = (
-    *(jobs, events, timeline, traces, candidates, bundles, results, groups, lookups, kernels, blobs, catalogue),
+    *(jobs, events, timeline, traces, candidates, bundles, results, imports),
+    *(groups, lookups, kernels, forget, blobs, catalogue),
     *(health, docs_page, pages, static_files),
 )
 
 
-def create_app(settings: Settings, open_service: Callable[[Settings], Service] = Service.open) -> FastAPI:
-    """The application. It opens the database, the blobs and Redis when it starts and closes them when it stops."""
+def create_app(
+    settings: Settings, open_service: Callable[[Settings], Service] = Service.open, *, bodies: BodyProcess | None = None
+) -> FastAPI:
+    """The application. It opens the database, the blobs and Redis when it starts and closes them when it stops.
+    `bodies`: the process that large bodies go to; it ends with the application."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = open_service(settings)
-        app.state.service = service
+        submissions = Together[bytes, Accepted](
+            "submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS
+        )
+        app.state.service, app.state.submissions = service, submissions
         try:
             yield
         finally:
+            if bodies:
+                await asyncio.to_thread(bodies.end)
+            submissions.close()
             service.close()
 
     app = FastAPI(
@@ -62,14 +79,16 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load scripts from a CDN
         redoc_url=None,
-        dependencies=[Depends(known_parameters)],
+        dependencies=[Depends(may_call), Depends(known_parameters)],
         redirect_slashes=False,  # a redirect would drop the body, and tell a path from its neighbour
     )
     for module in ROUTERS:
         app.include_router(module.router)
+    app.router.routes.insert(0, kernels.DIRECT)
     handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
-    key = settings.api_key.get_secret_value() if settings.api_key else None
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Gate, api_key=key)
+    if bodies is not None:
+        app.add_middleware(LargeBodies, port=bodies.port, most_bytes=settings.max_body_bytes)
+    app.add_middleware(Gate)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app

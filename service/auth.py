@@ -1,21 +1,68 @@
-"""Who may speak to the service: loopback only without an API key, a Bearer token on every /v1 call with one.
+"""Who may call what: loopback alone while there are no keys, a key with the call's scope once there are.
 
-Without a key the Host header must name loopback too: a web page whose name was re-bound to 127.0.0.1 reaches this port,
+Without keys the Host header must name loopback too: a web page whose name was re-bound to 127.0.0.1 reaches this port,
 but its browser still sends the page's own name.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
+from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.answers import problem_response
+from service.context import Service, service_of
 from service.errors import Refused, refuse
+from service.handle_errors import refused_by
+from service.keyring import ANYONE, Caller, WrongKeys
+from storage import keys
 from storage.exposure import is_loopback
+from storage.failures import DATABASE_ERRORS, Failure, failure_of
+
+log = logging.getLogger("cukiln.service")
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="cukiln"'}
+SAFE_METHODS = ("GET", "HEAD")
+PROBE = "/healthz"
+OPEN_PATHS = (PROBE, "/readyz", "/docs", "/openapi.json")
+"""Which say nothing of any job: they need no key, and answer where the database does not."""
+Handler = TypeVar("Handler", bound=Callable[..., object])
+
+
+def needs(scope: keys.Scope) -> Callable[[Handler], Handler]:
+    """Of a route's handler: the scope that its callers need. Without it reading needs `read`, all else `admin`."""
+
+    def mark(handler: Handler) -> Handler:
+        handler.needs = scope  # type: ignore[attr-defined]
+        return handler
+
+    return mark
+
+
+async def may_call(request: Request) -> None:
+    """A dependency of every call, before its body is read; async, or FastAPI would take a thread. Raises Refused (403).
+
+    A page answers for itself: without a key it asks for one."""
+    caller: Caller | None = caller_of(request)
+    if caller is None or not request.url.path.startswith("/v1/"):
+        return
+    default: keys.Scope = "read" if request.method in SAFE_METHODS else "admin"
+    needed: keys.Scope = getattr(request.scope["route"].endpoint, "needs", default)
+    if not caller.may(needed):
+        has = ", ".join(scope for scope in keys.SCOPES if caller.may(scope))
+        detail = f"The key {caller.name!r} has the scopes {has}; this call needs {needed}."
+        raise refuse("forbidden", detail, field="Authorization", allowed=[needed])
+
+
+def caller_of(request: Request) -> Caller | None:
+    """What sent the request; None on a page that was asked for without a key."""
+    caller: Caller | None = request.scope.get("cukiln.caller")
+    return caller
 
 
 def host_name(header: str) -> str:
@@ -26,50 +73,66 @@ def host_name(header: str) -> str:
 
 
 class Gate:
-    """ASGI middleware in front of every route, known or not: a path must not tell whether it exists without the key."""
+    """ASGI middleware in front of every route, known or not: a path must not tell whether it exists without a key."""
 
-    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._key = api_key.encode() if api_key else None
+        self._wrong = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            refused = self._judge(scope)
-            if refused is not None:
+            try:
+                scope["cukiln.caller"] = await self._admit(scope)
+            except Refused as refused:
                 await problem_response(refused, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _judge(self, scope: Scope) -> Refused | None:
+    async def _admit(self, scope: Scope) -> Caller | None:
+        """What called; None where that does not matter, or the page will ask. Raises Refused."""
+        service, path = service_of(Request(scope)), scope["path"]
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        if self._key is None:
-            return _judge_host(headers.get(b"host", b"").decode("latin-1"))
-        path = scope["path"]
-        if path != "/v1" and not path.startswith("/v1/"):
+        is_call, is_open = path == "/v1" or path.startswith("/v1/"), path in OPEN_PATHS or path.startswith("/static/")
+        try:
+            if not await service.keys.needs_key(as_last_read=path == PROBE):
+                _require_loopback_name(headers.get(b"host", b"").decode("latin-1"))
+                return ANYONE
+            if is_open:
+                return None
+            caller = await self._caller(service, scope, headers.get(b"authorization", b""))
+        except DATABASE_ERRORS as error:
+            if is_open:
+                return None
+            raise refused_by(failure_of(error) or Failure.UNAVAILABLE) from error
+        if caller is None and is_call:
+            detail = "Send an API key, CUKILN_API_KEY or one of `cukiln keys create`, as 'Authorization: Bearer <key>'."
+            raise refuse("unauthorized", detail, field="Authorization", allowed="Bearer <key>", headers=CHALLENGE)
+        return caller
+
+    async def _caller(self, service: Service, scope: Scope, header: bytes) -> Caller | None:
+        scheme, _, rest = header.partition(b" ")
+        token = rest.strip().decode("latin-1")
+        if scheme.lower() != b"bearer" or not token:
             return None
-        if bearer_is(headers.get(b"authorization", b""), self._key):
-            return None
-        detail = "Send the service's API key (its CUKILN_API_KEY) as 'Authorization: Bearer <key>'."
-        return refuse(
-            "unauthorized",
-            detail,
-            field="Authorization",
-            allowed="Bearer <key>",
-            headers={"WWW-Authenticate": 'Bearer realm="cukiln"'},
-        )
+        address = scope["client"][0] if scope.get("client") else "-"
+        if wait := self._wrong.wait_seconds(address, token):
+            detail = f"Too many wrong keys came from {address}."
+            raise refuse("too-many-wrong-keys", detail, headers={"Retry-After": str(math.ceil(wait))})
+        caller = await service.keys.caller(token)
+        if caller is None:
+            self._wrong.note_wrong(address)
+            parts = keys.parts_of(token)
+            log.warning("a wrong key came from %s%s", address, f", with the id {parts[0]}" if parts else "")
+        else:
+            self._wrong.note_right(address, token)
+        return caller
 
 
-def bearer_is(header: bytes, key: bytes) -> bool:
-    """Whether an Authorization header holds the key."""
-    scheme, _, token = header.partition(b" ")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), key)
-
-
-def _judge_host(header: str) -> Refused | None:
+def _require_loopback_name(header: str) -> None:
     if is_loopback(host_name(header)):
-        return None
+        return
     detail = (
         "This service runs without an API key and answers to loopback names only. "
         "Call it by one of them, or start it with CUKILN_API_KEY."
     )
-    return refuse("wrong-host", detail, field="Host", allowed=list(LOOPBACK_NAMES))
+    raise refuse("wrong-host", detail, field="Host", allowed=list(LOOPBACK_NAMES))

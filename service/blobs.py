@@ -12,7 +12,9 @@ from service.conditional import Unsatisfiable, byte_range, none_match
 from service.context import Service, ServiceDep
 from service.errors import Refused, refuse
 from service.openapi import problems
+from storage.damage import repair
 from storage.errors import BlobCorrupt, BlobMissing
+from storage.failures import DATABASE_AWAY
 
 log = logging.getLogger("cukiln.service")
 
@@ -62,8 +64,22 @@ def verified_bytes(service: Service, digest: str) -> bytes:
         raise _missing(digest) from None
     except BlobCorrupt as error:
         log.error("%s", error)
-        detail = f"The bytes stored under {digest} are damaged and were not sent. Remove the blob and tune again."
+        detail = (
+            f"The bytes stored under {digest} are damaged and were not sent. They are set aside, and what answered "
+            "with them is withdrawn: submit the problem again, which builds it anew."
+        )
+        _repair(service, digest)
         raise refuse("blob-corrupt", detail, field="digest") from None
+
+
+def _repair(service: Service, digest: str) -> None:
+    """Else the damaged bytes would count as cached for ever. Where it fails now, the next request tries again."""
+    try:
+        keys = repair(service.database, service.blobs, digest)
+    except DATABASE_AWAY:
+        log.exception("blob sha256:%s is damaged, and was not repaired", digest)
+    else:
+        log.warning("blob sha256:%s was damaged and is set aside; it was needed by: %s", digest, ", ".join(keys or []))
 
 
 def _missing(digest: str) -> Refused:

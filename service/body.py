@@ -1,48 +1,105 @@
-"""Reading a request's body: its type, its length, its JSON."""
+"""Reading a request's body: its type, its length, its time, its JSON.
+
+A small body is read and parsed at once. Large ones are read into a room of limited size, at a rate that they may not
+fall below, and parsed one after the other: the objects of one take ten times its bytes.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
 from service.context import service_of
 from service.errors import Refused, refuse
+from service.room import BodyRooms
 from service.strict_json import read_json
 
-LARGE = 8  # times the usual limit: results hold a few kilobytes for each candidate
+LARGER = {"/v1/results": 2}
+"""Times the usual limit: results hold a few kilobytes for each candidate."""
+SMALL_BYTES = 64 << 10
+FIRST_SECONDS, LEAST_BYTES_PER_SECOND = 10.0, 64 << 10
+"""A body may take so long, and longer by what has come of it at this rate."""
 
 
-async def body_bytes(request: Request) -> bytes:
+async def body_bytes(request: Request) -> AsyncIterator[bytes]:
     """The whole body, refused as soon as it is known to be too large, whether its length was announced or not."""
-    return await _read(request, service_of(request).settings.max_body_bytes)
+    limit = body_limit(request.url.path, service_of(request).settings.max_body_bytes)
+    async with AsyncExitStack() as held:
+        yield await _read(request, limit, held)
 
 
-async def large_body_bytes(request: Request) -> bytes:
-    """The same for results, which are larger than requests."""
-    return await _read(request, LARGE * service_of(request).settings.max_body_bytes)
+# Held until the handler has returned, not until a slow client has taken the answer.
+Body = Annotated[bytes, Depends(body_bytes, scope="function")]
 
 
-async def _read(request: Request, limit: int) -> bytes:
+def body_limit(path: str, usual: int) -> int:
+    """Bytes that a body of this path may have."""
+    return LARGER.get(path, 1) * usual
+
+
+async def bounded(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """The body as it comes. Raises Refused as soon as it is known to be too large, announced or not."""
+    if (announced_bytes(request) or 0) > limit:
+        raise _too_large(limit)
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        yield piece
+
+
+def announced_bytes(request: Request) -> int | None:
+    """Of the Content-Length; None where there is none that is a number."""
+    announced = request.headers.get("content-length", "")
+    # int() takes quadratic time, and refuses 4,300 digits.
+    return int(announced[:19]) if announced.isdecimal() else None
+
+
+def _rooms(request: Request) -> BodyRooms:
+    return service_of(request).bodies
+
+
+async def _read(request: Request, limit: int, held: AsyncExitStack) -> bytes:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         detail = f"The Content-Type is {media_type[:100]!r}. Send application/json."
         raise refuse("unsupported-media-type", detail, field="Content-Type", allowed=["application/json"])
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and (len(announced) > 18 or int(announced) > limit):
-        raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
+    body = await _in_time(request, limit, held)
+    if len(body) > SMALL_BYTES:
+        await held.enter_async_context(_rooms(request).parse.take(1))
+    return body
+
+
+async def _in_time(request: Request, limit: int, held: AsyncExitStack) -> bytes:
+    """The bytes. Room is taken once a body shows itself to be large: one that never comes holds none."""
+    body = bytearray()
+    has_room = False
+    loop = asyncio.get_running_loop()
+    started = loop.time()
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(limit)
-            chunks.append(chunk)
+        async with asyncio.timeout(FIRST_SECONDS) as allowed:
+            async for chunk in bounded(request, limit):
+                body += chunk
+                if len(body) > SMALL_BYTES and not has_room:
+                    allowed.reschedule(None)
+                    since = loop.time()
+                    await held.enter_async_context(_rooms(request).read.take(announced_bytes(request) or limit))
+                    started += loop.time() - since
+                    has_room = True
+                allowed.reschedule(started + FIRST_SECONDS + len(body) / LEAST_BYTES_PER_SECOND)
     except ClientDisconnect:
         raise refuse("bad-request", "The connection ended before the body did.") from None
-    return b"".join(chunks)
+    except TimeoutError:
+        detail = f"{len(body)} bytes of the body came in {loop.time() - started:.0f} s. Send it faster, or in parts."
+        rate = {"seconds": FIRST_SECONDS, "bytes_per_second": LEAST_BYTES_PER_SECOND}
+        raise refuse("body-too-slow", detail, allowed=rate, headers={"Connection": "close"}) from None
+    return bytes(body)
 
 
 def json_body(body: bytes, max_depth: int) -> Any:

@@ -30,18 +30,26 @@ from codegen.targets import target as data_sheet
 from cukiln.types import Comparison, Measurement, StageSeconds
 from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
-from service.result_models import CandidateResult, ProblemResult, ResultsRequest
+from service.result_models import MOST_MOMENT, CandidateResult, ProblemResult, ResultsRequest
 from storage.imports import Import, ImportedCandidate, ImportedProblem
 from storage.measurements import PROOFS
 
 IMPORT_SCHEMA = 1
+LEAST_TIME, MOST_TIME = 1e-3, 1e10
+"""Microseconds, and ratios of times: no launch takes less than a nanosecond, and none is measured for three hours."""
+MOST_SAMPLES = 1_000_000_000
 Model = TypeVar("Model", bound=BaseModel)
 NOT_MEASURED = "not measured: the results hold nothing of it"
 
 
-def checked(request: ResultsRequest, plan_version: str, received_at: float) -> Import:
+def checked(request: ResultsRequest, plan_version: str) -> Import:
     """What is to be imported. `plan_version`: the one that counts here. Raises Refused with all that is wrong."""
-    return _Checker(request, plan_version).all(received_at)
+    return _Checker(request, plan_version).all()
+
+
+def _is_time(value: Any) -> bool:
+    """Of a prediction, which may be less than a nanosecond for nothing to do."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST_TIME
 
 
 class _Checker:
@@ -51,7 +59,7 @@ class _Checker:
         self._faults: list[Fault] = []
         self._slices: dict[Kernel, str] = {}
 
-    def all(self, received_at: float) -> Import:
+    def all(self) -> Import:
         self._check_plan()
         problems = []
         for position, value in enumerate(self._request.problems):
@@ -66,15 +74,10 @@ class _Checker:
         return Import(
             digest=digest("results", IMPORT_SCHEMA, content=content),
             device_class=device.name,
+            uuid=device.uuid,
             driver=device.driver,
             plan_version=self._plan_version,
-            provenance={
-                "device": device.name,
-                "uuid": device.uuid,
-                "driver": device.driver,
-                "measured_at": self._request.written_at,
-                "imported_at": received_at,
-            },
+            measured_at=float(self._request.written_at),
             workspace_limit_bytes=first.workspace_limit_bytes,
             deterministic=first.deterministic,
             problems=[problem for problem in problems if problem is not None],
@@ -212,8 +215,8 @@ class _Checker:
                 self._wrong((*at, "resources"), f"The report lacks {', '.join(sorted(missing))}.", None)
         if (one.measurement is not None) != (one.verdict == "ok"):
             self._wrong((*at, "measurement"), "Who is right was measured, and nobody else.", None)
-        if one.prediction is not None and not isinstance(one.prediction.get("us"), int | float):
-            self._wrong((*at, "prediction"), "A prediction has its microseconds as `us`.", None)
+        if one.prediction is not None and not _is_time(one.prediction.get("us")):
+            self._wrong((*at, "prediction"), "A prediction has its microseconds as `us`.", f"0 to {MOST_TIME:g}")
         return len(self._faults) == before
 
     def _imported(self, one: CandidateResult, kernel: Kernel, at: Path) -> ImportedCandidate:
@@ -244,8 +247,10 @@ class _Checker:
             return None
         self._check_times(found.median_us, found.low_us, found.high_us, at)
         self._check_device(found.device, found.driver, at)
-        if found.samples < 1 or found.launches_per_sample < 1:
-            self._wrong(at, "A measurement has samples, and each has launches.", None)
+        if not (1 <= found.samples <= MOST_SAMPLES and 1 <= found.launches_per_sample <= MOST_SAMPLES):
+            self._wrong(at, "A measurement has samples, and each has launches.", f"1 to {MOST_SAMPLES}")
+        if not (0 <= found.spread <= MOST_TIME and 0 <= found.measured_at <= MOST_MOMENT):
+            self._wrong(at, "A spread is a share, and a time of day seconds since 1970.", f"0 to {MOST_TIME:g}")
         return found.model_dump(mode="json")
 
     def _comparison(self, value: ProblemResult, at: Path) -> dict[str, Any] | None:
@@ -276,10 +281,9 @@ class _Checker:
             return None
 
     def _check_times(self, middle: float, low: float, high: float, at: Path) -> None:
-        if not 0 < low <= middle <= high < float("inf"):
-            self._wrong(
-                at, f"{middle:g} with the interval {low:g} to {high:g} is no measurement.", "0 < low <= it <= high"
-            )
+        if not LEAST_TIME <= low <= middle <= high <= MOST_TIME:
+            allowed = f"{LEAST_TIME:g} <= low <= it <= high <= {MOST_TIME:g}"
+            self._wrong(at, f"{middle:g} with the interval {low:g} to {high:g} is no measurement.", allowed)
 
     def _check_device(self, name: str, driver: str, at: Path) -> None:
         device = self._request.device

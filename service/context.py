@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -9,8 +10,12 @@ from fastapi import Depends, Request
 from redis import Redis
 
 from codegen.targets import targets
+from service.announce import Announcer, Write
+from service.keyring import KeyRing
 from service.resolve import Known
-from service.winner_cache import WinnerCache
+from service.room import BodyRooms
+from service.together import Together
+from service.winner_cache import CachedWinner, WinnerCache
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.devices import LiveDevice, live_devices, measures_under
@@ -21,6 +26,8 @@ from storage.toolchains import LiveToolchain, live_toolchains
 from workers import tickets
 
 DRAINED_SECONDS = 24 * 3600.0
+MOST_READS = 1000
+"""Records that are read at once for requests of one record each."""
 
 
 @dataclass(frozen=True)
@@ -49,24 +56,47 @@ class Alive:
 
 @dataclass(frozen=True)
 class Service:
-    """The settings and the open parts. `redis` is None where no REDIS_URL is known: then nothing is announced."""
+    """The settings and the open parts. `redis` and its `announcer` are None where no REDIS_URL is known."""
 
     settings: Settings
     database: Database
     blobs: BlobStore
     redis: Redis | None
+    announcer: Announcer | None
     winners: WinnerCache
+    keys: KeyRing
+    bodies: BodyRooms
+    winner_reads: Together[str, CachedWinner | None]
 
     @classmethod
     def open(cls, settings: Settings) -> Service:
         load_operator_path(settings)
         database = Database(settings.database_url)
         redis = tickets.connect(settings.redis_url) if settings.redis_url else None
-        return cls(settings, database, BlobStore(database, settings.blobs_url), redis, WinnerCache(database))
+        winners = WinnerCache(Database(settings.database_url))
+
+        def read(keys: Sequence[str]) -> list[CachedWinner | None]:
+            found = winners.get(keys)
+            return [found.get(key) for key in keys]
+
+        reads = Together[str, CachedWinner | None]("winner-reads", read, MOST_READS)
+        blobs, bodies = BlobStore(database, settings.blobs_url), BodyRooms(settings.max_body_bytes)
+        announcer = Announcer(redis) if redis is not None else None
+        keys = KeyRing(settings, winners.database)
+        return cls(settings, database, blobs, redis, announcer, winners, keys, bodies, reads)
+
+    def announce(self, write: Write) -> None:
+        """Write to Redis, where there is one, without waiting for it."""
+        if self.announcer is not None:
+            self.announcer.later(write)
 
     def close(self) -> None:
+        if self.announcer is not None:
+            self.announcer.close()
         if self.redis is not None:
             self.redis.close()
+        self.winner_reads.close()
+        self.winners.close()
         self.database.dispose()
 
     def toolchains(self) -> list[LiveToolchain]:
@@ -90,10 +120,15 @@ class Service:
             return Alive(live_toolchains(session, within), alive)
 
 
+async def _service(request: Request) -> Service:
+    """A dependency that takes no thread: a probe is answered while all of them are busy."""
+    return service_of(request)
+
+
 def service_of(request: Request) -> Service:
     service: Any = request.app.state.service
     assert isinstance(service, Service)
     return service
 
 
-ServiceDep = Annotated[Service, Depends(service_of)]
+ServiceDep = Annotated[Service, Depends(_service)]

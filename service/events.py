@@ -15,7 +15,7 @@ a comment every 15 seconds, which keeps proxies from closing the connection.
 from __future__ import annotations
 
 import logging
-from asyncio import sleep
+from asyncio import sleep, timeout
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisSilent
 from starlette.concurrency import run_in_threadpool
 
 from service.context import Service, ServiceDep
@@ -81,7 +82,7 @@ class _Watch:
         url = self._service.settings.redis_url
         if url is not None:
             # A connection of its own: a watcher waits in a blocking read.
-            async with tickets.connect_async(url) as redis:
+            async with tickets.connect_async(url, wait_seconds=POLL_SECONDS) as redis:
                 async for event in self._from_redis(redis):
                     yield event
         while (now := await self._progress()) is None or now.state in LIVE:
@@ -113,7 +114,11 @@ class _Watch:
 
     async def _is_behind(self, redis: Redis) -> bool:
         """Whether events are missing between where the watcher was and the oldest that is kept."""
-        oldest: Any = await redis.xrange(tickets.events_key(self._job), count=1)
+        try:
+            async with timeout(tickets.ANSWER_SECONDS):
+                oldest: Any = await redis.xrange(tickets.events_key(self._job), count=1)
+        except TimeoutError:
+            raise RedisSilent("it does not answer") from None
         if not oldest:
             return True
         if self._after is None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from codegen.errors import CodegenError, UnknownOperator
-from service.errors import Fault, json_path
+from service.errors import MAX_FAULTS, Fault, json_path
 
 Path = tuple[str | int, ...]
 Schema = Mapping[str, Any]
@@ -34,8 +34,10 @@ _SHOWN = frozenset(
 
 
 def faults_of(error: ValidationError, model: type[BaseModel], value: Any, at: Path = ()) -> list[Fault]:
-    """One fault per error. `value` is what `model` was given, `at` where it stands in the body."""
-    return [_fault(entry, model, value, at) for entry in error.errors(include_url=False, include_input=False)]
+    """One fault per error, of as many as are listed and one more. `value` is what `model` was given, `at` where it
+    stands in the body."""
+    errors = error.errors(include_url=False, include_input=False)[: MAX_FAULTS + 1]
+    return [_fault(entry, model, value, at) for entry in errors]
 
 
 def fault_of_codegen(error: CodegenError, at: Path) -> Fault:
@@ -121,7 +123,8 @@ def allowed_by(schema: Schema, root: Schema | None = None) -> Any:
     References are to `root`."""
     schema = _resolve(root or {}, schema)
     if alternatives := _alternatives(schema):
-        return [allowed_by(one, root) for one in alternatives]
+        allowed = [allowed_by(one, root) for one in alternatives]
+        return allowed[0] if len(allowed) == 1 else allowed
     tags = schema.get("discriminator", {}).get("mapping")
     if tags is not None:
         return {schema["discriminator"]["propertyName"]: sorted(tags)}

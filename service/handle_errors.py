@@ -19,7 +19,7 @@ from service.errors import Fault, Refused, refuse
 from service.faults import words_of
 from service.head import has_head
 from service.parameters import allowed_in
-from storage.errors import BadCursor
+from storage.errors import BadCursor, ImportWithdrawn
 from storage.failures import DATABASE_ERRORS, Failure, failure_of
 
 log = logging.getLogger("cukiln.service")
@@ -33,6 +33,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(RequestValidationError, _bad_parameter)
     app.add_exception_handler(HTTPException, functools.partial(_http, routes))
     app.add_exception_handler(BadCursor, _bad_cursor)
+    app.add_exception_handler(ImportWithdrawn, _import_withdrawn)
     for kind in (*DATABASE_ERRORS, OSError):
         app.add_exception_handler(kind, _machine)
     app.add_middleware(AnswerDefects)
@@ -85,6 +86,10 @@ async def _bad_cursor(request: Request, error: Exception) -> Response:
     return problem_response(refuse("invalid-cursor", detail, field="cursor"), _path(request))
 
 
+async def _import_withdrawn(request: Request, error: Exception) -> Response:
+    return problem_response(refuse("import-withdrawn", f"{error}."), _path(request))
+
+
 async def _machine(request: Request, error: Exception) -> Response:
     """A database or a disk that fails: the caller may come again. Anything else is a defect."""
     failure = failure_of(error)
@@ -92,13 +97,16 @@ async def _machine(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, _path(request), exc_info=error)
         return await _defect(request, error)
     log.warning("%s %s: %s: %s", request.method, _path(request), failure.value, error)
+    return problem_response(refused_by(failure), _path(request))
+
+
+def refused_by(failure: Failure) -> Refused:
+    """The answer to a request that met it."""
     if failure is Failure.FULL:
         detail = "Nothing can be written: the disk of the service is full. Nothing of this request was kept."
-        refused = refuse("storage-full", detail, headers={"Retry-After": str(RETRY_SECONDS * 12)})
-    else:
-        detail = "The database does not answer. Nothing of this request was kept; send it again."
-        refused = refuse("database-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
-    return problem_response(refused, _path(request))
+        return refuse("storage-full", detail, headers={"Retry-After": str(RETRY_SECONDS * 12)})
+    detail = "The database does not answer. Nothing of this request was kept; send it again."
+    return refuse("database-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from fastapi import APIRouter
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from starlette.responses import Response
 
 from cukiln.types import Health
@@ -23,6 +23,7 @@ from storage.failures import DATABASE_ERRORS
 from storage.pauses import in_words, pauses
 from workers import tickets
 
+PROBE_KEY = "cukiln:probe"
 LEAST_FREE_BYTES = 16 << 20
 """Of the data folder's disk: below, SQLite and the blobs are about to fail."""
 
@@ -30,8 +31,8 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", response_model=Health)
-def get_health() -> Response:
-    """Answers as long as the process does."""
+async def get_health() -> Response:
+    """Answers as long as the process does, also while all its threads are busy."""
     return json_response(Health(status="ok", checks={}))
 
 
@@ -94,10 +95,14 @@ def _pauses(service: Service) -> str | None:
 def _redis(service: Service) -> str | None:
     if service.redis is None:
         return "No REDIS_URL is set: no worker learns of new jobs."
+    slow = "Jobs go on, but are begun seconds later: workers look into the database by themselves"
     try:
-        service.redis.ping()
+        service.redis.set(PROBE_KEY, "", px=1000)  # a write: one whose memory is full answers a ping
+    except ResponseError as error:
+        todo = "Make room in it, or raise its maxmemory; all that it holds may be lost."
+        return f"Redis takes no writes, so it holds no worker's signs of life: {error}. {slow}. {todo}"
     except RedisError as error:
-        return f"Redis does not answer: {type(error).__name__}. Jobs are accepted and start once it is back."
+        return f"Redis does not answer: {type(error).__name__}. {slow}."
     return None
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from cukiln.types import CandidatePage, Job, JobPage, JobState, Rejections, VerdictName
-from service.accept_job import accept_job
+from service.accept_job import Accepted, accept_jobs
 from service.answers import json_response
-from service.body import body_bytes, json_body
+from service.auth import needs
+from service.body import Body
 from service.context import Service, ServiceDep
 from service.errors import Refused, refuse
-from service.openapi import BODY_PROBLEMS, body_of, problems
-from service.requests import JobRequest, read_request
+from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
+from service.retry_job import retry_job
+from service.together import Together
 from storage.jobs import cancel_job, job_state, list_jobs
 from storage.judge import LIVE
 from storage.report_candidates import candidate_page, has_problem, rejections
@@ -23,6 +26,8 @@ from storage.report_job import job_report
 from workers import tickets
 
 POLL_SECONDS = "1"
+SHARED_BYTES = 4096
+"""Of a body that is taken together with others: none of them waits long for it."""
 SUBMIT_PROBLEMS = (
     "unknown-tunable",
     "empty-search-space",
@@ -31,6 +36,7 @@ SUBMIT_PROBLEMS = (
     "too-many-jobs",
     "storage-full",
 )
+RETRY_PROBLEMS = ("too-many-jobs", "storage-full")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -67,13 +73,41 @@ def job_not_found(job: str) -> Refused:
         **problems(*BODY_PROBLEMS, *SUBMIT_PROBLEMS, "database-unavailable"),
         200: {"model": Job, "description": "All was cached: the job is done"},
     },
-    openapi_extra=body_of("JobRequest"),
+    openapi_extra=body_of("JobRequest", EXAMPLE),
 )
-def post_job(body: Annotated[bytes, Depends(body_bytes)], service: ServiceDep) -> Response:
+@needs("submit")
+async def post_job(request: Request, body: Body, service: ServiceDep) -> Response:
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
-    settings = service.settings
-    request = read_request(JobRequest, json_body(body, settings.max_json_depth), settings.max_problems)
-    accepted = accept_job(service, request)
+    if len(body) > SHARED_BYTES:
+        return await run_in_threadpool(_accept_alone, service, body)
+    submissions: Together[bytes, Accepted] = request.app.state.submissions
+    return _answer(await submissions.do(body))
+
+
+@router.post(
+    "/{job}/retry",
+    status_code=202,
+    response_model=Job,
+    responses={
+        **problems("job-not-found", "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
+        200: {"model": Job, "description": "All was cached: the job is done"},
+    },
+)
+@needs("submit")
+def post_retry(job: KnownJob, service: ServiceDep) -> Response:
+    """A new job of the problems of an ended one that failed, were cancelled, or lost candidates; what a limit ended of
+    them is tried again."""
+    return _answer(retry_job(service, job))
+
+
+def _accept_alone(service: Service, body: bytes) -> Response:
+    (outcome,) = accept_jobs(service, [body])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return _answer(outcome)
+
+
+def _answer(accepted: Accepted) -> Response:
     headers = {"Location": f"/v1/jobs/{accepted.job.job}"}
     if accepted.cached:
         return json_response(accepted.job, headers=headers)
@@ -103,6 +137,7 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
 @router.delete(
     "/{job}", response_model=Job, responses=problems("job-not-found", "job-finished", "database-unavailable")
 )
+@needs("submit")
 def delete_job(job: KnownJob, service: ServiceDep) -> Response:
     """Cancel: what is finished stays, nothing new is begun. Doing it twice is doing it once; an ended job is a 409."""
     with service.database.write() as session:
@@ -112,8 +147,7 @@ def delete_job(job: KnownJob, service: ServiceDep) -> Response:
     if status.state != "cancelled":
         detail = f"The job is {status.state} already: there is nothing to cancel."
         raise refuse("job-finished", detail, field="job", allowed=["queued", "running"])
-    if service.redis is not None:
-        tickets.publish(service.redis, job, "state", {"state": status.state})
+    service.announce(lambda redis: tickets.publish(redis, job, "state", {"state": "cancelled"}))
     return json_response(_report(service, job))
 
 

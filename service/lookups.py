@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from cukiln.types import Lookups
-from service.body import body_bytes, json_body
+from service.answers import PiecesResponse
+from service.auth import needs
+from service.body import Body, json_body
 from service.context import ServiceDep
-from service.openapi import BODY_PROBLEMS, body_of, problems
+from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.requests import LookupRequest, read_request
 from service.resolve import Wanted, resolve_lookups
-from service.winner_cache import CachedWinner
+from service.winner_cache import Policy, WinnerCache
+from storage.winners import Elsewhere
+
+MOST_ELSEWHERE = 8
+"""Device classes without a live GPU on which one problem is looked for, where the policy refuses what is found."""
 
 router = APIRouter(prefix="/v1/lookups", tags=["kernels"])
 
@@ -24,44 +29,67 @@ router = APIRouter(prefix="/v1/lookups", tags=["kernels"])
     "",
     response_model=Lookups,
     responses=problems(*BODY_PROBLEMS, "database-unavailable"),
-    openapi_extra=body_of("LookupRequest"),
+    openapi_extra=body_of("LookupRequest", EXAMPLE),
 )
-def post_lookups(body: Annotated[bytes, Depends(body_bytes)], service: ServiceDep) -> Response:
+@needs("read")
+def post_lookups(body: Body, service: ServiceDep) -> Response:
     """The winner record of each problem, null where there is none. Nothing is queued.
 
     Where no device class is named, the record is that of a class with a live GPU, else of any that was measured, else
     the predicted one; `device_class` says which."""
     settings = service.settings
     request = read_request(LookupRequest, json_body(body, settings.max_json_depth), settings.max_problems)
-    wanted = resolve_lookups(request, service.known(), service.winners.device_classes())
-    found = service.winners.get(key for one in wanted for key in one.keys)
-    return Response(_answer(request, wanted, found), media_type="application/json")
+    wanted = resolve_lookups(request, service.known())
+    search = _Search(service.winners, wanted, Policy(request.workspace_limit_bytes, request.deterministic))
+    return PiecesResponse(list(search.answer()), media_type="application/json")
 
 
-def _answer(request: LookupRequest, wanted: Sequence[Wanted], found: Mapping[str, CachedWinner]) -> bytes:
-    """The JSON of `Lookups`, put together from records that are JSON already."""
-    answers = [(one, *_best(request, one, found)) for one in wanted]
-    hits = sum(record is not None for _, _, record in answers)
-    results = [
-        b'{"name":%b,"key":"%b","record":%b}' % (json.dumps(one.name).encode(), key.encode(), record or b"null")
-        for one, key, record in answers
-    ]
-    return b'{"results":[%b],"hits":%d,"misses":%d}' % (b",".join(results), hits, len(answers) - hits)
+class _Search:
+    """The first record of each problem that has a kernel which the policy allows: of the classes that the request or a
+    live GPU names, else of what was measured elsewhere, else the predicted one."""
 
+    def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], policy: Policy) -> None:
+        self._winners, self._wanted, self._policy = winners, wanted, policy
+        self._found: dict[int, tuple[str, bytes]] = {}
+        for turn in range(max((len(one.keys) for one in wanted), default=0)):
+            self._try({place: one.keys[turn] for place, one in self._open() if turn < len(one.keys)})
+        self._try_elsewhere()
+        self._try({place: one.predicted for place, one in self._open() if one.predicted is not None})
 
-def _best(request: LookupRequest, one: Wanted, found: Mapping[str, CachedWinner]) -> tuple[str, bytes | None]:
-    """The key and the record of the first class that has a kernel which the request allows."""
-    for key in one.keys:
-        record = _record(request, found.get(key))
-        if record is not None:
-            return key, record
-    return one.key, None
+    def answer(self) -> Iterator[bytes]:
+        """The JSON of `Lookups`, put together from records that are JSON already."""
+        yield b'{"results":['
+        for place, one in enumerate(self._wanted):
+            key, record = self._found.get(place, (one.key, b"null"))
+            yield b'%b{"name":%b,"key":"%b","record":' % (
+                b"," if place else b"",
+                json.dumps(one.name).encode(),
+                key.encode(),
+            )
+            yield record
+            yield b"}"
+        hits = len(self._found)
+        yield b'],"hits":%d,"misses":%d}' % (hits, len(self._wanted) - hits)
 
+    def _open(self) -> Iterator[tuple[int, Wanted]]:
+        return ((place, one) for place, one in enumerate(self._wanted) if place not in self._found)
 
-def _record(request: LookupRequest, winner: CachedWinner | None) -> bytes | None:
-    if winner is None:
-        return None
-    front = winner.record.usable(request.workspace_limit_bytes, request.deterministic)
-    if len(front) == len(winner.record.front):
-        return winner.json
-    return winner.record.model_copy(update={"front": front}).model_dump_json().encode() if front else None
+    def _try(self, keys: dict[int, str]) -> None:
+        winners = self._winners.get(keys.values())
+        for place, key in keys.items():
+            record = winners[key].allowed(self._policy) if key in winners else None
+            if record is not None:
+                self._found[place] = key, record
+
+    def _try_elsewhere(self) -> None:
+        after = {place: "" for place, one in self._open() if one.predicted is not None}
+        for _ in range(MOST_ELSEWHERE):
+            places = [place for place in after if place not in self._found]
+            found = self._winners.elsewhere([self._elsewhere(place, after[place]) for place in places])
+            after = {places[index]: device_class for index, (device_class, _) in found.items()}
+            if not after:
+                return
+            self._try({places[index]: key for index, (_, key) in found.items()})
+
+    def _elsewhere(self, place: int, after: str) -> Elsewhere:
+        return Elsewhere(self._wanted[place].problem, self._wanted[place].target, after)

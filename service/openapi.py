@@ -6,12 +6,15 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.answers import PROBLEM_JSON
 from service.errors import KINDS
-from service.requests import JobRequest, LookupRequest
+from service.requests import JobRequest, LookupRequest, ProblemHead
+from service.result_models import ResultsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -22,6 +25,9 @@ BODY_PROBLEMS = (
     "duplicate-key",
     "nested-too-deep",
     "body-too-large",
+    "too-many-values",
+    "body-too-slow",
+    "busy",
     "unsupported-media-type",
     "invalid-value",
     "missing-field",
@@ -30,7 +36,7 @@ BODY_PROBLEMS = (
     "unknown-target",
     "extent-too-large",
 )
-EVERYWHERE = ("unknown-field", "unauthorized", "wrong-host", "internal")
+EVERYWHERE = ("unknown-field", "unauthorized", "forbidden", "wrong-host", "too-many-wrong-keys", "internal")
 EXAMPLE = {
     "target": "sm_80",
     "search": {"level": 1},
@@ -52,23 +58,43 @@ def problems(*kinds: str) -> Responses:
     return found
 
 
-def body_of(model: str) -> dict[str, Any]:
+def body_of(model: str, example: Any = None) -> dict[str, Any]:
     """The `openapi_extra` of a route that reads its body itself."""
-    schema = {"$ref": _REFERENCE.format(model=model)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": EXAMPLE}}}}
+    content = {"schema": {"$ref": _REFERENCE.format(model=model)}} | ({"example": example} if example else {})
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
         found = FastAPI.openapi(app)
-        _, ours = models_json_schema(
-            [(JobRequest, "validation"), (LookupRequest, "validation"), (ProblemDetail, "serialization")],
-            ref_template=_REFERENCE,
-        )
         components = found.setdefault("components", {})
-        components.setdefault("schemas", {}).update(ours["$defs"])
+        components.setdefault("schemas", {}).update(_schemas())
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}, {}]
         app.openapi_schema = found
     return app.openapi_schema
+
+
+def _schemas() -> dict[str, Any]:
+    """Bodies and problem details. A problem in a body is that of one operator, with what may stand beside its own
+    fields."""
+    known = sorted(operators().items())
+    models: list[type[BaseModel]] = [JobRequest, LookupRequest, ResultsRequest, ProblemHead]
+    models += [operator.problem_type for _, operator in known]
+    asked: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
+    references, ours = models_json_schema([*asked, (ProblemDetail, "serialization")], ref_template=_REFERENCE)
+    schemas: dict[str, Any] = ours["$defs"]
+    mapping = {name: references[operator.problem_type, "validation"]["$ref"] for name, operator in known}
+    beside = schemas.pop(ProblemHead.__name__)["properties"]
+    for reference in mapping.values():
+        own = schemas[reference.rpartition("/")[2]]
+        own["properties"] = beside | own["properties"]
+        own["required"] = ["operator", *own["required"]]
+    one_of = {
+        "oneOf": [{"$ref": reference} for reference in mapping.values()],
+        "discriminator": {"propertyName": "operator", "mapping": mapping},
+    }
+    for body in (JobRequest, LookupRequest):
+        schemas[body.__name__]["properties"]["problems"]["items"] = one_of
+    return schemas

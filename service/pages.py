@@ -15,11 +15,13 @@ from fastapi import APIRouter, Query, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse
 
+from cukiln.printable import printable
 from cukiln.types import JobSummary, Progress, StageName, TimingRow
 from service import page_words
-from service.auth import bearer_is
+from service.auth import CHALLENGE, caller_of
 from service.context import Service, ServiceDep
 from service.jobs import is_job_id
+from service.keyring import ANYONE
 from service.static_files import static_url
 from storage.database import Session
 from storage.jobs import list_jobs
@@ -53,7 +55,7 @@ def get_overview(
     request: Request, service: ServiceDep, cursor: Annotated[str | None, Query(max_length=512)] = None
 ) -> HTMLResponse:
     """Jobs, stage seconds by operator and by day, the compilers' phases."""
-    if not _may_see(request, service):
+    if caller_of(request) is None:
         return _page("key.html", status=401)
     with service.database.read() as session:
         page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
@@ -76,7 +78,7 @@ def get_overview(
 @router.get("/jobs/{job}", response_class=HTMLResponse)
 def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLResponse:
     """One job: its progress, its problems, its work on a time axis."""
-    if not _may_see(request, service):
+    if caller_of(request) is None:
         return _page("key.html", status=401)
     report = lanes = None
     if is_job_id(job):
@@ -94,15 +96,8 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
         timeline=lanes,
         **_phases(spent.timings),
         poll_ms=poll_ms if report.state in LIVE else 0,
-        linked=service.settings.api_key is None,  # a link sends no key
+        linked=caller_of(request) is ANYONE,  # a link sends no key
     )
-
-
-def _may_see(request: Request, service: Service) -> bool:
-    """Whether the data may be shown. Without a key the gate has let loopback names in alone."""
-    key = service.settings.api_key
-    header = request.headers.get("authorization", "").encode("latin-1")
-    return key is None or bearer_is(header, key.get_secret_value().encode())
 
 
 def _progress(session: Session, service: Service, job: JobSummary) -> Progress | None:
@@ -127,7 +122,12 @@ def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
 
 
 def _headers(status: int) -> Mapping[str, str]:
-    return {**_HEADERS, "WWW-Authenticate": 'Bearer realm="cukiln"'} if status == 401 else _HEADERS
+    return {**_HEADERS, **CHALLENGE} if status == 401 else _HEADERS
+
+
+def _shown(value: Any) -> Any:
+    """Of a template's values: a name that turns the text after it around is no name. Markup is a subclass of str."""
+    return printable(value, lines=True) if type(value) is str else value
 
 
 @lru_cache
@@ -137,6 +137,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -11,11 +11,11 @@ from service.errors import Fault, Refused
 from service.faults import allowed_by
 
 
-def known_parameters(request: Request) -> None:
-    """A dependency of every call. `?staet=done` would otherwise list all jobs, not the done ones. Raises Refused.
+async def known_parameters(request: Request) -> None:
+    """A dependency of every call; async, or FastAPI would take a thread for it. Raises Refused.
 
-    Probes may add what they like to /healthz."""
-    if not request.url.path.startswith("/v1/"):
+    `?staet=done` would otherwise list all jobs, not the done ones. Probes may add what they like to /healthz."""
+    if not request.scope["query_string"] or not request.url.path.startswith("/v1/"):
         return
     known = {one["name"] for one in _described(request) if one["in"] == "query"}
     given = Counter(name for name, _ in request.query_params.multi_items())

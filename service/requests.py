@@ -14,8 +14,8 @@ LONGEST_BUDGET_SECONDS = 7 * 24 * 3600
 LARGEST_WORKSPACE = 2**53 - 1
 
 Target = Annotated[StrictStr, Field(min_length=1, max_length=16)]
-DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f]{1,128}$")]
-Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f]{1,256}$")]
+DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
+Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
 
 
 class Budget(BaseModel):

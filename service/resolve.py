@@ -25,7 +25,7 @@ from service.bound_searches import SearchChecks
 from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
 from service.requests import HEAD_FIELDS, JobRequest, ProblemHead, read_head
-from storage.device_classes import PREDICTED, is_predicted
+from storage.device_classes import PREDICTED
 from storage.settings import Settings
 
 DEFAULT_SEARCH = Search()
@@ -65,12 +65,19 @@ class Known:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One problem of a lookup. `keys`: of the records that answer it, by device class, the best first; `key`: of the
-    record that a job of today would make, which names a miss."""
+    """One problem of a lookup. `problem`: its digest. `keys`: of the records of the device class that is named, or of
+    those with a live GPU, the best first. `predicted`: the key of the last resort, where no class is named. `key`: of
+    the record that a job of today would make, which names a miss."""
 
     name: str
+    problem: str
+    target: str
     keys: Sequence[str]
-    key: str
+    predicted: str | None
+
+    @property
+    def key(self) -> str:
+        return self.keys[0] if self.keys else str(self.predicted)
 
 
 @dataclass(frozen=True)
@@ -105,26 +112,23 @@ def resolve_jobs(request: JobRequest, known: Known, settings: Settings) -> list[
     return resolved
 
 
-def resolve_lookups(request: JobRequest, known: Known, recorded: Sequence[str]) -> list[Wanted]:
-    """The problems of a lookup: any device class may be asked for, and no search space is looked at. `recorded`: the
-    classes that have records."""
+def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
+    """The problems of a lookup: any device class may be asked for, and no search space is looked at."""
     wanted = []
     for one in _Resolver(request, known, None).all():
-        predicted = predicted_class(one.target)
-        live = known.live_classes(one.target)
-        if one.device_class is not None:
-            classes: Sequence[str] = [one.device_class]
-        else:
-            others = [name for name in recorded if name not in live and not is_predicted(name)]
-            classes = [*live, *others, predicted]
+        named = one.device_class is not None
+        classes = [one.device_class] if one.device_class is not None else known.live_classes(one.target)
+        predicted = None if named else one.key(predicted_class(one.target))
         keys = [one.key(name) for name in classes]
-        tuned = keys[0] if one.device_class is not None or live else keys[-1]
-        wanted.append(Wanted(one.name, keys, tuned))
+        wanted.append(Wanted(one.name, one.problem.digest, one.target, keys, predicted))
     return wanted
 
 
 # Frameworks look the same problems up again and again; parsing and keying one takes 0.1 ms, finding it here 0.01 ms.
 # Only what is right is remembered, so that entries are small, and by its spelling, so that 1 and true stay apart.
+_SPELLED = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
 @lru_cache(maxsize=REMEMBERED)
 def _parsed(kind: Operator, fields: str) -> Problem:
     return kind.parse(json.loads(fields))
@@ -185,7 +189,7 @@ class _Resolver:
             return None
         try:
             kind = operator(name if isinstance(name, str) else repr(name)[:40])
-            return kind, _parsed(kind, json.dumps(value, sort_keys=True))
+            return kind, _parsed(kind, _SPELLED(value))
         except CodegenError as error:
             self._faults.append(fault_of_codegen(error, at))
         except ValidationError as error:

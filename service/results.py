@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import partial
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from cukiln.types import Job
 from service.accept_job import require_room
 from service.answers import json_response
-from service.body import json_body, large_body_bytes
+from service.auth import caller_of, needs
+from service.body import Body, json_body
 from service.check_results import checked
 from service.context import ServiceDep
 from service.errors import Refused, refuse
 from service.faults import faults_of
 from service.jobs import POLL_SECONDS
-from service.openapi import BODY_PROBLEMS, problems
+from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.result_models import ResultsRequest
-from storage.imports import import_results
+from storage.database import Session
+from storage.imports import Importer, import_results, imported_classes
 from storage.jobs import unfinished_jobs
 from storage.report_job import job_report
 from workers import tickets
 from workers.gpu.plan_version import gpu_plan_version
+
+MOST_CLASSES = 64
+"""Device classes that imports name. A lookup that names none tries a few of them."""
 
 router = APIRouter(prefix="/v1/results", tags=["jobs"])
 
@@ -33,21 +39,39 @@ router = APIRouter(prefix="/v1/results", tags=["jobs"])
     status_code=202,
     response_model=Job,
     responses={
-        **problems(*BODY_PROBLEMS, "duplicate-name", "too-many-jobs", "storage-full", "database-unavailable"),
+        **problems(
+            *BODY_PROBLEMS,
+            "duplicate-name",
+            "import-withdrawn",
+            "too-many-jobs",
+            "too-many-device-classes",
+            "storage-full",
+            "database-unavailable",
+        ),
         200: {"model": Job, "description": "These results were imported before"},
     },
-    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}},
+    openapi_extra=body_of("ResultsRequest"),
 )
-def post_results(body: Annotated[bytes, Depends(large_body_bytes)], service: ServiceDep) -> Response:
-    """Import the results.json of a stand-alone run. 202 once it is durable: winners are then built and published."""
+@needs("import")
+def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
+    """Import the results.json of a stand-alone run. 202 once it is durable: winners are then built and published.
+
+    Records say of each kernel that was imported what sent it and where it was measured. Imports change nothing that
+    this service measured itself, unless the key that sends them may overwrite."""
     value = json_body(body, service.settings.max_json_depth)
     _require_no_nul(body)
-    new = checked(_request(value), gpu_plan_version(), service.database.clock.now())
+    new = checked(_request(value), gpu_plan_version())
     most = service.settings.max_queued_jobs
-    imported = import_results(service.database, new, lambda session: require_room(unfinished_jobs(session), most))
-    if service.redis is not None:
-        for target in imported.finish:
-            tickets.add_tickets(service.redis, "finish", target)
+
+    def admit(session: Session) -> None:
+        require_room(unfinished_jobs(session), most)
+        _require_few_classes(imported_classes(session) | {new.device_class})
+
+    sender = caller_of(request)
+    assert sender is not None, "the gate lets no call in without one"
+    imported = import_results(service.database, new, Importer(sender.name, sender.key, sender.overwrites), admit)
+    for target in imported.finish:
+        service.announce(partial(tickets.add_tickets, kind="finish", target=target))
     with service.database.read() as session:
         report = job_report(session, imported.job_id, service.settings.toolchain_live_seconds)
     assert report is not None, "a job that was just written is there"
@@ -64,6 +88,12 @@ def _request(value: Any) -> ResultsRequest:
         return ResultsRequest.model_validate(value)
     except ValidationError as error:
         raise Refused(faults_of(error, ResultsRequest, value)) from None
+
+
+def _require_few_classes(names: set[str]) -> None:
+    if len(names) > MOST_CLASSES:
+        detail = f"Imports name {MOST_CLASSES} device classes already. Withdraw those that are not needed."
+        raise refuse("too-many-device-classes", detail, field="device.name", allowed={"device_classes": MOST_CLASSES})
 
 
 def _require_no_nul(body: bytes) -> None:

@@ -1,86 +1,152 @@
-"""Winner records in process memory over the database.
+"""Winner records in process memory over the database, as the bytes that are sent.
 
-A record is answered from memory for FRESH_SECONDS; then its revision is asked for, which costs an index look-up and no
-JSON. So every process sees a new revision within that time, with Redis or without. A miss is never remembered: who is
-told that a job is done finds its winner.
+A record is answered from memory for FRESH_SECONDS; then its stamp is asked for, which costs an index look-up and no
+JSON. So every process sees a new revision within that time, with Redis or without. A miss is never remembered: after
+the event that ends a job its winner is found.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from cukiln.types import WinnerRecord
 from storage.database import Database
-from storage.winners import get_winners, recorded_classes, winner_revisions
+from storage.rows import chunks
+from storage.winners import Elsewhere, Stamp, measured_elsewhere, stored_winners, winner_stamps
 
 FRESH_SECONDS = 0.05
-CAPACITY = 20_000  # records, about 5 KB each
+CAPACITY_BYTES = 128 << 20
+OVERHEAD_BYTES = 512
+"""Of an entry beside its JSON: the key, the objects, its place in the dictionary."""
+READ_AT_ONCE = 1_000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a kernel may need, or must be. The default allows every one."""
+
+    workspace_limit_bytes: int | None = None
+    deterministic: bool = False
+
+
+ANY = Policy()
 
 
 @dataclass(frozen=True)
 class CachedWinner:
-    """A record and its JSON, which is written once and sent many times."""
+    """A record as the bytes that are sent."""
 
-    record: WinnerRecord
+    stamp: Stamp
     json: bytes
+
+    @cached_property
+    def etag(self) -> str:
+        """Not the revision alone: another data folder behind the same address counts from 1 again."""
+        return f'"{self.stamp[0]}-{hashlib.sha256(self.json).hexdigest()[:32]}"'
+
+    def allowed(self, policy: Policy) -> bytes | None:
+        """The record with the kernels that the policy allows; None where it allows none."""
+        if policy == ANY:
+            return self.json
+        record, limit = json.loads(self.json), policy.workspace_limit_bytes
+        front = [
+            entry
+            for entry in record["front"]
+            if (limit is None or entry["workspace_bytes"] <= limit)
+            and (entry["deterministic"] or not policy.deterministic)
+        ]
+        if len(front) == len(record["front"]):
+            return self.json
+        return json.dumps({**record, "front": front}, separators=(",", ":")).encode() if front else None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    winner: CachedWinner
     checked_at: float
 
 
 class WinnerCache:
-    """Keys → records. Safe to use from any number of threads."""
+    """Keys → records. Safe to use from any number of threads. The database should be its own: connections that wait
+    for the write lock would else keep lookups waiting."""
 
     def __init__(
-        self, database: Database, clock: Callable[[], float] = time.monotonic, capacity: int = CAPACITY
+        self,
+        database: Database,
+        clock: Callable[[], float] = time.monotonic,
+        capacity_bytes: int = CAPACITY_BYTES,
     ) -> None:
-        self._database, self._clock, self._capacity = database, clock, capacity
+        self.database, self._clock, self._capacity_bytes = database, clock, capacity_bytes
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, CachedWinner] = OrderedDict()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.bytes = 0
 
     def get(self, keys: Iterable[str]) -> dict[str, CachedWinner]:
         """The records that exist, none older than FRESH_SECONDS."""
-        wanted = list(dict.fromkeys(keys))
-        now = self._clock()
-        found = self._fresh(wanted, now)
-        doubtful = [key for key in wanted if key not in found]
-        if doubtful:
-            found |= self._ask(doubtful, now)
+        found: dict[str, CachedWinner] = {}
+        for some in chunks(dict.fromkeys(keys), READ_AT_ONCE):
+            now = self._clock()
+            with self._lock:
+                entries = {key: self._entries[key] for key in some if key in self._entries}
+            fresh = {key: one.winner for key, one in entries.items() if now - one.checked_at <= FRESH_SECONDS}
+            found |= fresh
+            if doubtful := [key for key in some if key not in fresh]:
+                found |= self._ask(doubtful, {key: one.winner for key, one in entries.items() if key not in fresh}, now)
         return found
 
-    def device_classes(self) -> list[str]:
-        """The classes that have records. Not remembered, for the sake of misses."""
-        with self._database.read() as session:
-            return recorded_classes(session)
-
-    def _fresh(self, keys: Sequence[str], now: float) -> dict[str, CachedWinner]:
+    def fresh(self, key: str) -> CachedWinner | None:
+        """The record where memory alone can answer."""
         with self._lock:
-            known = {key: self._known[key] for key in keys if key in self._known}
-        return {key: winner for key, winner in known.items() if now - winner.checked_at <= FRESH_SECONDS}
+            entry = self._entries.get(key)
+        return entry.winner if entry is not None and self._clock() - entry.checked_at <= FRESH_SECONDS else None
 
-    def _ask(self, keys: Sequence[str], now: float) -> dict[str, CachedWinner]:
-        with self._lock:
-            stale = {key: self._known[key] for key in keys if key in self._known}
-        with self._database.read() as session:
-            revisions = winner_revisions(session, list(stale)) if stale else {}
-            unchanged = {key for key, winner in stale.items() if revisions.get(key) == winner.record.revision}
-            records = get_winners(session, [key for key in keys if key not in unchanged])
-        found = {key: CachedWinner(stale[key].record, stale[key].json, now) for key in unchanged}
-        for key, record in records.items():
-            found[key] = CachedWinner(record, record.model_dump_json().encode(), now)
-        self._remember(found, gone=[key for key in stale if key not in found])
+    def elsewhere(self, asked: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
+        """`storage.winners.measured_elsewhere`. Not remembered, for the sake of misses."""
+        found: dict[int, tuple[str, str]] = {}
+        for first in range(0, len(asked), READ_AT_ONCE):
+            with self.database.read() as session:
+                some = measured_elsewhere(session, asked[first : first + READ_AT_ONCE])
+            found.update((first + place, one) for place, one in some.items())
         return found
 
-    def _remember(self, found: dict[str, CachedWinner], gone: Iterable[str]) -> None:
+    def close(self) -> None:
+        self.database.dispose()
+
+    def _ask(self, keys: Sequence[str], stale: dict[str, CachedWinner], now: float) -> dict[str, CachedWinner]:
+        with self.database.read() as session:
+            stamps = winner_stamps(session, list(stale)) if stale else {}
+            found = {key: winner for key, winner in stale.items() if stamps.get(key) == winner.stamp}
+            stored = stored_winners(session, [key for key in keys if key not in found])
+        found |= {key: CachedWinner(one.stamp, one.json) for key, one in stored.items()}
+        self._remember(found, now, gone=[key for key in stale if key not in found])
+        return found
+
+    def _remember(self, found: dict[str, CachedWinner], now: float, gone: Iterable[str]) -> None:
         with self._lock:
             for key in gone:
-                self._known.pop(key, None)
+                self._forget(key)
             for key, winner in found.items():
-                known = self._known.get(key)
-                if known is None or known.record.revision <= winner.record.revision:
-                    self._known[key] = winner
-                self._known.move_to_end(key)
-            while len(self._known) > self._capacity:
-                self._known.popitem(last=False)
+                entry = self._entries.get(key)
+                if entry is None or entry.winner.stamp[0] <= winner.stamp[0]:
+                    self._forget(key)
+                    self._entries[key] = _Entry(winner, now)
+                    self.bytes += _size(winner)
+                else:
+                    self._entries.move_to_end(key)
+            while self.bytes > self._capacity_bytes:
+                self._forget(next(iter(self._entries)))
+
+    def _forget(self, key: str) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= _size(entry.winner)
+
+
+def _size(winner: CachedWinner) -> int:
+    return len(winner.json) + OVERHEAD_BYTES

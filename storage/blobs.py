@@ -1,18 +1,19 @@
 """Blobs: bytes under their SHA-256. A row says that the bytes are durable; a digest is checked before every use.
 
 Order of a put: bytes into the store (file and folder synced), then the row. So a crash leaves at most bytes without a
-row, which nobody can see and `sweep` removes.
+row, which nobody can see and `sweep` removes. The way back is the same in reverse: the row goes first, in a transaction
+that sees that nothing needs it and that nothing has put it lately (`storage.retention`), then the bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from storage.database import Database, Session
 from storage.errors import BlobCorrupt, BlobMissing
@@ -21,8 +22,14 @@ from storage.rows import chunks, core, insert_new
 from storage.tables import BlobRow
 
 PREFIX = "sha256"
+ASIDE = "quarantine"
+"""Where damaged bytes are kept, beside PREFIX."""
 SWEEP_AGE = 3600.0
-"""Younger bytes may belong to a put that has not committed its row yet; none takes an hour."""
+"""Younger bytes may belong to a put that has not committed its row yet, a younger row to one that has not committed
+what it is needed for; none takes an hour."""
+SWEPT_AT_ONCE = 50
+"""Files of one transaction."""
+LISTED_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -54,26 +61,42 @@ class BlobStore:
 
     def put_many(self, contents: Sequence[tuple[bytes, str]]) -> list[Blob]:
         """Keep several, with one transaction for their rows."""
-        blobs = [self.stage(data, media_type) for data, media_type in contents]
+        blobs = self._stage(contents)
         with self._database.write() as session:
             add_blobs(session, blobs)
         return blobs
 
     def stage(self, data: bytes, media_type: str) -> Blob:
         """Make the bytes durable; whoever refers to them commits the row with `add_blobs` in the same transaction."""
-        digest = hashlib.sha256(data).hexdigest()
-        path = _path(digest)
-        # Read, not only looked up: bytes that were damaged since are replaced by good ones here. A file without a row
-        # is written again: the crash that lost the row may have come before the sync.
-        if self.head(digest) is None or self._objects.get(path) != data:
-            self._objects.put(path, data)
-        return Blob(digest, len(data), media_type, self._database.clock.now())
+        return self._stage([(data, media_type)])[0]
+
+    def _stage(self, contents: Sequence[tuple[bytes, str]]) -> list[Blob]:
+        now = self._database.clock.now()
+        blobs = [Blob(hashlib.sha256(data).hexdigest(), len(data), kind, now) for data, kind in contents]
+        known = self._renew([blob.digest for blob in blobs])
+        for blob, (data, _) in zip(blobs, contents, strict=True):
+            path = blob_path(blob.digest)
+            # Read, not only looked up: bytes that were damaged since are replaced by good ones here. A file without a
+            # row is written again: the crash that lost the row may have come before the sync, and it is young then.
+            if blob.digest not in known or self._objects.get(path) != data:
+                self._objects.put(path, data)
+        return blobs
+
+    def _renew(self, digests: Sequence[str]) -> set[str]:
+        """Those that have a row; it is young from now on, so that it is not removed before it is needed again."""
+        with self._database.read() as session:
+            if session.scalar(select(BlobRow.digest).where(BlobRow.digest.in_(digests)).limit(1)) is None:
+                return set()
+        with self._database.write() as session:
+            table = core(BlobRow)
+            renewed = update(table).where(table.c.digest.in_(digests)).values(created_at=self._database.clock.now())
+            return set(session.scalars(renewed.returning(table.c.digest)))
 
     def get(self, digest: str) -> bytes:
         """The bytes, checked against their digest. Raises `BlobMissing`, `BlobCorrupt`."""
         if self.head(digest) is None:
             raise BlobMissing(digest)
-        data = self._objects.get(_path(digest))
+        data = self._objects.get(blob_path(digest))
         if data is None:
             raise BlobMissing(digest)
         found = hashlib.sha256(data).hexdigest()
@@ -87,6 +110,18 @@ class BlobStore:
             row = session.execute(select(core(BlobRow)).where(BlobRow.digest == digest)).mappings().one_or_none()
         return Blob(**row) if row else None
 
+    def all(self) -> Iterator[Blob]:
+        """All, by digest, as they are when their turn comes."""
+        last = ""
+        while True:
+            with self._database.read() as session:
+                page = select(core(BlobRow)).where(BlobRow.digest > last).order_by(BlobRow.digest).limit(LISTED_AT_ONCE)
+                rows = session.execute(page).mappings().all()
+            if not rows:
+                return
+            yield from (Blob(**row) for row in rows)
+            last = rows[-1]["digest"]
+
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Those that have no row, or whose local file is gone or has another size. Reads no bytes, and does not ask a
         remote store: a request for each would cost more than the answer is worth."""
@@ -99,12 +134,12 @@ class BlobStore:
         return {digest for digest in wanted if digest not in sizes or not self._may_hold(digest, sizes[digest])}
 
     def _may_hold(self, digest: str, size: int) -> bool:
-        local = self._objects.local_path(_path(digest))
+        local = self._objects.local_path(blob_path(digest))
         return local is None or (local.is_file() and local.stat().st_size == size)
 
     def path(self, digest: str) -> Path | None:
         """The file of a blob, checked just now; None where blobs are not local files. Raises as `get` does."""
-        local = self._objects.local_path(_path(digest))
+        local = self._objects.local_path(blob_path(digest))
         if local is not None:
             self.get(digest)
         return local
@@ -112,24 +147,37 @@ class BlobStore:
     def try_out(self) -> None:
         """Keep some bytes and delete them. Raises what the store raises where it is away, full or read-only."""
         data = secrets.token_bytes(1 << 16)  # nobody else's
-        path = _path(hashlib.sha256(data).hexdigest())
+        path = blob_path(hashlib.sha256(data).hexdigest())
         self._objects.put(path, data)
         self._objects.delete(path)
 
     def sweep(self, older_than_seconds: float = SWEEP_AGE) -> Swept:
-        """Remove what no row speaks of and is older than this: staged files of a crash, bytes of a lost transaction."""
+        """Remove what no row speaks of and is older than this: staged files of a crash, bytes of a lost transaction,
+        and of rows that were removed."""
         before = self._database.clock.now() - older_than_seconds
+        old = (entry for entry in self._objects.list() if entry.modified_at < before)
         files = size = 0
-        for entry in self._unknown([entry for entry in self._objects.list() if entry.modified_at < before]):
+        for some in chunks(self._unknown([entry for entry in old if entry.path.startswith(PREFIX)]), SWEPT_AT_ONCE):
             # Inside a write transaction, so that no row can appear between the look and the deletion; and the age is
             # asked again, because a put may have written the same bytes anew since the listing.
             with self._database.write() as session:
-                known = session.get(BlobRow, entry.name)
-                age = self._objects.modified_at(entry.path)
-                if known is None and age is not None and age < before:
-                    self._objects.delete(entry.path)
-                    files, size = files + 1, size + entry.size
+                names = [entry.name for entry in some]
+                known = set(session.scalars(select(BlobRow.digest).where(BlobRow.digest.in_(names))))
+                gone = [e for e in some if e.name not in known and self._objects.delete_older(e.path, before)]
+            files, size = files + len(gone), size + sum(entry.size for entry in gone)
+            self._database.pause()
         return Swept(files, size)
+
+    def set_aside(self, digest: str) -> bool:
+        """Move bytes that are damaged to where nothing reads them, to be looked at. False where they are good after
+        all: they were put again since."""
+        path, aside = blob_path(digest), f"{ASIDE}/{digest}.{self._database.clock.new_id()[:8]}"
+        self._objects.move(path, aside)
+        data = self._objects.get(aside)
+        if data is None or hashlib.sha256(data).hexdigest() != digest:
+            return True
+        self._objects.move(aside, path)
+        return False
 
     def _unknown(self, entries: Sequence[StoredObject]) -> list[StoredObject]:
         """Those without a row, asked for in bulk: almost everything that is old has one."""
@@ -145,5 +193,15 @@ def add_blobs(session: Session, blobs: Iterable[Blob]) -> None:
     insert_new(session, BlobRow, [asdict(blob) for blob in blobs])
 
 
-def _path(digest: str) -> str:
+def require_blobs(session: Session, digests: Iterable[str]) -> None:
+    """What this transaction commits needs these. Raises `BlobMissing` for one that has no row."""
+    for some in chunks(set(digests)):
+        known = set(session.scalars(select(BlobRow.digest).where(BlobRow.digest.in_(some))))
+        for digest in some:
+            if digest not in known:
+                raise BlobMissing(digest)
+
+
+def blob_path(digest: str) -> str:
+    """Of its bytes in the store."""
     return f"{PREFIX}/{digest[:2]}/{digest}"

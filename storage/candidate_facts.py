@@ -9,9 +9,9 @@ from sqlalchemy import RowMapping, select
 
 from cukiln.types import CandidateFacts
 from storage.database import Session
-from storage.rows import core
+from storage.rows import begins, core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
-from storage.verdicts import best_proofs
+from storage.verdicts import proofs_of
 from storage.winners import get_winners
 
 MOST_NAMED = 10  # of the candidates that a short prefix could mean
@@ -20,9 +20,7 @@ MOST_NAMED = 10  # of the candidates that a short prefix could mean
 def candidates_of_prefix(session: Session, prefix: str, job: str | None = None) -> list[str]:
     """The candidate ids that begin so (lower-case hex), in order; of one job where given; MOST_NAMED at most."""
     candidate = core(CandidateRow).c
-    # A range, and not LIKE, which no index of SQLite's answers; "g" comes after every hexadecimal digit.
-    begins = (candidate.candidate >= prefix) & (candidate.candidate < prefix + "g")
-    query = select(candidate.candidate).distinct().where(begins)
+    query = select(candidate.candidate).distinct().where(begins(candidate.candidate, prefix))
     if job is not None:
         query = query.join(core(JobProblemRow), core(JobProblemRow).c.id == candidate.job_problem_id)
         query = query.where(core(JobProblemRow).c.job_id == job)
@@ -36,8 +34,7 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     if not rows:
         return None
     row = max(rows, key=_worth)
-    subject = (row["slice"], row["code_digest"])
-    proof = best_proofs(session, [subject]).get(subject)
+    [proof] = proofs_of(session, [row])
     front = [entry for record in get_winners(session, [row["key"]]).values() for entry in record.front]
     published = next(
         (one for one in front if one.candidate == candidate and one.code_digest == row["code_digest"]), None
@@ -85,6 +82,7 @@ def _rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapp
             row.measurement,
             build.slice,
             build.code_digest,
+            build.imported,
             made_by.description,
         )
         .join(core(JobProblemRow), asked.id == row.job_problem_id)

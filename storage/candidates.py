@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, Select, bindparam, select, update
 from storage.database import Session
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow
-from storage.verdicts import Verdict, best_proofs
+from storage.verdicts import Verdict, proofs_of
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class StoredCandidate:
     """Fields of its build are None while it is not compiled.
 
     `measurement`: `cukiln.types.Measurement` as JSON, of candidates on a GPU. `library`: blob digest of the group
-    library that holds its kernel. `proof`: on a GPU, else on the CPU; the newest.
+    library that holds its kernel. `imported`: the verdict of a build that was made elsewhere. `proof`: on a GPU, else
+    on the CPU; the newest.
     """
 
     problem_id: int
@@ -39,6 +40,7 @@ class StoredCandidate:
     code_digest: str | None
     library: str | None
     resources: dict[str, Any] | None
+    imported: dict[str, Any] | None
     proof: Verdict | None
 
 
@@ -79,8 +81,7 @@ def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
 
 
 def _with_proofs(session: Session, rows: Sequence[RowMapping]) -> list[StoredCandidate]:
-    proofs = best_proofs(session, [(row["slice"], row["code_digest"]) for row in rows])
-    return [StoredCandidate(**row, proof=proofs.get((row["slice"], row["code_digest"]))) for row in rows]
+    return [StoredCandidate(**row, proof=proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
 
 
 def _select() -> Select[Any]:
@@ -103,4 +104,5 @@ def _select() -> Select[Any]:
         build.code_digest,
         build.library,
         build.resources,
+        build.imported,
     ).join(BuildRow, build.id == candidate.build, isouter=True)

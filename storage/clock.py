@@ -13,6 +13,10 @@ class Clock:
         """Seconds since the epoch, UTC."""
         return time.time()
 
+    def monotonic(self) -> float:
+        """Seconds since some moment, for this process alone: nothing sets it back or forward."""
+        return time.monotonic()
+
     def new_id(self) -> str:
         """32 hexadecimal digits that nothing else has: job ids, group ids, attempt tokens."""
         return uuid.uuid4().hex

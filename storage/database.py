@@ -8,6 +8,8 @@ isolation level. The work of this service is compiling; its rows are few.
 from __future__ import annotations
 
 import fcntl
+import functools
+import json
 import logging
 import os
 import sqlite3
@@ -30,6 +32,7 @@ from sqlalchemy.pool import Pool
 
 from storage.clock import Clock
 from storage.errors import DatabaseUnusable, SchemaMissing
+from storage.private import close
 from storage.tables import Base
 
 __all__ = ["Database", "Session", "clock_of"]
@@ -41,6 +44,9 @@ PAUSE_SECONDS = 0.02
 LONG_SECONDS = 0.25
 WRITE_LOCK = 0x63756B696C6E
 MIGRATE_LOCK = WRITE_LOCK + 1
+
+# Lookups send records as they are stored.
+_as_json = functools.partial(json.dumps, separators=(",", ":"))
 
 log = logging.getLogger("cukiln.database")
 
@@ -98,6 +104,9 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.with_name(path.name + ".migrate.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                path.touch(mode=0o600)
+                for ending in ("", "-wal", "-shm", ".migrate.lock"):
+                    close(path.with_name(path.name + ending))
                 # The file keeps the mode. Set under the lock: a change of mode does not wait for others, it fails.
                 with closing(sqlite3.connect(path)) as connection:
                     connection.execute("PRAGMA journal_mode=WAL")
@@ -156,7 +165,9 @@ def _with_driver(url: str) -> str:
 
 def _sqlite_engine(path: str) -> Engine:
     # Not a URL text: a folder's name may hold what a URL reads otherwise.
-    engine = create_engine(URL.create("sqlite", database=path), connect_args={"timeout": BUSY_SECONDS})
+    engine = create_engine(
+        URL.create("sqlite", database=path), connect_args={"timeout": BUSY_SECONDS}, json_serializer=_as_json
+    )
 
     @event.listens_for(engine, "connect")
     def _configure(connection: sqlite3.Connection, _record: Any) -> None:
@@ -175,7 +186,7 @@ def _sqlite_engine(path: str) -> Engine:
 
 
 def _postgres_engine(url: Any) -> Engine:
-    engine = create_engine(url, pool_pre_ping=True)
+    engine = create_engine(url, pool_pre_ping=True, json_serializer=_as_json)
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

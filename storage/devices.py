@@ -58,8 +58,8 @@ def drained_reason(session: Session, uuid: str) -> str | None:
 
 def live_devices(session: Session, within_seconds: float, *, with_drained: bool = False) -> list[LiveDevice]:
     """GPUs heard of within the last seconds, by class and UUID; drained ones only where asked for."""
-    since = clock_of(session).now() - within_seconds
-    query = select(core(DeviceRow)).where(DeviceRow.seen_at >= since)
+    now = clock_of(session).now()
+    query = select(core(DeviceRow)).where(DeviceRow.seen_at.between(now - within_seconds, now + within_seconds))
     if not with_drained:
         query = query.where(DeviceRow.drained.is_(None))
     return list(session.execute(query.order_by(DeviceRow.device_class, DeviceRow.uuid)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, cast, delete, exists, func, or_, select, true, tuple_, update
+from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
 from storage.database import Session, clock_of
 from storage.device_classes import asks_predicted
@@ -27,18 +27,20 @@ from storage.judge import (
 from storage.losses import LOST
 from storage.new_items import COMPARE, COMPILE, FINISH, MEASURE, PLAN, UNENDED, VERIFY, group_of_ref, parse_plan_ref
 from storage.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
-from storage.rows import chunks, core
+from storage.rows import chunks, core, one_of
 from storage.tables import (
     PENDING_OR_GIVEN_UP,
     BuildRow,
     CandidateRow,
     DemandRow,
     GroupRow,
+    ImportRow,
     ItemJobRow,
     ItemRow,
     JobProblemRow,
     JobRow,
 )
+from storage.withdrawals import find_withdrawn, withdraw_import
 
 SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 """The kinds that a spent budget ends; what was judged by then is finished."""
@@ -123,6 +125,7 @@ def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
         or _given_up(session)
         or _failed_judging(session, since)
         or _half_imported(session, now)
+        or find_withdrawn(session)
     )
 
 
@@ -196,7 +199,7 @@ def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], rea
         .where(problems, candidate.verdict.is_(None))
         .limit(CLEARED_AT_ONCE)
     ).all()
-    these = tuple_(candidate.job_problem_id, candidate.candidate).in_([(one[0], one[1]) for one in rows])
+    these = one_of((candidate.job_problem_id, candidate.candidate), [one[:2] for one in rows])
     session.execute(update(core(CandidateRow)).where(these).values(verdict="skipped", message=reason))
     drop_unneeded(session, job_id, sorted({row.build for row in rows}))
     finish_judged(session, {row.job_problem_id for row in rows})
@@ -255,24 +258,20 @@ def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool],
 
 
 def _half_imported(session: Session, now: float) -> Part | None:
-    """A job that was to be imported, and is not written as a whole (`storage.imports`)."""
+    """A job that was to be imported, and is not written as a whole (`storage.imports`): it is withdrawn, unless the
+    import goes on after all."""
     nothing_to_do = ~exists().where(ItemJobRow.job_id == JobRow.id)
     half = and_(JobRow.state == "queued", JobRow.created_at < now - IMPORT_SECONDS, nothing_to_do)
-    job_id = session.scalar(select(JobRow.id).where(half).limit(1))
-    return None if job_id is None else lambda session: _forget_some(session, and_(JobRow.id == job_id, half))
+    standing = exists().where(ImportRow.id == JobRow.id, ImportRow.withdrawn_at.is_(None))
+    job_id = session.scalar(select(JobRow.id).where(half, standing).limit(1))
+    if job_id is None:
+        return None
 
+    def part(session: Session) -> None:
+        if session.scalar(select(JobRow.id).where(JobRow.id == job_id, half)) is not None:
+            withdraw_import(session, job_id)
 
-def _forget_some(session: Session, job: ColumnElement[bool]) -> None:
-    """`job`: a condition on its row, which the import that goes on after all does not meet."""
-    candidate = core(CandidateRow).c
-    problems = select(JobProblemRow.id).join(JobRow, JobRow.id == JobProblemRow.job_id).where(job)
-    mine = candidate.job_problem_id.in_(problems)
-    some = session.execute(select(candidate.job_problem_id, candidate.candidate).where(mine).limit(CLEARED_AT_ONCE))
-    keys = [tuple(row) for row in some]
-    these = tuple_(candidate.job_problem_id, candidate.candidate).in_(keys)
-    session.execute(delete(core(CandidateRow)).where(these))
-    if len(keys) < CLEARED_AT_ONCE:
-        session.execute(delete(core(JobRow)).where(job))
+    return part
 
 
 def _without_verdict() -> ColumnElement[bool]:

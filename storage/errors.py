@@ -4,11 +4,13 @@
 StorageError
 ├── LostClaim         another worker holds the item now, or it was cancelled: the transaction is rolled back
 ├── Conflict          the winner record moved on: read it again, merge, publish again
+├── ImportWithdrawn   it was withdrawn while it was written
 ├── BlobMissing       no bytes are stored under the digest
 ├── BlobCorrupt       the stored bytes do not have their digest
 ├── BadCursor         a page cursor that this service did not make
 ├── SchemaMissing     the database was never migrated, or by another version
 ├── DatabaseUnusable  the database cannot be opened or migrated
+├── BackupUnusable    a backup cannot be made, or restored, as asked
 └── SettingsError     a setting that cannot be used
 ```
 """
@@ -40,6 +42,17 @@ class Conflict(StorageError):
 
     def __str__(self) -> str:
         return f"winner record {self.key} is at revision {self.found}, not {self.expected}: read, merge, publish again"
+
+
+class ImportWithdrawn(StorageError):
+    """The import was withdrawn while it was written."""
+
+    def __init__(self, import_id: str) -> None:
+        super().__init__(import_id)
+        self.import_id = import_id
+
+    def __str__(self) -> str:
+        return f"import {self.import_id} was withdrawn while it was written: send the results again to have them"
 
 
 class BlobMissing(StorageError):
@@ -96,6 +109,10 @@ class DatabaseUnusable(StorageError):
 
     def __str__(self) -> str:
         return f"the database {self.where} cannot be used ({self.why}): {self.advice}"
+
+
+class BackupUnusable(StorageError):
+    """The message says why, and what to do."""
 
 
 class SettingsError(StorageError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 
 
+@lru_cache(maxsize=64)  # asked for each request
 def is_loopback(host: str) -> bool:
     """Whether `host` (a name or an address, without port) is this machine's loopback."""
     name = host.strip("[]").rstrip(".").lower()

@@ -215,6 +215,7 @@ def _report_kernel(
     """A build that was forgotten is reported under its group's own state."""
     described = kernel.kernel_json
     return GroupKernelReport(
+        build=kernel.build,
         kernel=kernel.kernel,
         namespace=f"kernel_{kernel.kernel[:16]}",
         operator=str(described.get("operator", "")),

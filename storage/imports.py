@@ -1,9 +1,11 @@
-"""Results that were measured elsewhere become a job: its problems, candidates, verdicts and measurements, ready to
-finish.
+"""Results that were measured elsewhere become a job: its problems, candidates and measurements, ready to finish.
+
+They stand apart from what is found here: its verdicts lie in its own builds, its winners are parts of their records
+(`storage.record_parts`), so that an import can be withdrawn as a whole (`storage.withdrawals`).
 
 It begins when all is written, a part at a time; one that is interrupted is gone on with when it is sent again, and
-forgotten after a while (`storage.endings`). Builds get ids of their own: nobody here has compiled them, and a job that
-needs such a kernel compiles it itself. Winners are then built alone and published by the ordinary finish step, which
+withdrawn after a while (`storage.endings`). Builds get ids of their own: none was compiled here, and a job that needs
+such a kernel compiles it itself. Winners are then built alone and published by the ordinary finish step, which
 takes a library only where its code is the measured one.
 """
 
@@ -16,18 +18,21 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from codegen.canonical import digest
-from cukiln.types import StageSeconds
+from cukiln.types import Imported, StageSeconds
 from storage.database import Database, Session, clock_of
+from storage.errors import ImportWithdrawn
 from storage.jobs import PRIORITIES
 from storage.judge import COMPILE_FAILURES, FINISH_SECONDS
-from storage.measurements import PROOFS, Measured, remember
+from storage.measurements import PROOFS
 from storage.new_items import FINISH, NewItem, add_items
+from storage.record_parts import keys_with, rejoin
 from storage.rows import chunks, core, insert_new
-from storage.tables import BuildRow, CandidateRow, JobProblemRow, JobRow
+from storage.tables import BuildRow, CandidateRow, ImportedFindingRow, ImportRow, JobProblemRow, JobRow
+from storage.withdrawals import clear_withdrawn
 
-BUILD_SCHEMA = 1
+BUILD_SCHEMA = 2
 CANDIDATES_AT_ONCE = 250
-"""With builds, verdicts and measurements, of one transaction."""
+"""With their builds and findings, of one transaction."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,14 @@ class ImportedProblem:
 
 @dataclass(frozen=True)
 class Import:
-    """`digest`: of all that was sent. `provenance` goes into every verdict: which device, which driver, when."""
+    """`digest`: of all that was sent; `uuid`: of the GPU."""
 
     digest: str
     device_class: str
+    uuid: str
     driver: str
     plan_version: str
-    provenance: Mapping[str, Any]
+    measured_at: float
     workspace_limit_bytes: int | None
     deterministic: bool
     problems: Sequence[ImportedProblem]
@@ -86,7 +92,17 @@ class Import:
 
 
 @dataclass(frozen=True)
-class Imported:
+class Importer:
+    """The key that sends results: its name, its id (None: CUKILN_API_KEY, or loopback without keys), and whether they
+    may stand beside what was measured here."""
+
+    name: str
+    key: str | None = None
+    overwrites: bool = False
+
+
+@dataclass(frozen=True)
+class Begun:
     """`new`: nothing of it was known. `finish`: the target of each finish item that was added."""
 
     job_id: str
@@ -94,16 +110,18 @@ class Imported:
     finish: list[str]
 
 
-def import_results(database: Database, new: Import, admit: Callable[[Session], None]) -> Imported:
+def import_results(database: Database, new: Import, sender: Importer, admit: Callable[[Session], None]) -> Begun:
     """Write all of it, with finish items for its problems. `admit` refuses a new one by what it raises. An import that
-    is there already is left as it is; one that was interrupted is gone on with."""
+    is there already is left as it is; one that was interrupted is gone on with. Raises `ImportWithdrawn`."""
+    clear_withdrawn(database)
     with database.write() as session:
         state = session.scalar(select(JobRow.state).where(JobRow.id == new.job_id))
         if state is None:
             admit(session)
             _insert_job(session, new)
+            _insert_import(session, new, sender)
         elif state != "queued":
-            return Imported(new.job_id, new=False, finish=[])
+            return Begun(new.job_id, new=False, finish=[])
         else:  # it has as long as a new one, before it is forgotten
             begun_again = update(JobRow).where(JobRow.id == new.job_id).values(created_at=clock_of(session).now())
             session.execute(begun_again)
@@ -116,11 +134,55 @@ def import_results(database: Database, new: Import, admit: Callable[[Session], N
         for some in chunks(problem.candidates, CANDIDATES_AT_ONCE):
             database.pause()
             with database.write() as session:
-                _insert_candidates(session, ids[position], problem.target, some)
-                _insert_findings(session, new, ids[position], some)
+                _require_standing(session, new)
+                _insert_candidates(session, new, ids[position], problem.target, some)
+                _insert_findings(session, new, some)
     database.pause()
     with database.write() as session:
+        _require_standing(session, new)
         return _begin(session, new, ids)
+
+
+def imported_by(session: Session, job_id: str) -> Imported | None:
+    """The import that the job is, if it is one."""
+    row = session.get(ImportRow, job_id)
+    if row is None:
+        return None
+    return Imported(
+        id=row.id,
+        by=row.by,
+        device=row.device_class,
+        uuid=row.uuid,
+        measured_at=row.measured_at,
+        imported_at=row.created_at,
+    )
+
+
+def imported_classes(session: Session) -> set[str]:
+    """The device classes of all imports that were not withdrawn."""
+    return set(session.scalars(select(ImportRow.device_class).where(ImportRow.withdrawn_at.is_(None)).distinct()))
+
+
+def _insert_import(session: Session, new: Import, sender: Importer) -> None:
+    values = {
+        "by": sender.name,
+        "key": sender.key,
+        "overwrites": sender.overwrites,
+        "device_class": new.device_class,
+        "uuid": new.uuid,
+        "driver": new.driver,
+        "measured_at": new.measured_at,
+        "created_at": clock_of(session).now(),
+        "withdrawn_at": None,
+    }
+    insert_new(session, ImportRow, [{"id": new.job_id, **values}])
+    # It may have been withdrawn before.
+    session.execute(update(core(ImportRow)).where(core(ImportRow).c.id == new.job_id).values(values))
+
+
+def _require_standing(session: Session, new: Import) -> None:
+    if session.scalar(select(ImportRow.withdrawn_at).where(ImportRow.id == new.job_id)) is not None:
+        raise ImportWithdrawn(new.job_id)
 
 
 def _insert_job(session: Session, new: Import) -> None:
@@ -141,13 +203,13 @@ def _insert_job(session: Session, new: Import) -> None:
     session.execute(insert(core(JobProblemRow)), rows)
 
 
-def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Imported:
+def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Begun:
     now = clock_of(session).now()
     job, problem = core(JobRow), core(JobProblemRow)
     queued = (job.c.id == new.job_id) & (job.c.state == "queued")
     begun = update(job).where(queued).values(state="running", started_at=now).returning(job.c.id)
     if session.scalar(begun) is None:  # the same was sent twice at once, or it was cancelled meanwhile
-        return Imported(new.job_id, new=False, finish=[])
+        return Begun(new.job_id, new=False, finish=[])
     mine = problem.c.job_id == new.job_id
     session.execute(update(problem).where(mine).values(state="running", planned=True, started_at=now))
     add_items(
@@ -157,7 +219,7 @@ def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Imported:
             for position, problem in enumerate(new.problems)
         ],
     )
-    return Imported(new.job_id, new=True, finish=[problem.target for problem in new.problems])
+    return Begun(new.job_id, new=True, finish=[problem.target for problem in new.problems])
 
 
 def _problem_row(new: Import, position: int, problem: ImportedProblem) -> dict[str, Any]:
@@ -177,11 +239,13 @@ def _problem_row(new: Import, position: int, problem: ImportedProblem) -> dict[s
     }
 
 
-def _insert_candidates(session: Session, problem_id: int, target: str, imported: Sequence[ImportedCandidate]) -> None:
+def _insert_candidates(
+    session: Session, new: Import, problem_id: int, target: str, imported: Sequence[ImportedCandidate]
+) -> None:
     builds: dict[str, dict[str, Any]] = {}
     candidates = []
     for one in imported:
-        build = _build_id(one, target)
+        build = _build_id(new, one, target)
         compiled = one.verdict not in COMPILE_FAILURES
         if one.toolchain is not None and (one.code_digest is not None or not compiled):
             builds[build] = {
@@ -194,6 +258,7 @@ def _insert_candidates(session: Session, problem_id: int, target: str, imported:
                 "code_digest": one.code_digest if compiled else None,
                 "resources": one.resources,
                 "log": None if compiled else one.message,
+                "imported": _proof(session, new, one) if one.verdict in PROOFS else None,
                 "created_at": clock_of(session).now(),
             }
         candidates.append(
@@ -215,32 +280,34 @@ def _insert_candidates(session: Session, problem_id: int, target: str, imported:
     insert_new(session, CandidateRow, candidates)
 
 
-def _insert_findings(session: Session, new: Import, problem_id: int, imported: Sequence[ImportedCandidate]) -> None:
-    """What is remembered beyond the job. Times that were measured here stay."""
-    provenance = {"imported": dict(new.provenance)}
-    results = [
-        Measured(
-            problem_id=problem_id,
-            candidate=one.candidate,
-            code_digest=one.code_digest,
-            verdict=one.verdict,
-            message=one.message,
-            details={**one.details, **provenance},
-            measurement=one.measurement,
-            verify=one.verify,
-            measure=one.measure,
-        )
-        for one in imported
-        if one.code_digest is not None and one.verdict in PROOFS
-    ]
-    remember(session, results, new.device_class, new.driver, new.plan_version, replace=False)
+def _insert_findings(session: Session, new: Import, imported: Sequence[ImportedCandidate]) -> None:
+    """Code that was found wrong: other imports' kernels that have it answer no more, unless a GPU here found it
+    right."""
+    wrong = {one.code_digest for one in imported if one.verdict in PROOFS - {"ok"} and one.code_digest is not None}
+    rows = [{"import_id": new.job_id, "code_digest": code} for code in sorted(wrong)]
+    insert_new(session, ImportedFindingRow, rows)
+    rejoin(session, keys_with(session, wrong))
 
 
-def _build_id(one: ImportedCandidate, target: str) -> str:
-    """Of a build that was made elsewhere: never that of one that is made here, whose library is known."""
+def _proof(session: Session, new: Import, one: ImportedCandidate) -> dict[str, Any]:
+    """A `storage.verdicts.Verdict` but for its subject and its venue."""
+    return {
+        "plan_version": new.plan_version,
+        "verdict": one.verdict,
+        "message": one.message,
+        "details": one.details,
+        "wall_seconds": one.verify.wall,
+        "cpu_seconds": one.verify.cpu,
+        "created_at": clock_of(session).now(),
+    }
+
+
+def _build_id(new: Import, one: ImportedCandidate, target: str) -> str:
+    """Of a build that was made elsewhere: its import's alone, and never that of one that is made here."""
     return digest(
         "imported_build",
         BUILD_SCHEMA,
+        of=new.job_id,
         kernel=one.kernel,
         slice=one.slice,
         toolchain=one.toolchain or "",

@@ -2,7 +2,7 @@
 
 A claim gives the item a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostClaim`
 inside the caller's transaction). So a worker that was thought dead and comes back writes nothing, and a step that ran
-twice counts once. Leases compare the clocks of the machines: keep them in step to well under `lease_seconds`.
+twice counts once. Whose lease is over is told without the clocks of the machines: see `storage.lease_watch`.
 
 A compile item is made when it is claimed, of builds that are pending (`storage.lease_builds`), and is tried once: where
 the attempt comes to nothing, its builds are pending again, and the next worker takes them as it finds them.
@@ -10,7 +10,7 @@ the attempt comes to nothing, its builds are pending again, and the next worker 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -263,12 +263,11 @@ def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempt
     return "failed"
 
 
-def expire_leases(session: Session) -> list[Expired]:
-    """Take the items of dead workers back, as `lose` does."""
-    now = clock_of(session).now()
-    late = session.execute(
-        select(core(ItemRow)).where(ItemRow.state == "claimed", ItemRow.lease_expires_at < now).order_by(ItemRow.id)
-    ).all()
+def expire_leases(session: Session, silent: Collection[int] | None = None) -> list[Expired]:
+    """Take the items of dead workers back, as `lose` does: those in `silent` (`storage.lease_watch`), else those whose
+    leases are over by this machine's clock."""
+    over = ItemRow.lease_expires_at < clock_of(session).now() if silent is None else ItemRow.id.in_(silent)
+    late = session.execute(select(core(ItemRow)).where(ItemRow.state == "claimed", over).order_by(ItemRow.id)).all()
     expired = []
     for row in late:
         state = _lose(session, row, f"worker {row.worker} stopped answering")

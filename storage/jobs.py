@@ -14,7 +14,7 @@ from storage.database import Session, clock_of
 from storage.endings import cancel_work
 from storage.judge import LIVE
 from storage.new_items import PLAN, NewItem, add_items, plan_ref
-from storage.rows import core
+from storage.rows import chunks, core
 from storage.tables import JobProblemRow, JobRow
 
 Priority = Literal["low", "normal", "high"]
@@ -47,6 +47,10 @@ class NewJob:
     workspace_limit_bytes: int | None = None
     deterministic: bool = False
 
+    @property
+    def cached(self) -> bool:
+        return all(problem.cached for problem in self.problems)
+
 
 @dataclass(frozen=True)
 class CreatedJob:
@@ -64,38 +68,55 @@ JobStatus = Row[Any]
 
 def create_job(session: Session, new: NewJob) -> CreatedJob:
     """Write the job, its problems and its plan items: durable when the transaction has committed."""
-    if not new.problems:
+    (created,) = create_jobs(session, [new])
+    return created
+
+
+def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
+    """The same of several, with as many statements as for one."""
+    if not all(new.problems for new in jobs):
         raise ValueError("a job has at least one problem")
     now = clock_of(session).now()
-    job_id = clock_of(session).new_id()
-    cached = all(problem.cached for problem in new.problems)
-    state: JobState = "done" if cached else "queued"
-    session.execute(
-        insert(JobRow).values(
-            id=job_id,
-            state=state,
-            cached=cached,
-            priority=PRIORITIES[new.priority],
-            budget_seconds=new.budget_seconds,
-            workspace_limit_bytes=new.workspace_limit_bytes,
-            deterministic=new.deterministic,
-            created_at=now,
-            started_at=now if cached else None,
-            finished_at=now if cached else None,
-        )
-    )
-    rows = [_problem_row(job_id, position, problem, now) for position, problem in enumerate(new.problems)]
-    session.execute(insert(core(JobProblemRow)), rows)
-    items = [
-        NewItem(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in _chunks_to_plan(new.problems)
-    ]
+    ids = [clock_of(session).new_id() for _ in jobs]
+    session.execute(insert(core(JobRow)), [_job_row(job_id, new, now) for job_id, new in zip(ids, jobs, strict=True)])
+    problems, items, created = [], [], []
+    for job_id, new in zip(ids, jobs, strict=True):
+        problems += [_problem_row(job_id, position, problem, now) for position, problem in enumerate(new.problems)]
+        places = _chunks_to_plan(new.problems)
+        items += [NewItem(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in places]
+        created.append(CreatedJob(job_id, "done" if new.cached else "queued", new.cached, len(places)))
+    session.execute(insert(core(JobProblemRow)), problems)
     add_items(session, items)
-    return CreatedJob(job_id, state, cached, len(items))
+    return created
+
+
+def _job_row(job_id: str, new: NewJob, now: float) -> dict[str, Any]:
+    return {
+        "id": job_id,
+        "state": "done" if new.cached else "queued",
+        "cached": new.cached,
+        "priority": PRIORITIES[new.priority],
+        "budget_seconds": new.budget_seconds,
+        "workspace_limit_bytes": new.workspace_limit_bytes,
+        "deterministic": new.deterministic,
+        "created_at": now,
+        "started_at": now if new.cached else None,
+        "finished_at": now if new.cached else None,
+    }
 
 
 def job_state(session: Session, job_id: str) -> JobStatus | None:
     """The job's own row, without its problems; None if there is no such job."""
     return session.execute(select(core(JobRow)).where(JobRow.id == job_id)).one_or_none()
+
+
+def job_states(session: Session, job_ids: Sequence[str]) -> dict[str, JobState]:
+    """The state of each of these jobs."""
+    found: dict[str, JobState] = {}
+    for ids in chunks(job_ids):
+        rows = session.execute(select(JobRow.id, JobRow.state).where(JobRow.id.in_(ids))).all()
+        found.update((id, cast(JobState, state)) for id, state in rows)
+    return found
 
 
 def last_deadline(session: Session, job_ids: Sequence[str]) -> float | None:

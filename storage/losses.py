@@ -38,8 +38,8 @@ def pause_after(losses: float) -> float:
 
 
 def is_over(not_before: Any, now: float) -> ColumnElement[bool]:
-    """Whether the pause is, by the column of its end."""
-    return or_(not_before.is_(None), not_before <= now)
+    """Whether the pause is, by the column of its end. One that is longer than any began before the clock was set."""
+    return or_(not_before.is_(None), not_before <= now, not_before > now + 2 * LONGEST_PAUSE_SECONDS)
 
 
 def weight(session: Session, own: float, item_id: int | None = None) -> float:

@@ -18,11 +18,11 @@ from storage.judge_gpu import Finding, condemn, write_findings
 from storage.judging_work import add_judging, unjudged
 from storage.new_items import group_of_ref
 from storage.pending_builds import MAX_ATTEMPTS
-from storage.rows import chunks, core, insert_new
+from storage.record_parts import withdraw_code
+from storage.rows import chunks, core, insert_new, one_of
 from storage.seconds import add_seconds
 from storage.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
 from storage.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
-from storage.winners import withdraw_code
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS
@@ -127,23 +127,15 @@ def record_measured(
         raise LostClaim(claim.kind, claim.ref, claim.token)
     if torn := [one.candidate for one in results if (one.verdict == "ok") != (one.measurement is not None)]:
         raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
-    remember(session, results, str(claim.target), driver, plan_version)
+    _remember(session, results, str(claim.target), driver, plan_version)
     add_seconds(session, _spent(results))
 
 
-def remember(
-    session: Session,
-    results: Sequence[Measured],
-    device_class: str,
-    driver: str,
-    plan_version: str,
-    *,
-    replace: bool = True,
-) -> None:
-    """What outlives the job: verdicts on the code, and times, which `replace` those that are known. No winner record
+def _remember(session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str) -> None:
+    """What outlives the job: verdicts on the code, and times, which replace those that are known. No winner record
     answers any more with code that was found wrong."""
     write_verdicts(session, _proofs(results), GPU, plan_version)
-    _write_measurements(session, results, device_class, driver, plan_version, replace)
+    _write_measurements(session, results, device_class, driver, plan_version)
     withdraw_code(session, wrong_codes(session, {one.code_digest for one in results}))
 
 
@@ -259,7 +251,7 @@ def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
 
 
 def _write_measurements(
-    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str, replace: bool
+    session: Session, results: Sequence[Measured], device_class: str, driver: str, plan_version: str
 ) -> None:
     table = core(MeasurementRow).c
     place = {"device_class": device_class, "driver": driver, "plan_version": plan_version}
@@ -275,8 +267,8 @@ def _write_measurements(
         for one in results
         if one.measurement is not None
     }
-    for keys in chunks(rows if replace else (), 1000):
-        old = tuple_(table.code_digest, table.candidate).in_(keys)
+    for keys in chunks(rows, 1000):
+        old = one_of((table.code_digest, table.candidate), keys)
         session.execute(
             delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)
         )

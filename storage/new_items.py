@@ -57,7 +57,7 @@ def add_items(session: Session, items: Iterable[NewItem]) -> int:
     ]
     insert_new(session, ItemRow, rows)
     added = _known(session, new)
-    add_jobs(session, [(added[place][0], job) for place, item in new.items() for job in item.jobs])
+    _insert_jobs(session, [(added[place][0], job) for place, item in new.items() for job in item.jobs])
     return len(rows)
 
 
@@ -88,21 +88,20 @@ def _have_had(item_id: int, state: str) -> ColumnElement[bool]:
 
 def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
     """Note for which jobs (by item id and job id) items are wanted."""
-    row = core(ItemJobRow)
-    by_item: dict[int, list[str]] = {}
-    for item_id, job_id in pairs:
-        by_item.setdefault(item_id, []).append(job_id)
-    for some in chunks(by_item.items(), 500):
-        rows = [{"item_id": item, "job_id": job, "wanted": True} for item, jobs in some for job in jobs]
-        insert_new(session, ItemJobRow, rows)
+    row, pairs = core(ItemJobRow), list(pairs)
+    _insert_jobs(session, pairs)
     by_job: dict[str, list[int]] = {}
-    for item_id, jobs in by_item.items():
-        for job in jobs:
-            by_job.setdefault(job, []).append(item_id)
+    for item_id, job in pairs:
+        by_job.setdefault(job, []).append(item_id)
     for job, item_ids in by_job.items():
         for ids in chunks(item_ids):
             again = row.c.item_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
             session.execute(update(row).where(again).values(wanted=True))
+
+
+def _insert_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
+    for some in chunks(pairs, 500):
+        insert_new(session, ItemJobRow, [{"item_id": item, "job_id": job, "wanted": True} for item, job in some])
 
 
 def jobs_of(session: Session, item_id: int) -> tuple[str, ...]:

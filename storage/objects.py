@@ -48,6 +48,15 @@ class Objects(Protocol):
         """Gone afterwards, whether it was there or not."""
         ...
 
+    def delete_older(self, path: str, before: float) -> bool:
+        """Delete what was put before that time; returns whether it was. What is put at the same time stays, in a folder
+        at least: a remote store has no such call, and is asked for the age first."""
+        ...
+
+    def move(self, path: str, to: str) -> None:
+        """Durable under the new path; nothing happens where there is nothing."""
+        ...
+
     def list(self) -> Iterator[StoredObject]:
         """Everything, also what a crash has left half-written."""
         ...
@@ -87,6 +96,17 @@ class RemoteObjects:
     def delete(self, path: str) -> None:
         with suppress(NotFoundError, FileNotFoundError):
             obstore.delete(self._store, path)
+
+    def delete_older(self, path: str, before: float) -> bool:
+        age = self.modified_at(path)
+        if age is None or age >= before:
+            return False
+        self.delete(path)
+        return True
+
+    def move(self, path: str, to: str) -> None:
+        with suppress(NotFoundError, FileNotFoundError):
+            obstore.rename(self._store, path, to)
 
     def list(self) -> Iterator[StoredObject]:
         for page in obstore.list(self._store):
@@ -131,6 +151,28 @@ class LocalObjects(RemoteObjects):
     def delete(self, path: str) -> None:
         # Staged names hold a `#`, which obstore would escape.
         (self.root / path).unlink(missing_ok=True)
+
+    def delete_older(self, path: str, before: float) -> bool:
+        # Renamed before its age is read: a put between the look and the deletion would be deleted.
+        file, aside = self.root / path, self.root / f"{path}#old"
+        try:
+            file.rename(aside)
+        except FileNotFoundError:
+            return False
+        old = aside.stat().st_mtime < before
+        if not old:
+            with suppress(FileExistsError):
+                os.link(aside, file)
+        aside.unlink()
+        return old
+
+    def move(self, path: str, to: str) -> None:
+        target = self.root / to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            (self.root / path).rename(target)
+        sync(target.parent)
+        sync((self.root / path).parent)
 
     def modified_at(self, path: str) -> float | None:
         try:

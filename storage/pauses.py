@@ -26,10 +26,9 @@ def is_paused(session: Session, worker: str) -> bool:
 
 def pauses(session: Session) -> dict[str, list[str]]:
     """The workers that are paused now, by reason."""
-    since = clock_of(session).now() - LIVE_SECONDS
-    rows = session.execute(
-        select(core(PauseRow)).where(PauseRow.told_at > since).order_by(PauseRow.reason, PauseRow.worker)
-    )
+    now = clock_of(session).now()
+    told = PauseRow.told_at.between(now - LIVE_SECONDS, now + LIVE_SECONDS)
+    rows = session.execute(select(core(PauseRow)).where(told).order_by(PauseRow.reason, PauseRow.worker))
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(row.reason, []).append(row.worker)

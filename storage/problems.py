@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, case, func, select, update
+from sqlalchemy import Row, case, exists, func, or_, select, update
 
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
@@ -18,7 +18,7 @@ from storage.losses import LOST
 from storage.new_items import parse_plan_ref
 from storage.rows import core
 from storage.seconds import add_seconds, by_phase
-from storage.tables import ItemRow, JobProblemRow
+from storage.tables import CandidateRow, ItemRow, JobProblemRow
 
 JobProblem = Row[Any]
 """Of `storage.tables.JobProblemRow`."""
@@ -34,6 +34,15 @@ class FinishedProblem:
 
 def load_problem(session: Session, problem_id: int) -> JobProblem | None:
     return session.execute(select(core(JobProblemRow)).where(JobProblemRow.id == problem_id)).one_or_none()
+
+
+def problems_to_retry(session: Session, job_id: str) -> list[JobProblem]:
+    """The problems of an ended job that failed, were cancelled, or were not tried as a whole, in order."""
+    problem, candidate = core(JobProblemRow).c, core(CandidateRow).c
+    skipped = exists().where(candidate.job_problem_id == problem.id, candidate.verdict == "skipped")
+    unfinished = or_(problem.state != "done", problem.error.is_not(None), skipped)
+    query = select(core(JobProblemRow)).where(problem.job_id == job_id, unfinished)
+    return list(session.execute(query.order_by(problem.position)))
 
 
 def problems_to_plan(session: Session, claim: Claim) -> list[JobProblem]:

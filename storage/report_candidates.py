@@ -16,7 +16,7 @@ from storage.device_classes import is_predicted
 from storage.jobs import MAX_PAGE, job_state
 from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow
-from storage.verdicts import Verdict, best_proofs
+from storage.verdicts import Verdict, proofs_of
 
 
 def candidate_page(
@@ -48,6 +48,7 @@ def candidate_page(
             build.code_digest,
             build.group_id,
             build.resources,
+            build.imported,
         )
         .join(core(JobProblemRow), asked.id == candidate.job_problem_id)
         .join(core(BuildRow), build.id == candidate.build, isouter=True)
@@ -65,10 +66,10 @@ def candidate_page(
         query = query.where(or_(asked.position > position, after_it))
     rows = session.execute(query).mappings().all()
     shown = rows[:limit]
-    proofs = best_proofs(session, [(row["slice"], row["code_digest"]) for row in shown])
+    proofs = proofs_of(session, shown)
     more = len(rows) > limit
     return CandidatePage(
-        candidates=[_report(row, proofs.get((row["slice"], row["code_digest"]))) for row in shown],
+        candidates=[_report(row, proof) for row, proof in zip(shown, proofs, strict=True)],
         next_cursor=make_cursor(shown[-1]["position"], shown[-1]["candidate"]) if more else None,
     )
 

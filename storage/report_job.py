@@ -14,7 +14,10 @@ from storage.progress import job_progress
 from storage.rows import chunks, core
 from storage.tables import CandidateRow, JobProblemRow, WinnerRow
 
-WITHDRAWN = "its winner was withdrawn: a GPU found the code wrong after this job had ended. Submit the problem again"
+WITHDRAWN = (
+    "its winner was withdrawn after this job had ended: a GPU found its code wrong, its files were damaged, the "
+    "import that brought it was taken back, or it was forgotten on request. Submit the problem again"
+)
 
 
 def job_report(session: Session, job_id: str, live_seconds: float | None = None) -> Job | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy
-from sqlalchemy import Insert, Table, func
+from sqlalchemy import Insert, Table, and_, func, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.elements import ColumnElement
 
@@ -40,6 +40,18 @@ def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, 
     else:
         statement = sqlite.insert(core(table)).on_conflict_do_nothing()
     session.execute(statement, [dict(row) for row in rows])
+
+
+def one_of(key: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]) -> ColumnElement[bool]:
+    """Of a row: its key, of one column or several, is one of these. SQLite looks at every row of a table for tuples
+    alone, and by an index for their parts."""
+    parts = [column.in_({row[place] for row in rows}) for place, column in enumerate(key)]
+    return and_(*parts, tuple_(*key).in_([tuple(row) for row in rows])) if len(key) > 1 else and_(*parts)
+
+
+def begins(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
+    """Whether lower-case hexadecimal digits begin so: a range, and not LIKE, which no index of SQLite's answers."""
+    return (column >= prefix) & (column < prefix + "g")  # "g" comes after every hexadecimal digit
 
 
 def core(table: type[Base]) -> Table:

@@ -15,6 +15,8 @@ from storage.exposure import is_loopback
 from storage.gpu_locks import gpu_lock_folder
 
 MIN_KEY_LENGTH = 16
+RESTORING = ".restoring"
+"""A folder in the data folder while `cukiln restore` fills it."""
 GIB = 2**30
 
 
@@ -45,9 +47,13 @@ class Settings(BaseSettings):
     operator_path: str = Field("", alias="OPERATOR_PATH", description="trusted operator folders, separated by colons")
     nvcc: str | None = Field(None, alias="CUKILN_NVCC", description="default: of the PyPI wheels, else of PATH")
     host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
+    tool_folders: str = Field("", alias="CUKILN_TOOL_FOLDERS", description="that compilers may read, by colons")
     default_target: str = Field("sm_80", alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$")
 
     max_body_bytes: int = Field(8 * 2**20, alias="CUKILN_MAX_BODY_BYTES", ge=1_000)
+    max_connections: int = Field(
+        4_096, alias="CUKILN_MAX_CONNECTIONS", ge=8, description="of the API; one more ends the longest unfinished one"
+    )
     max_json_depth: int = Field(32, alias="CUKILN_MAX_JSON_DEPTH", ge=8, le=500)
     max_problems: int = Field(10_000, alias="CUKILN_MAX_PROBLEMS", ge=1, le=10_000)
     max_queued_jobs: int = Field(1_000, alias="CUKILN_MAX_QUEUED_JOBS", ge=1)
@@ -59,7 +65,14 @@ class Settings(BaseSettings):
     lower_cpu_seconds: float = Field(
         60.0, alias="CUKILN_LOWER_CPU_SECONDS", gt=0, allow_inf_nan=False, description="of one problem's schedules"
     )
-    event_stream_length: int = Field(10_000, alias="CUKILN_EVENT_STREAM_LENGTH", ge=10)
+    event_stream_length: int = Field(1_000, alias="CUKILN_EVENT_STREAM_LENGTH", ge=10)
+
+    keep_days: float = Field(
+        30.0, alias="CUKILN_KEEP_DAYS", gt=0, allow_inf_nan=False, description="of jobs that have ended"
+    )
+    keep_bytes: int | None = Field(
+        None, alias="CUKILN_KEEP_BYTES", ge=1, description="of blobs, beyond which younger jobs are removed too"
+    )
 
     lease_seconds: float = Field(5.0, alias="CUKILN_LEASE_SECONDS", ge=1, le=3600)
     max_attempts: int = Field(3, alias="CUKILN_MAX_ATTEMPTS", ge=1, le=100)

@@ -6,7 +6,8 @@ jobs ─┬─ job_problems ─── candidates ──► builds (a kernel unde
       └─ item_jobs ─── items (work waiting, claimed or ended)
 winners (by problem, architecture, device class)       verdicts (what a build was proved to be)
 blobs (bytes known to be durable)                      measurements (of a code digest, on a device class)
-                                                       toolchains, devices (what works here)
+imports ── imported_winners, imported_findings         toolchains, devices (what works here)
+keys (what may call)
 ```
 Times are seconds since the epoch (UTC), durations are seconds.
 """
@@ -190,6 +191,9 @@ class BuildRow(Base):
     library: Mapped[str | None] = mapped_column(String(64))  # blob digest of the group library that holds the kernel
     resources: Mapped[dict[str, Any] | None]
     log: Mapped[str | None] = mapped_column(Text)
+    imported: Mapped[
+        dict[str, Any] | None
+    ]  # its verdict, of a build that was made and judged elsewhere: storage.imports
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -226,16 +230,28 @@ class WinnerRow(Base):
     """The winner record of a problem on a device class; published by compare-and-set on `revision`."""
 
     __tablename__ = "winners"
+    __table_args__ = (Index("ix_winners_measured", "measured_problem", "target", "device_class"),)
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     revision: Mapped[int] = mapped_column(Integer)
     operator: Mapped[str] = mapped_column(String(64), index=True)
     target: Mapped[str] = mapped_column(String(16))
     device_class: Mapped[str] = mapped_column(String(128), index=True)
     problem: Mapped[dict[str, Any]]
+    # Digest of the problem, where this was measured: finds it on whichever device class. Null: predicted or withdrawn.
+    measured_problem: Mapped[str | None] = mapped_column(String(64))
     record: Mapped[dict[str, Any]]  # cukiln.types.WinnerRecord
+    own: Mapped[dict[str, Any] | None]  # what it is without imports, where there are any: storage.record_parts
     searches: Mapped[list[Any]]  # covered: see storage.searches
     attempt: Mapped[str] = mapped_column(String(32))  # token of the attempt that published this revision
     updated_at: Mapped[float] = mapped_column(Float, index=True)
+
+
+class WinnerUseRow(Base):
+    """A record's front names this digest: of a file, which is a blob, or of a kernel's code."""
+
+    __tablename__ = "winner_uses"
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    key: Mapped[str] = mapped_column(ForeignKey("winners.key", ondelete="CASCADE"), primary_key=True, index=True)
 
 
 class ItemRow(Base):
@@ -353,7 +369,7 @@ class BlobRow(Base):
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     media_type: Mapped[str] = mapped_column(String(64))
-    created_at: Mapped[float] = mapped_column(Float)
+    created_at: Mapped[float] = mapped_column(Float)  # when the bytes were put, the last time
 
 
 class ToolchainRow(Base):
@@ -364,3 +380,49 @@ class ToolchainRow(Base):
     description: Mapped[dict[str, Any]]
     targets: Mapped[list[Any]]
     seen_at: Mapped[float] = mapped_column(Float)
+
+
+class ImportRow(Base):
+    """Results that were measured elsewhere: what sent them, and when. Its id is its job's; the row outlives both."""
+
+    __tablename__ = "imports"
+    id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    by: Mapped[str] = mapped_column(String(64))  # the name of the key that sent it
+    key: Mapped[str | None] = mapped_column(String(8))  # its id; null: CUKILN_API_KEY, or loopback without keys
+    overwrites: Mapped[bool] = mapped_column(Boolean)
+    device_class: Mapped[str] = mapped_column(String(128), index=True)
+    uuid: Mapped[str] = mapped_column(String(64))
+    driver: Mapped[str] = mapped_column(String(32))
+    measured_at: Mapped[float] = mapped_column(Float)
+    created_at: Mapped[float] = mapped_column(Float, index=True)
+    withdrawn_at: Mapped[float | None] = mapped_column(Float)
+
+
+class ImportedWinnerRow(Base):
+    """The winner record that an import alone would make of a key."""
+
+    __tablename__ = "imported_winners"
+    import_id: Mapped[str] = mapped_column(ForeignKey("imports.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+    record: Mapped[dict[str, Any]]
+
+
+class ImportedFindingRow(Base):
+    """Code that an import found wrong."""
+
+    __tablename__ = "imported_findings"
+    import_id: Mapped[str] = mapped_column(ForeignKey("imports.id"), primary_key=True)
+    code_digest: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
+
+
+class KeyRow(Base):
+    """An API key, by the hash of its secret; one that was revoked stays, so that imports go on naming it."""
+
+    __tablename__ = "keys"
+    id: Mapped[str] = mapped_column(String(8), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64))
+    scopes: Mapped[list[Any]]
+    overwrites: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    secret_hash: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float)
+    revoked_at: Mapped[float | None] = mapped_column(Float)

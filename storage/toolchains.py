@@ -24,8 +24,10 @@ def register_toolchain(session: Session, digest: str, description: dict[str, Any
 
 def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolchain]:
     """Toolchains heard of within the last seconds, the latest first."""
-    since = clock_of(session).now() - within_seconds
-    live = select(core(ToolchainRow)).where(ToolchainRow.seen_at >= since)
+    now = clock_of(session).now()
+    # A sign from the future is from before the clock was set back: those that live give another.
+    heard = ToolchainRow.seen_at.between(now - within_seconds, now + within_seconds)
+    live = select(core(ToolchainRow)).where(heard)
     return list(session.execute(live.order_by(ToolchainRow.seen_at.desc(), ToolchainRow.digest)))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import delete, select, tuple_, union_all, update
+from sqlalchemy import RowMapping, delete, select, union_all, update
 
 from storage.database import Session, clock_of
-from storage.rows import chunks, core, insert_new
+from storage.rows import chunks, core, insert_new, one_of
 from storage.tables import BuildRow, VerdictRow
 
 CPU, GPU = "cpu", "gpu"
@@ -80,6 +80,19 @@ def best_proofs(
     return proofs
 
 
+def proofs_of(session: Session, rows: Sequence[RowMapping]) -> list[Verdict | None]:
+    """The proof to show of each row of a candidate with its build (`slice`, `code_digest`, `imported`): of one that was
+    imported what was found elsewhere, unless a GPU here has judged its code."""
+    known = best_proofs(session, [(row["slice"], row["code_digest"]) for row in rows])
+    found = []
+    for row in rows:
+        proof = known.get((row["slice"], row["code_digest"]))
+        if row["imported"] is not None and (proof is None or proof.venue != GPU):
+            proof = Verdict(row["code_digest"] or row["slice"], GPU, **row["imported"])
+        found.append(proof)
+    return found
+
+
 def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:
     """Those of the code digests that a GPU found wrong, and none has found right since by another test plan."""
     found: set[str] = set()
@@ -107,8 +120,8 @@ def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[
             )
         )
         old = [row[:3] for row in rows if is_outgrown(row.details.get("limit"), limits.get(row.venue))]
-        these = tuple_(verdict.subject, verdict.venue, verdict.plan_version)
-        session.execute(delete(core(VerdictRow)).where(these.in_(old)))
+        these = one_of((verdict.subject, verdict.venue, verdict.plan_version), old)
+        session.execute(delete(core(VerdictRow)).where(these))
 
 
 def is_outgrown(reached: Mapping[str, float] | None, limits: Mapping[str, float] | None) -> bool:

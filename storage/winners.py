@@ -1,26 +1,34 @@
 """Winner records: read by key, published by compare-and-set on the revision with the token of the attempt.
 
 Of a record whose last kernel was withdrawn the row stays, with an empty `record`: revisions only ever grow, so that who
-keeps a record in memory never takes a later one for it.
+keeps a record in memory never takes a later one for it. `winner_uses` holds, with each change of a record, the digests
+of the files and of the code in its front.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, Text, cast, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, delete, func, insert, select, update
+from sqlalchemy.dialects.postgresql import JSONB
 
+from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
 from storage.database import Session, clock_of
+from storage.device_classes import is_predicted
 from storage.errors import Conflict
-from storage.rows import chunks, core
-from storage.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
+from storage.rows import begins, chunks, core, insert_new, is_postgres
+from storage.tables import WinnerRow, WinnerUseRow
 
 UNSETTLED = {"revision", "updated_at"}
 """Fields of a record that publishing sets: records that differ only here say the same."""
+RUN = ("so_sha256", "cubin_sha256")
+"""The files of an entry without which its kernel cannot be run; the others describe it."""
+FILES = (*RUN, "source_sha256", "ptx_sha256", "sass_sha256")
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,28 @@ class Published:
 
     revision: int
     changed: bool
+
+
+Stamp = tuple[int, str]
+"""Revision and attempt: what differs between any two states of a record, also where a backup was restored."""
+
+
+@dataclass(frozen=True)
+class StoredWinner:
+    """A record as its row holds it: `json` is a `cukiln.types.WinnerRecord`. `stamp`: revision and attempt."""
+
+    stamp: Stamp
+    json: bytes
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A problem (by digest) on a target, to be found on the first device class that was measured after `after` ('':
+    from the beginning) in the order of their names."""
+
+    problem: str
+    target: str
+    after: str = ""
 
 
 def get_winners(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord]:
@@ -40,28 +70,63 @@ def get_winners(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord
     return found
 
 
-def winner_revisions(session: Session, keys: Iterable[str]) -> dict[str, int]:
-    """Revisions by key, for whoever keeps records in memory; also of a record that was withdrawn."""
-    found: dict[str, int] = {}
-    for ids in chunks(set(keys)):
-        rows = session.execute(select(WinnerRow.key, WinnerRow.revision).where(WinnerRow.key.in_(ids)))
-        found.update(rows.all())
-    return found
+def stored_winners(session: Session, keys: Iterable[str]) -> dict[str, StoredWinner]:
+    """The records there are, by key, not parsed: a lookup sends most of them as they are."""
+    rows = session.execute(_of_keys(is_postgres(session), with_record=True), {"keys": json.dumps(list(keys))}).all()
+    return {
+        key: StoredWinner((revision, attempt), text.encode()) for key, revision, attempt, text in rows if text != "{}"
+    }
 
 
-@cache  # every lookup asks this; putting it together takes longer than its answer
-def _recorded_classes() -> Select[tuple[str]]:
-    """One step into the index for each class, however many records there are: both databases would read the whole index
-    for a DISTINCT."""
-    first = select(func.min(WinnerRow.device_class).label("name")).cte("classes", recursive=True)
-    after = select(func.min(WinnerRow.device_class)).where(WinnerRow.device_class > first.c.name).scalar_subquery()
-    classes = first.union_all(select(after).where(first.c.name.is_not(None)))
-    return select(classes.c.name).where(classes.c.name.is_not(None))
+def winner_stamps(session: Session, keys: Iterable[str]) -> dict[str, Stamp]:
+    """By key, for what keeps records in memory; also of a record that was withdrawn."""
+    rows = session.execute(_of_keys(is_postgres(session), with_record=False), {"keys": json.dumps(list(keys))}).all()
+    return {key: (revision, attempt) for key, revision, attempt in rows}
 
 
-def recorded_classes(session: Session) -> list[str]:
-    """The device classes that have records, in order."""
-    return list(session.scalars(_recorded_classes()))
+@cache
+def _of_keys(on_postgres: bool, *, with_record: bool) -> Select[Any]:
+    """One parameter: to spell out a list of them costs SQLAlchemy more than the database's whole answer."""
+    given, row = bindparam("keys", type_=Text), core(WinnerRow).c
+    each = func.jsonb_array_elements_text(cast(given, JSONB)) if on_postgres else func.json_each(given)
+    columns = [row.key, row.revision, row.attempt, *([cast(row.record, Text)] if with_record else [])]
+    return select(*columns).where(row.key.in_(select(each.table_valued("value").c.value)))
+
+
+def measured_elsewhere(session: Session, asked: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
+    """Device class and key of what each of `asked` finds, by its place in them.
+
+    Two steps into an index for each, however many classes have records."""
+    if not asked:
+        return {}
+    text = json.dumps([[one.problem, one.target, one.after] for one in asked])
+    rows = session.execute(_elsewhere(is_postgres(session)), {"asked": text}).all()
+    return {place: (device_class, key) for place, device_class, key in rows}
+
+
+@cache
+def _elsewhere(on_postgres: bool) -> Select[int, str, str]:
+    """One parameter, so that the text is the same however many are asked for."""
+    given = bindparam("asked", type_=Text)
+    parts: list[ColumnElement[str]]
+    if on_postgres:
+        elements = func.jsonb_array_elements(cast(given, JSONB))
+        each = elements.table_valued("value", with_ordinality="key").render_derived()
+        place = each.c.key - 1
+        parts = [each.c.value.op("->>")(part) for part in range(3)]
+    else:
+        each = func.json_each(given).table_valued("key", "value")
+        place = each.c.key
+        parts = [func.json_extract(each.c.value, f"$[{part}]") for part in range(3)]  # `->>` came with SQLite 3.38
+    problem, target, after = parts
+    first, winner = core(WinnerRow).alias("first").c, core(WinnerRow).c
+    next_class = (
+        select(func.min(first.device_class))
+        .where(first.measured_problem == problem, first.target == target, first.device_class > after)
+        .scalar_subquery()
+    )
+    here = (winner.measured_problem == problem) & (winner.target == target) & (winner.device_class == next_class)
+    return select(place, winner.device_class, winner.key).select_from(each.join(core(WinnerRow), here))
 
 
 def publish_winner(session: Session, record: WinnerRecord, *, expected_revision: int, attempt: str) -> Published:
@@ -74,20 +139,21 @@ def publish_winner(session: Session, record: WinnerRecord, *, expected_revision:
     row = session.execute(
         select(WinnerRow.revision, WinnerRow.attempt, WinnerRow.record).where(WinnerRow.key == record.key)
     ).one_or_none()
-    if row is not None and (row.attempt == attempt or _says(row.record) == _says(record.model_dump(mode="json"))):
+    if row is not None and (row.attempt == attempt or _says(row.record) == _says(_as_json(record))):
         return Published(row.revision, changed=False)
     found = row.revision if row is not None else 0
     if row is not None and not row.record and expected_revision == 0:  # withdrawn: who reads it sees none
         expected_revision = found
     if found != expected_revision:
         raise Conflict(record.key, expected_revision, found)
-    revised = record.model_copy(update={"revision": found + 1, "updated_at": now}).model_dump(mode="json")
+    revised = _as_json(record.model_copy(update={"revision": found + 1, "updated_at": now}))
     values = {
         "revision": found + 1,
         "operator": record.operator,
         "target": record.target,
         "device_class": record.device_class,
         "problem": record.problem,
+        "measured_problem": None if is_predicted(record.device_class) else problem_digest(record.problem),
         "record": revised,
         "searches": record.searches,
         "attempt": attempt,
@@ -95,6 +161,7 @@ def publish_winner(session: Session, record: WinnerRecord, *, expected_revision:
     }
     if row is None:
         session.execute(insert(core(WinnerRow)).values(key=record.key, **values))
+        write_uses(session, record.key, [revised])
         return Published(1, changed=True)
     swapped = session.execute(
         update(core(WinnerRow))
@@ -104,55 +171,76 @@ def publish_winner(session: Session, record: WinnerRecord, *, expected_revision:
     ).one_or_none()
     if swapped is None:
         raise Conflict(record.key, expected_revision, found)
+    write_uses(session, record.key, [revised])
     return Published(found + 1, changed=True)
 
 
-def withdraw_code(session: Session, code_digests: Iterable[str]) -> list[str]:
-    """Let no record answer with this code any more; returns the keys of those that did.
-
-    What is left of a record is the next revision of it. Its searches go, as their result is not known any more: the
-    next job that asks for the problem does not count as cached.
-
-    The keys are found from the builds of the code through three indexes. Beyond that it costs one look at the text of
-    each record of a problem that ever had the code among its candidates, and nothing for all the others.
-    """
-    changed = []
-    for digest in set(code_digests):
-        asked = (
-            select(JobProblemRow.key)
-            .join(CandidateRow, CandidateRow.job_problem_id == JobProblemRow.id)
-            .join(BuildRow, BuildRow.id == CandidateRow.build)
-            .where(BuildRow.code_digest == digest, JobProblemRow.winner.is_not(None))
-        )
-        rows = session.execute(
-            select(WinnerRow.key, WinnerRow.revision, WinnerRow.record).where(
-                WinnerRow.key.in_(asked), cast(WinnerRow.record, Text).contains(digest)
-            )
-        ).all()
-        for row in rows:
-            if any(entry["code_digest"] == digest for entry in row.record["front"]):
-                _withdraw(session, row.key, row.revision, row.record, digest)
-                changed.append(row.key)
-    return sorted(set(changed))
+def reserve_winner(session: Session, part: WinnerRecord) -> None:
+    """A row for the part of a record, which may answer nothing: what it names is found through it."""
+    values = {
+        "key": part.key,
+        "revision": 1,
+        "operator": part.operator,
+        "target": part.target,
+        "device_class": part.device_class,
+        "problem": part.problem,
+        "record": {},
+        "searches": [],
+        "attempt": clock_of(session).new_id(),
+        "updated_at": clock_of(session).now(),
+    }
+    insert_new(session, WinnerRow, [values])
 
 
-def _withdraw(session: Session, key: str, revision: int, record: dict[str, Any], code_digest: str) -> None:
-    now, front = clock_of(session).now(), record["front"]
-    left = [entry for entry in front if entry["code_digest"] != code_digest]
-    # The runner-up's margin is one over the fastest, and it may itself have the code.
-    beside = {"front": left, "searches": [], "runner_up": None, "revision": revision + 1, "updated_at": now}
-    table = core(WinnerRow)
-    session.execute(
-        update(table)
-        .where(table.c.key == key)
-        .values(
-            revision=revision + 1,
-            record={**record, **beside} if left else {},
-            searches=[],
-            attempt=clock_of(session).new_id(),
-            updated_at=now,
-        )
-    )
+def withdraw_winner(session: Session, key: str, attempt: str) -> None:
+    """Let the record, if there is one, answer nothing any more."""
+    now, table = clock_of(session).now(), core(WinnerRow)
+    row = session.execute(select(WinnerRow.revision, WinnerRow.record).where(WinnerRow.key == key)).one_or_none()
+    if row is None or not row.record:
+        return
+    empty: dict[str, Any] = {"record": {}, "searches": [], "measured_problem": None}
+    values = {**empty, "revision": row.revision + 1, "attempt": attempt, "updated_at": now}
+    session.execute(update(table).where(table.c.key == key).values(values))
+    write_uses(session, key, [])
+
+
+def keys_from(session: Session, prefix: str, most: int) -> list[str]:
+    """Keys of records that answer which begin so (lower-case hex), in order."""
+    winner = core(WinnerRow).c
+    query = select(winner.key, winner.record).where(begins(winner.key, prefix)).order_by(winner.key).limit(most)
+    rows = session.execute(query)
+    return [key for key, record in rows if record]
+
+
+def used_by(session: Session, digests: Iterable[str]) -> dict[str, list[str]]:
+    """Keys of the records which name these blobs or codes, or a part of which does, by digest; only those that are
+    named."""
+    found: dict[str, list[str]] = {}
+    for some in chunks(set(digests)):
+        rows = select(WinnerUseRow.digest, WinnerUseRow.key).where(WinnerUseRow.digest.in_(some))
+        for digest, key in session.execute(rows.order_by(WinnerUseRow.key)):
+            found.setdefault(digest, []).append(key)
+    return found
+
+
+def write_uses(session: Session, key: str, records: Iterable[Mapping[str, Any]]) -> None:
+    """What these records as JSON name: the one that answers, and its parts."""
+    table = core(WinnerUseRow)
+    digests = {digest for record in records for digest in uses_of(record)}
+    session.execute(delete(table).where(table.c.key == key))
+    insert_new(session, WinnerUseRow, [{"digest": digest, "key": key} for digest in sorted(digests)])
+
+
+def uses_of(record: Mapping[str, Any]) -> set[str]:
+    """Digests of the files and of the code in the front of a record as JSON."""
+    entries = record.get("front", [])
+    return {entry[name] for entry in entries for name in (*FILES, "code_digest") if entry.get(name)}
+
+
+def _as_json(record: WinnerRecord) -> dict[str, Any]:
+    """By way of the text: a number that JSON cannot hold becomes null, and rows are sent as they are."""
+    found: dict[str, Any] = json.loads(record.model_dump_json())
+    return found
 
 
 def _says(record: dict[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,8 @@ SLICES = STREAM_BLOCKS = (2, 3, 5, 7, 16)
 FORCED = ("shared operand", "longer extent", "", "another raster", "", "deep", "")
 NODES = (0, 1, 2, 0, 3, 1, MAX_NODES)  # of an epilogue, seven draws each
 ATTEMPTS = 2000  # schedules that are looked at for one that is accepted
+SPREAD = 100
+"""Draws of one fixed seed whose kinds are counted: what a hundred of a fresh seed leave out by chance is no fault."""
 
 
 def seed_of_this_run() -> int:

@@ -22,6 +22,7 @@ from codegen.operators import operator
 from codegen.search import Search
 from cukiln.types import FrontEntry, Launch, RankedBy, WinnerRecord
 from service.__main__ import server_of
+from service.connections import ConnectionLimits
 from service.context import Service
 from storage.blobs import BlobStore
 from storage.database import Database
@@ -65,12 +66,12 @@ class Api:
 
 
 @contextmanager
-def serving(folder: Path, **overrides: Any) -> Iterator[Api]:
+def serving(folder: Path, *, limits: ConnectionLimits | None = None, **overrides: Any) -> Iterator[Api]:
     """A service over `folder` on a free port."""
     settings = load_settings(data_dir=folder, port=0, host="127.0.0.1", **overrides)
     database = Database(settings.database_url)
     database.migrate()
-    server = server_of(settings)
+    server = server_of(settings, limits)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -1,11 +1,10 @@
 """A real database in a temporary folder, and a small way through it: jobs, plans, compiled and verified groups.
 
-SQLite by default; where `CUKILN_TEST_POSTGRES` names a server, every test runs on a schema of its own there, too.
+Every test runs on SQLite, and on PostgreSQL where its binaries are: on a schema of its own.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,9 +43,9 @@ from storage.tables import JobProblemRow
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.fake_clock import FakeClock
+from tests.postgres_server import binaries, running_postgres
 
-POSTGRES = os.environ.get("CUKILN_TEST_POSTGRES")
-BACKENDS = ["sqlite", *(["postgres"] if POSTGRES else [])]
+BACKENDS = ["sqlite", "postgres"]
 CPU_PLAN = {"plan_version": "1"}
 GPU_CLASS, OTHER_CLASS, DRIVER = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "570.1"
 VERSIONS: dict[str, Any] = {**CPU_PLAN, "gpu_plan_version": "g1", "drivers": {GPU_CLASS: DRIVER, OTHER_CLASS: DRIVER}}
@@ -58,18 +57,24 @@ SITES: list[dict[str, Any]] = [
 TARGET, TOOLCHAIN = "sm_80", "t" * 64
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a server of this run's own."""
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
+    with running_postgres() as url:
+        yield url
+
+
 @contextmanager
-def fresh_url(backend: str, folder: Path) -> Iterator[str]:
-    """A database URL with nothing behind it yet."""
-    if backend == "sqlite":
-        yield f"sqlite:///{folder / 'cukiln.db'}"
-        return
+def fresh_schema(server: str) -> Iterator[str]:
+    """The URL of a schema with nothing in it yet."""
     schema = f"test_{uuid.uuid4().hex}"
-    admin = Database(str(POSTGRES))
+    admin = Database(server)
     with admin.write() as session:
         session.execute(text(f"CREATE SCHEMA {schema}"))
     try:
-        yield f"{POSTGRES}?options=-csearch_path%3D{schema}"
+        yield f"{server}&options=-csearch_path%3D{schema}"
     finally:
         with admin.write() as session:
             session.execute(text(f"DROP SCHEMA {schema} CASCADE"))
@@ -78,7 +83,11 @@ def fresh_url(backend: str, folder: Path) -> Iterator[str]:
 
 @pytest.fixture(params=BACKENDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with fresh_url(request.param, tmp_path) as url:
+    """A database with nothing in it yet."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'cukiln.db'}"
+        return
+    with fresh_schema(request.getfixturevalue("postgres")) as url:
         yield url
 
 

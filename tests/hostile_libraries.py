@@ -310,7 +310,9 @@ HOSTILE = {
         'static void chosen() __attribute__((ifunc("choose")));',
         seen=True,
     ),
-    "calls home once it is loaded": Hostile("runtime_error", "left a socket open", prepare=_PHONE),
+    # A socket of the network is refused, and it is none the wiser; one by a name is made, but connects to nothing.
+    "calls home once it is loaded": Hostile("ok", "", prepare=_PHONE),
+    "listens once it is loaded": Hostile("runtime_error", "left a socket open", prepare="raw(SYS_socket, 1, 1, 0);"),
     "exports something else": Hostile(
         "runtime_error",
         f"{_FOREIGN}it exports malloc,",

@@ -111,8 +111,8 @@ class Attempt:
             pass
 
     def holds(self, session: Session) -> bool:
-        item = session.get_one(ItemRow, self.claim.item_id)
-        return item.state == "claimed" and item.token == self.claim.token
+        item = session.get(ItemRow, self.claim.item_id)
+        return item is not None and item.state == "claimed" and item.token == self.claim.token
 
     def _plan(self) -> Transactions:
         with self.database.read() as session:

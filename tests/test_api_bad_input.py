@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.errors import KINDS, MAX_FAULTS
-from service.strict_json import depth, read_json
+from service.strict_json import read_json, shape
 from tests.fixtures_api import MATMUL, Api, shared_api
 
 __all__ = ["shared_api"]
@@ -448,4 +448,4 @@ def test_the_strict_reader_reads_what_the_standard_one_does(value: Any) -> None:
 
 @given(levels=st.integers(0, 40), text=st.text())
 def test_depth_counts_brackets_outside_of_strings(levels: int, text: str) -> None:
-    assert depth(b"[" * levels + json.dumps(text).encode() + b"]" * levels) == levels
+    assert shape(b"[" * levels + json.dumps(text).encode() + b"]" * levels).depth == levels

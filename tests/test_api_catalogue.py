@@ -227,12 +227,15 @@ def test_the_docs_page_needs_nothing_from_elsewhere(shared_api: Api) -> None:
 
 CALLS = {
     ("post", "/v1/jobs"), ("get", "/v1/jobs"), ("get", "/v1/jobs/{job}"), ("delete", "/v1/jobs/{job}"),
+    ("post", "/v1/jobs/{job}/retry"),
+    ("delete", "/v1/builds/{build}"),
+    ("delete", "/v1/kernels/{key}"),
     ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/timeline"),
     ("get", "/v1/jobs/{job}/candidates"), ("get", "/v1/jobs/{job}/rejections"),
     ("get", "/v1/groups/{group}"), ("get", "/v1/groups/{group}/source"), ("get", "/v1/groups/{group}/log"),
     ("get", "/v1/groups/{group}/ptx"), ("get", "/v1/groups/{group}/sass"),
     ("get", "/v1/candidates/{candidate}"), ("get", "/v1/jobs/{job}/bundle"), ("get", "/v1/jobs/{job}/trace"),
-    ("post", "/v1/results"),
+    ("post", "/v1/results"), ("get", "/v1/imports"), ("delete", "/v1/imports/{import_id}"),
     ("post", "/v1/lookups"), ("get", "/v1/kernels/{key}"), ("get", "/v1/blobs/sha256/{digest}"),
     ("get", "/v1/operators"), ("get", "/v1/targets"), ("get", "/v1/timings"), ("get", "/healthz"), ("get", "/readyz"),
 }  # fmt: skip

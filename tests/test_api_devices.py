@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
 from cukiln.types import Job, Targets
+from service.winner_cache import FRESH_SECONDS
 from storage.database import Database
 from storage.devices import drain_device
 from storage.tables import CandidateRow, DeviceRow, JobProblemRow
-from storage.winners import recorded_classes
 from tests.fixtures_api import MATMUL, Api, api, publish, register_gpu
 from tests.fixtures_storage import counted_statements
 
@@ -171,15 +172,33 @@ def test_a_record_without_a_kernel_that_the_policy_allows_gives_way_to_the_next(
     assert lookup(api, workspace_limit_bytes=0)[0] == PREDICTED
 
 
-def test_the_classes_that_have_records_are_found_in_one_statement(api: Api) -> None:
-    with api.database.read() as session:
-        assert recorded_classes(session) == []
-    for m in (64, 65):
-        for device_class in (H200, None, A100):
-            publish(api.database, {**MATMUL, "m": m}, device_class=device_class)
-    with counted_statements(api.database) as statements, api.database.read() as session:
-        assert recorded_classes(session) == [A100, H200, "predicted:sm_80"]
-    assert sum(statement.startswith("WITH RECURSIVE") for statement in statements) == 1
+def test_a_lookup_asks_for_no_more_however_many_classes_have_records(api: Api) -> None:
+    def asked() -> tuple[int, int]:
+        with counted_statements(api.service.winners.database) as statements:
+            assert [lookup(api, problems=[{**MATMUL, "m": m}])[0] for m in (64, 65)] == ["NVIDIA G000", PREDICTED]
+        asked = [statement for statement in statements if "winners" in statement]
+        return len(asked), sum(statement.count("?") for statement in asked)
+
+    publish(api.database, target="sm_90a", device_class="NVIDIA G000")
+    publish(api.database, {**MATMUL, "m": 65}, target="sm_90a")
+    asked()
+    time.sleep(2 * FRESH_SECONDS)
+    before = asked()
+    for number in range(1, 30):
+        publish(api.database, {**MATMUL, "m": 1000}, target="sm_90a", device_class=f"NVIDIA G{number:03}")
+        publish(api.database, target="sm_90a", device_class=f"NVIDIA G{number:03}")
+    time.sleep(2 * FRESH_SECONDS)
+    assert asked() == before
+
+
+def test_what_was_measured_elsewhere_is_looked_for_on_the_next_classes_in_turn(api: Api) -> None:
+    for number in range(12):
+        publish(
+            api.database, target="sm_90a", device_class=f"NVIDIA G{number:03}", workspace=(4096 if number != 3 else 0,)
+        )
+    assert lookup(api)[0] == "NVIDIA G000"
+    assert lookup(api, workspace_limit_bytes=0)[0] == "NVIDIA G003"
+    assert lookup(api, "sm_80")[0] is None
 
 
 def test_what_requests_may_name_is_asked_of_the_database_once_each(api: Api) -> None:

@@ -20,7 +20,7 @@ from storage.jobs import cancel_job
 from storage.progress import JobProgress, job_progress
 from storage.tables import JobRow
 from tests.fixtures_api import MATMUL, Api, publish, serving
-from tests.fixtures_queue import valkey
+from tests.fixtures_queue import valkey, wait_for
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 
@@ -172,7 +172,8 @@ def test_a_watcher_survives_the_end_of_redis(live: Api, valkey: EmbeddedValkey) 
 
 def test_a_new_job_wakes_a_planner(live: Api, redis: Redis) -> None:
     live.submit(*({**MATMUL, "m": m} for m in range(1, 40)))  # two plan items of at most 32 problems
-    assert tickets.queued_tickets(redis, tickets.PLAN, None) == live.rows()["items"] == 2
+    assert live.rows()["items"] == 2
+    wait_for(lambda: tickets.queued_tickets(redis, tickets.PLAN, None) == 2)
 
 
 @pytest.mark.parametrize("after", ["x", "1-2-3", "-1", "99999999999999999999", "1-99999999999999999999", "$"])

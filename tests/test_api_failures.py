@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.requests import Request
 
-from service import accept_job, jobs
+from service import accept_job
 from service.body import body_bytes
 from service.errors import Refused
 from storage import database
@@ -71,12 +71,12 @@ def test_a_defect_is_a_500_that_tells_nothing_of_the_inside(api: Api, monkeypatc
     def broken(*_: object) -> None:
         raise RuntimeError("the secret of line 7")
 
-    monkeypatch.setattr(jobs, "accept_job", broken)
+    monkeypatch.setattr(accept_job, "_new_job", broken)
     answer = api.submit()
     assert (answer.status_code, answer.json()["type"]) == (500, PREFIX + "internal")
     assert answer.headers["content-type"] == "application/problem+json"
     assert "secret" not in answer.text
-    monkeypatch.setattr(jobs, "accept_job", accept_job.accept_job)
+    monkeypatch.undo()
     assert api.submit().status_code == 202
 
 
@@ -119,11 +119,12 @@ def test_a_body_whose_caller_leaves_is_a_bad_request(api: Api) -> None:
 
     scope = {
         "type": "http",
+        "path": "/v1/jobs",
         "headers": [(b"content-type", b"application/json")],
         "app": SimpleNamespace(state=SimpleNamespace(service=api.service)),
     }
     with pytest.raises(Refused, match="ended before the body") as refused:
-        asyncio.run(body_bytes(Request(scope, left)))
+        asyncio.run(anext(body_bytes(Request(scope, left))))
     assert (refused.value.status, refused.value.faults[0].kind) == (400, "bad-request")
 
 

@@ -10,17 +10,22 @@ import pytest
 from sqlalchemy import delete, select
 
 from cukiln.types import Lookups, WinnerRecord
-from service.winner_cache import FRESH_SECONDS, WinnerCache
+from service.winner_cache import FRESH_SECONDS, OVERHEAD_BYTES, WinnerCache
 from storage import jobs
 from storage.database import Database, Session
+from storage.record_parts import withdraw_code
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
 from storage.verdicts import NewVerdict, write_verdicts, wrong_codes
-from storage.winners import get_winners, withdraw_code
+from storage.winners import StoredWinner, stored_winners
 from tests.fixtures_api import MATMUL, Api, api, publish
 
 __all__ = ["api"]
 
 OTHER = {**MATMUL, "m": 65}
+
+
+def record_in(cache: WinnerCache, key: str) -> WinnerRecord:
+    return WinnerRecord.model_validate_json(cache.get([key])[key].json)
 
 
 def test_a_lookup_answers_hits_and_misses_in_order(api: Api) -> None:
@@ -83,14 +88,13 @@ def test_a_new_revision_is_answered_by_every_process(api: Api) -> None:
     now = 100.0
     cache = WinnerCache(api.database, clock=lambda: now)
     first = publish(api.database)
-    assert cache.get([first.key])[first.key].record == first
+    assert record_in(cache, first.key) == first
     second = publish(api.database, predicted_us=1.0)
     assert second.revision == first.revision + 1
     now += FRESH_SECONDS / 2
-    assert cache.get([first.key])[first.key].record == first
+    assert record_in(cache, first.key) == first
     now += FRESH_SECONDS
-    assert cache.get([first.key])[first.key].record == second
-    assert WinnerRecord.model_validate_json(cache.get([first.key])[first.key].json) == second
+    assert record_in(cache, first.key) == second
 
 
 def test_an_unchanged_record_is_not_read_again(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,13 +104,13 @@ def test_an_unchanged_record_is_not_read_again(api: Api, monkeypatch: pytest.Mon
     cache.get([record.key])
     read: list[str] = []
 
-    def reading(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord]:
+    def reading(session: Session, keys: Iterable[str]) -> dict[str, StoredWinner]:
         read.extend(wanted := list(keys))
-        return get_winners(session, wanted)
+        return stored_winners(session, wanted)
 
-    monkeypatch.setattr("service.winner_cache.get_winners", reading)
+    monkeypatch.setattr("service.winner_cache.stored_winners", reading)
     now += 10 * FRESH_SECONDS
-    assert cache.get([record.key])[record.key].record == record
+    assert record_in(cache, record.key) == record
     assert read == []
 
 
@@ -130,11 +134,25 @@ def test_a_record_that_is_gone_is_a_miss(api: Api) -> None:
 
 
 def test_a_full_cache_forgets_the_oldest_and_still_answers(api: Api) -> None:
-    cache = WinnerCache(api.database, clock=lambda: 100.0, capacity=2)
-    keys = [publish(api.database, {**MATMUL, "m": m}).key for m in (1, 2, 3)]
+    records = [publish(api.database, {**MATMUL, "m": m}) for m in (1, 2, 3)]
+    keys = [record.key for record in records]
+    size = max(len(record.model_dump_json()) for record in records) + OVERHEAD_BYTES + 100
+    cache = WinnerCache(api.database, clock=lambda: 100.0, capacity_bytes=2 * size)
     assert set(cache.get(keys)) == set(keys)
-    assert len(cache._known) == 2
+    assert [cache.fresh(key) is not None for key in keys] == [False, True, True]
+    assert size < cache.bytes <= 2 * size
     assert set(cache.get(keys)) == set(keys)
+
+
+def test_records_that_are_gone_take_no_room(api: Api) -> None:
+    now = 100.0
+    cache = WinnerCache(api.database, clock=lambda: now)
+    keys = [publish(api.database, {**MATMUL, "m": m}).key for m in (1, 2)]
+    cache.get(keys)
+    with api.database.write() as session:
+        session.execute(delete(WinnerRow))
+    now += 2 * FRESH_SECONDS
+    assert (cache.get(keys), cache.bytes) == ({}, 0)
 
 
 def test_a_record_is_sent_once_per_revision(api: Api) -> None:
@@ -146,6 +164,7 @@ def test_a_record_is_sent_once_per_revision(api: Api) -> None:
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == answer.headers["etag"]
     second = publish(api.database, predicted_us=1.0)
+    time.sleep(2 * FRESH_SECONDS)
     newer = api.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
     assert (newer.status_code, newer.json()["revision"]) == (200, second.revision)
 
@@ -158,6 +177,7 @@ def test_the_same_revision_of_another_data_folder_is_sent(api: Api) -> None:
         session.execute(delete(WinnerRow))
     second = publish(api.database, predicted_us=1.0)
     assert second.revision == first.revision
+    time.sleep(2 * FRESH_SECONDS)
     answer = api.client.get(path, headers={"If-None-Match": etag})
     assert answer.status_code == 200
     assert WinnerRecord.model_validate_json(answer.content) == second
@@ -220,4 +240,14 @@ def test_a_record_after_a_withdrawn_one_is_taken_for_a_new_one(api: Api) -> None
     second = publish(api.database, predicted_us=1.0, code_digest="9" * 64)
     assert second.revision == 3
     now += 2 * FRESH_SECONDS
-    assert cache.get([first.key])[first.key].record == second
+    assert record_in(cache, first.key) == second
+
+
+def test_a_record_has_the_parameters_and_the_methods_of_a_call(api: Api) -> None:
+    path = f"/v1/kernels/{publish(api.database).key}"
+    refused = api.client.get(path, params={"revison": 1})
+    assert (refused.status_code, refused.json()["field"]) == (422, "revison")
+    refused = api.client.post(path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "DELETE, GET, HEAD")
+    head = api.client.head(path)
+    assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", api.client.get(path).headers["etag"])

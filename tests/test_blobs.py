@@ -155,6 +155,12 @@ class FailingObjects:
     def delete(self, path: str) -> None:
         self._real.delete(path)
 
+    def delete_older(self, path: str, before: float) -> bool:
+        return self._real.delete_older(path, before)
+
+    def move(self, path: str, to: str) -> None:
+        self._real.move(path, to)
+
     def list(self) -> Iterator[StoredObject]:
         return self._real.list()
 

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from cukiln.cli import main
-from cukiln.cli_doctor import disk, doctor_report, host_compiler, isolation
+from cukiln.cli_doctor import disk, doctor_report, fence, host_compiler
 from cukiln.cli_doctor_gpu import FIRST_DRIVERS, driver, gpu, gpu_findings, package
 from cukiln.cli_findings import Finding, Report
 from storage.settings import load_settings
+from tests.fences import machine
 from tests.fixtures_client import *  # noqa: F403
 from tests.fixtures_client import ScriptedService, problem_json
 from workers.gpu.lease import take_lease
+from workers.means import Means
 from workers.processes import Processes
 from workers.toolchain import find_toolchain
 
@@ -49,7 +51,12 @@ def test_a_machine_with_everything_is_healthy(
     assert [line.split("  ")[0] for line in out.splitlines()] == [
         "g++",
         "nvcc",
-        "isolation",
+        "pid namespace",
+        "network namespace",
+        "sockets",
+        "Landlock",
+        "own user",
+        "pids limit",
         "gpu",
         "redis",
         "database",
@@ -121,14 +128,18 @@ def test_a_service_that_answers_is_found(scripted: ScriptedService, monkeypatch:
     assert "set CUKILN_API_KEY" in found.todo
 
 
-@pytest.mark.parametrize(("alone", "state"), [(True, "found"), (False, "optional")])
-def test_whether_kernels_have_a_network_is_said(alone: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processes, "network_isolation", alone)
-    found = isolation()
-    assert found.state == state
-    words = "kernels run without a network" if alone else "kernels run with this machine's network"
-    assert words in found.detail
-    assert (found.todo is None) == alone
+def test_each_means_of_the_fence_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["pid namespace", "network namespace", "sockets", "Landlock", "own user", "pids limit"]
+    found = {each.name: each for each in fence()}
+    assert list(found) == names
+    assert [each.name for each in found.values() if each.state == "found"] == [
+        name for name, is_there, _ in machine().in_force() if is_there
+    ]
+    monkeypatch.setattr(Processes, "_find_means", lambda self: Means(landlock=4))
+    found = {each.name: each for each in fence()}
+    assert {name for name, each in found.items() if each.state == "found"} - {"pids limit"} == {"Landlock"}
+    assert found["Landlock"].detail == "ABI 4"
+    assert all(found[name].todo for name in names[:3])
 
 
 def test_no_host_compiler_says_how_to_install_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

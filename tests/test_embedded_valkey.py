@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from tests.fixtures_queue import processes_of, wait_for
 from workers import tickets
-from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, url_file
+from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, socket_path, url_file
 
 
 @pytest.fixture
@@ -79,13 +79,51 @@ def test_stopping_leaves_data_and_log_only(server: EmbeddedValkey) -> None:
     assert not processes_of(server.folder)
 
 
-def test_a_data_folder_too_deep_for_a_socket_works_all_the_same(tmp_path: Path) -> None:
+def test_a_data_folder_too_deep_for_a_socket_has_one_short_path_that_stays(tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path / ("deep" * 30) / "valkey")
-    server.start()
-    socket_folder = Path(server.url.removeprefix("unix://")).parent
-    assert client_of(server).ping()
+    url = server.start()
+    socket_folder = Path(url.removeprefix("unix://")).parent
+    assert len(url) < 107
+    assert stat.S_IMODE(socket_folder.stat().st_mode) == 0o700
+    client = client_of(server)
+    assert client.ping()
+    psutil.Process(server.pid).kill()
+    wait_for(lambda: server.poll() is not None)
+    assert server.start() == url
+    assert client.ping(), "what was given the path before the crash finds it again"
     server.stop()
     assert not socket_folder.exists()
+
+
+def test_a_short_path_that_another_has_taken_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+    folder = tmp_path / ("deep" * 30) / "valkey"
+    folder.mkdir(parents=True)
+    taken = socket_path(folder).parent
+    taken.rmdir()
+    taken.symlink_to(tmp_path)
+    try:
+        with pytest.raises(ValkeyFailed, match="not a private folder"):
+            EmbeddedValkey(folder).start()
+    finally:
+        taken.unlink()
+
+
+def test_data_that_cannot_be_read_are_set_aside_and_it_starts_empty(
+    server: EmbeddedValkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.start()
+    for number in range(200):
+        client_of(server).set(f"key{number}", b"x" * 1000)
+    server.stop()
+    [log] = (server.folder / "appendonlydir").glob("*.incr.aof")
+    written = log.read_bytes()
+    log.write_bytes(written[:50_000] + bytes(5_000) + written[55_000:])
+    server.start()
+    assert client_of(server).dbsize() == 0
+    assert (server.folder / "appendonlydir.bad" / log.name).exists()
+    [told] = [record for record in caplog.records if "starts empty" in record.getMessage()]
+    assert "appendonlydir.bad" in told.getMessage()
 
 
 OWNER = """

@@ -13,6 +13,7 @@ from codegen.operators import operator
 from cukiln.types import FrontEntry, WinnerRecord
 from storage import items
 from storage.blobs import BlobStore
+from storage.front import Point
 from storage.jobs import NewJob, create_job, job_state
 from storage.problems import load_problem
 from storage.searches import search_entry
@@ -21,7 +22,6 @@ from storage.winners import get_winners, publish_winner
 from tests.fixtures_queue import QueueWorld, queue_world, valkey  # noqa: F401
 from tests.fixtures_storage import new_problem, problem_ids, winner_record
 from workers.build_winner import WinnerNotBuilt
-from workers.choose_winner import Point
 from workers.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.finish import Ranked, _build_front, _lost_blobs, _publish
@@ -51,11 +51,11 @@ def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
     assert claim is not None and problem is not None
     workplace = Workplace(world.settings, world.database, blobs, world.redis, Processes(), "w")
     context = StepContext(workplace, claim, Cancel())
-    lost = _lost_blobs(context, KEY)
+    lost = _lost_blobs(context, KEY, None)
     with world.database.write() as session:
         status = job_state(session, job.id)
         assert status is not None
-        winner = _publish(context, session, problem, status, [slow], [NOW], lost)
+        winner = _publish(context, session, problem, status, [slow], [NOW], lost, None)
     with world.database.read() as session:
         record = get_winners(session, [KEY])[KEY]
     assert winner == record.front[0].candidate

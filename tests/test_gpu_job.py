@@ -90,7 +90,8 @@ def _data_of(process: psutil.Process) -> str:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[World]:
-    gpu = folder / "gpu.json"
+    (folder / "gpu").mkdir()  # a child makes no file right beside the data folder
+    gpu = folder / "gpu" / "gpu.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVIDIA_SIMULATED_GPU", configure(gpu, noise=0.001))
         settings = load_settings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from storage.devices import LiveDevice, drain_device, live_devices
 from storage.settings import load_settings
 from tests.fake_gpu import configure
+from tests.fences import machine
 from tests.fixtures_queue import QueueWorld, make_world, queue_world, valkey, wait_for  # noqa: F401
 from workers import gpu_worker, main, tickets
 from workers.embedded_valkey import EmbeddedValkey
@@ -157,7 +157,8 @@ def test_it_takes_the_items_of_its_class_and_compares_before_it_measures(world: 
 def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_item_once_it_is_back(
     world: QueueWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu_file = tmp_path / "gpu.json"
+    (tmp_path / "gpu").mkdir()  # a child makes no file right beside the data folder
+    gpu_file = tmp_path / "gpu" / "gpu.json"
     monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(gpu_file))
     worker = world.start("gpu")
     [ref] = world.add("gone", kind="measure", target=CLASS)
@@ -184,12 +185,11 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_item_once_it_i
     assert [one.drained for one in live(world)] == [None]
 
 
-def test_a_worker_says_whether_kernels_have_a_network(world: QueueWorld) -> None:
+def test_a_worker_says_what_its_kernels_are_fenced_in_with(world: QueueWorld) -> None:
     world.start("gpu")
     wait_for(lambda: live(world) and tickets.live_workers(world.redis), 30.0, world.logs())
-    with contextlib.closing(Processes()) as processes:
-        alone = processes.network_isolation
-    assert f"kernels run {'without a network' if alone else 'with this machine'}" in world.logs()
+    for name, _, words in machine().in_force():
+        assert f"fence: {name}: {words}" in world.logs()
 
 
 def test_a_worker_that_is_stopped_ends_with_0(world: QueueWorld) -> None:

@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+import rfc8785
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from codegen.canonical import LARGEST_INTEGER, canonical_json, digest
@@ -220,6 +221,20 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-LARGEST_INTEGER, LARGEST_INTEGER) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(codec="ascii")), inner),
+    max_leaves=8,
+)
+
+
+@given(JSON | PLAIN)
+@example({'\x00\x1f\x7f\b\f\n\r\t"\\/': '\x00\x1f\x7f\b\f\n\r\t"\\/\u2028é\U0001f600'})
+@example({"\U0001f600": 1, "\uffff": 2})  # in UTF-16, as RFC 8785 sorts, the first comes first
+def test_canonical_json_is_rfc_8785_whichever_encoder_writes_it(value: Any) -> None:
+    assert canonical_json(value) == rfc8785.dumps(value)
 
 
 @given(JSON)

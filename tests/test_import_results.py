@@ -88,16 +88,18 @@ def test_a_record_is_of_the_device_that_measured(
 
 
 def test_a_record_says_where_it_was_measured_and_when(
-    records: dict[str, WinnerRecord], results: dict[str, Any]
+    records: dict[str, WinnerRecord], results: dict[str, Any], job: Job
 ) -> None:
     for record in records.values():
         proof = record.front[0].verdict
         assert proof["venue"] == "gpu"
         assert proof["plan_version"] == results["plan_version"]
         device = results["device"]
-        told = {name: proof["imported"][name] for name in ("device", "uuid", "driver")}
-        assert told == {"device": device["name"], "uuid": device["uuid"], "driver": device["driver"]}
-        assert results["written_at"] <= proof["imported"]["imported_at"]
+        imported = record.front[0].imported
+        assert imported is not None
+        assert (imported.id, imported.by) == (job.job, "loopback")
+        assert (imported.device, imported.uuid) == (device["name"], device["uuid"])
+        assert imported.measured_at == results["written_at"] <= imported.imported_at
 
 
 def test_the_winners_library_can_be_fetched_and_chosen(client: Client, records: dict[str, WinnerRecord]) -> None:
@@ -220,6 +222,8 @@ WRONG: list[tuple[Edit, str, str]] = [
     (set_path(*FIRST, "code_digest", None), "problems[0].candidates[0].code_digest", "has code"),
     (set_path(*FIRST, "toolchain", "0" * 64), "problems[0].candidates[0].toolchain", "no such toolchain"),
     (set_path(*FIRST, "resources", {"registers": 3}), "problems[0].candidates[0].resources", "lacks"),
+    (set_path(*FIRST, "details", {"deep": [{"seed": 10**400}]}), "problems[0].candidates[0].details", "holds 1000"),
+    (set_path(*FIRST, "details", {"words": "x" * 17_000}), "problems[0].candidates[0].details", "16384"),
     (set_path(*FIRST, "verdict", "fine"), "problems[0].candidates[0].verdict", ""),
     (set_path(*FIRST, "verdict", "incorrect"), "problems[0].candidates[0].measurement", "nobody else"),
     (set_path(*FIRST, "measurement", None), "problems[0].candidates[0].measurement", "nobody else"),

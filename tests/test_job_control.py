@@ -48,16 +48,16 @@ class World:
         return self.client.submit({"target": "sm_80", **search, **fields, "problems": list(problems)})
 
     def in_compiler(self) -> psutil.Process:
-        """A compiler process, waited for."""
-        wait_for(self.compilers, what="a compiler to start")
-        return self.compilers()[0]
+        """A compiler process, waited for: each lives a moment."""
+        found: list[psutil.Process] = []
+        wait_for(lambda: found.extend(self.compilers()) or found, what="a compiler to start")
+        return found[0]
 
     def worker_and_horse(self, compiler: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
-        """The compile worker that `compiler` works for, and the horse between them."""
-        above = [compiler, *compiler.parents()]
-        # A horse is a fork of its worker and has its name: the worker is the last of them on the way up.
-        named = [process for process in above if name_of(process).startswith("compile ")]
-        return named[-1], named[-2]
+        """The compile worker that `compiler` works for, and its horse, which is a fork of it and has its name."""
+        worker = next(process for process in compiler.parents() if name_of(process).startswith("compile "))
+        horse = next(process for process in worker.children() if name_of(process) == name_of(worker))
+        return worker, horse
 
 
 @pytest.fixture(scope="module")

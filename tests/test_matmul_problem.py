@@ -72,6 +72,7 @@ def faults(**fields: Any) -> dict[str, str]:
         ({"batch": 2, "stride_c": 0}, "stride_c", "at least 4096 is allowed"),
         ({"batch": 2, "stride_b": -1}, "stride_b", "greater than or equal to 0"),
         ({"stride_b": -1}, "stride_b", "greater than or equal to 0"),
+        ({"stride_c": False}, "stride_c", "valid integer"),
         ({"epilogue": [{"op": "evil"}]}, "epilogue.0", "'gelu'"),
         ({"epilogue": [{"op": "gelu", "value": 1.0}]}, "epilogue.0.gelu.value", "not permitted"),
         ({"epilogue": ["x * 2"]}, "epilogue.0", "valid dictionary"),
@@ -151,6 +152,7 @@ def test_defaults_are_packed() -> None:
     problem = matmul(m=3, n=5, k=7, batch=2, layout="tn")
     assert (problem.lda, problem.ldb, problem.ldc) == (3, 5, 5)
     assert (problem.stride_a, problem.stride_b, problem.stride_c) == (21, 35, 15)
+    assert matmul(m=3, n=5, k=7, stride_c=16.0) == matmul(m=3, n=5, k=7)
 
 
 def test_operands_follow_the_launch_abi() -> None:
@@ -206,8 +208,10 @@ def test_the_schema_does_not_show_derived_defaults() -> None:
     assert schema["properties"]["m"]["maximum"] == LARGEST_EXTENT
     assert schema["additionalProperties"] is False
     assert schema["properties"]["dtype"]["enum"] == ["float32", "float16", "bfloat16", "int8"]
-    assert schema["properties"]["acc_dtype"]["enum"] == ["float32", "int32"]
-    assert schema["properties"]["out_dtype"]["enum"] == ["float32", "float16", "bfloat16", "int32"]
+    nothing = {"type": "null"}  # as good as leaving it out
+    assert schema["properties"]["acc_dtype"]["anyOf"] == [{"enum": ["float32", "int32"], "type": "string"}, nothing]
+    out = {"enum": ["float32", "float16", "bfloat16", "int32"], "type": "string"}
+    assert schema["properties"]["out_dtype"]["anyOf"] == [out, nothing]
     assert "default" not in schema["properties"]["out_dtype"]
     assert schema["properties"]["allow_tf32"]["type"] == "boolean"
 

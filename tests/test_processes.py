@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from workers import processes as module
+from tests.fences import NAMESPACES
 from workers import running
+from workers.means import Means
 from workers.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
 from workers.running import Finished
 
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_bytes=1 << 20)
 # A process that uses 0.4 CPU seconds, however busy the machine is.
 BURN = "python3 -c 'import time\nwhile time.process_time() < 0.4: pass'"
-NAMESPACES = module._namespace_prefix() is not None
 
 
 @pytest.fixture(params=["namespace", "sweep"])
@@ -285,13 +285,13 @@ def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> N
 
 
 def test_namespaces_asked_for_where_there_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_namespace_prefix", lambda: None)
+    monkeypatch.setattr(Processes, "_find_means", lambda self: Means())
     with pytest.raises(ProcessError, match="sweep"):
         run(Processes(isolation="namespace", root=tmp_path), "true", tmp_path)
     assert Processes(root=tmp_path).isolation == "sweep"
 
 
-def ended(returncode: int, stderr: str = "", ended_by: module.EndedBy | None = None) -> Finished:
+def ended(returncode: int, stderr: str = "", ended_by: running.EndedBy | None = None) -> Finished:
     return Finished(("nvcc",), returncode, b"", stderr.encode(), 1.0, 1.0, 0, ended_by)
 
 

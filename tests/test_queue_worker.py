@@ -216,8 +216,9 @@ def test_a_horse_dies_with_its_worker_and_its_compiler_with_it(brief_leases: Que
     [ref] = brief_leases.add("first")
     [start] = wait_until_started(brief_leases, ref)
     horse = psutil.Process(start.pid)
-    wait_for(lambda: [child for child in horse.children(recursive=True) if child.name() == "sleep"])
-    tree = horse.children(recursive=True)
+    above = psutil.Process(worker.pid)  # its fence server is the parent of the tools that the horse runs
+    wait_for(lambda: [child for child in above.children(recursive=True) if child.name() == "sleep"])
+    tree = above.children(recursive=True)
     worker.kill()
     worker.wait()
     wait_for(lambda: not any(alive(process) for process in [horse, *tree]), what="the tree to die")
@@ -282,15 +283,14 @@ def test_an_idle_worker_stops_at_once_and_leaves_no_registration(
 
 
 def test_the_step_of_a_cancelled_job_is_stopped_and_its_horse_takes_the_next(queue_world: QueueWorld) -> None:  # noqa: F811
-    queue_world.start("plan")
+    worker = psutil.Process(queue_world.start("plan").pid)
     with queue_world.database.write() as session:
         job = running_job(session, priority=10)
         add_items(session, [NewItem(kind="plan", ref="forever:0-0", jobs=(job,))])
     tickets.add_tickets(queue_world.redis, "plan", None)
     [start] = wait_until_started(queue_world, "forever:0-0")
-    horse = psutil.Process(start.pid)
-    wait_for(lambda: [child for child in horse.children(recursive=True) if child.name() == "sleep"])
-    tree = [child for child in horse.children(recursive=True) if child.name() == "sleep"]
+    wait_for(lambda: [child for child in worker.children(recursive=True) if child.name() == "sleep"])
+    tree = [child for child in worker.children(recursive=True) if child.name() == "sleep"]
     with queue_world.database.write() as session:
         jobs.cancel_job(session, job)
     wait_for(lambda: not any(alive(process) for process in tree), what="the compiler to end")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import Comparison, Contender, Measurement
-from workers.choose_winner import Point, pareto
+from storage.front import Point, pareto
 from workers.rank_measured import MOST_CONTENDERS, NEAR, contenders, is_whole, runner_up, timed, without
 
 

@@ -45,6 +45,7 @@ class World:
         with self.database.write() as session:
             claim = items.claim(session, ["plan"], None, "worker", 5.0)
         assert claim is not None
+        self.reconciler.run_once()  # as it does every second
         return claim
 
 
@@ -88,6 +89,33 @@ def test_an_item_whose_lease_is_over_waits_again_with_a_ticket(world: World) -> 
     world.reconciler.run_once()
     assert world.queued() == 1
     assert world.claim().losses == 1
+
+
+def test_a_clock_that_is_set_neither_keeps_the_work_of_the_dead_nor_takes_that_of_the_living(world: World) -> None:
+    world.queue.add("a", ticket=False)
+    claim = world.claim()
+    for hour in (3600.0, -7200.0):
+        world.clock.set_by(hour)
+        assert world.reconciler.run_once().expired == (), "no time has passed"
+        world.clock.advance(4.0)
+        with world.database.write() as session:
+            assert items.renew(session, claim, 5.0) is items.Renewal.HELD
+        assert world.reconciler.run_once().expired == ()
+    world.clock.set_by(-3600.0)
+    world.clock.advance(5.1)
+    assert [item.kind for item in world.reconciler.run_once().expired] == ["plan"]
+    world.clock.set_by(-3600.0)  # beyond the end of its pause
+    assert world.claim().losses == 1
+
+
+def test_a_reconciler_that_has_just_started_gives_a_lease_its_time(world: World) -> None:
+    world.queue.add("a", ticket=False)
+    world.claim()
+    world.clock.advance(6.0)
+    started = world.another_reconciler()
+    assert started.run_once().expired == ()
+    world.clock.advance(5.1)
+    assert len(started.run_once().expired) == 1
 
 
 def test_a_job_whose_item_was_lost_too_often_ends_and_its_watchers_are_told(world: World) -> None:

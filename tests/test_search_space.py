@@ -228,6 +228,7 @@ def test_a_schedule_with_a_forbidden_value_is_refused() -> None:
     ("search", "field"),
     [
         ({"level": 3}, "level"), ({"level": -1}, "level"), ({"level": "1"}, "level"), ({"depth": 1}, "depth"),
+        ({"level": True}, "level"), ({"level": False}, "level"),
         ({"level": 1, "limit": 0}, "limit"), ({"level": 1, "limit": 10**9}, "limit"),
         ({"level": 1, "seed": -1}, "seed"),
         ({"level": 1, "seed": 2**53}, "seed"), ({"tunables": {"tile_m": []}}, "tunables.tile_m"),

@@ -136,6 +136,50 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     assert not answers(url)
 
 
+def test_a_stopped_process_is_ended_and_started_again(serving: Serving, tmp_path: Path) -> None:
+    url = serving.wait_until_ready()
+    before = serving.pids()
+    for name in ("api", "plan worker"):
+        os.kill(before[name], signal.SIGSTOP)
+    wait_for(lambda: serving.said().count("started again, pid") == 2, 60.0, serving.said())
+    assert "api is stopped by a signal: it is killed" in serving.said()
+    wait_for(lambda: answers(url), 60.0, serving.said())
+    assert gone(before["api"]) and gone(before["plan worker"])
+    world = world_of(serving, tmp_path)
+    [ref] = world.add("quick")
+    wait_for(lambda: world.journal("end", ref), 60.0, serving.said())
+
+
+MUTE_API = """
+import http.server, os, pathlib, time
+mute = pathlib.Path(os.environ["CUKILN_DATA"], "mute")
+mute.unlink(missing_ok=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        if mute.exists():
+            time.sleep(300)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).serve_forever()
+"""
+
+
+def test_an_api_that_runs_and_does_not_answer_is_started_again(settings: Settings, tmp_path: Path) -> None:
+    serving = Serving(tmp_path, settings, api=(sys.executable, "-c", MUTE_API))
+    try:
+        serving.wait_until_ready()
+        before = serving.pids()["api"]
+        (settings.data_dir / "mute").touch()
+        wait_for(lambda: "api started again" in serving.said(), 90.0, serving.said())
+        assert "api does not answer: it is killed" in serving.said()
+        assert gone(before)
+    finally:
+        serving.process.kill()
+        serving.process.wait()
+        wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+
+
 def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(serving: Serving, tmp_path: Path) -> None:
     wait_for(lambda: "data in" in serving.said())
     serving.process.send_signal(signal.SIGINT)

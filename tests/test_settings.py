@@ -84,9 +84,17 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert settings.is_database_embedded
 
 
-LOOKED_AT_WHEN_USED = {"CUKILN_DATA", "CUKILN_NVCC", "CUKILN_CXX", "OPERATOR_PATH", "CUKILN_GPU_LOCKS"}
+LOOKED_AT_WHEN_USED = {
+    "CUKILN_DATA",
+    "CUKILN_NVCC",
+    "CUKILN_CXX",
+    "OPERATOR_PATH",
+    "CUKILN_GPU_LOCKS",
+    "CUKILN_TOOL_FOLDERS",
+}
 """Any text may be a path: `cukiln serve` refuses those that lead nowhere."""
 NONSENSE = {
+    "CUKILN_KEEP_BYTES": "-1",
     "DATABASE_URL": "mysql://x",
     "REDIS_URL": "valkey",
     "CUKILN_BLOBS_URL": "ftp://x",

@@ -19,7 +19,7 @@ from storage.database import Database
 from storage.endings import RECENT_SECONDS, expire_budgets, find_ended
 from storage.group_rows import kernels_of, load_group
 from storage.groups import BuildOutcome, GroupFiles, complete_group, judge_group, record_builds, what_follows
-from storage.imports import Import, ImportedCandidate, ImportedProblem, import_results
+from storage.imports import Import, ImportedCandidate, ImportedProblem, Importer, import_results
 from storage.items import Claim
 from storage.judging_work import Versions
 from storage.lease_builds import FileLimits
@@ -343,7 +343,10 @@ def an_import(candidates: int) -> Import:
         for number in range(candidates)
     ]  # fmt: skip
     problem = ImportedProblem("i", "matmul", {"m": 64}, TARGET, "i" * 64, {"level": 1}, 1, imported, None)
-    return Import("1" * 64, GPU_CLASS, DRIVER, "g1", {"device": GPU_CLASS}, None, False, [problem])
+    return Import("1" * 64, GPU_CLASS, "GPU-1", DRIVER, "g1", 1.0, None, False, [problem])
+
+
+SENDER = Importer("lab")
 
 
 class Killed(BaseException):
@@ -360,7 +363,7 @@ def interrupt(database: Database, monkeypatch: pytest.MonkeyPatch, new: Import, 
 
     monkeypatch.setattr(database, "pause", pause)
     with pytest.raises(Killed):
-        import_results(database, new, lambda session: None)
+        import_results(database, new, SENDER, lambda session: None)
 
 
 def test_an_import_that_is_interrupted_is_gone_on_with(
@@ -373,8 +376,8 @@ def test_an_import_that_is_interrupted_is_gone_on_with(
     assert job is not None and job.state == "queued"
     assert finishes(database) == 0
     monkeypatch.undo()
-    assert import_results(database, new, lambda session: None).new
-    assert not import_results(database, new, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None).new
+    assert not import_results(database, new, SENDER, lambda session: None).new
     assert finishes(database) == 1
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
@@ -392,7 +395,7 @@ def test_an_import_that_goes_on_after_all_loses_nothing(
     assert part is not None
     clearing = (lambda: clear(database)) if when == "while it is written" else (lambda: None)
     monkeypatch.setattr(database, "pause", clearing)
-    assert import_results(database, new, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None).new
     with database.write() as session:
         part(session)
     with database.engine.connect() as connection:
@@ -410,4 +413,4 @@ def test_an_import_that_nobody_goes_on_with_is_forgotten(
     with database.read() as session:
         assert jobs.job_state(session, new.job_id) is None
     monkeypatch.undo()
-    assert import_results(database, new, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None).new

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import stat
 import subprocess
 import sys
 import threading
@@ -20,20 +18,15 @@ from sqlalchemy import select
 
 from cukiln.types import Job
 from storage.tables import BuildRow, GroupRow, ItemRow, LibraryRow
+from tests import counting_worker
 from tests.fixtures_queue import QueueWorld, make_world, valkey, wait_for  # noqa: F401
 from workers.embedded_valkey import EmbeddedValkey
 from workers.serve import child_environment
 from workers.start_checks import free_port
-from workers.toolchain import find_toolchain
 
 FAULTY = Path(__file__).parent / "operators" / "faulty"
 WORKERS = ("plan", "plan", "compile", "compile", "compile", "compile", "reconcile")
 RIGHT, DOES_NOT_COMPILE = 0, 26
-# The log has a line for each file that nvcc compiles: the kernels in it.
-NVCC = """#!/bin/sh
-case " $* " in *" -cubin "*) echo "$(grep -o '^namespace kernel_[0-9a-f]*' group.cu | tr '\\n' ' ')" >> {log};; esac
-exec {nvcc} "$@"
-"""
 SEARCH = {"level": 1, "limit": 4, "seed": 0}
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "dtype": "float32", "search": SEARCH}
 BROKEN = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
@@ -87,7 +80,7 @@ class Cluster:
     def compiled(self) -> list[tuple[str, ...]]:
         """The kernels of every file that nvcc was given."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
-        return [tuple(word for word in line.split() if word != "namespace") for line in lines]
+        return [tuple(line.split()) for line in lines]
 
 
 @contextmanager
@@ -99,13 +92,14 @@ def started(world: QueueWorld, log: Path, kinds: Sequence[str] = WORKERS) -> Ite
         _start(world, f"api-{number}", [sys.executable, "-m", "service"], child_environment(settings))
         urls.append(f"http://127.0.0.1:{port}")
     for number, kind in enumerate(kinds):
-        _start_worker(world, kind, number)
+        _start_worker(world, log, kind, number)
     wait_for(lambda: all(_answers(url) for url in urls), 60, "services answer")
     yield Cluster(world, urls, log)
 
 
-def _start_worker(world: QueueWorld, kind: str, number: int) -> None:
-    _start(world, f"{kind}-{number}", [sys.executable, "-m", "workers.main", kind], world.environment())
+def _start_worker(world: QueueWorld, log: Path, kind: str, number: int) -> None:
+    argv = [sys.executable, "-m", "tests.counting_worker", kind]
+    _start(world, f"{kind}-{number}", argv, {**world.environment(), counting_worker.LOG: str(log)})
 
 
 def _start(world: QueueWorld, name: str, argv: list[str], environment: dict[str, str]) -> None:
@@ -128,16 +122,11 @@ def cluster(counted_world: tuple[QueueWorld, Path]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def counted_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[tuple[QueueWorld, Path]]:  # noqa: F811
-    """Its nvcc writes down what it is given."""
-    log, wrapper = tmp_path / "nvcc.txt", tmp_path / "nvcc"
-    wrapper.write_text(NVCC.format(log=log, nvcc=find_toolchain().nvcc))
-    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    overrides = {"workers": 4, "nvcc": str(wrapper), "operator_path": str(FAULTY), "gpus": "none"}
-    with make_world(tmp_path, valkey.url, **overrides) as world:
-        yield world, log
+    """With the file in which its workers write down what nvcc is given."""
+    with make_world(tmp_path, valkey.url, workers=4, operator_path=str(FAULTY), gpus="none") as world:
+        yield world, tmp_path / "nvcc.txt"
 
 
-@pytest.mark.skipif(shutil.which("grep") is None, reason="no grep")
 def test_a_kernel_is_compiled_once_whoever_asks_for_it(cluster: Cluster) -> None:
     jobs = cluster.run(JOBS)
     assert [job.state for job in jobs] == ["done"] * len(JOBS), cluster.world.logs()[-3000:]
@@ -168,7 +157,6 @@ def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]])
     return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
 
 
-@pytest.mark.skipif(shutil.which("grep") is None, reason="no grep")
 def test_small_jobs_that_wait_are_compiled_in_one_file(counted_world: tuple[QueueWorld, Path]) -> None:
     world, log = counted_world
     with started(world, log, ("plan", "reconcile")) as cluster:
@@ -176,7 +164,7 @@ def test_small_jobs_that_wait_are_compiled_in_one_file(counted_world: tuple[Queu
         jobs = [[{**MATMUL, "search": {"level": 1, "limit": 2, "seed": seed}}] for seed in range(4)]
         ids = [cluster.submit(number, job) for number, job in enumerate([*jobs, [{**BROKEN, **FAULTS}]])]
         wait_for(lambda: not _unplanned(world), 60, "all is planned")
-        _start_worker(world, "compile", 9)
+        _start_worker(world, log, "compile", 9)
         wait_for(lambda: all(cluster.job(one).finished_at for one in ids), 240, "jobs end")
         ended = [cluster.job(one) for one in ids]
         assert [job.state for job in ended] == ["done"] * len(ids), world.logs()[-3000:]

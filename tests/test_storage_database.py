@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from sqlalchemy import inspect, select, text
 
+from codegen.identity import problem_digest
 from cukiln.types import StageSeconds
 from storage import items
 from storage.candidates import candidates_of_problem
@@ -41,7 +42,7 @@ from storage.searches import search_entry
 from storage.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.toolchains import live_toolchains, register_toolchain
 from storage.verify_groups import builds_to_verify
-from storage.winners import get_winners
+from storage.winners import Elsewhere, get_winners, measured_elsewhere, used_by
 from tests.fake_clock import FakeClock
 from tests.fixtures_measuring import COMPARISON, CPU_CLASS, add
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
@@ -99,7 +100,7 @@ def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_
     database.dispose()
 
 
-@pytest.mark.parametrize("revision", ["9999", "0006", "0012"])
+@pytest.mark.parametrize("revision", ["9999", "0006", "0014"])
 def test_a_schema_of_another_release_is_refused_and_left_alone(database_url: str, revision: str) -> None:
     database = Database(database_url)
     database.migrate()
@@ -153,6 +154,17 @@ def older(database_url: str, clock: FakeClock) -> Iterator[Database]:
     make_older(database)
     yield database
     database.dispose()
+
+
+def test_records_of_an_older_release_are_found_by_their_files_and_code(older: Database, clock: FakeClock) -> None:
+    with older.write() as session:
+        before = Older(session, clock.now())
+        for key in ("a" * 64, "b" * 64):
+            before.winner(key, "c")
+    older.migrate()
+    with older.read() as session:
+        found = used_by(session, [*(digit * 64 for digit in "1234"), "5" * 64])
+    assert found == {digit * 64: ["a" * 64, "b" * 64] for digit in "1234"}
 
 
 def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(
@@ -361,8 +373,8 @@ class Older:
             created_at=self.now - 5,
         )
 
-    def winner(self, key: str, candidate: str, searches: Sequence[dict[str, Any]] = ()) -> None:
-        shown = winner_record(key, candidate, searches=list(searches))
+    def winner(self, key: str, candidate: str, searches: Sequence[dict[str, Any]] = (), **changes: Any) -> None:
+        shown = winner_record(key, candidate, searches=list(searches), **changes)
         fields = {name: getattr(shown, name) for name in ("operator", "target", "device_class", "problem")}
         record = shown.model_dump(mode="json")
         self.insert(
@@ -637,6 +649,17 @@ def test_what_the_release_before_had_only_to_finish_is_finished_though_its_budge
 def _migrate(url: str, barrier: object) -> None:
     barrier.wait()  # type: ignore[attr-defined]
     Database(url).migrate()
+
+
+def test_what_the_release_before_had_measured_is_found_by_its_problem(older: Database, clock: FakeClock) -> None:
+    with older.write() as session:
+        before = Older(session, clock.now())
+        before.winner("a" * 64, "c-a", device_class=GPU_CLASS)
+        before.winner("b" * 64, "c-b", device_class=CPU_CLASS)
+    older.migrate()
+    with older.read() as session:
+        asked = [Elsewhere(problem_digest({"m": 64}), TARGET), Elsewhere(problem_digest({"m": 64}), TARGET, GPU_CLASS)]
+        assert measured_elsewhere(session, asked) == {0: (GPU_CLASS, "a" * 64)}
 
 
 def test_processes_that_migrate_at_once_wait_for_each_other(database_url: str) -> None:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
+from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
 from storage.database import Database
 from storage.errors import Conflict
 from storage.items import complete, release
 from storage.libraries import Library, add_library, end_library, find_library, forget_library, start_library
 from storage.new_items import NewItem, add_items
-from storage.winners import get_winners, publish_winner, winner_revisions
+from storage.winners import (
+    Elsewhere,
+    get_winners,
+    measured_elsewhere,
+    publish_winner,
+    stored_winners,
+    winner_stamps,
+)
 from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
-from tests.fixtures_storage import add_job, claim_one, counted_statements, winner_record
+from tests.fixtures_storage import TARGET, add_job, claim_one, counted_statements, winner_record
 
 KEY = "k" * 64
 
@@ -28,7 +39,7 @@ def test_a_record_is_published_and_read_back(database: Database, clock: FakeCloc
     assert publish(database, winner_record(KEY, "c1"), 0, "t1") == (1, True)
     with database.read() as session:
         found = get_winners(session, [KEY, "missing"])
-        assert winner_revisions(session, [KEY, "missing"]) == {KEY: 1}
+        assert winner_stamps(session, [KEY, "missing"]) == {KEY: (1, "t1")}
     assert found == {KEY: winner_record(KEY, "c1").model_copy(update={"revision": 1, "updated_at": clock.now()})}
 
 
@@ -69,6 +80,51 @@ def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -
     with counted_statements(database) as seen, database.read() as session:
         found = get_winners(session, [KEY, *(f"{n:064x}" for n in range(9_999))])
     assert list(found) == [KEY]
+    assert len([statement for statement in seen if "winners" in statement]) == 1
+
+
+def test_stored_records_are_the_json_that_was_published(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1", updated_at=1.0), 0, "t1")
+    with database.read() as session:
+        assert stored_winners(session, []) == winner_stamps(session, []) == {}
+        (found,) = stored_winners(session, [KEY, "missing", KEY]).values()
+        assert found.stamp == winner_stamps(session, [KEY])[KEY] == (1, "t1")
+        assert WinnerRecord.model_validate_json(found.json) == get_winners(session, [KEY])[KEY]
+
+
+def test_a_number_that_json_cannot_hold_is_published_as_none(database: Database) -> None:
+    endless = winner_record(KEY, "c1")
+    front = [endless.front[0].model_copy(update={"predicted_us": math.inf})]
+    publish(database, endless.model_copy(update={"front": front}), 0, "t1")
+    with database.read() as session:
+        (found,) = stored_winners(session, [KEY]).values()
+    (entry,) = json.loads(found.json, parse_constant=lambda name: pytest.fail(name))["front"]
+    assert entry["predicted_us"] is None
+
+
+def test_what_was_measured_is_found_by_its_problem_on_one_class_after_the_other(database: Database) -> None:
+    def key(number: int) -> str:
+        return f"{number:064x}"
+
+    classes = ["predicted:sm_80", "NVIDIA A", "NVIDIA C", "NVIDIA B"]
+    for number, device_class in enumerate(classes):
+        publish(database, winner_record(key(number), "c1", device_class=device_class), 0, f"t{number}")
+    publish(database, winner_record(key(9), "c1", device_class="NVIDIA A", problem={"m": 65}), 0, "t9")
+    here, other = problem_digest({"m": 64}), problem_digest({"m": 65})
+    asked = [
+        Elsewhere(here, TARGET),
+        Elsewhere(here, "sm_90a"),
+        Elsewhere(here, TARGET, "NVIDIA A"),
+        Elsewhere(here, TARGET, "NVIDIA C"),
+        Elsewhere(other, TARGET),
+    ]
+    with counted_statements(database) as seen, database.read() as session:
+        assert measured_elsewhere(session, asked) == {
+            0: ("NVIDIA A", key(1)),
+            2: ("NVIDIA B", key(3)),
+            4: ("NVIDIA A", key(9)),
+        }
+        assert measured_elsewhere(session, []) == {}
     assert len([statement for statement in seen if "winners" in statement]) == 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.render_cpu import render_cpu
+from workers.job_files import write_text
 from workers.processes import Finished, InfrastructureError, Limits, Processes
 from workers.running import once_more
 from workers.toolchain import Toolchain
@@ -107,7 +108,7 @@ def _compile(
     cancel: threading.Event | None,
 ) -> Finished:
     source = library.with_suffix(".cpp")
-    source.write_text(render_cpu(group), encoding="utf-8")
+    write_text(source, render_cpu(group))
     flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()))
     argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, "-lm"]
     finished = processes.run(argv, cwd=library.parent, limits=limits, cancel=cancel)

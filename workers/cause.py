@@ -35,6 +35,7 @@ MACHINE_WORDS = (
     "Read-only file system",
     "Stale file handle",
     "Too many open files",
+    "Permission denied",  # the fence keeps it from a file: another folder has to be named
     "Resource temporarily unavailable",
     "error while loading shared libraries",
 )

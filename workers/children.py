@@ -1,4 +1,5 @@
-"""A process that is kept running: forked by the fork server, started again when it ends, stopped in two steps."""
+"""A process that is kept running: forked by the fork server, started again when it ends or hangs, stopped in two
+steps."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.fork_server import Forked, ForkServer, Request
+from workers.process_tree import is_stopped
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 2.0
 END_SECONDS = 5.0  # until a killed child is gone; after that the end of the fork server ends it
+STOPPED_SECONDS = 1.0
+"""For which a signal may stop it."""
 STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
 
 
@@ -32,6 +36,7 @@ class Child:
     _pause: float = 0.0
     _start_again_at: float | None = None
     _again: bool = False  # it was started again, and has no pid yet
+    _stopped_since: float | None = None
 
     @property
     def pid(self) -> int | None:
@@ -52,7 +57,8 @@ class Child:
         return None if ending is None else ending.returncode
 
     def keep(self) -> str | None:
-        """Look after it: start it again, after a growing pause, where it has ended. Returns what there is to tell."""
+        """Look after it: start it again, after a growing pause, where it has ended; end it where it is stopped. Returns
+        what there is to tell."""
         if self._start_again_at is not None:
             if time.monotonic() < self._start_again_at:
                 return None
@@ -65,13 +71,35 @@ class Child:
             self._again = False
             return f"{self.name} started again, pid {self.pid}"
         if code is None:
-            return None
+            return self._keep_going()
+        self._stopped_since = None
         if time.monotonic() - self._started_at > STEADY_SECONDS:
             self._pause = 0.0
         pause = self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS) or FIRST_PAUSE_SECONDS
         self._start_again_at = time.monotonic() + pause
         where = f"; its log: {self.log}" if self.log is not None else ""
         return f"{self.name} {describe_exit(code)}, starting it again in {pause:g} s{where}"
+
+    def _keep_going(self) -> str | None:
+        if self.pid is None or not is_stopped(self.pid):
+            self._stopped_since = None
+            return None
+        now = time.monotonic()
+        self._stopped_since = self._stopped_since or now
+        return self.end_hung("is stopped by a signal") if now - self._stopped_since > STOPPED_SECONDS else None
+
+    def end_hung(self, why: str) -> str:
+        """Kill what runs and does nothing; `keep` starts it again. Returns what there is to tell."""
+        self._stopped_since = None
+        if self._process is not None:
+            self._process.kill()
+        return f"{self.name} {why}: it is killed"
+
+    @property
+    def runs_for_seconds(self) -> float:
+        """Since its last start; 0 where it has ended or waits for its start."""
+        waits = self._start_again_at is not None or self.pid is None or self.ended() is not None
+        return 0.0 if waits else time.monotonic() - self._started_at
 
     def ask_to_end(self) -> None:
         """SIGTERM."""

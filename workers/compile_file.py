@@ -23,6 +23,7 @@ from codegen.cubin import Cubin, read_cubin
 from codegen.elf import exported_symbols
 from codegen.ptxas_report import Resources, parse_resources
 from codegen.render_library import EMBED_ASSEMBLY
+from workers.job_files import read_bytes, write_text
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
 from workers.running import once_more
 from workers.stopwatch import Stopwatch
@@ -132,8 +133,7 @@ class FileCompiler:
         self._write(SOURCE, text)
         finished = self._run(self._toolchain.device_command(target, SOURCE, CUBIN, PHASES), "nvcc")
         if finished.returncode:
-            ptx = self._folder / PTX
-            raise CompileFailed(_refusal(finished), text, ptx.read_text(errors="replace") if ptx.is_file() else None)
+            raise CompileFailed(_refusal(finished), text, self._read_text(PTX) or None)
         cubin = self._read(CUBIN)
         contents, resources = read_cubin(cubin), parse_resources(finished.text())
         for what, found in (
@@ -215,8 +215,7 @@ class FileCompiler:
         step in which it was ended.
 
         `--time` writes a CSV row per step: source, phase, inputs, output, arch, tool, milliseconds, unit."""
-        path = self._folder / PHASES
-        rows = path.read_text(errors="replace").splitlines()[1:] if path.is_file() else []
+        rows = self._read_text(PHASES).splitlines()[1:]
         found, at, left = [], start, wall_seconds
         for row in (line.split(",") for line in rows):
             name = _phase_name(row[1].strip()) if len(row) >= 8 else None
@@ -229,15 +228,22 @@ class FileCompiler:
 
     def _write(self, name: str, text: str) -> None:
         try:
-            (self._folder / name).write_text(text, encoding="utf-8")
+            write_text(self._folder / name, text)
         except OSError as error:
             raise InfrastructureError(f"cannot write {name}: {error}") from error
 
     def _read(self, name: str) -> bytes:
         try:
-            return (self._folder / name).read_bytes()
+            return read_bytes(self._folder / name, self._limits.output_bytes)
         except OSError as error:
             raise InfrastructureError(f"the compiler succeeded but {name} cannot be read: {error}") from error
+
+    def _read_text(self, name: str) -> str:
+        """Empty where it was not written."""
+        try:
+            return read_bytes(self._folder / name, self._limits.output_bytes).decode("utf-8", "replace")
+        except OSError:
+            return ""
 
 
 def _refusal(finished: Finished) -> str:
@@ -255,6 +261,7 @@ def _limit_words(finished: Finished, limits: Limits) -> str:
         "cpu": f"it used more than {limits.cpu_seconds:g} CPU seconds",
         "memory": f"it used more than {limits.memory_bytes} bytes of memory",
         "output": f"it wrote more than {limits.output_bytes} bytes",
+        "processes": "it started too many processes",
     }[finished.ended_by or "wall"]
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from workers.job_files import write_bytes
 from workers.processes import Limits, ProcessError, Processes
 from workers.running import once_more
 
@@ -35,7 +36,7 @@ def disassemble(
         return None
     try:
         with processes.private_folder() as folder:
-            (folder / CUBIN).write_bytes(cubin)
+            write_bytes(folder / CUBIN, cubin)
             path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)])
             argv = [*command, CUBIN]
             run = partial(processes.run, argv, cwd=folder, limits=limits, env={"PATH": path}, cancel=cancel)

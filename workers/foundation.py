@@ -14,7 +14,7 @@ from storage.settings import Settings
 from workers import tickets
 from workers.embedded_valkey import EmbeddedValkey
 from workers.gpu.interface import Device
-from workers.processes import Processes
+from workers.limits import fenced_processes
 from workers.queue_worker import HORSE_GRACE_SECONDS
 from workers.start_checks import gpus_to_use, refuse_silent_redis
 from workers.toolchain import find_toolchain
@@ -26,7 +26,7 @@ def check_machine(settings: Settings) -> list[Device]:
     """The GPUs to measure on. Raises StorageError, ToolchainMissing, ServeError where operators, compilers or GPUs are
     not what the settings say."""
     check_operator_path(settings)
-    with closing(Processes()) as processes:
+    with closing(fenced_processes(settings)) as processes:
         find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
         return gpus_to_use(settings, processes)
 

@@ -24,7 +24,7 @@ from storage.devices import drained_reason, register_device
 from storage.failures import DATABASE_AWAY
 from storage.settings import Settings
 from workers.gpu.interface import Device, GpuMissing
-from workers.gpu.measure_on_gpu import child_environment, probe
+from workers.gpu.measure_on_gpu import child_environment, probe, shared_folders
 from workers.gpu.plan_version import gpu_plan_version
 from workers.gpu.task import GpuTask
 from workers.processes import Limits, Processes
@@ -86,7 +86,8 @@ def why_silent(settings: Settings, processes: Processes, device: Device) -> str 
             cwd=folder,
             limits=PROBE_LIMITS,
             env=child_environment(folder),
-            network=False,
+            device=True,
+            writes=shared_folders(task),
         )
     answers: dict[str, Any] = {}
     for line in finished.stdout.splitlines():

@@ -21,11 +21,12 @@ from workers.tether import die_with_parent
 
 log = logging.getLogger("cukiln.worker")
 
-Perform = Callable[[str, str | None], object]
-"""(kind, target) of a ticket."""
+Perform = Callable[[str, str | None], bool]
+"""(kind, target) of a ticket; returns whether there was work."""
 
 MAX_GROWTH_BYTES = 256 << 20
 _MESSAGE_BYTES = 4096
+_THERE_WAS = b"1"
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -57,12 +58,13 @@ class Horse:
         waiting.register(self._channel, select.POLLIN)
         return bool(waiting.poll(1000 * seconds))
 
-    def goes_on(self) -> bool:
-        """After `wait`: whether it can be given another ticket."""
+    def answer(self) -> bool | None:
+        """After `wait`: whether there was work; None where it cannot be given another ticket."""
         try:
-            return bool(self._channel.recv(1))
+            told = self._channel.recv(1)
         except ConnectionError:
-            return False
+            return None
+        return told == _THERE_WAS if told else None
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Itself alone: what it started dies with it."""
@@ -84,10 +86,10 @@ def _perform_tickets(channel: socket.socket, worker: int, perform: Perform) -> N
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
         most = _resident_bytes() + MAX_GROWTH_BYTES
         while message := channel.recv(_MESSAGE_BYTES):
-            perform(*json.loads(message))
+            there_was = perform(*json.loads(message))
             if _resident_bytes() > most:
                 break
-            channel.send(b".")
+            channel.send(_THERE_WAS if there_was else b"0")
     except BaseException:  # nothing may unwind into the worker's loop, of which this process holds a copy
         log.exception("the horse %d failed", os.getpid())
         os._exit(1)

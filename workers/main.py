@@ -33,14 +33,16 @@ from storage.errors import SettingsError
 from storage.failures import DATABASE_AWAY
 from storage.logs import set_up_logging
 from storage.operator_path import load_operator_path
+from storage.private import UMASK
 from storage.settings import Settings, load_settings
 from storage.toolchains import register_toolchain
 from workers import embedded_valkey, tickets
 from workers.gpu.interface import GpuMissing
 from workers.gpu.plan_version import gpu_plan_version
 from workers.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, pick_gpu, why_silent
-from workers.processes import InfrastructureError, ProcessError, Processes
-from workers.queue_worker import QueueWorker
+from workers.limits import fenced_processes
+from workers.processes import InfrastructureError, Processes
+from workers.queue_worker import CALL_SECONDS, QueueWorker
 from workers.reconcile import Reconciler
 from workers.run_ticket import run_ticket
 from workers.steps.context import Step, Workplace
@@ -73,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
     parser.add_argument("--device", default="0", help="the GPU to measure on: its UUID or number (default: 0)")
     arguments = parser.parse_args(argv)
+    os.umask(UMASK)
     try:
         settings = load_settings()
         set_up_logging(settings.log_level)
@@ -95,8 +98,6 @@ def prepare() -> None:
     settings = load_settings()
     remember_versions(settings)
     remember_operators()
-    with contextlib.closing(Processes()) as processes:
-        log.debug("processes are fenced by %s", processes.isolation)
     warm_database(settings.database_url)
 
 
@@ -134,7 +135,7 @@ def run_worker(
 def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str) -> int:
     """Measure on one GPU until SIGTERM or SIGINT, or until it is drained; returns the exit status. Raises GpuMissing,
     InfrastructureError, WorkerError."""
-    with contextlib.closing(Processes()) as processes:
+    with contextlib.closing(fenced_processes(settings)) as processes:
         found = pick_gpu(find_gpus(settings, processes), device)
     workplace = make_workplace(settings)
     workplace.device, workplace.targets = found, (found.name,)
@@ -153,21 +154,20 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
 
 
 def _take_tickets(kind: str, workplace: Workplace, steps: Mapping[str, Step], signs: Signs) -> None:
-    log.info("processes are fenced by %s", workplace.processes.isolation)  # asked before the fork: 10 ms
-    if kind in (tickets.COMPILE, tickets.GPU):
-        _say_network(workplace.processes)
+    _say_fence(workplace.processes)  # asked before the fork, which then has it
     remember_versions(workplace.settings)
     if kind == tickets.COMPILE:
         keep_warm(workplace.processes)
     queues = [tickets.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
-        tickets.connect(redis_url(workplace.settings)),
+        tickets.connect(redis_url(workplace.settings), answer_seconds=CALL_SECONDS),
         functools.partial(run_ticket, workplace, steps),
         before_fork=workplace.database.dispose,  # a horse must not inherit a connection
         before_ticket=lambda: kind != tickets.COMPILE or keep_warm(workplace.processes),
         beat=signs.beat,
         may_go_on=signs.may_go_on,
+        look=(kind, workplace.targets[0] if workplace.targets else None),
     ).work()
 
 
@@ -176,15 +176,10 @@ def keep_warm(processes: Processes) -> bool:
     return processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
 
 
-def _say_network(processes: Processes) -> None:
-    """Whether the kernels that this worker runs have a network: not every machine can keep them from it."""
-    try:
-        if processes.network_isolation:
-            log.info("kernels run without a network")
-        else:
-            log.warning("kernels run with this machine's network: it allows no network namespace")
-    except ProcessError as error:
-        log.warning("not known whether kernels run without a network: %s", error)
+def _say_fence(processes: Processes) -> None:
+    """What fences in the compilers and kernels that this worker runs: not every machine has all of it."""
+    for name, is_there, words in processes.means.in_force():
+        log.log(logging.INFO if is_there else logging.WARNING, "fence: %s: %s", name, words)
 
 
 def remember_versions(settings: Settings) -> None:
@@ -244,7 +239,7 @@ def make_workplace(settings: Settings) -> Workplace:
         database=database,
         blobs=BlobStore(database, settings.blobs_url),
         redis=tickets.connect(redis_url(settings)),
-        processes=Processes(),
+        processes=fenced_processes(settings),
         name=f"{socket.gethostname()}.{os.getpid()}",
     )
 

@@ -7,30 +7,22 @@ ProcessError                what was asked cannot be started here
 └── InfrastructureError     the machine failed, not the work: killed from outside, out of memory, disk full
 ```
 
-A run owns a tree of processes, not one: killing nvcc alone leaves cicc and its temporary files behind for seconds.
-Where a PID namespace is allowed, the tree is
-
-```
-caller ─ setpriv ► sh ► unshare ─ sh (process 1 of the namespace) ─ the program ─ what it starts
-         (► : exec, same process; ─ : child)
-```
-and ends as a whole with process 1, which ends with unshare (`--kill-child`), which ends with the caller
-(`--pdeathsig`), also where the caller is SIGKILLed. Elsewhere `sweep_children.py`, a sub-reaper, stands in unshare's
-place.
-
-Code that nobody has judged yet runs without a network: in a network namespace of its own, whose one interface (lo) is
-down. Where the machine allows none, it runs all the same; `Processes.network_isolation` says so.
+A run owns a tree of processes, not one: killing nvcc alone leaves cicc and its temporary files behind for seconds. Each
+is a fork of a small process of this object, the fence server, that has gone into its fence (`workers.fence`) before it
+becomes the program: with the means that the machine has (`workers.means`) and the files that it may touch
+(`workers.access`).
 
 Limits are enforced by looking at the whole tree every 20 to 50 ms, because every limit of the kernel is per process:
 - CPU: utime + stime of the living and of the reaped; RLIMIT_CPU a little above it is the backstop;
 - memory: resident anonymous pages. RLIMIT_AS would be wrong: address-sanitised programs map terabytes that they never
   touch, and a tool that runs into it dies with words of its own that look like a verdict on the kernel;
-- output: RLIMIT_FSIZE per file, and stdout and stderr together.
+- output: RLIMIT_FSIZE per file, stdout and stderr together, and what lies in the child's own folders.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -39,13 +31,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, partial
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
 
-from workers.fence import Fence
+from workers import running
+from workers.access import ROOT, Access, device_access, tool_access
+from workers.fence import Fence, processes_of_all
 from workers.fork_server import ForkServer, Request, module_of
-from workers.running import EndedBy, Ending, Finished, Leader, Limits, Stream, reap
+from workers.means import Means
+from workers.running import EndedBy, Finished, Leader, Limits, Stream
 
 __all__ = [
     "EndedBy",
@@ -80,74 +75,59 @@ class InfrastructureError(ProcessError):
     """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere."""
 
 
-# Process 1 of a namespace ignores signals it has no handler for, abort() included, so the program is its child.
-# dash would exec the last command of -c: hence the exit.
-_INIT = '"$@" 2>&3 3>&-; exit $?'
-# PPID closes the race of a caller that died before setpriv had asked for its death signal. -f counts 512-byte blocks.
-# Descriptor 3 is the program's stderr: what sh ("Killed") and unshare say must not mix with the tool's words.
-_GUARD = (
-    '[ "$PPID" = "$1" ] || exit 125; ulimit -c 0; ulimit -t "$2"; ulimit -f "$3"; shift 3; exec "$@" 3>&2 2>/dev/null'
-)
-
-# The pipe on its stdin ends with the last process that holds the other end.
-_UNDERTAKER = 'trap "" HUP INT TERM; read line; rm -rf -- "$1"'
-_BLOCK_BYTES = 512  # of `ulimit -f`
+# The pipe on its stdin ends with the last process that holds the other end. What the owner's children still write in
+# their last moment keeps `rm` from removing a folder.
+_UNDERTAKER = 'trap "" HUP INT TERM; read line; for again in 1 2 3 4 5; do rm -rf -- "$1" && exit; sleep 0.5; done'
 _FORK_SECONDS = 30.0  # for a fence server that is still importing, on a busy machine
 _SYSTEM_PATH = "/usr/bin:/bin"
-_QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=1 << 30, output_bytes=1 << 16)
-
-
-@cache
-def _namespace_prefix(network: bool = True) -> tuple[str, ...] | None:
-    """unshare with the flags that work here; None where namespaces (or util-linux) are not to be had. Asked once.
-    Without `network` also a network namespace."""
-    more = () if network else ("--net",)
-    try:
-        unshare, shell, _ = _tool("unshare"), _tool("sh"), _tool("setpriv")
-    except FileNotFoundError:
-        return None
-    for extra in ((), ("--user", "--map-root-user")):
-        prefix = (unshare, *extra, *more, "--pid", "--fork", "--kill-child")
-        probe = subprocess.run([*prefix, shell, "-c", "exit 0"], capture_output=True, check=False, timeout=10)
-        if probe.returncode == 0:
-            return prefix
-    return None
+_MEANS = "workers.means"
 
 
 class Processes:
     """Starts programs under limits. `isolation`: "namespace", "sweep" or "auto", which takes the first where it can.
+    `secrets`: files and folders that no child may touch; `reads`: folders that every one may read beside the system's.
 
     All private folders live in one folder of this object. A shell that holds the other end of a pipe removes it as soon
     as this process is gone, however it went: a SIGKILLed worker leaves no temporary files.
     """
 
-    def __init__(self, *, isolation: Literal["auto", "namespace", "sweep"] = "auto", root: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        isolation: Literal["auto", "namespace", "sweep"] = "auto",
+        root: Path | None = None,
+        secrets: Sequence[Path] = (),
+        reads: Sequence[Path] = (),
+    ) -> None:
         self._isolation = isolation
         self._parent = root
-        self._lock = threading.Lock()
+        self._secrets = tuple(secrets)
+        self._reads = tuple(reads)
+        self._lock = threading.RLock()
         self._root: Path | None = None
         self._owner = 0
         self._undertaker: subprocess.Popen[bytes] | None = None
-        self._network_isolation: bool | None = None
+        self._means: Means | None = None
+        self._server: ForkServer | None = None
         self._warm: ForkServer | None = None
 
     @property
     def isolation(self) -> Literal["namespace", "sweep"]:
-        """What a run is fenced with on this machine."""
-        if self._isolation == "auto":
-            return "namespace" if _namespace_prefix() else "sweep"
-        return self._isolation
+        """What ends a tree on this machine."""
+        return "namespace" if self.means.namespaces else "sweep"
 
     @property
-    def network_isolation(self) -> bool:
-        """Whether what runs with `network=False` has no network on this machine. Tried once, with a process that says
-        which network it has."""
-        if self._network_isolation is None:
-            command = ["readlink", "/proc/self/ns/net"]
-            asked = self.run(command, cwd=Path("/"), limits=_QUESTION, network=False)
-            ours = str(Path("/proc/self/ns/net").readlink())
-            self._network_isolation = asked.ok and asked.stdout.decode().strip() != ours
-        return self._network_isolation
+    def means(self) -> Means:
+        """What a run is fenced in with on this machine. Tried once. Raises ProcessError."""
+        with self._lock:
+            if self._means is None:
+                found = self._find_means()
+                if self._isolation == "namespace" and not found.namespaces:
+                    raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
+                if self._isolation == "sweep":
+                    found = replace(found, namespaces="", network=False, proc=False)
+                self._means = found
+            return self._means
 
     def run(
         self,
@@ -157,12 +137,13 @@ class Processes:
         limits: Limits,
         env: Mapping[str, str] | None = None,
         cancel: threading.Event | None = None,
-        network: bool = True,
+        device: bool = False,
+        writes: Sequence[Path] = (),
     ) -> Finished:
         """Run to the end and return how it ended. `env` adds to the minimal environment; nothing else is inherited.
-        Without `network` there is none, where the machine allows that. Raises ProgramMissing and InfrastructureError
-        (no process, no folder can be made)."""
-        with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel, network=network) as stream:
+        `device`: it uses a GPU. `writes`: as of `stream`. Raises ProgramMissing and InfrastructureError (no process, no
+        folder can be made)."""
+        with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel, device=device, writes=writes) as stream:
             return stream.wait()
 
     @contextlib.contextmanager
@@ -174,21 +155,28 @@ class Processes:
         limits: Limits,
         env: Mapping[str, str] | None = None,
         cancel: threading.Event | None = None,
-        network: bool = True,
+        device: bool = False,
+        reads: Sequence[Path] = (),
+        writes: Sequence[Path] = (),
         stdin: bytes = b"",
     ) -> Iterator[Stream]:
         """Run with stdout read line by line. `stdin`: all that the program reads there, less than a pipe holds (64
-        KiB). Leaving the block kills what still runs."""
+        KiB). `reads`, `writes`: folders for it beside those that it has anyway; `cwd` is its own. Leaving the block
+        kills what still runs."""
         program = shutil.which(argv[0], path=_path()) if "/" not in argv[0] else argv[0]
         if program is None or not os.access(program, os.X_OK):
             raise ProgramMissing(argv[0])
         with self.private_folder("tmp") as temporary:
             environment = {**_environment(), "TMPDIR": str(temporary), "HOME": str(temporary), **(env or {})}
+            folders = [temporary] if cwd == Path("/") else [temporary, cwd]
             try:
-                leader = self._start([program, *argv[1:]], cwd, environment, limits, network, stdin)
+                fence = self._fence([program, *argv[1:]], limits, [*folders, *writes], reads, device)
+                self._hand_over(folders, fence.user)
+                leader = self._start([program, *argv[1:]], cwd, environment, fence, stdin)
             except OSError as error:
                 raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
-            stream = Stream(tuple(argv), leader, limits, cancel, namespace=self.isolation == "namespace")
+            namespace = self.isolation == "namespace"
+            stream = Stream(tuple(argv), leader, limits, cancel, namespace=namespace, folders=folders)
             try:
                 yield stream
             finally:
@@ -208,49 +196,124 @@ class Processes:
 
     def keep_warm(self, module: str, env: Mapping[str, str]) -> bool:
         """From now on `python -m MODULE …`, run with this Python, is forked from a process that has imported `module`
-        with the environment `env`, and calls its `main()` inside the same fence. Called again, it starts that process
-        again where it has ended, and returns False: what this process has forked before does not find the new one. Only
-        where namespaces are allowed; the calling thread must outlive the process."""
-        if self.isolation != "namespace":
-            return True
+        with the environment `env`, and calls its `main()` inside the same fence. Called again, it starts that process,
+        and the fence server, again where it has ended, and returns False: what this process has forked before does not
+        find the new one. The calling thread must outlive the process."""
         if self._warm is None:
             self._warm = ForkServer("fence server", [module], env={**_environment(), **env}, cwd=Path("/"))
-        return self._warm.ensure_running()
+        runs = self._fence_server().ensure_running()
+        return self._warm.ensure_running() and runs
+
+    def _fence_server(self) -> ForkServer:
+        """It imports next to nothing, so that its forks are fast, and ends when no process has its channel any more."""
+        if self._server is None:
+            env = {**_environment(), "PYTHONPATH": str(ROOT)}
+            self._server = ForkServer("fence server", [_MEANS], env=env, cwd=Path("/"), tied=False)
+            self._server.ensure_running()
+        return self._server
 
     def _start(
-        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], limits: Limits, network: bool, stdin: bytes
+        self, argv: Sequence[str], cwd: Path, env: Mapping[str, str], fence: Fence | None, stdin: bytes
     ) -> Leader:
-        """A fork of the process that is kept warm, where that runs `argv`, else a new program."""
+        """A fork of the process that is kept warm, where that runs `argv`, else of the fence server."""
         (source, sink), (stdout, out), (stderr, err) = (_pipe() for _ in range(3))
         with source, out, err:
             with sink:
                 sink.write(stdin)
-            if self._warm is not None and module_of(argv) in self._warm.modules:
-                prefix = self._namespaces(network)
-                cpu_seconds, blocks = _rlimits(limits)
-                fence = Fence("--user" in prefix, "--net" in prefix, cpu_seconds, blocks * _BLOCK_BYTES)
-                request = Request("python", argv, env, cwd=str(cwd), fence=fence)
-                forked = self._warm.fork(request, [source.fileno(), out.fileno(), err.fileno()])
+            request = Request("fence", argv, env, cwd=str(cwd), fence=fence)
+            for server in self._servers(argv):
+                forked = server.fork(request, [source.fileno(), out.fileno(), err.fileno()])
                 forked.receive(_FORK_SECONDS)
                 if forked.pid is not None:
                     return Leader(forked.pid, stdout, stderr, forked.wait)
-                log.warning("a new interpreter runs %s: the fence server has ended, or does not answer", argv[2])
-            process = subprocess.Popen(
-                self._command(argv, limits, network),
-                cwd=cwd,
-                env=env,
-                stdin=source,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-            return Leader(process.pid, stdout, stderr, partial(_reap, process))
+                log.warning("a fence server has ended, or does not answer: another starts %s", argv[0])
+        raise OSError("no fence server answers")
+
+    def _servers(self, argv: Sequence[str]) -> Iterator[ForkServer]:
+        """Those to try, one after the other: one that was killed is started again, by a forked worker for itself."""
+        if self._warm is not None and module_of(argv) in self._warm.modules:
+            yield self._warm
+        with self._lock:
+            server = self._fence_server()
+        yield server
+        with self._lock:
+            if self._server is server:
+                server.stop()
+                self._server = None
+            server = self._fence_server()
+        yield server
+
+    def _find_means(self) -> Means:
+        argv = [sys.executable, "-m", _MEANS]
+        leader = self._start(argv, Path("/"), {**_environment(), "PYTHONPATH": str(ROOT)}, None, b"")
+        with leader.stdout, leader.stderr:
+            said, faults = leader.stdout.read(), leader.stderr.read()
+        try:
+            return Means(**json.loads(said))
+        except ValueError as error:
+            raise InfrastructureError(f"the fence cannot be tried: {faults.decode(errors='replace')[-500:]}") from error
+
+    def _fence(
+        self, argv: Sequence[str], limits: Limits, writes: Sequence[Path], reads: Sequence[Path], device: bool
+    ) -> Fence:
+        means = self.means
+        user = means.user_of(os.getpid())
+        if device or not all(map(self._is_own, writes)):
+            user = None  # another folder is not handed over
+        access = self._access(argv, writes, reads, device, user is not None)
+        if user is not None and (not access.is_open or (access.covers and not means.namespaces)):
+            # What it needs is closed to others, or lies where they cannot go.
+            user, access = None, self._access(argv, writes, reads, device, False)
+        return Fence(
+            means=means,
+            # Backstops of the limits that are looked at.
+            cpu_seconds=int(limits.cpu_seconds) + 2,
+            file_bytes=limits.output_bytes,
+            rules=access.rules,
+            covers=access.covers if means.namespaces else {},
+            user=user,
+            processes=None if device else self._most_processes(user),
+            device=device,
+        )
+
+    def _access(
+        self, argv: Sequence[str], writes: Sequence[Path], reads: Sequence[Path], device: bool, own_user: bool
+    ) -> Access:
+        hide = bool(self.means.namespaces) and not self.means.landlock
+        if device:
+            return device_access(secrets=self._secrets, writes=writes, hide=hide)
+        return tool_access(
+            Path(argv[0]),
+            secrets=self._secrets,
+            reads=(*self._reads, *reads),
+            writes=writes,
+            python=sys.executable in argv,
+            own_proc=self.means.proc,
+            own_user=own_user,
+            hide=hide,
+        )
+
+    def _is_own(self, folder: Path) -> bool:
+        return self._root in folder.parents
+
+    def _hand_over(self, folders: Sequence[Path], user: int | None) -> None:
+        """To the child's own user, or back. What was written there stays readable: see `workers.job_files`."""
+        if self.means.users:
+            for folder in filter(self._is_own, folders):
+                os.chown(folder, *((os.geteuid(), os.getegid()) if user is None else (user, user)))
+
+    def _most_processes(self, user: int | None) -> int | None:
+        """What RLIMIT_NPROC counts: the processes of a user, in a namespace of users those of it. It does not bind
+        root."""
+        if user is None and os.geteuid() == 0:
+            return None
+        return running.PROCESSES + (0 if user is not None or self.means.namespaces == "user" else processes_of_all())
 
     def close(self) -> None:
-        """Remove the folder of this object and end what is kept warm. Further runs make a new folder."""
-        if self._warm is not None:
-            self._warm.stop()
-            self._warm = None
+        """Remove the folder of this object and end its servers. Further runs make new ones."""
+        for server in filter(None, (self._warm, self._server)):
+            server.stop()
+        self._warm = self._server = None
         with self._lock:
             undertaker, self._undertaker, self._root = self._undertaker, None, None
             if undertaker is None or self._owner != os.getpid():
@@ -259,28 +322,13 @@ class Processes:
         undertaker.stdin.close()
         undertaker.wait()
 
-    def _command(self, argv: Sequence[str], limits: Limits, network: bool) -> list[str]:
-        cpu, blocks = map(str, _rlimits(limits))
-        if self.isolation == "namespace":
-            prefix = self._namespaces(network)
-            shell = _tool("sh")
-            guard = [_tool("setpriv"), "--pdeathsig", "KILL", shell, "-c", _GUARD, "guard", str(os.getpid())]
-            return [*guard, cpu, blocks, *prefix, shell, "-c", _INIT, "init", *argv]
-        sweeper = Path(__file__).with_name("sweep_children.py")
-        bounds = [str(os.getpid()), cpu, str(limits.output_bytes), "network" if network else "no-network"]
-        return [sys.executable, "-I", "-S", str(sweeper), *bounds, *argv]
-
-    def _namespaces(self, network: bool) -> tuple[str, ...]:
-        prefix = (None if network else _namespace_prefix(network=False)) or _namespace_prefix()
-        if prefix is None:
-            raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
-        return prefix
-
     def _private_root(self) -> Path:
         with self._lock:
             # A forked worker must not use its parent's folder: its undertaker watches the parent.
             if self._root is None or self._owner != os.getpid() or not self._root.is_dir():
                 root = Path(tempfile.mkdtemp(prefix="cukiln-", dir=self._parent))
+                if self.means.users and not self.means.namespaces:
+                    root.chmod(0o711)  # a child's own user has to pass
                 try:
                     self._undertaker = subprocess.Popen(
                         [_tool("sh"), "-c", _UNDERTAKER, "undertaker", str(root)],
@@ -297,20 +345,9 @@ class Processes:
             return self._root
 
 
-def _rlimits(limits: Limits) -> tuple[int, int]:
-    """Seconds of CPU, and blocks of a file: backstops of the limits that are looked at."""
-    return int(limits.cpu_seconds) + 2, max(1, limits.output_bytes // _BLOCK_BYTES)
-
-
 def _pipe() -> tuple[IO[bytes], IO[bytes]]:
     reading, writing = os.pipe()
     return os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> Ending | None:
-    ending = reap(process.pid, os.WNOHANG)
-    process.returncode = None if ending is None else ending.returncode
-    return ending
 
 
 def _environment() -> dict[str, str]:

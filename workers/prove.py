@@ -23,8 +23,8 @@ from codegen.test_plan import Part
 from storage.errors import SettingsError
 from storage.operator_path import load_operator_path
 from storage.settings import Settings, load_settings
-from workers.limits import process_limits
-from workers.processes import ProcessError, Processes
+from workers.limits import fenced_processes, process_limits
+from workers.processes import ProcessError
 from workers.toolchain import ToolchainMissing, find_toolchain
 from workers.verify_cpu import CpuVerdict, verify_on_cpu
 
@@ -100,7 +100,7 @@ def _to_stderr(words: str) -> None:
 
 
 def _judge(kernels: Sequence[Kernel], options: Options, settings: Settings) -> list[CpuVerdict]:
-    with closing(Processes()) as processes:
+    with closing(fenced_processes(settings)) as processes:
         toolchain = find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
         return verify_on_cpu(
             kernels,

@@ -5,6 +5,7 @@ job's hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the 
 which knows one function name and refuses every field beyond a plain ticket; RQ's own parsing, its registries,
 retries, commands over pub/sub and maintenance (which marks a stuck job failed) are not used. A ticket is forgotten as
 soon as it is taken: what it was for is in the database, claimed under a lease, so there is nothing for RQ to recover.
+A worker that has had no ticket for some seconds looks without one: Redis may be silent, or full, and work goes on.
 
 ```
 worker  ── tickets ──► horse, a fork (`workers.horse`)
@@ -44,6 +45,10 @@ HEARTBEAT_SECONDS = 1.0
 HEARTBEAT_TTL_SECONDS = 4  # RQ adds a literal 60 to its own; a worker that is gone should be known to be gone
 HORSE_GRACE_SECONDS = 5.0  # for a horse to hand its item back when the worker is stopped
 AWAY_SECONDS = 0.2  # between two looks for a Redis that is away
+LOOK_SECONDS = 3.0  # without a ticket, until the database is asked
+TICKET_WAIT_SECONDS = 1.0  # of one call to Redis, so that heartbeats go on
+CALL_SECONDS = TICKET_WAIT_SECONDS + 1.0
+"""What the connection has to allow a call."""
 
 _TICKET_BYTES = 4096  # of the decompressed call; a real one has about 60
 _PLAIN_FIELDS = frozenset(
@@ -94,6 +99,7 @@ class QueueWorker(Worker):
     `before_fork` closes what must not be shared with a child (database connections). `before_ticket` returns whether a
     horse that has run before may be used again. `beat` is called about every second, idle or busy, for the owner's own
     signs of life. `may_go_on` is asked before each look for a ticket: False ends the worker. None of them may raise.
+    `look`: the kind and target that the horse is given where no ticket comes.
     """
 
     job_class = TicketJob
@@ -108,6 +114,7 @@ class QueueWorker(Worker):
         before_ticket: Callable[[], bool] = lambda: True,
         beat: Callable[[], None] = lambda: None,
         may_go_on: Callable[[], bool] = lambda: True,
+        look: tuple[str, str | None] | None = None,
     ) -> None:
         name = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
         super().__init__(
@@ -126,6 +133,8 @@ class QueueWorker(Worker):
         self._before_ticket = before_ticket
         self._beat = beat
         self._may_go_on = may_go_on
+        self._look = look
+        self._look_at = time.monotonic() + LOOK_SECONDS
         self._waiting = self._busy = False
         self._horse: Horse | None = None
         self._kill_horse_at: float | None = None
@@ -145,6 +154,8 @@ class QueueWorker(Worker):
                     taken = True
                     self.execute_job(*ticket)
                     self._turn_queues()
+                elif self._look is not None and time.monotonic() >= self._look_at:
+                    self._perform_one(*self._look)
         except StopRequested:
             log.debug("stopped while waiting for a ticket")
         self._end_horse()
@@ -194,8 +205,13 @@ class QueueWorker(Worker):
             tickets.forget(self.connection, job)
         except RedisError as error:
             log.warning("ticket %s not removed: %s", job.id, error)  # taken twice, it finds nothing left to claim
-        if refusal is None and self._give(*job.args):
-            self._await_horse()
+        if refusal is None:
+            self._perform_one(*job.args)
+
+    def _perform_one(self, kind: str, target: str | None) -> None:
+        """Whatever waits. Where something did, more may: without tickets the next look is at once."""
+        there_was = self._give(kind, target) and self._await_horse()
+        self._look_at = time.monotonic() + (0.0 if there_was else LOOK_SECONDS)
 
     def _give(self, kind: str, target: str | None) -> bool:
         """To a horse that lives; False where the worker is stopped before: another worker begins it."""
@@ -216,8 +232,8 @@ class QueueWorker(Worker):
             self._horse = Horse(self._perform)
         return self._horse
 
-    def _await_horse(self) -> None:
-        """Until the horse has performed its ticket, or has ended, with heartbeats."""
+    def _await_horse(self) -> bool:
+        """Until the horse has performed its ticket, or has ended, with heartbeats; returns whether there was work."""
         assert self._horse is not None
         self._busy = True
         while not self._horse.wait(HEARTBEAT_SECONDS):
@@ -225,8 +241,10 @@ class QueueWorker(Worker):
             if self._kill_horse_at is not None and time.monotonic() > self._kill_horse_at:
                 self._horse.kill()
         self._busy = False
-        if not self._horse.goes_on() and (code := self._end_horse()) != 0:
+        there_was = self._horse.answer()
+        if there_was is None and (code := self._end_horse()) != 0:
             log.warning("the horse ended with %d; its item waits again when its lease is over", code)
+        return bool(there_was)
 
     def _end_horse(self) -> int:
         """Of one that is idle or has ended; returns its exit code."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cukiln.types import Comparison, Contender, MeasuredOn, Measurement, RunnerUp
-from workers.choose_winner import Point, pareto, thinned
+from storage.front import Point, pareto, thinned
 
 MOST_CONTENDERS = 8  # of a comparison: each takes its turn in every round, and a finish publishes no more points
 NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ by less, so any of these may be best

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -21,7 +21,9 @@ from storage.blobs import BlobStore
 from storage.database import Database
 from storage.endings import CLEARED_AT_ONCE, expire_budgets, find_ended
 from storage.failures import DATABASE_AWAY
+from storage.lease_watch import LeaseWatch
 from storage.pending_builds import give_up_place
+from storage.retention import Keep, Removed, collect
 from storage.settings import Settings
 from storage.toolchains import gone_toolchains
 from workers import tickets
@@ -29,6 +31,9 @@ from workers import tickets
 log = logging.getLogger("cukiln.reconcile")
 
 SWEEP_SECONDS = 60.0  # between looks for what crashes leave behind; nothing waits for it
+COLLECT_SECONDS = 86_400.0  # between the ends and beginnings of removing what is old
+COLLECT_FIRST_SECONDS = 600.0  # after the start
+COLLECT_ROUND_SECONDS = 0.5  # of one round: leases and budgets are looked at in between
 ALIVE_ROUNDS = 3  # missed rounds before a reconciler counts as gone
 ROUND_SECONDS = 5.0  # a long round: many leases at once, a sweep of many files
 
@@ -50,8 +55,15 @@ class Reconciler:
     database: Database
     blobs: BlobStore
     redis: Redis
+    _leases: LeaseWatch = field(init=False)
     _sweep_at: float = field(default=0.0, init=False)
+    _collect_at: float = field(default_factory=lambda: time.monotonic() + COLLECT_FIRST_SECONDS, init=False)
+    _collector: Iterator[Removed] | None = field(default=None, init=False)
+    _removed: Removed = field(default=Removed(), init=False)
     _taken: dict[tuple[str, str | None], Set[str]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._leases = LeaseWatch(self.settings.lease_seconds)
 
     def run(self, stop: Event) -> None:
         """A round every `settings.poll_seconds`. A database that is away ends a round, not the loop."""
@@ -69,7 +81,7 @@ class Reconciler:
         """End budgets and leases, settle what that ended, write the missing tickets; sometimes sweep."""
         with self.database.write() as session:
             over_budget = expire_budgets(session)
-            expired = items.expire_leases(session)
+            expired = items.expire_leases(session, self._leases.silent(session))
             touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
         self._give_up_gone_compilers()
@@ -83,6 +95,8 @@ class Reconciler:
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_SECONDS
             self._sweep()
+        if self._collector is not None or time.monotonic() >= self._collect_at:
+            self._collect_some()
         return Round(tuple(expired), tuple(over_budget), written)
 
     def _write_tickets(self) -> int:
@@ -128,6 +142,23 @@ class Reconciler:
             with self.database.write() as session:
                 give_up_place(session, *gone[0], CLEARED_AT_ONCE)
             self.database.pause()
+
+    def _collect_some(self) -> None:
+        """A part of what is old; the next round goes on. Bytes are swept later."""
+        until = time.monotonic() + COLLECT_ROUND_SECONDS
+        if self._collector is None:
+            keep = Keep(self.settings.keep_days * 86_400, self.settings.keep_bytes)
+            self._collector, self._removed = collect(self.database, keep), Removed()
+        collector, self._collector = self._collector, None  # one that fails is begun anew
+        for removed in collector:
+            self._removed += removed
+            self.database.pause()
+            if time.monotonic() >= until:
+                self._collector = collector
+                return
+        self._collect_at = time.monotonic() + COLLECT_SECONDS
+        if self._removed != Removed():
+            log.info("removed what was old: %s", self._removed)
 
     def _sweep(self) -> None:
         self._clear_ended(all_jobs=True)

@@ -8,17 +8,21 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from workers import process_tree
 from workers.cause import Cause, cause_of, signals_in, signed
+from workers.job_files import disk_use
 
-EndedBy = Literal["wall", "cpu", "memory", "output", "cancelled"]
+EndedBy = Literal["wall", "cpu", "memory", "output", "processes", "cancelled"]
+PROCESSES = 256
+"""Of one tree at most; nvcc's has five. A bomb of them ends here, where no limit of the kernel ends it before."""
 MAX_TAIL = 300  # characters of a tool's words that go into an error message
 BUSY_SHARE = 0.5  # of one core, at least: a tree that had less was kept from working, or waited for something
+FILES = 16  # of the size of the largest that is allowed: so much may lie in a tree's folders; nvcc leaves a tenth
 _TICK_SECONDS = 0.05
 _READ_BYTES = 1 << 16
 
@@ -140,13 +144,16 @@ class Stream:
         cancel: threading.Event | None,
         *,
         namespace: bool,
+        folders: Sequence[Path] = (),
     ) -> None:
+        """`folders`: what it may write into, all together `FILES` times as much as a file."""
         self.finished: Finished | None = None
         self._argv = argv
         self._leader = leader
         self._limits = limits
         self._cancel = cancel
         self._namespace = namespace
+        self._folders = folders
         self._started = time.monotonic()
         self._wall_from = (self._started, 0.0)  # and the tree's CPU seconds then
         self._stalled = False
@@ -239,12 +246,16 @@ class Stream:
             self._kill_late(self._wall_from)
         if now < self._next_look or self._ended_by is not None:
             return
-        use = process_tree.usage(self._leader.pid)
+        use = process_tree.usage(self._leader.pid, 2 if self._namespace else 1)
         self._cpu, self._peak = max(self._cpu, use.cpu_seconds), max(self._peak, use.memory_bytes)
         if self._cpu > self._limits.cpu_seconds:
             self._kill("cpu")
         elif use.memory_bytes > self._limits.memory_bytes:
             self._kill("memory")
+        elif use.processes > PROCESSES:
+            self._kill("processes")
+        elif disk_use(self._folders) > FILES * self._limits.output_bytes:
+            self._kill("output")
         self._next_look = now + _TICK_SECONDS
 
     def _kill_late(self, since: tuple[float, float]) -> None:
@@ -255,7 +266,7 @@ class Stream:
             self._kill("wall")
 
     def _kill(self, ended_by: EndedBy) -> None:
-        """Kill the tree from its process 1, so that unshare can still reap it and its CPU seconds are not lost."""
+        """Kill the tree from its process 1, so that its leader can still reap it and its CPU seconds are not lost."""
         if self._ended_by is None:
             self._ended_by = ended_by
             if self._namespace:

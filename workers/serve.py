@@ -19,7 +19,6 @@ early that is not needed before.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import socket
@@ -36,11 +35,13 @@ from typing import TYPE_CHECKING
 from pydantic import SecretStr
 
 from storage.errors import SettingsError, StorageError
+from storage.private import UMASK
 from storage.settings import Settings, load_settings
+from workers.api_watch import ApiWatch, answers
 from workers.children import Child, describe_exit, tail_of
 from workers.fork_server import ForkServer, module_of
 from workers.processes import ProcessError
-from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port
+from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port, refuse_half_restored
 
 if TYPE_CHECKING:
     from workers.embedded_valkey import EmbeddedValkey
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 READY_SECONDS = 60.0
 WATCH_SECONDS = 0.1
 FORK_SERVER = "fork server"
+API = "api"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -96,6 +98,8 @@ class Supervisor:
         self._stop = False
         self._force = False
         self._valkey_again_at = 0.0
+        self._umask: int | None = None  # of this process before
+        self._api: ApiWatch | None = None
 
     # ---- the way of a service
 
@@ -114,12 +118,15 @@ class Supervisor:
 
     def watch(self) -> None:
         """Keep the children running until `ask_to_stop`."""
+        self._api = ApiWatch(_reachable(self.settings.host), self.settings.port)
         while not self._stop:
             self._keep_valkey()
             self._watch_server()
             for child in self._children:
                 if told := child.keep():
                     self._say(told)
+                if child.name == API and self._api.is_silent(child.runs_for_seconds):
+                    self._say(child.end_hung("does not answer"))
             time.sleep(WATCH_SECONDS)
 
     def ask_to_stop(self) -> None:
@@ -129,8 +136,10 @@ class Supervisor:
 
     def stop(self) -> None:
         """In order: no new jobs, then workers hand back what they hold, then the queue."""
-        self._end([child for child in self._children if child.name == "api"])
-        self._end([child for child in self._children if child.name != "api"])
+        self._end([child for child in self._children if child.name == API])
+        self._end([child for child in self._children if child.name != API])
+        if self._api is not None:
+            self._api.stop()
         self._children = []
         if self._server is not None:
             self._server.stop()
@@ -141,11 +150,16 @@ class Supervisor:
         if self._lock_file >= 0:
             os.close(self._lock_file)
             self._lock_file = -1
+        if self._umask is not None:
+            os.umask(self._umask)
+            self._umask = None
 
     # ---- starting
 
     def _start(self) -> Running:
         settings = self.settings
+        refuse_half_restored(settings.data_dir)
+        self._umask = os.umask(UMASK)
         self._lock_file = lock_folder(settings.data_dir)
         if settings.port == 0:
             settings = self.settings = settings.model_copy(update={"port": free_port(settings.host)})
@@ -159,9 +173,10 @@ class Supervisor:
         self._valkey = foundation.start_queue(settings)
         if self._valkey is not None:
             settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.url})
-        environment = child_environment(settings)
+        environment = worker_environment(settings)
         for name, argv, grace in foundation.roles(settings, self._commands.api, self._commands.worker, self.gpus):
-            self._children.append(Child(name, argv, grace, server, environment, self._log_of(name)))
+            own = child_environment(settings) if name == API else environment
+            self._children.append(Child(name, argv, grace, server, own, self._log_of(name)))
             self._children[-1].start()
         self._wait_until_ready(server)
         assert settings.redis_url is not None
@@ -174,7 +189,7 @@ class Supervisor:
         if self._logs is not None:
             self._logs.mkdir(parents=True, exist_ok=True)
         modules = filter(None, map(module_of, (self._commands.api, self._commands.worker)))
-        environment, log = child_environment(self.settings), self._log_of(FORK_SERVER)
+        environment, log = worker_environment(self.settings), self._log_of(FORK_SERVER)
         server = self._server = ForkServer(FORK_SERVER, list(modules), env=environment, log=log)
         server.ensure_running()
         self._server_pid = server.pid
@@ -215,16 +230,6 @@ class Supervisor:
         starts its worker again."""
         return self.settings.gpus == "auto" and child.name.startswith("gpu worker")
 
-    def _api_answers(self) -> bool:
-        connection = http.client.HTTPConnection(_reachable(self.settings.host), self.settings.port, timeout=2.0)
-        try:
-            connection.request("GET", "/healthz")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
     def _missing(self) -> list[str]:
         from workers import foundation
 
@@ -236,7 +241,8 @@ class Supervisor:
             and f"{socket.gethostname()}.{child.pid}" not in alive
             and not (self._may_be_missing(child) and child.ended() is not None)
         ]
-        return workers if self._api_answers() else ["api", *workers]
+        api = answers(_reachable(self.settings.host), self.settings.port)
+        return workers if api else [API, *workers]
 
     # ---- watching and stopping
 
@@ -366,6 +372,11 @@ def child_environment(settings: Settings) -> dict[str, str]:
     paths = [str(_ROOT), str(_ROOT / "client"), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     return environment
+
+
+def worker_environment(settings: Settings) -> dict[str, str]:
+    """The same for what needs no API key: all but the API. Without a key the address has to be the loopback's."""
+    return child_environment(settings.model_copy(update={"api_key": None, "host": "127.0.0.1"}))
 
 
 def _broken(name: str, code: int, log: Path | None) -> ServeError:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from storage.settings import Settings
+from storage.private import close_tree
+from storage.settings import RESTORING, Settings
 from workers.processes import InfrastructureError, Processes
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def lock_folder(folder: Path) -> int:
     """Hold the data folder for this process: two supervisors would ruin its valkey log. Returns the open file. Raises
     ServeError, FolderBusy."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ServeError(
@@ -46,7 +47,16 @@ def lock_folder(folder: Path) -> int:
         raise FolderBusy(
             f"another cukiln serve ({holder}) uses the data folder {folder}: stop it, or set CUKILN_DATA to another"
         ) from None
+    close_tree(folder)
     return lock
+
+
+def refuse_half_restored(folder: Path) -> None:
+    """Raises ServeError where `cukiln restore` into the data folder was interrupted."""
+    if (folder / RESTORING).exists():
+        raise ServeError(
+            f"{folder} holds half of a backup: run `cukiln restore` once more, or remove {folder / RESTORING}"
+        )
 
 
 def refuse_busy_port(host: str, port: int) -> None:

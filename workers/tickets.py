@@ -3,7 +3,8 @@
 Redis holds nothing that cannot be lost. A ticket says "something of this kind may be waiting": the worker that takes it
 claims the best item from the database, and the reconciler writes the tickets that are missing. An event tells a watcher
 something that the database also knows. So everything written here is best effort: where Redis is away, the writer logs
-it, returns False and goes on. Nothing here says that a winner record has a new revision: who keeps records in memory
+it, returns False and goes on; a call that is not answered in half a second is given up, and none is made for the second
+after it. Nothing here says that a winner record has a new revision: who keeps records in memory
 asks the database for their revisions (`service/winner_cache.py`).
 """
 
@@ -12,15 +13,18 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Set
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote_plus
 
 import redis.asyncio
 from redis import Redis
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisAway
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisSilent
 from redis.retry import Retry
 from rq import Queue, Worker
 from rq.job import Job
@@ -49,8 +53,12 @@ TICKET_SECONDS = 24 * 3600  # what a crash between taking a ticket and forgettin
 
 RECONCILER_KEY = "cukiln:reconciler"  # there as long as one is at work
 
-EVENTS_PER_JOB = 10_000  # of a job with 10,000 problems, at least one event each can be replayed
-EVENT_SECONDS = 24 * 3600  # a watcher that comes back within a day misses nothing
+EVENTS_PER_JOB = 1_000  # about half a megabyte; to a watcher who was away for longer the database says how it is now
+EVENT_SECONDS = 3600  # after the last one
+ANSWER_SECONDS = 0.5
+SILENT_SECONDS = 1.0
+
+T = TypeVar("T")
 
 _TARGET = re.compile(r"[a-z0-9_]{1,16}")
 # A product's name as its driver gives it; the colon would make it a `predicted:<target>`.
@@ -82,21 +90,42 @@ def is_device_class(name: str) -> bool:
     return _DEVICE_CLASS.fullmatch(name) is not None
 
 
-def connect(url: str) -> Redis:
-    """A client that bridges a reconnect by itself (3 tries in about 0.1 s) and leaves a silent server after 5 s."""
-    return Redis.from_url(url, retry=_retry(), socket_timeout=5.0, socket_connect_timeout=2.0)
+def connect(url: str, *, answer_seconds: float = ANSWER_SECONDS) -> Redis:
+    """A client that bridges a reconnect by itself (3 tries in about 0.1 s) and gives a silent server up. Blocking calls
+    have to end within `answer_seconds` too."""
+    return Redis.from_url(
+        url, retry=_Breaker(), socket_timeout=answer_seconds, socket_connect_timeout=min(answer_seconds, ANSWER_SECONDS)
+    )
 
 
-def connect_async(url: str) -> redis.asyncio.Redis:
-    """The same for an event loop. Its socket timeout leaves room for the blocking read of `follow`."""
+def connect_async(url: str, *, wait_seconds: float = 1.0) -> redis.asyncio.Redis:
+    """For an event loop: a silent server is given up after the `wait_seconds` of `follow` and what a call may take."""
     from redis.asyncio.retry import Retry as AsyncRetry
 
-    retry = AsyncRetry(ExponentialBackoff(cap=0.05, base=0.01), retries=3)
-    return redis.asyncio.Redis.from_url(url, retry=retry, socket_timeout=10.0, socket_connect_timeout=2.0)
+    retry = AsyncRetry(ExponentialBackoff(cap=0.05, base=0.01), retries=3, supported_errors=(RedisAway,))
+    timeout = wait_seconds + ANSWER_SECONDS
+    return redis.asyncio.Redis.from_url(url, retry=retry, socket_timeout=timeout, socket_connect_timeout=ANSWER_SECONDS)
 
 
-def _retry() -> Retry:
-    return Retry(ExponentialBackoff(cap=0.05, base=0.01), retries=3)
+class _Breaker(Retry):
+    """Tries again where a connection broke. After a call that was not answered, further ones fail at once for a while:
+    whoever makes twenty of them does not wait twenty times."""
+
+    def __init__(self) -> None:
+        super().__init__(ExponentialBackoff(cap=0.05, base=0.01), retries=3, supported_errors=(RedisAway,))
+        self._silent_until = 0.0
+
+    def __deepcopy__(self, memo: object) -> _Breaker:
+        return self  # each connection takes a copy: what one has met holds for all
+
+    def call_with_retry(self, do: Callable[[], T], *args: Any, **options: Any) -> T:
+        if time.monotonic() < self._silent_until:
+            raise RedisAway("it did not answer a moment ago")
+        try:
+            return super().call_with_retry(do, *args, **options)
+        except RedisSilent:
+            self._silent_until = time.monotonic() + SILENT_SECONDS
+            raise
 
 
 # ---- tickets

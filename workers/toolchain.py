@@ -8,7 +8,6 @@ import importlib.util
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,7 +151,8 @@ def tvm_ffi_include() -> Path:
 
 
 def _ask(processes: Processes, program: Path, question: str) -> str:
-    finished = processes.run([str(program), question], cwd=Path(tempfile.gettempdir()), limits=_QUESTION)
+    with processes.private_folder("ask") as folder:
+        finished = processes.run([str(program), question], cwd=folder, limits=_QUESTION)
     if reason := finished.infrastructure_failure():
         raise InfrastructureError(reason)
     if not finished.ok:

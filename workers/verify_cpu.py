@@ -27,6 +27,7 @@ from codegen.operators import operator, operators
 from codegen.test_plan import Part
 from workers.build_cpu import CPU_FLAGS, SANITIZE_FLAGS, CpuBuild, build_cpu
 from workers.child_lines import Hearing, new_key
+from workers.job_files import write_text
 from workers.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
 from workers.toolchain import Toolchain
 
@@ -180,7 +181,7 @@ class _Children:
                 limits=self.limits,
                 env=CHILD_ENVIRONMENT,
                 cancel=self.cancel,
-                network=False,
+                reads=[Path(str(operator(kernel.operator).folder)) for kernel in kernels],
                 stdin=key,
             ) as stream:
                 for line in stream.lines(self.wall_seconds):
@@ -229,7 +230,7 @@ class _Children:
             "part": asdict(self.part),
         }
         path = library.with_suffix(".json")
-        path.write_text(json.dumps(request), encoding="utf-8")
+        write_text(path, json.dumps(request))
         return str(path)
 
 

@@ -1,5 +1,6 @@
 """The command line: `cukiln tune`, `watch`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`,
-`reproduce`, `export-bundle`, `import-results`, `doctor`, `serve`, `worker`, `quickstart`.
+`reproduce`, `export-bundle`, `import-results`, `imports`, `keys`, `doctor`, `serve`, `worker`, `quickstart`, `retry`,
+and those of `cli_keep`: `forget`, `blobs`, `gc`, `backup`, `restore`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start as it is set up; 130 interrupted.
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from cukiln import __version__
+from cukiln import __version__, cli_imports, cli_keys
 from cukiln.cli_accuracy import accuracy_rows, print_accuracy
 from cukiln.cli_bundle import described, export_bundle, import_results
 from cukiln.cli_candidates import fastest_first, print_candidates
+from cukiln.cli_console import make_console
 from cukiln.cli_doctor import doctor_report
 from cukiln.cli_fetch import fetch_record, folder_name, lookup_request
+from cukiln.cli_keep import keep_app
 from cukiln.cli_reproduce import job_id, reproduce_candidate
 from cukiln.cli_server import find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli_table import print_job, print_lookups
@@ -29,10 +31,10 @@ from cukiln.cli_tune import EXIT_CODES, Consoles, Tuning, job_json
 from cukiln.client import Client
 from cukiln.errors import BadRequest, CukilnError, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
+from cukiln.printable import printable
 
 FAILED, WRONG_USE, PARTIAL = 1, 2, 3
 LOSSES = 8  # services of other commands that may end one after the other under one `tune`
-_PLAIN_WIDTH = 140  # columns of a table that goes into a file or a pipe
 
 app = typer.Typer(
     name="cukiln",
@@ -44,8 +46,11 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 78 a worker cannot start, "
     "130 interrupted.",
 )
+app.add_typer(keep_app)
 worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
 app.add_typer(worker_app, name="worker")
+app.add_typer(cli_keys.app, name="keys")
+app.add_typer(cli_imports.app, name="imports")
 
 RequestFile = Annotated[str, typer.Argument(metavar="FILE", help="A job request in JSON; `-` reads standard input.")]
 Url = Annotated[
@@ -89,7 +94,7 @@ def tune(
 
     Without a service, one runs for this command. Its results stay in the data folder (CUKILN_DATA, default .cukiln).
     """
-    consoles = Consoles(_console(), _console(stderr=True))
+    consoles = Consoles(make_console(), make_console(stderr=True))
     tuning = Tuning(read_request(file), consoles, as_json=as_json, again=again)
     raise typer.Exit(_follow(tuning, consoles, url, cancel_on_interrupt))
 
@@ -101,8 +106,22 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")] = False,
 ) -> None:
     """Follow JOB to its end and show its winners, as `cukiln tune` does. Ctrl-C leaves it running."""
-    consoles = Consoles(_console(), _console(stderr=True))
+    consoles = Consoles(make_console(), make_console(stderr=True))
     raise typer.Exit(_follow(Tuning.of_job(job, consoles, as_json=as_json), consoles, url, cancel=False))
+
+
+@app.command()
+def retry(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    url: Url = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")] = False,
+) -> None:
+    """Try again what failed, was cancelled or lost candidates of JOB, as a new job, and follow that as `tune` does.
+
+    What a limit of time or memory ended is tried again too; wrong kernels stay wrong (see `cukiln forget`).
+    """
+    consoles = Consoles(make_console(), make_console(stderr=True))
+    raise typer.Exit(_follow(Tuning.of_retry(job, consoles, as_json=as_json), consoles, url, cancel=False))
 
 
 @app.command()
@@ -111,7 +130,7 @@ def quickstart() -> None:
 
     Where there is a GPU of another architecture than the file names, for that one.
     """
-    consoles = Consoles(_console(), _console(stderr=True))
+    consoles = Consoles(make_console(), make_console(stderr=True))
     tuning = Tuning(read_request(str(quickstart_file())), consoles, as_json=False, again=True, on_any_gpu=True)
     raise typer.Exit(_follow(tuning, consoles, url=None, cancel=False))
 
@@ -139,8 +158,8 @@ def lookup(
 ) -> None:
     """Show the known winner of each problem in FILE. Nothing is compiled. Exit code 3 when some have none."""
     request = read_request(file)
-    console = _console()
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    console = make_console()
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         results = lookup_request(client, request)
     misses = sum(result.record is None for result in results)
     if as_json:
@@ -159,8 +178,8 @@ def candidates(
     as_json: Annotated[bool, typer.Option("--json", help="Print the candidates as one JSON object.")] = False,
 ) -> None:
     """Show what was tried for JOB, the fastest first: verdicts, errors, times, resources, schedules."""
-    console = _console()
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    console = make_console()
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         found = fastest_first(list(client.candidates(job, problem=problem)))
     if as_json:
         typer.echo(json.dumps({"job": job, "candidates": [one.model_dump(mode="json") for one in found]}))
@@ -177,8 +196,8 @@ def accuracy(
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON object.")] = False,
 ) -> None:
     """Show how far JOB's winners were off float64, and the vendor's library where it was compared with."""
-    console = _console()
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    console = make_console()
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         winners = [one for one in client.job(job).problems if one.winner is not None]
         rows = [row for one in winners for row in accuracy_rows(one.name, client.kernel(one.key))]
     if as_json:
@@ -200,14 +219,15 @@ def fetch(
     `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
     """
     misses = 0
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         if len(what) == 64 and all(digit in "0123456789abcdef" for digit in what):
             typer.echo(fetch_record(client, client.kernel(what), out / what[:16]))
         else:
             for result in lookup_request(client, read_request(what)):
                 if result.record is None:
                     misses += 1
-                    typer.echo(f"{result.name or result.key}: no winner yet; `cukiln tune` finds one", err=True)
+                    name = printable(result.name or result.key)
+                    typer.echo(f"{name}: no winner yet; `cukiln tune` finds one", err=True)
                 else:
                     typer.echo(fetch_record(client, result.record, out / folder_name(result)))
     raise typer.Exit(PARTIAL if misses else 0)
@@ -220,9 +240,9 @@ def export_job(
     url: Url = None,
 ) -> None:
     """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
-    typer.echo(f"{path}: {described(bundle)}")
+    typer.echo(printable(f"{path}: {described(bundle)}"))
 
 
 @app.command("import-results")
@@ -237,8 +257,8 @@ def import_measured(
 
     Exit code 3 when some problems have no winner.
     """
-    console = _console()
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    console = make_console()
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         jobs = [client.wait(job) for job in import_results(client, results)]
     for job in jobs:
         if as_json:
@@ -291,7 +311,7 @@ def reproduce(
     `python FOLDER/run.py` does so where nothing of cukiln is installed; docs/reproducing.md shows how.
     """
     of_job = job_id(job)
-    with find_service(url, _console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
         code = reproduce_candidate(client, candidate, of_job, out)
     raise typer.Exit(code)
 
@@ -305,7 +325,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
-        report.print_to(_console())
+        report.print_to(make_console())
     raise typer.Exit(0 if report.healthy else FAILED)
 
 
@@ -351,16 +371,12 @@ def worker_reconcile() -> None:
     raise typer.Exit(run_worker("reconcile", []))
 
 
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
-
-
 def _complain(error: CukilnError, code: int) -> int:
-    sys.stderr.write(f"cukiln: {error}\n")
+    sys.stderr.write(printable(f"cukiln: {error}\n", lines=True))
     detail = getattr(error, "detail", None)
     for entry in (detail.errors or []) if detail is not None else []:
-        sys.stderr.write(f"  {entry.get('field', 'request')}: {entry.get('detail', entry)}\n")
+        words = f"  {entry.get('field', 'request')}: {entry.get('detail', entry)}\n"
+        sys.stderr.write(printable(words, lines=True))
     return code
 
 

@@ -14,7 +14,7 @@ from cukiln.errors import UsageError
 from cukiln.types import Job
 
 BUNDLE_FILE, LIBRARIES, RESULTS_FILE = "bundle.json", "lib", "results.json"
-MOST_BYTES = 32 * 2**20  # of one request: half of what a service takes by default
+MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 
 
 def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:

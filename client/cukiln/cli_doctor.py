@@ -19,6 +19,15 @@ from cukiln.transport import Transport
 
 # A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
 FREE_BYTES_WANTED = 2 * 10**9
+# What to do where a means of the fence is missing; docs/operations.md says what each keeps out.
+_TO_FENCE = {
+    "pid namespace": "allow user namespaces with a /proc of their own (sysctl, AppArmor, a container's seccomp filter)",
+    "network namespace": "allow user namespaces; without, sockets are refused all the same where that line is found",
+    "sockets": "use a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or aarch64",
+    "Landlock": "use Linux 5.13 or later with landlock among its security modules (lsm=)",
+    "own user": "only a service that runs as root, with a container's usual capabilities, can give one",
+    "pids limit": "run the service as an ordinary user, or as root with CAP_SETUID",
+}
 _SQLITE_WANTED = (3, 35)  # the first with RETURNING
 
 
@@ -39,7 +48,7 @@ def doctor_report() -> Report:
         findings.append(Finding("settings", "missing", str(error), todo))
         return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
     findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured))]
-    findings += [_guarded("isolation", isolation), *gpu_findings(configured)]
+    findings += [*fence(), *gpu_findings(configured)]
     findings += [*operator_folders(configured), _guarded("redis", lambda: redis(configured.redis_url))]
     findings.append(_guarded("database", lambda: database(configured)))
     findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
@@ -89,26 +98,25 @@ def nvcc(settings: Any) -> Finding:
     """The one that CUKILN_NVCC names, else that of the wheels or of the PATH."""
     toolchain = server_module("workers.toolchain")
     try:
-        found = toolchain.find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        with contextlib.closing(server_module("workers.limits").fenced_processes(settings)) as processes:
+            found = toolchain.find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
     except toolchain.ToolchainMissing as error:
         return Finding("nvcc", "missing", str(error), "`make run` installs it from PyPI wheels; no CUDA is needed")
     versions = dict(found.versions)
     return Finding("nvcc", "found", f"{versions['nvcc']} ({found.nvcc})")
 
 
-def isolation() -> Finding:
-    """What fences in the compilers and the kernels that run here, and whether the kernels have a network."""
+def fence() -> Iterator[Finding]:
+    """What fences in the compilers and the kernels that run here, a line for each means."""
     module = server_module("workers.processes")
     with contextlib.closing(module.Processes()) as processes:
         try:
-            fence, alone = processes.isolation, processes.network_isolation
+            means = processes.means.in_force()
         except module.ProcessError as error:
-            return Finding("isolation", "optional", f"nobody can tell how processes are fenced: {error}")
-    if alone:
-        return Finding("isolation", "found", f"processes are fenced by {fence}; kernels run without a network")
-    todo = "allow user namespaces with networks of their own, or see to it that nothing can be reached from here"
-    detail = f"processes are fenced by {fence}; kernels run with this machine's network: it allows no network namespace"
-    return Finding("isolation", "optional", detail, todo)
+            yield Finding("fence", "optional", f"it cannot be tried here: {error}")
+            return
+    for name, is_there, detail in means:
+        yield Finding(name, "found" if is_there else "optional", detail, None if is_there else _TO_FENCE[name])
 
 
 def redis(url: str | None) -> Finding:

@@ -37,6 +37,15 @@ class Service:
     borrowed: bool = False
 
 
+@dataclass(frozen=True)
+class Store:
+    """Of a service: `storage.settings.Settings`, `storage.database.Database`, `storage.blobs.BlobStore`."""
+
+    settings: Any
+    database: Any
+    blobs: Any
+
+
 def server_module(name: str) -> Any:
     """Import a module of the server; raises `ServerMissing` where it is not installed."""
     try:
@@ -62,7 +71,7 @@ def find_service(url: str | None, console: Any) -> Iterator[Service]:
     if url or environment.url:
         yield Service(str(url or environment.url), embedded=False)
         return
-    settings = _load_settings({})
+    settings = load_settings({})
     with ExitStack() as stack:
         found = _borrow_or_start(settings.data_dir, environment.api_key, console, stack)
         try:
@@ -86,7 +95,7 @@ def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: E
             said = f"Starting a service for this command; its data stay in {data_dir}"
             console.print(said, soft_wrap=True)
         try:
-            started = stack.enter_context(serve.embedded(_load_settings({"port": 0})))
+            started = stack.enter_context(serve.embedded(load_settings({"port": 0})))
             return Service(started.url, embedded=True, api_key=api_key)
         except checks.FolderBusy as error:
             if time.monotonic() > deadline:
@@ -120,7 +129,7 @@ def quickstart_file() -> Path:
 
 def run_server(overrides: dict[str, Any]) -> int:
     """`cukiln serve`; returns the exit code."""
-    code: int = server_module("workers.serve").serve(_load_settings(overrides))
+    code: int = server_module("workers.serve").serve(load_settings(overrides))
     return code
 
 
@@ -142,7 +151,25 @@ def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, 
     return code
 
 
-def _load_settings(overrides: dict[str, Any]) -> Any:
+@contextmanager
+def open_store() -> Iterator[Store]:
+    """The database and the blobs that the settings name, beside a running service or without one. Raises `UsageError`
+    where there are none, `ServerFailed` for what the storage refuses."""
+    settings = load_settings({})
+    errors = server_module("storage.errors")
+    database = server_module("storage.database").Database(settings.database_url)
+    if database.is_sqlite and not Path(str(database.url.database)).is_file():
+        raise UsageError(f"there is no database {database.url.database}: set CUKILN_DATA to a service's data folder")
+    try:
+        database.check()
+        yield Store(settings, database, server_module("storage.blobs").BlobStore(database, settings.blobs_url))
+    except (errors.StorageError, OSError, *server_module("storage.failures").DATABASE_ERRORS) as error:
+        raise ServerFailed(str(error)) from error
+    finally:
+        database.dispose()
+
+
+def load_settings(overrides: dict[str, Any]) -> Any:
     """The server's settings. Raises `UsageError` for a value that cannot be used, `ServerMissing`."""
     settings = server_module("storage.settings")
     try:

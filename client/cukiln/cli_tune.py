@@ -45,12 +45,20 @@ class Tuning:
         self._start = time.perf_counter()
         self._sent: str | None = None
         self._watching = False
+        self._retried: str | None = None
 
     @classmethod
     def of_job(cls, job: str, consoles: Consoles, *, as_json: bool) -> Self:
         """One run of `cukiln watch`: goes on with a job that was sent before, and never cancels it."""
         found = cls({}, consoles, as_json=as_json, again=False)
         found._sent, found._watching = job, True
+        return found
+
+    @classmethod
+    def of_retry(cls, job: str, consoles: Consoles, *, as_json: bool) -> Self:
+        """One run of `cukiln retry`: what failed of a job is sent as a new one."""
+        found = cls({}, consoles, as_json=as_json, again=False)
+        found._retried = job
         return found
 
     def run(self, client: Client, *, cancel: bool) -> int:
@@ -95,7 +103,7 @@ class Tuning:
             if self._on_any_gpu:
                 self._request = for_the_gpu(self._request, client.targets(), self._consoles.progress)
             self._start = time.perf_counter()
-            job = client.submit(self._request)
+            job = client.retry(self._retried) if self._retried else client.submit(self._request)
             self._sent = job.job
         else:
             job = client.job(self._sent)

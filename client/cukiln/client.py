@@ -16,7 +16,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from cukiln.blob_cache import BlobCache, check_digest, verify
-from cukiln.errors import BadRequest, UnexpectedAnswer, WaitTimeout
+from cukiln.errors import BadRequest, NotFound, UnexpectedAnswer, WaitTimeout
 from cukiln.events import FINAL_STATES, Event, read_events
 from cukiln.job_request import Problem, encode, job_request
 from cukiln.settings import ClientSettings
@@ -25,6 +25,9 @@ from cukiln.types import (
     CandidateFacts,
     CandidatePage,
     CandidateReport,
+    Forgotten,
+    ImportPage,
+    ImportReport,
     Job,
     LookupResult,
     Lookups,
@@ -128,6 +131,20 @@ class Client:
         response = self._transport.request("POST", "/v1/jobs", repeatable=False, content=encode(request))
         return _parse(response, Job)
 
+    def retry(self, job_id: str) -> Job:
+        """A new job of what failed, was cancelled or was not tried as a whole of one that has ended; returns at once.
+        Raises `BadRequest` where it has not ended, or nothing of it is left to try."""
+        return _parse(self._transport.request("POST", f"{_job_path(job_id)}/retry", repeatable=False), Job)
+
+    def forget(self, what: str) -> Forgotten:
+        """Forget the winner record, else the build, whose key or id begins so: the next job tries it again. Raises
+        `NotFound`, and `BadRequest` where several begin so, or a job that has not ended needs the build."""
+        name = quote(what, safe="")
+        try:
+            return _parse(self._transport.request("DELETE", f"/v1/kernels/{name}", repeatable=False), Forgotten)
+        except NotFound:
+            return _parse(self._transport.request("DELETE", f"/v1/builds/{name}", repeatable=False), Forgotten)
+
     def job(self, job_id: str) -> Job:
         return _parse(self._get(_job_path(job_id)), Job)
 
@@ -167,6 +184,22 @@ class Client:
         Raises `BadRequest` where the service finds something wrong in it."""
         response = self._transport.request("POST", "/v1/results", repeatable=True, content=encode(results))
         return _parse(response, Job)
+
+    def imports(self) -> Iterator[ImportReport]:
+        """What was sent so, the newest first; with what was withdrawn."""
+        cursor = ""
+        while True:
+            page = _parse(self._get(f"/v1/imports?limit=1000{cursor}"), ImportPage)
+            yield from page.imports
+            if page.next_cursor is None:
+                return
+            cursor = f"&cursor={quote(page.next_cursor)}"
+
+    def withdraw_import(self, import_id: str) -> ImportReport:
+        """Take an import back: records are what they would be without it. Doing it twice is doing it once. Raises
+        `NotFound`, and `NotAuthorised` where the key neither sent it nor is an admin's."""
+        path = f"/v1/imports/{quote(import_id, safe='')}"
+        return _parse(self._transport.request("DELETE", path, repeatable=True), ImportReport)
 
     def candidate(self, candidate: str, *, job: str | None = None) -> CandidateFacts:
         """All that is known of a candidate, by its id or the first 8 or more digits of it; as one job has it, where

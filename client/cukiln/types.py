@@ -300,6 +300,7 @@ class AttributedSeconds(Answer):
 
 
 class GroupKernel(Answer):
+    build: str | None = None  # its id, by which `cukiln forget` knows it
     kernel: str
     namespace: str
     operator: str
@@ -376,6 +377,17 @@ class Launch(Answer):
     workspace_bytes: int
 
 
+class Imported(Answer):
+    """What brought a kernel that was measured elsewhere: an import (its id is its job's) of a key, from a machine."""
+
+    id: str
+    by: str  # the name of the key that sent it
+    device: str
+    uuid: str
+    measured_at: float
+    imported_at: float
+
+
 class FrontEntry(Answer):
     """One point of the Pareto front over time, workspace and determinism."""
 
@@ -400,6 +412,7 @@ class FrontEntry(Answer):
     measured_us: float | None
     measurement: Measurement | Contender | None = None  # how: in the last comparison, or alone
     measured_on: MeasuredOn | None = None  # where, and when
+    imported: Imported | None = None  # null: measured by this service
 
     @property
     def files(self) -> dict[str, str]:
@@ -440,6 +453,17 @@ class WinnerRecord(Answer):
         ]
 
 
+class Forgotten(Answer):
+    """What was remembered and is not any more; the next job that needs it does it again."""
+
+    key: str | None = None  # of the winner record
+    builds: list[str] = []  # ids
+    verdicts: int = 0
+    measurements: int = 0
+    libraries: int = 0  # of winners
+    in_use: list[str] = []  # builds that stay, because a job that has not ended needs them
+
+
 class LookupResult(Answer):
     name: str | None
     key: str
@@ -450,6 +474,26 @@ class Lookups(Answer):
     results: list[LookupResult]
     hits: int
     misses: int
+
+
+class ImportReport(Answer):
+    """Results that were measured elsewhere. `records`: the winner records that they have a part in."""
+
+    id: str
+    by: str
+    overwrites: bool
+    device_class: str
+    uuid: str
+    driver: str
+    measured_at: float
+    imported_at: float
+    withdrawn_at: float | None
+    records: int
+
+
+class ImportPage(Answer):
+    imports: list[ImportReport]
+    next_cursor: str | None
 
 
 class OperatorReport(Answer):

@@ -1,5 +1,5 @@
-"""`python -m tests.faults [--jobs N] [--kills N] [--seed N]`: the last line is one JSON object; the status is 1 where
-something is wrong."""
+"""`python -m tests.faults [--jobs N] [--kills N] [--seed N] [--postgres]`: the last line is one JSON object; the status
+is 1 where something is wrong."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=20)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of its own, which is crashed too")
+    parser.add_argument("--contract", type=int, default=10, help="examples of each call for schemathesis (default: 10)")
     arguments = parser.parse_args()
-    outcome = in_a_folder_of_its_own(arguments.jobs, arguments.kills, arguments.seed)
+    outcome = in_a_folder_of_its_own(
+        arguments.jobs, arguments.kills, arguments.seed, on_postgres=arguments.postgres, contract=arguments.contract
+    )
     for fault in outcome.faults:
         sys.stderr.write(f"{fault}\n")
     sys.stdout.write(json.dumps(outcome.as_result()) + "\n")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
-
 from cukiln.types import Job
-from storage.database import Database
-from storage.tables import BuildRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow, VerdictRow
+from storage.judge import LIVE
+from tests.faults.asker import Asker
+from tests.faults.checks import damaged, once_settled
+from tests.faults.contract import check_contract
 from tests.faults.killed_service import KilledService, leave_environment, request, wait_until_ready
+from tests.postgres_server import running_postgres
 
-ENDED = ("done", "partial", "failed", "cancelled")
 PAUSE_SECONDS = 1.0  # between two kills
+ANOTHER_AFTER = 7  # kills: something else than a kill
 
 
 @dataclass
@@ -29,8 +31,11 @@ class Outcome:
     done: int = 0
     wrong_winners: int = 0
     leftovers: int = 0
+    requests: int = 0
+    mismatches: int = 0
     faults: list[str] = field(default_factory=list)
     killed: dict[str, int] = field(default_factory=dict)
+    others: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     def as_result(self) -> dict[str, Any]:
@@ -65,28 +70,50 @@ def reference(folder: Path, jobs: int) -> dict[str, str]:
     return winners
 
 
-def random_kills(jobs: int, kills: int, seed: int, *, within: float, folder: Path) -> Outcome:
-    """`within`: seconds after the last kill in which all jobs have to end."""
+def random_kills(
+    jobs: int,
+    kills: int,
+    seed: int,
+    *,
+    folder: Path,
+    within: float = 240.0,
+    postgres: str | None = None,
+    contract: int = 0,
+) -> Outcome:
+    """`within`: seconds after the last kill in which all jobs have to end. `postgres`: the URL of a server that may be
+    crashed. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not."""
     leave_environment()
     began = time.monotonic()
     expected = reference(folder / "reference", jobs)
-    service = KilledService(folder / "killed", seed)
+    service = KilledService(folder / "killed", seed, postgres)
     outcome = Outcome(jobs=jobs)
     try:
         wait_until_ready(service)
-        ids = _kill_while_they_run(service, jobs, kills, outcome)
-        outcome.killed = dict(service.killed)
-        reports = _wait_for_the_end(service, ids, within)
+        asker = Asker(service.client.url, seed)
+        try:
+            ids = _kill_while_they_run(service, jobs, kills, outcome)
+            reports = _wait_for_the_end(service, ids, within)
+        finally:
+            asker.stop()
+        outcome.killed, outcome.others = dict(service.killed), dict(service.others)
+        outcome.requests, outcome.mismatches = asker.requests, asker.mismatches
+        outcome.faults += asker.wrong
         outcome.done = sum(report.state == "done" for report in reports)
         outcome.faults += [_words(report) for report in reports if report.state != "done"]
         found = winners_of(service, ids)
         wrong = {name for name in expected if found.get(name) != expected[name]}
         outcome.wrong_winners = len(wrong)
         outcome.faults += [f"{name}: {found.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
+        outcome.faults += once_settled(service.settings) + damaged(service.settings)
+        if contract:
+            checked = check_contract(service.client.url, folder, examples=contract, seed=seed)
+            outcome.requests += checked.requests
+            outcome.mismatches += checked.mismatches
+            outcome.faults += [checked.report] if checked.mismatches else []
     finally:
         left = service.stop()
     outcome.leftovers = len(left)
-    outcome.faults += [f"left over: {one}" for one in left] + in_database(service.database_url)
+    outcome.faults += [f"left over: {one}" for one in left]
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 
@@ -99,7 +126,8 @@ def _kill_while_they_run(service: KilledService, jobs: int, kills: int, outcome:
             ids.append(service.ask(lambda client: client.submit(request(len(ids)))).job)
         if outcome.kills < kills and (killed := service.kill_one()) is not None:
             outcome.kills += 1
-            sys.stderr.write(f"{outcome.kills}: {killed}\n")
+            another = service.do_another() if outcome.kills % ANOTHER_AFTER == 0 else None
+            sys.stderr.write(f"{outcome.kills}: {killed}{f', {another}' if another else ''}\n")
         time.sleep(PAUSE_SECONDS)
     return ids
 
@@ -108,7 +136,7 @@ def _wait_for_the_end(service: KilledService, ids: list[str], within: float) -> 
     deadline = time.monotonic() + within
     while True:
         reports = [_report(service, id) for id in ids]
-        if all(report.state in ENDED for report in reports) or time.monotonic() > deadline:
+        if all(report.state not in LIVE for report in reports) or time.monotonic() > deadline:
             return reports
         time.sleep(1.0)
 
@@ -118,28 +146,10 @@ def _words(report: Job) -> str:
     return f"job {report.job} is {report.state}: {problems}"
 
 
-def in_database(url: str) -> list[str]:
-    """Rows that must not be once all jobs have ended."""
-    database = Database(url)
-    try:
-        with database.read() as session:
-            queries = {
-                "an item has not ended": select(ItemRow.kind).where(ItemRow.state.in_(("waiting", "claimed"))),
-                "a job has not ended": select(JobRow.state).where(JobRow.state.in_(("queued", "running"))),
-                "a problem has not ended": select(JobProblemRow.name).where(
-                    JobProblemRow.state.in_(("queued", "running"))
-                ),
-                "a demand is left": select(DemandRow.build),
-                "a group compiles": select(GroupRow.id).where(GroupRow.state == "compiling"),
-                "a build did not compile": select(BuildRow.log).where(BuildRow.state != "ok"),
-                "a kernel is not right": select(VerdictRow.message).where(VerdictRow.verdict != "ok"),
-            }
-            return [f"{what}: {row}" for what, query in queries.items() for row in session.scalars(query)]
-    finally:
-        database.dispose()
-
-
-def in_a_folder_of_its_own(jobs: int, kills: int, seed: int, *, within: float = 240.0) -> Outcome:
+def in_a_folder_of_its_own(
+    jobs: int, kills: int, seed: int, *, on_postgres: bool = False, contract: int = 0
+) -> Outcome:
     # Short: the path of valkey's socket is in it.
-    with tempfile.TemporaryDirectory(prefix="ck-") as folder:
-        return random_kills(jobs, kills, seed, within=within, folder=Path(folder))
+    with tempfile.TemporaryDirectory(prefix="ck-") as folder, ExitStack() as servers:
+        postgres = servers.enter_context(running_postgres()) if on_postgres else None
+        return random_kills(jobs, kills, seed, folder=Path(folder), postgres=postgres, contract=contract)

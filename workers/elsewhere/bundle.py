@@ -67,7 +67,7 @@ class Bundle(Part):
     """`kernels` by id as `codegen.kernel.Kernel.to_json` has them, `toolchains` by digest as they describe
     themselves."""
 
-    schema_: Literal[1] = Field(alias="schema")
+    schema_: Annotated[StrictInt, Field(alias="schema", ge=1, le=1)]
     job: str
     toolchains: dict[Digest, dict[str, Any]]
     kernels: dict[Digest, dict[str, Any]]

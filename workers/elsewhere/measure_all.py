@@ -20,7 +20,7 @@ from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operators import operators
-from workers.choose_winner import Point
+from storage.front import Point
 from workers.elsewhere.compile_ahead import CompileAhead
 from workers.elsewhere.measured import CompiledHere, Conditions, Journal, results_of, write_results
 from workers.elsewhere.work import Built, Work, WorkProblem, predicted_us

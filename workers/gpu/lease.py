@@ -52,7 +52,7 @@ def take_lease(
 ) -> GpuLease:
     """Wait for the lease. `waiting` is told about once a second who has it. `purpose`: a sentence for people who look
     into the file. Raises LeaseRefused."""
-    _make_folder(path.parent)
+    make_folder(path.parent)
     descriptor = _open(path)
     for tries in count():
         try:
@@ -87,7 +87,8 @@ def own_pid() -> int:
     return int(Path("/proc/self").readlink().name)
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Of lease files, for all users of the machine. Raises LeaseRefused."""
     try:
         folder.mkdir(mode=_SHARED_FOLDER, parents=True)
         folder.chmod(_SHARED_FOLDER)  # the umask took some of it away

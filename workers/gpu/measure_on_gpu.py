@@ -7,6 +7,7 @@ the work.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -21,8 +22,10 @@ from typing import Any
 from workers.cause import MACHINE_SIGNALS
 from workers.child_lines import Hearing, new_key
 from workers.gpu.interface import Device, GpuMissing
+from workers.gpu.lease import LeaseRefused, make_folder
 from workers.gpu.plan_version import CHILD
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
+from workers.job_files import write_text
 from workers.processes import Finished, InfrastructureError, Limits, Processes
 
 MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
@@ -57,7 +60,7 @@ def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
     harms nobody else. Raises GpuMissing where it cannot look, InfrastructureError where the child failed."""
     with processes.private_folder("gpu") as folder:
         command = [sys.executable, "-m", CHILD, "--list", module]
-        finished = processes.run(command, cwd=folder, limits=limits, env=child_environment(folder), network=False)
+        finished = processes.run(command, cwd=folder, limits=limits, env=child_environment(folder), device=True)
     if finished.ended_by is not None:
         raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
     hear = Hearing()
@@ -113,6 +116,16 @@ def child_environment(cache: Path) -> dict[str, str]:
     }
 
 
+def shared_folders(task: GpuTask, *more: Path) -> list[Path]:
+    """What a child writes into beside its own folder, made here: it may make none beside what is kept from it."""
+    for folder in more:
+        folder.mkdir(parents=True, exist_ok=True)
+    lease = Path(task.lease).parent
+    with contextlib.suppress(LeaseRefused):  # the child says it again, of its task
+        make_folder(lease)
+    return [*more, lease]
+
+
 def _further_packages() -> list[str]:
     """The folders of our own PYTHONPATH: on a machine without a network packages are installed beside Python's own."""
     return [str(Path(folder).resolve()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
@@ -160,6 +173,7 @@ class _Children:
         self._on_result = on_result
         self._silence = silence_seconds
         self._environment = child_environment(cache)
+        self._writes = shared_folders(task, cache)
         self._waiting = {one.candidate: one for one in task.candidates}
         self._vendor_missing: str | None = None
         self._again: Counter[str] = Counter()  # whose child ended for no reason that is surely theirs
@@ -190,7 +204,8 @@ class _Children:
             limits=self._limits,
             env=self._environment,
             cancel=self._cancel,
-            network=False,
+            device=True,
+            writes=self._writes,
             stdin=key,
         ) as stream:
             for line in stream.lines(self._silence):
@@ -215,7 +230,7 @@ class _Children:
             vendor=self._task.vendor and self._vendor_missing is None,
         )
         path = self._folder / "task.json"
-        path.write_text(json.dumps(rest.to_json()), encoding="utf-8")
+        write_text(path, json.dumps(rest.to_json()))
         return str(path)
 
     def _best(self) -> dict[int, float]:

@@ -10,9 +10,9 @@ from codegen.operators import operator
 from codegen.schedule import Schedule
 from cukiln.types import Comparison, StageSeconds
 from storage.candidates import StoredCandidate, candidates_of_problem
+from storage.front import Point
 from storage.measurements import WrongContender, condemn_contenders, record_compared
 from storage.problems import JobProblem, load_problem
-from workers.choose_winner import Point
 from workers.gpu.measure_on_gpu import Outcome
 from workers.gpu.task import TaskCandidate
 from workers.group_libraries import fetch_libraries

@@ -82,6 +82,7 @@ class Workplace:
     name: str  # of the worker, as `items.worker` shows it
     targets: tuple[str, ...] | None = None  # which targets' items it takes; None: plan items, which have none
     device: Device | None = None  # of a worker that measures; its targets are the device's class
+    progress_told_at: dict[str, float] = field(default_factory=dict)  # by job, `time.monotonic()`
     in_doubt: bool = True  # whether this machine can do any work, until it was looked at
 
     def compile_workers(self, target: str) -> int:

@@ -12,20 +12,22 @@ from typing import Any
 from codegen.generator import generator
 from codegen.targets import target as find_target
 from codegen.verified import verified_label
-from cukiln.types import FrontEntry, Launch, RunnerUp, StageSeconds, VendorResult, WinnerRecord
+from cukiln.types import FrontEntry, Imported, Launch, RunnerUp, StageSeconds, VendorResult, WinnerRecord
+from storage.blobs import require_blobs
 from storage.candidates import StoredCandidate, candidates_of_problem
 from storage.database import Session
-from storage.imports import refuse_candidate
+from storage.errors import BlobMissing
+from storage.front import merge_front, pareto, ranked_by, thinned
+from storage.imports import imported_by, refuse_candidate
 from storage.jobs import JobStatus, job_state
 from storage.libraries import Library
 from storage.problems import FinishedProblem, JobProblem, finish_problem, load_problem
+from storage.record_parts import imported_part, own_part, publish_imported, publish_own
 from storage.searches import merge_searches, search_entry
-from storage.winners import get_winners, publish_winner
 from workers.build_winner import WinnerNotBuilt, plan_launch
-from workers.choose_winner import merge_front, pareto, ranked_by, thinned
 from workers.limits import process_limits
 from workers.rank_measured import Timed, is_whole, runner_up
-from workers.steps.context import GiveUp, StepContext
+from workers.steps.context import GiveUp, HandBack, StepContext
 from workers.steps.known_front import measured_under, still_in_front
 from workers.steps.phases import placed
 from workers.steps.progress import publish_problems, publish_progress
@@ -59,6 +61,7 @@ def finish(context: StepContext) -> None:
         problem = load_problem(session, int(context.claim.ref))
         stored = candidates_of_problem(session, problem.id) if problem else []
         job = job_state(session, problem.job_id) if problem else None
+        imported = imported_by(session, problem.job_id) if problem else None
     if problem is None or job is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     ranked, measured = rank(problem, stored)
@@ -73,7 +76,7 @@ def finish(context: StepContext) -> None:
         return
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(one.cpu_seconds for one in built))
     phases = placed(context.phases, context.since_claim)
-    entries = [_entry(one) for one in built]
+    entries = [_entry(one, imported) for one in built]
     covered = [
         search_entry(
             problem.search,
@@ -86,12 +89,13 @@ def finish(context: StepContext) -> None:
     ]
     if _cut_short(problem, stored, measured):
         covered = []
-    lost = _lost_blobs(context, problem.key)
+    lost = _lost_blobs(context, problem.key, imported)
     context.check()
     # Writers take turns, so nothing comes between reading the record and replacing it.
     with context.database.write() as session:
         _refuse_found_wrong(session, problem, entries)
-        winner = _publish(context, session, problem, job, entries, covered, lost, measured)
+        _require_files(session, entries)
+        winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
         finished = finish_problem(
             session, context.claim, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
         )
@@ -105,6 +109,15 @@ def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence
     for entry in entries:
         if entry.candidate not in right:
             raise FoundWrong(f"candidate {entry.candidate} was found wrong while its library was built")
+
+
+def _require_files(session: Session, entries: Sequence[FrontEntry]) -> None:
+    """A library that was found, and not built now, may have been removed since. Raises HandBack: it is built then."""
+    try:
+        require_blobs(session, [digest for entry in entries for digest in entry.blobs])
+    except BlobMissing as error:
+        log.warning("%s: it is built again", error)
+        raise HandBack from error
 
 
 def _cut_short(problem: JobProblem, stored: Sequence[StoredCandidate], measured: Measured | None) -> bool:
@@ -173,7 +186,7 @@ def _build(context: StepContext, problem: JobProblem, one: Ranked) -> Built | No
     return Built(one, library, launch, cpu_seconds)
 
 
-def _entry(built: Built) -> FrontEntry:
+def _entry(built: Built, imported: Imported | None) -> FrontEntry:
     best, library = built.ranked, built.library
     proof = best.stored.proof
     assert proof is not None, "only what was proved right is ranked"
@@ -202,6 +215,7 @@ def _entry(built: Built) -> FrontEntry:
         measured_us=best.timed.us if best.timed is not None else None,
         measurement=best.timed.measurement if best.timed is not None else None,
         measured_on=best.timed.measured_on if best.timed is not None else None,
+        imported=imported,
     )
 
 
@@ -213,14 +227,16 @@ def _publish(
     entries: Sequence[FrontEntry],
     covered: list[dict[str, Any]],
     lost: set[str],
+    imported: Imported | None,
     measured: Measured | None = None,
 ) -> str:
-    """Merge the entries into the problem's record by compare-and-set; returns the best candidate that the job allows.
+    """Merge the entries into the problem's record, or into an import's part of it; returns the best candidate that the
+    job allows.
 
     `lost`: blobs that are gone, with which the record's entries that name them go too (see `still_in_front`).
     `measured`: on a GPU.
     """
-    known = get_winners(session, [problem.key]).get(problem.key)
+    known = _known_part(session, problem.key, imported)
     kept = still_in_front(session, known, entries, lost) if known else []
     front = merge_front(kept, entries, measured.counts_as() if measured is not None else None)
     second, vendor = _beside(front[0], known, measured)
@@ -240,7 +256,10 @@ def _publish(
         searches=merge_searches(searches, covered),
         updated_at=context.database.clock.now(),
     )
-    publish_winner(session, record, expected_revision=record.revision, attempt=context.claim.token)
+    if imported is None:
+        publish_own(session, record, context.claim.token)
+    else:
+        publish_imported(session, imported.id, record, context.claim.token)
     # What is new is within the job's policy, and so is whatever beats it; but measurements beat every prediction.
     return next(iter(record.usable(job.workspace_limit_bytes, job.deterministic)), front[0]).candidate
 
@@ -262,11 +281,15 @@ def _beside(
     return second, known.vendor if known is not None else None
 
 
-def _lost_blobs(context: StepContext, key: str) -> set[str]:
-    """What a record's front names and nobody can fetch any more. Looked for before the write transaction: it takes a
+def _known_part(session: Session, key: str, imported: Imported | None) -> WinnerRecord | None:
+    return own_part(session, key) if imported is None else imported_part(session, imported.id, key)
+
+
+def _lost_blobs(context: StepContext, key: str, imported: Imported | None) -> set[str]:
+    """What its front names and nobody can fetch any more. Looked for before the write transaction: it takes a
     look at files."""
     with context.database.read() as session:
-        known = get_winners(session, [key]).get(key)
+        known = _known_part(session, key, imported)
     return context.blobs.missing(digest for old in known.front for digest in old.blobs) if known else set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from storage.judge import LIVE, Judged
@@ -11,6 +12,9 @@ from workers.steps.context import StepContext
 
 MOST_TOLD = 16
 """Jobs that hear of one step: where more share a group, the others hear of their own steps."""
+PROGRESS_SECONDS = 0.2
+"""Between two such events of a job from one process: short steps are told together, the last of them by the API, which
+compares with the database."""
 
 
 def tell(context: StepContext, judged: Sequence[Judged]) -> None:
@@ -22,6 +26,8 @@ def tell(context: StepContext, judged: Sequence[Judged]) -> None:
 def publish_progress(context: StepContext) -> None:
     """One `progress` event to each job of the item, with its counts as they are now."""
     for job in context.claim.jobs[:MOST_TOLD]:
+        if not _is_due(context.workplace.progress_told_at, job):
+            continue
         with context.database.read() as session:
             found = job_progress(session, job, context.settings.toolchain_live_seconds)
         if found is not None:
@@ -34,6 +40,16 @@ def publish_progress(context: StepContext) -> None:
                 },
                 job_id=job,
             )
+
+
+def _is_due(told_at: dict[str, float], job: str) -> bool:
+    now = time.monotonic()
+    if now - told_at.get(job, 0.0) < PROGRESS_SECONDS:
+        return False
+    for ended in [one for one, at in told_at.items() if now - at >= PROGRESS_SECONDS]:
+        del told_at[ended]
+    told_at[job] = now
+    return True
 
 
 def publish_problems(context: StepContext, problem_ids: Sequence[int]) -> None:

@@ -15,9 +15,9 @@ from cukiln.types import Comparison, Measurement, VendorResult
 from storage.candidates import Predicted, StoredCandidate, set_predictions
 from storage.database import Database
 from storage.device_classes import is_predicted
+from storage.front import Point
 from storage.problems import JobProblem
 from storage.rows import chunks
-from workers.choose_winner import Point
 from workers.rank_measured import Timed, timed, without
 
 PREDICTIONS_AT_ONCE = 1000

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
+from codegen.canonical import as_integer
 from codegen.epilogue import AnyNode, Chain
 from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, filled_in, refuse, require_elements
 
@@ -148,7 +149,10 @@ class MatmulProblem(Problem):
         shape = _known(info, operand)
         if shape is None or f"ld{operand}" not in info.data:
             return 0
-        if value is None or (info.data["batch"] == 1 and isinstance(value, int) and 0 <= value <= LARGEST_ELEMENTS):
+        value = as_integer(value)
+        # A boolean is no stride, though Python takes it for an integer.
+        is_stride = type(value) is int and 0 <= value <= LARGEST_ELEMENTS
+        if value is None or (info.data["batch"] == 1 and is_stride):
             # With one matrix the stride is never used: one spelling for all of them, so that they share a key.
             packed = shape[0] * info.data[f"ld{operand}"]
             return min(packed, LARGEST_ELEMENTS) if info.data["batch"] == 1 else packed
@@ -200,8 +204,11 @@ def _stored(fields: Mapping[str, Any], operand: str) -> tuple[int, int]:
     return (fields[columns], fields[rows]) if transposed else (fields[rows], fields[columns])
 
 
+_OF_SHAPE = frozenset(("m", "n", "k", "batch", "layout"))
+
+
 def _known(info: ValidationInfo, operand: str) -> tuple[int, int] | None:
     """Stored rows and columns; None where a field they need was refused already."""
-    if any(name not in info.data for name in ("m", "n", "k", "batch", "layout")):
+    if not info.data.keys() >= _OF_SHAPE:
         return None
     return _stored(info.data, operand)

@@ -1,0 +1,366 @@
+"""Whether the API answers while everything that it must bound is tried at once.
+
+Run with `make bench-doors` or `python -m benchmarks.bench_doors`. An API by itself, on an empty data folder with
+winners for 100 problems. Against it, all at the same time:
+
+- 2,000 connections that each send half of a request: two thirds of them half of a head, the rest half of a body; one
+  that is closed is opened again within ten seconds; the figures begin when all have been opened;
+- bodies of 8 MB, twelve at once, again and again: `[]`, `{}`, `0,` and strings without end, and whole requests of
+  10,000 problems (3.4 MB);
+- an import of 66 MB, which is more than is allowed, and one of as much as is allowed.
+
+Beside them a probe every 0.1 s and 50 lookups a second (one problem each, counted from the moment in which they were
+due), each over a new connection, as of a client that starts. `quiet`: the same before. The peer, asked at the same
+time, is a server of Python's standard library that nothing attacks: what the machine itself takes, which the attack
+shares. Memory is the largest resident size (VmHWM) of the API's two processes, added.
+
+The last line is one JSON object, which is also kept under `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.server
+import json
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.keep_result import keep_result
+from codegen.identity import winner_key
+from codegen.operators import operator
+from cukiln.types import FrontEntry, Launch, WinnerRecord
+from storage.database import Database
+from storage.descriptors import raise_descriptor_limit
+from storage.settings import load_settings
+from storage.winners import publish_winner
+from workers.serve import child_environment
+from workers.start_checks import free_port
+
+SLOW_CONNECTIONS = 2_000
+BODY_BYTES = 8 * 2**20 - 1_000
+LARGE_BODIES = 12
+IMPORT_BYTES = 66 * 2**20
+LOOKUPS_PER_SECOND, PROBES_PER_SECOND = 50, 10
+HALF_A_HEAD = b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
+HALF_A_BODY = (
+    b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
+)
+MATMUL = {"operator": "matmul", "n": 256, "k": 256, "layout": "nn", "dtype": "float32"}
+TARGET, WINNERS = "sm_80", 100
+START_SECONDS = 60.0
+
+
+@dataclass
+class Answers:
+    """Milliseconds of those that came, and what the others came to."""
+
+    milliseconds: list[float] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    def figures(self) -> dict[str, Any]:
+        if not self.milliseconds:
+            return {"answers": 0, "statuses": dict(self.statuses)}
+        ordered = sorted(self.milliseconds)
+        return {
+            "answers": len(ordered),
+            "p50_ms": round(statistics.median(ordered), 2),
+            "p99_ms": round(ordered[int(0.99 * (len(ordered) - 1))], 2),
+            "worst_ms": round(ordered[-1], 2),
+            "statuses": dict(self.statuses),
+        }
+
+
+async def ask(port: int, path: str, body: bytes | None = None, patience: float = 120.0) -> str:
+    """The status of one request over a new connection, or what went wrong."""
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    if body is not None:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    try:
+        async with asyncio.timeout(patience):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(head.encode() + b"\r\n" + (body or b""))
+                line = await reader.readline()
+                while await reader.read(1 << 16):
+                    pass
+                return line.split()[1].decode() if line else "closed"
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        return type(error).__name__
+
+
+async def at_rate(per_second: float, seconds: float, call: Callable[[], Awaitable[str]]) -> Answers:
+    """Calls at their due times, whether the ones before are answered or not."""
+    answers = Answers()
+
+    async def one(due: float) -> None:
+        status = await call()
+        answers.statuses[status] += 1
+        answers.milliseconds.append(1e3 * (time.perf_counter() - due))
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for number in range(int(per_second * seconds)):
+            due = start + number / per_second
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(one(due))
+    return answers
+
+
+async def measured(port: int, peer: int, seconds: float) -> dict[str, Any]:
+    draw = random.Random(1)
+
+    def lookup() -> Awaitable[str]:
+        body = {"problems": [{**MATMUL, "m": 64 + draw.randrange(WINNERS)}], "target": TARGET}
+        return ask(port, "/v1/lookups", json.dumps(body).encode())
+
+    probes, lookups, peers = await asyncio.gather(
+        at_rate(PROBES_PER_SECOND, seconds, lambda: ask(port, "/healthz")),
+        at_rate(LOOKUPS_PER_SECOND, seconds, lookup),
+        at_rate(PROBES_PER_SECOND, seconds, lambda: ask(peer, "/")),
+    )
+    return {"healthz": probes.figures(), "lookups": lookups.figures(), "peer": peers.figures()}
+
+
+def large_bodies() -> list[bytes]:
+    problems = [{**MATMUL, "name": "n" * 240 + str(number), "m": 64} for number in range(10_000)]
+    whole = json.dumps({"problems": problems, "target": TARGET}).encode()
+    return [
+        _filled(b"[]"),
+        _filled(b"{}"),
+        _filled(b"0"),
+        _filled(b'""'),
+        b'["' + b"x" * (BODY_BYTES - 4) + b'"]',
+        whole,
+    ]
+
+
+def _filled(value: bytes) -> bytes:
+    return b"[" + (value + b",") * ((BODY_BYTES - 10) // (len(value) + 1)) + value + b"]"
+
+
+class Attack:
+    """Everything at once, from threads and a process of its own, until `stop`."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.statuses: dict[str, Counter[str]] = {"bodies": Counter(), "imports": Counter()}
+        self.reopened = 0
+        self._opened = 0
+        self._draw = random.Random(2)
+        self._stop = asyncio.Event()
+        self._bodies = large_bodies()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(SLOW_CONNECTIONS):
+                group.create_task(self._slow(HALF_A_BODY if number % 3 == 0 else HALF_A_HEAD))
+            for number in range(LARGE_BODIES):
+                group.create_task(self._send(number))
+            group.create_task(self._import(IMPORT_BYTES))
+            group.create_task(self._import(2 * BODY_BYTES))
+
+    async def _slow(self, sent: bytes) -> None:
+        while not self._stop.is_set():
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+                writer.write(sent)
+                self._opened += 1
+                if self._opened == SLOW_CONNECTIONS:
+                    print("open", flush=True)
+                closed = asyncio.create_task(reader.read(1))
+                stopped = asyncio.create_task(self._stop.wait())
+                await asyncio.wait((closed, stopped), return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                closed.cancel()
+                writer.transport.abort()
+            except OSError:
+                pass
+            self.reopened += 1
+            await asyncio.sleep(10.0 * self._draw.random())
+
+    async def _send(self, number: int) -> None:
+        paths = ("/v1/jobs", "/v1/lookups")
+        while not self._stop.is_set():
+            body = self._bodies[number % len(self._bodies)]
+            status = await ask(self.port, paths[number % 2], body)
+            self.statuses["bodies"][status] += 1
+            number += 1
+
+    async def _import(self, size: int) -> None:
+        problem = b'{"a": "' + b"y" * 4_000 + b'"},'
+        body = b'{"schema": 1, "problems": [' + problem * (size // len(problem) - 1) + b"{}]}"
+        while not self._stop.is_set():
+            self.statuses["imports"][await ask(self.port, "/v1/results", body)] += 1
+
+
+def attack(port: int) -> None:
+    """In a process of its own, so that the measuring one is not held up: until SIGTERM."""
+    raise_descriptor_limit()
+
+    async def run() -> None:
+        attacking = Attack(port)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, attacking.stop)
+        await attacking.run()
+        counts = {name: dict(one) for name, one in attacking.statuses.items()}
+        print(json.dumps({**counts, "slow_connections_reopened": attacking.reopened - SLOW_CONNECTIONS}))
+
+    asyncio.run(run())
+
+
+class Ok(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def peak_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def peak_of_all(pid: int) -> int:
+    """Of the process and of those that it started, together."""
+    return sum(peak_bytes(one.pid) for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)))
+
+
+def publish_winners(database: Database) -> None:
+    """As finish steps would have left them, as far as a lookup reads them."""
+    kind = operator("matmul")
+    launch = Launch(operands=[], extents={}, launch={}, scalars=[], functions=[], workspace_bytes=0)
+    digests = dict.fromkeys(
+        ("kernel", "so_sha256", "cubin_sha256", "source_sha256", "code_digest", "toolchain"), "1" * 64
+    )
+    entry = {
+        **digests,
+        "candidate": "2" * 64,
+        "schedule": {"tile_m": 64},
+        "launch": launch,
+        "workspace_bytes": 0,
+        "deterministic": True,
+        "verified": "cpu",
+        "verdict": {},
+        "resources": {},
+        "predicted_us": 5.0,
+        "prediction": None,
+        "measured_us": None,
+    }
+    device_class = f"predicted:{TARGET}"
+    with database.write() as session:
+        for number in range(WINNERS):
+            problem = kind.parse({name: v for name, v in MATMUL.items() if name != "operator"} | {"m": 64 + number})
+            key = winner_key(problem.digest, TARGET, device_class)
+            record = WinnerRecord(
+                key=key,
+                revision=0,
+                operator=kind.name,
+                problem=problem.canonical(),
+                target=TARGET,
+                device_class=device_class,
+                ranked_by="predicted",
+                front=[FrontEntry.model_validate(entry)],
+                searches=[],
+                updated_at=0.0,
+            )
+            publish_winner(session, record, expected_revision=0, attempt=str(number))
+
+
+def run(seconds: float) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-doors-"))
+    settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none")
+    database = Database(settings.database_url)
+    database.migrate()
+    publish_winners(database)
+    database.dispose()
+    peer = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ok)
+    threading.Thread(target=peer.serve_forever, daemon=True).start()
+    log = folder / "api.log"
+    environment = child_environment(settings)
+    with log.open("wb") as output:
+        api = subprocess.Popen([sys.executable, "-m", "service"], env=environment, stderr=output)
+    attacking = None
+    try:
+        _wait_until_up(settings.port)
+        quiet = asyncio.run(measured(settings.port, peer.server_port, seconds / 3))
+        before = peak_of_all(api.pid)
+        attacking = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.bench_doors", "--attack", str(settings.port)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert attacking.stdout is not None
+        attacking.stdout.readline()  # all are open
+        attacked = asyncio.run(measured(settings.port, peer.server_port, seconds))
+        attacking.terminate()
+        sent = json.loads(attacking.communicate(timeout=200)[0].splitlines()[-1])
+        return {
+            "benchmark": "doors",
+            "healthz_worst_ms": attacked["healthz"]["worst_ms"],
+            "lookup_p99_ms": attacked["lookups"]["p99_ms"],
+            "memory_bytes": peak_of_all(api.pid),
+            "memory_before_bytes": before,
+            "log_bytes": log.stat().st_size,
+            "attacked": attacked,
+            "quiet": quiet,
+            "sent": sent,
+        }
+    finally:
+        for process in (attacking, api):
+            if process is not None:
+                process.kill()
+                process.wait()
+        peer.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_up(port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if asyncio.run(ask(port, "/healthz")) == "200":
+            return
+        time.sleep(0.05)
+    raise SystemExit(f"the API did not start within {START_SECONDS:g} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of the attack (default: 30)")
+    parser.add_argument("--no-keep", action="store_true", help="do not write the result file")
+    parser.add_argument("--attack", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    raise_descriptor_limit()
+    if options.attack is not None:
+        attack(options.attack)
+    else:
+        keep_result(run(options.seconds), keep=not options.no_keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""Requests for keys against a server: `python -m benchmarks.lookup_load` reads a `Load` as JSON and prints what it saw.
+
+A process of its own, so that what it spends is not counted as the server's. The open loop sends at times drawn
+beforehand (a Poisson process), and a latency counts from the time at which its request was meant to be sent, also where
+it could not be sent yet because every connection still waited for an answer. `late_*_ms` is the generator's own
+lateness: from that time to the write, of requests for which a connection was free.
+
+Keys are drawn by Zipf's law with exponent 1; a tenth of them does not exist. Every answer is checked: of a hit the key
+in the body and, where there is an ETag of ours, the SHA-256 that it holds; of a miss that it is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import selectors
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+MISSES = 0.1
+_HEAD_END = b"\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Load:
+    """`rate`: requests a second; 0 for a closed loop, in which each connection asks again when it is answered.
+    `where`: a port of loopback, or the path of a socket. `keys`: a file with one on each line, the most asked first.
+    `prefix`, `suffix`: of the path."""
+
+    kind: Literal["http", "redis"]
+    where: int | str
+    keys: str
+    rate: float
+    seconds: float
+    connections: int = 32
+    prefix: str = "/v1/kernels/"
+    suffix: str = ""
+    seed: int = 1
+
+
+@dataclass
+class Request:
+    key: bytes
+    exists: bool
+    due: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`status`: 200 or 404, of Redis too. `etag`: the part of ours that is a digest."""
+
+    status: int
+    body: bytes
+    etag: bytes | None = None
+
+    def is_right(self, request: Request) -> bool:
+        if not request.exists:
+            return self.status == 404
+        whole = self.etag is None or hashlib.sha256(self.body).hexdigest()[:32].encode() == self.etag
+        return self.status == 200 and request.key in self.body and whole
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time; `done` is called with each answer."""
+
+    def __init__(self, load: Load, done: Callable[[Connection, Answer], None]) -> None:
+        self._load, self._done = load, done
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.request: Request | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def ask(self, request: Request) -> None:
+        assert self._transport is not None
+        self.request = request
+        self._transport.write(wire(self._load, request.key))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        read = read_http if self._load.kind == "http" else read_redis
+        if (answer := read(self._buffer)) is not None:
+            self._buffer.clear()
+            self._done(self, answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.request is not None:
+            sys.exit(f"the server closed a connection that waited for an answer: {error}")
+
+
+def wire(load: Load, key: bytes) -> bytes:
+    if load.kind == "redis":
+        return b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+    path = load.prefix.encode() + key + load.suffix.encode()
+    return b"GET %b HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: */*\r\n\r\n" % path
+
+
+def read_http(data: bytearray) -> Answer | None:
+    """The answer, once all of it is there; it has a Content-Length."""
+    end = data.find(_HEAD_END)
+    if end < 0:
+        return None
+    head = bytes(data[:end])
+    at = head.lower().find(b"content-length:")
+    length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+    if len(data) < end + 4 + length:
+        return None
+    at = head.find(b'etag: "')
+    etag = head[at + 7 :].split(b'"', 1)[0].partition(b"-")[2] if at >= 0 else b""
+    return Answer(int(head[9:12]), bytes(data[end + 4 :]), etag if len(etag) == 32 else None)
+
+
+def read_redis(data: bytearray) -> Answer | None:
+    end = data.find(b"\r\n")
+    if end < 0:
+        return None
+    length = int(data[1:end])
+    if length < 0:
+        return Answer(404, b"")
+    return Answer(200, bytes(data[end + 2 : end + 2 + length])) if len(data) >= end + 4 + length else None
+
+
+class Generator:
+    """Sends what is due over the connections that are free, in order."""
+
+    def __init__(self, load: Load, requests: Sequence[Request]) -> None:
+        self._load, self._left = load, deque(requests)
+        self._waiting: deque[Request] = deque()
+        self._free: deque[Connection] = deque()
+        self._ended = asyncio.Event()
+        self._open = 0
+        self._began = self._until = 0.0
+        self.seconds: list[float] = []
+        self.late: list[float] = []
+        self.wrong = self.hits = 0
+        self.span = 0.0
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(self._load.connections):
+            if isinstance(self._load.where, int):
+                _, made = await loop.create_connection(self._connection, "127.0.0.1", self._load.where)
+            else:
+                _, made = await loop.create_unix_connection(self._connection, self._load.where)
+            self._free.append(made)
+        self._began = time.perf_counter() + 0.05
+        self._until = self._began + self._load.seconds
+        if self._load.rate:
+            self._tick()
+        else:
+            for connection in list(self._free):
+                self._again(connection)
+        await self._ended.wait()
+        self.span = time.perf_counter() - self._began
+
+    def _connection(self) -> Connection:
+        return Connection(self._load, self._answered)
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        while self._left and self._began + self._left[0].due <= now:
+            request = self._left.popleft()
+            if self._free:
+                self.late.append(now - self._began - request.due)
+                self._send(self._free.popleft(), request)
+            else:
+                self._waiting.append(request)
+        if self._left:
+            asyncio.get_running_loop().call_later(max(0.0, self._began + self._left[0].due - now), self._tick)
+
+    def _send(self, connection: Connection, request: Request) -> None:
+        self._open += 1
+        connection.ask(request)
+
+    def _again(self, connection: Connection) -> None:
+        request = self._left.popleft()
+        self._left.append(request)
+        self._send(connection, Request(request.key, request.exists, time.perf_counter() - self._began))
+
+    def _answered(self, connection: Connection, answer: Answer) -> None:
+        now, request = time.perf_counter(), connection.request
+        assert request is not None
+        connection.request = None
+        self._open -= 1
+        self.seconds.append(now - self._began - request.due)
+        self.hits += request.exists
+        self.wrong += not answer.is_right(request)
+        if not self._load.rate and now < self._until:
+            self._again(connection)
+        elif self._waiting:
+            self._send(connection, self._waiting.popleft())
+        else:
+            self._free.append(connection)
+        if not self._open and (now >= self._until if not self._load.rate else not (self._left or self._waiting)):
+            self._ended.set()
+
+
+def drawn(load: Load) -> list[Request]:
+    """The requests of an open loop with their times, or enough different ones for a closed loop."""
+    keys = Path(load.keys).read_bytes().split()
+    rng = np.random.default_rng(load.seed)
+    count = int(load.rate * load.seconds) if load.rate else 20_000
+    weights = 1.0 / np.arange(1, len(keys) + 1)
+    ranks = rng.choice(len(keys), size=count, p=weights / weights.sum())
+    missing = rng.random(count) < MISSES
+    due = np.cumsum(rng.exponential(1 / load.rate, count)) if load.rate else np.zeros(count)
+    absent = [hashlib.sha256(b"%d %d" % (load.seed, n)).hexdigest().encode() for n in range(count)]
+    return [
+        Request(absent[n] if missing[n] else keys[rank], not missing[n], float(due[n])) for n, rank in enumerate(ranks)
+    ]
+
+
+def percentiles(seconds: Sequence[float], prefix: str = "") -> dict[str, float]:
+    """In milliseconds."""
+    at = {"p50": 50, "p90": 90, "p99": 99, "p999": 99.9, "max": 100}
+    found = 1e3 * np.percentile(np.array(seconds), list(at.values()))
+    return {f"{prefix}{name}_ms": round(float(value), 3) for name, value in zip(at, found, strict=True)}
+
+
+def run(load: Load) -> dict[str, Any]:
+    generator = Generator(load, drawn(load))
+    # epoll and poll round a timeout up to milliseconds; select takes microseconds.
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
+        runner.run(generator.run())
+    found = {
+        "requests": len(generator.seconds),
+        "hits": generator.hits,
+        "wrong": generator.wrong,
+        "per_second": round(len(generator.seconds) / generator.span, 1),
+        **percentiles(generator.seconds),
+    }
+    return {**found, **(percentiles(generator.late, "late_") if generator.late else {})}
+
+
+def in_process(load: Load) -> dict[str, Any]:
+    """The same in a process of its own."""
+    import subprocess
+
+    command = [sys.executable, "-m", "benchmarks.lookup_load"]
+    ended = subprocess.run(command, input=json.dumps(asdict(load)).encode(), stdout=subprocess.PIPE, check=True)
+    found: dict[str, Any] = json.loads(ended.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Load(**json.load(sys.stdin)))))

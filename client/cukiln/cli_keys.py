@@ -1,0 +1,107 @@
+"""`cukiln keys`: the API keys of a service, made and revoked where its database is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from cukiln.cli_console import make_console
+from cukiln.cli_server import load_settings, server_module
+from cukiln.errors import ServerFailed, UsageError
+
+MOST_NAME = 64
+
+app = typer.Typer(
+    help="Make, list and revoke the API keys of the service over this data folder (CUKILN_DATA, DATABASE_URL).",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for; imports are labelled with it.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="What it may do: read, submit, import or admin; may be repeated. Default: read."),
+    ] = None,
+    overwrites: Annotated[
+        bool,
+        typer.Option("--overwrites", help="Its imports may stand beside what the service measured itself."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make a key and print it: it is shown this once.
+
+    submit and import include read, admin includes all. A service with a key answers nothing without one.
+    """
+    keys = server_module("storage.keys")
+    if not name.isprintable() or not 0 < len(name) <= MOST_NAME:
+        raise UsageError(f"NAME is {name!r}; allowed: 1 to {MOST_NAME} printable characters")
+    scopes = scope or ["read"]
+    if wrong := [one for one in scopes if one not in keys.SCOPES]:
+        raise UsageError(f"--scope is {wrong[0]!r}; allowed: {', '.join(keys.SCOPES)}")
+    with _database() as database, database.write() as session:
+        token: str = keys.create_key(session, name, set(scopes), overwrites=overwrites)
+    if as_json:
+        typer.echo(json.dumps({"key": token, "id": keys.parts_of(token)[0]}))
+    else:
+        typer.echo(token)
+        typer.echo("This key is shown once. Give it to clients as CUKILN_API_KEY.", err=True)
+
+
+@app.command("list")
+def list_keys(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Show every key that was made, without its secret."""
+    with _database() as database, database.read() as session:
+        found = server_module("storage.keys").all_keys(session)
+    if as_json:
+        typer.echo(json.dumps({"keys": [_as_json(key) for key in found]}))
+        return
+    table = Table("id", "name", "scopes", "made", "state", box=None, pad_edge=False)
+    for key in found:
+        one = _as_json(key)
+        words = ", ".join(one["scopes"]) + (", overwrites" if key.overwrites else "")
+        state = "good" if key.revoked_at is None else f"revoked {day(key.revoked_at)}"
+        table.add_row(*map(Text, (key.id, key.name, words, day(key.created_at), state)))
+    make_console().print(table) if found else typer.echo("No key was made yet.")
+
+
+@app.command()
+def revoke(key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `cukiln keys list` shows it.")]) -> None:
+    """Let a key open nothing any more, within a second. What was done with it stays."""
+    with _database() as database, database.write() as session:
+        revoked = server_module("storage.keys").revoke_key(session, key)
+    if not revoked:
+        raise UsageError(f"there is no good key with the id {key!r}; `cukiln keys list` shows them")
+    typer.echo(f"{key} opens nothing any more")
+
+
+@contextmanager
+def _database() -> Iterator[Any]:
+    """The service's database, with the schema of this release."""
+    errors = server_module("storage.errors")
+    database = server_module("storage.database").Database(load_settings({}).database_url)
+    try:
+        database.migrate()
+        yield database
+    except errors.StorageError as error:
+        raise ServerFailed(str(error)) from error
+    finally:
+        database.dispose()
+
+
+def _as_json(key: Any) -> dict[str, Any]:
+    names = ("id", "name", "overwrites", "created_at", "revoked_at")
+    return {**{name: getattr(key, name) for name in names}, "scopes": sorted(key.scopes)}
+
+
+def day(seconds: float) -> str:
+    """Seconds since 1970 as a day and a minute, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

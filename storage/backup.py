@@ -1,0 +1,259 @@
+"""Backups of a running service, and a data folder out of one.
+
+```
+FOLDER/manifest.json       written last: which database file, which blobs; what it does not name does not count
+       cukiln-<id>.db      SQLite's own online copy, in one step, which holds no writer off
+       blobs/sha256/xx/…   by digest; what is there and whole is not copied again
+```
+Bytes that the service itself has lost or that are damaged are named as missing: after a restore they count as lost, and
+the next job builds them anew. PostgreSQL is dumped by its own tools; of it only the blobs are copied here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storage.blobs import PREFIX, BlobStore, blob_path
+from storage.damage import repair
+from storage.database import Database
+from storage.errors import BackupUnusable, BlobCorrupt, BlobMissing
+from storage.objects import LocalObjects, sync
+from storage.settings import RESTORING, Settings
+
+MANIFEST, LOCK = "manifest.json", "backup.lock"
+DATABASE = "cukiln.db"
+FORMAT = 1
+
+
+class DatabaseFile(BaseModel):
+    """The copy of the database in a backup's folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Manifest(BaseModel):
+    """What a backup holds. `database`: none where it is PostgreSQL; `blobs`: sizes by digest; `missing`: digests of
+    those that the service had lost."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    created_at: float
+    database: DatabaseFile | None
+    blobs: dict[str, int]
+    missing: list[str]
+
+
+@dataclass(frozen=True)
+class BackedUp:
+    """`copied`: blobs that were not in the folder yet."""
+
+    manifest: Manifest
+    copied: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """`lost`: digests of blobs that the backup lacks, or that are damaged in it; what needed them is built anew."""
+
+    manifest: Manifest
+    lost: list[str]
+
+
+def back_up(database: Database, blobs: BlobStore, folder: Path, *, blobs_only: bool = False) -> BackedUp:
+    """Bring the folder's backup up to date; until its new manifest is there, the old one holds. Raises
+    BackupUnusable."""
+    if not database.is_sqlite and not blobs_only:
+        raise BackupUnusable(
+            "the database is PostgreSQL: dump it with pg_dump, then back up the blobs with --blobs-only"
+        )
+    with _locked(folder):
+        copy = _Copy(blobs, LocalObjects(folder / "blobs", PREFIX))
+        # Before the database too: what is removed from the service while it is copied is there already.
+        copy.take({blob.digest: blob.size for blob in blobs.all()})
+        kept = None if blobs_only else _snapshot(database, folder)
+        listed = _listed(folder / kept.file) if kept else dict(copy.held)
+        copy.take(listed)
+        held = {digest: size for digest, size in listed.items() if digest in copy.held}
+        manifest = Manifest(
+            created_at=database.clock.now(),
+            database=kept,
+            blobs=held,
+            missing=sorted({*listed, *(() if kept else copy.missing)} - held.keys()),
+        )
+        _write(folder / MANIFEST, manifest.model_dump_json(indent=1).encode())
+        _prune(folder, manifest)
+    return BackedUp(manifest, copy.copied)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises BackupUnusable."""
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise BackupUnusable(f"{folder} holds no whole backup: it has no {MANIFEST}, which is written last") from None
+    except (OSError, ValidationError) as error:
+        raise BackupUnusable(f"{folder / MANIFEST} cannot be used: {error}") from error
+    if manifest.format != FORMAT:
+        raise BackupUnusable(f"{folder} is of format {manifest.format}, this release reads {FORMAT}")
+    return manifest
+
+
+def restore(folder: Path, settings: Settings) -> Restored:
+    """Make an empty data folder one with what the backup holds, every digest checked. What is interrupted is begun
+    again. Raises BackupUnusable."""
+    manifest = read_manifest(folder)
+    data = settings.data_dir
+    elsewhere = {"CUKILN_BLOBS_URL": settings.blobs_url != (data / "blobs").as_uri()}
+    if manifest.database is not None:
+        elsewhere["DATABASE_URL"] = settings.database_url != f"sqlite:///{data / DATABASE}"
+    if named := [name for name, is_elsewhere in elsewhere.items() if is_elsewhere]:
+        raise BackupUnusable(f"a backup is restored into the data folder alone: unset {' and '.join(named)}")
+    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if others := sorted(entry.name for entry in data.iterdir() if entry.name != RESTORING):
+        raise BackupUnusable(f"{data} is not empty (it has {others[0]}): restore into a folder that is empty or new")
+    staging = data / RESTORING
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(mode=0o700)
+    lost = _restore_blobs(folder, staging, manifest)
+    if manifest.database is not None:
+        _restore_database(folder / manifest.database.file, manifest.database, staging / DATABASE)
+        _forget_lost(staging, lost)
+    for name in ("blobs", *([DATABASE] if manifest.database else [])):  # the database last: with it, all is there
+        (staging / name).rename(data / name)
+        sync(data)
+    shutil.rmtree(staging)
+    sync(data)
+    return Restored(manifest, lost)
+
+
+class _Copy:
+    """Blobs on their way into a backup. `held`: sizes of those that are in it, whole."""
+
+    def __init__(self, blobs: BlobStore, target: LocalObjects) -> None:
+        self._blobs, self._target = blobs, target
+        self.held: dict[str, int] = {}
+        self.missing: set[str] = set()
+        self.copied = 0
+
+    def take(self, wanted: Mapping[str, int]) -> None:
+        for digest in wanted.keys() - self.held.keys():
+            data = self._target.get(blob_path(digest))
+            if data is None or hashlib.sha256(data).hexdigest() != digest:
+                try:
+                    data = self._blobs.get(digest)
+                except (BlobMissing, BlobCorrupt):
+                    self.missing.add(digest)
+                    continue
+                self._target.put(blob_path(digest), data)
+                self.copied += 1
+            self.held[digest] = len(data)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One backup at a time, into a folder that is empty or holds one."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (folder / LOCK).exists() and any(folder.iterdir()):
+        raise BackupUnusable(f"{folder} is not empty and holds no backup: name a new folder, or that of a backup")
+    with (folder / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackupUnusable(f"another backup into {folder} is under way") from None
+        yield
+
+
+def _snapshot(database: Database, folder: Path) -> DatabaseFile:
+    name = f"cukiln-{database.clock.new_id()}.db"
+    path = folder / name
+    with closing(sqlite3.connect(str(database.url.database))) as source, closing(sqlite3.connect(path)) as target:
+        path.chmod(0o600)
+        # All pages in one step: in between two steps a writer would make it begin again.
+        source.backup(target, pages=-1)
+        target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
+    sync(path)
+    sync(folder)
+    return DatabaseFile(file=name, sha256=_digest(path), bytes=path.stat().st_size)
+
+
+def _listed(path: Path) -> dict[str, int]:
+    """The blobs that a copy of the database speaks of."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return dict(connection.execute("SELECT digest, size FROM blobs"))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Durable and whole under its name, or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    partial.chmod(0o600)
+    sync(partial)
+    partial.rename(path)
+    sync(path.parent)
+
+
+def _prune(folder: Path, manifest: Manifest) -> None:
+    """What only earlier backups into the folder needed, or an interrupted one left."""
+    kept = {LOCK, MANIFEST, *([manifest.database.file] if manifest.database else [])}
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in kept:
+            file.unlink()
+    for entry in LocalObjects(folder / "blobs", PREFIX).list():
+        if entry.name not in manifest.blobs:
+            (folder / "blobs" / entry.path).unlink()
+
+
+def _restore_blobs(folder: Path, staging: Path, manifest: Manifest) -> list[str]:
+    """Returns the digests of those that cannot be had."""
+    target = LocalObjects(staging / "blobs", PREFIX)
+    lost = list(manifest.missing)
+    for digest in manifest.blobs:
+        file = folder / "blobs" / blob_path(digest)
+        data = file.read_bytes() if file.is_file() else b""
+        if hashlib.sha256(data).hexdigest() != digest:
+            lost.append(digest)
+        else:
+            target.put(blob_path(digest), data)
+    return sorted(lost)
+
+
+def _restore_database(file: Path, expected: DatabaseFile, target: Path) -> None:
+    try:
+        shutil.copyfile(file, target)
+    except OSError as error:
+        raise BackupUnusable(f"{file} cannot be read: {error.strerror}") from error
+    if (found := _digest(target)) != expected.sha256:
+        raise BackupUnusable(f"{file} is damaged: its digest is {found}, not {expected.sha256}")
+    target.chmod(0o600)
+    sync(target)
+
+
+def _forget_lost(staging: Path, lost: list[str]) -> None:
+    database = Database(f"sqlite:///{staging / DATABASE}")
+    database.migrate()  # it may be of an older release
+    blobs = BlobStore(database, (staging / "blobs").absolute().as_uri())
+    for digest in lost:
+        repair(database, blobs, digest)
+    database.dispose()
+    for left in staging.glob(f"{DATABASE}?*"):  # locks and empty logs
+        left.unlink()
+    sync(staging / DATABASE)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,88 @@
+"""API keys: what each may do, kept as hashes.
+
+A key is `cukiln_<id>_<secret>`. Its secret has 256 random bits, so one SHA-256 is enough to keep it by: there is no
+dictionary to try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sqlalchemy import insert, select, update
+
+from storage.database import Session, clock_of
+from storage.rows import core
+from storage.tables import KeyRow
+
+Scope = Literal["read", "submit", "import", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+INCLUDED: dict[Scope, frozenset[Scope]] = {
+    "read": frozenset({"read"}),
+    "submit": frozenset({"submit", "read"}),
+    "import": frozenset({"import", "read"}),
+    "admin": frozenset(SCOPES),
+}
+"""What a scope allows: each reads too, since the answers to what was sent are read."""
+
+_TOKEN = re.compile(r"cukiln_([0-9a-f]{8})_([A-Za-z0-9_-]{43})")
+
+
+@dataclass(frozen=True)
+class Key:
+    """`overwrites`: its imports may stand beside what this service measured itself. `secret_hash`: SHA-256, in hex."""
+
+    id: str
+    name: str
+    scopes: frozenset[Scope]
+    overwrites: bool
+    secret_hash: str
+    created_at: float
+    revoked_at: float | None
+
+    def opens(self, secret: str) -> bool:
+        """Whether the secret is this key's; the comparison takes the same time wherever they differ."""
+        return self.revoked_at is None and hmac.compare_digest(_hash(secret), self.secret_hash)
+
+
+def create_key(session: Session, name: str, scopes: Collection[Scope], *, overwrites: bool = False) -> str:
+    """The new key as text, which is kept nowhere."""
+    id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    row = {
+        "id": id,
+        "name": name,
+        "scopes": sorted(scopes, key=SCOPES.index),
+        "overwrites": overwrites,
+        "secret_hash": _hash(secret),
+        "created_at": clock_of(session).now(),
+    }
+    session.execute(insert(core(KeyRow)).values(row))
+    return f"cukiln_{id}_{secret}"
+
+
+def all_keys(session: Session) -> list[Key]:
+    """Every key that was ever made, the oldest first; with those that were revoked."""
+    rows = session.execute(select(core(KeyRow)).order_by(KeyRow.created_at, KeyRow.id)).mappings()
+    return [Key(**{**row, "scopes": frozenset(row["scopes"])}) for row in rows]
+
+
+def revoke_key(session: Session, id: str) -> bool:
+    """Whether there was such a key that was not revoked."""
+    standing = (KeyRow.id == id) & KeyRow.revoked_at.is_(None)
+    revoked = update(core(KeyRow)).where(standing).values(revoked_at=clock_of(session).now()).returning(KeyRow.id)
+    return session.scalar(revoked) is not None
+
+
+def parts_of(token: str) -> tuple[str, str] | None:
+    """Id and secret of a key's text; None where it is none."""
+    found = _TOKEN.fullmatch(token)
+    return (found[1], found[2]) if found else None
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

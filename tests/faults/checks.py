@@ -1,0 +1,53 @@
+"""What must hold of a service's data once all its jobs have ended, whatever happened to it."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import select
+
+from storage.blobs import BlobStore
+from storage.damage import check_blobs
+from storage.database import Database
+from storage.judge import LIVE
+from storage.settings import Settings
+from storage.tables import BuildRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow, VerdictRow
+
+SETTLED_SECONDS = 60.0
+
+
+def once_settled(settings: Settings) -> list[str]:
+    """What is in the database that must not be, and stays there: a worker that was paused has its lease to lose."""
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while (found := in_database(settings)) and time.monotonic() < deadline:
+        time.sleep(1.0)
+    return found
+
+
+def in_database(settings: Settings) -> list[str]:
+    """Rows that must not be once all jobs have ended."""
+    database = Database(settings.database_url)
+    try:
+        with database.read() as session:
+            queries = {
+                "an item has not ended": select(ItemRow.kind).where(ItemRow.state.in_(("waiting", "claimed"))),
+                "a job has not ended": select(JobRow.state).where(JobRow.state.in_(LIVE)),
+                "a problem has not ended": select(JobProblemRow.name).where(JobProblemRow.state.in_(LIVE)),
+                "a demand is left": select(DemandRow.build),
+                "a group compiles": select(GroupRow.id).where(GroupRow.state == "compiling"),
+                "a build did not compile": select(BuildRow.log).where(BuildRow.state != "ok"),
+                "a kernel is not right": select(VerdictRow.message).where(VerdictRow.verdict != "ok"),
+            }
+            return [f"{what}: {row}" for what, query in queries.items() for row in session.scalars(query)]
+    finally:
+        database.dispose()
+
+
+def damaged(settings: Settings) -> list[str]:
+    """Blobs whose bytes do not have their digest."""
+    database = Database(settings.database_url)
+    try:
+        store = BlobStore(database, settings.blobs_url)
+        return [f"blob {one.blob.digest}: {one.damage.why}" for one in check_blobs(database, store) if one.damage]
+    finally:
+        database.dispose()
