@@ -2,7 +2,7 @@
 speed, cache.
 
 Run with `make bench-overhead` or `python -m benchmarks.bench_overhead`. Starts a service of its own on an empty data
-folder. nvcc and g++ are the real ones behind two-line scripts that write down when they start and end. The last line
+folder. nvcc and g++ are the real ones behind scripts that show when they start and end. The last line
 is one JSON object, which is also kept under `benchmarks/results/`.
 
 `other_s` is wall time of a 64-candidate job in which nothing of nvcc, g++ and kernels (with their references, which the
@@ -13,13 +13,16 @@ same child computes) runs on any worker: with a worker per core, what one does h
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import shutil
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,15 +41,19 @@ from workers.toolchain import find_toolchain
 TARGET = "sm_90a"
 PROBLEM = {"operator": "matmul", "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float32"}
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.json"
+NUMBERS = 256
+_IN_OPEN, _EVENT_BYTES = 0x20, 16
 CODEGEN_KERNELS = 2000
 STARTS = 5
 
-# $EPOCHREALTIME is bash's own clock: no process is started for it.
+# A tool may write nothing that outlives it (`workers.fence`). It may read what is beside it: which file is opened says
+# what begins and ends, and a number which of those that run at once.
 TOOL_SCRIPT = """#!/bin/bash
-begin=$EPOCHREALTIME
+number=$((RANDOM % {numbers}))
+: < "{marks}/{name}-begin-$number"
 "{tool}" "$@"
 code=$?
-echo "{name} $begin $EPOCHREALTIME" >> "{log}"
+: < "{marks}/{name}-end-$number"
 exit $code
 """
 CODEGEN_SCRIPT = """
@@ -73,22 +80,47 @@ print(json.dumps(kernels / (time.perf_counter() - begin)))
 
 
 class ToolLog:
-    """When nvcc and g++ ran, from what their scripts wrote. Times are seconds since the epoch."""
+    """When nvcc and g++ ran, from the files that their scripts opened (inotify(7)). Times are seconds since the
+    epoch."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "tools.log"
-        self.folder = folder / "bin"
+        self.folder, marks = folder / "bin", folder / "marks"
         self.folder.mkdir()
+        marks.mkdir()
         toolchain = find_toolchain()
         for name, tool in (("nvcc", toolchain.nvcc), ("g++", toolchain.host_compiler)):
             script = self.folder / name
-            script.write_text(TOOL_SCRIPT.format(tool=tool, name=name, log=self.file))
+            script.write_text(TOOL_SCRIPT.format(tool=tool, name=name, marks=marks, numbers=NUMBERS))
             script.chmod(0o755)
+            for number in range(NUMBERS):
+                for moment in ("begin", "end"):
+                    (marks / f"{name}-{moment}-{number}").touch()
+        folder.chmod(0o755)  # else no tool has a user of its own
+        self._opened: list[tuple[float, str]] = []
+        libc = ctypes.CDLL(None, use_errno=True)
+        events = libc.inotify_init1(os.O_CLOEXEC)
+        if events < 0 or libc.inotify_add_watch(events, os.fsencode(marks), _IN_OPEN) < 0:
+            raise OSError(ctypes.get_errno(), "inotify")
+        threading.Thread(target=self._watch, args=[events], daemon=True).start()
+
+    def _watch(self, events: int) -> None:
+        while data := os.read(events, 1 << 16):
+            now, at = time.time(), 0
+            while at < len(data):
+                _, _, _, length = struct.unpack_from("iIII", data, at)
+                at += _EVENT_BYTES + length
+                self._opened.append((now, data[at - length : at].rstrip(b"\0").decode()))
 
     def spans(self, since: float, name: str | None = None) -> list[tuple[float, float]]:
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        found = [(line.split()[0], float(line.split()[1]), float(line.split()[2])) for line in lines]
-        return sorted((begin, end) for tool, begin, end in found if begin >= since and name in (None, tool))
+        begun: dict[str, float] = {}
+        found = []
+        for at, mark in self._opened:
+            tool, moment, number = mark.rsplit("-", 2)
+            if moment == "begin":
+                begun[tool + number] = at
+            elif at >= since and name in (None, tool):
+                found.append((begun[tool + number], at))
+        return sorted(span for span in found if span[0] >= since)
 
 
 @contextmanager

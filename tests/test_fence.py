@@ -169,6 +169,23 @@ def test_it_writes_nowhere_but_into_its_folders(processes: Processes, tmp_path: 
     assert list((tmp_path / "beside").iterdir()) == []
 
 
+def test_what_a_tool_in_a_closed_folder_makes_is_read_by_the_next(processes: Processes, tmp_path: Path) -> None:
+    """The first cannot have a user of its own, the second has."""
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "tool"
+    tool.write_text("#!/bin/sh\necho made > made\n")
+    tool.chmod(0o755)
+    tmp_path.chmod(0o700)
+    before = os.umask(0o077)
+    try:
+        with processes.private_folder() as made:
+            assert processes.run([str(tool)], cwd=made, limits=LIMITS).ok
+            found = processes.run(["cat", "made"], cwd=made, limits=LIMITS)
+            assert (found.returncode, found.text()) == (0, "made\n")
+    finally:
+        os.umask(before)
+
+
 # Each sleeps and none forks: 40 of them, whatever fails.
 _MANY = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sleep {0} & sleep {0} & done; wait"
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.fences import NAMESPACES
+from workers import processes as processes_module
 from workers import running
 from workers.means import Means
 from workers.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
@@ -204,6 +205,20 @@ def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, i
         process.wait()
     assert wait_until(lambda: not alive(marker))
     assert wait_until(lambda: not any(tmp_path.iterdir()))
+
+
+def test_a_folder_is_gone_with_a_caller_that_dies_while_it_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    command = ["sh", "-c", processes_module._UNDERTAKER, "undertaker", str(folder), "700"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("made\n", "")
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_the_machines_failure(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path / "missing")
+    with pytest.raises(InfrastructureError, match="No such file or directory"), processes.private_folder():
+        pass
 
 
 def test_closing_removes_the_folder_and_later_runs_make_a_new_one(tmp_path: Path) -> None:

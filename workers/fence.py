@@ -34,6 +34,7 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 27  # CHOWN, DAC_OVERRIDE, FOWNER, MKNOD: of a lease, a cache, a device
 _OPEN_FILES = 1024
+_UMASK = 0o022  # what one child writes, another with a user of its own may have to read; the folder is closed to others
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Fence:
         most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
         if not self.device:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        if self.means.users and not self.device:
+            os.umask(_UMASK)
         if self.processes is not None:
             resource.setrlimit(resource.RLIMIT_NPROC, (self.processes, self.processes))
         if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:

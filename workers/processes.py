@@ -34,6 +34,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Literal
+from uuid import uuid4
 
 from workers import running
 from workers.access import ROOT, Access, device_access, tool_access
@@ -75,9 +76,15 @@ class InfrastructureError(ProcessError):
     """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere."""
 
 
-# The pipe on its stdin ends with the last process that holds the other end. What the owner's children still write in
-# their last moment keeps `rm` from removing a folder.
-_UNDERTAKER = 'trap "" HUP INT TERM; read line; for again in 1 2 3 4 5; do rm -rf -- "$1" && exit; sleep 0.5; done'
+# It makes the folder itself: there is no moment in which the folder stands without it. The pipe on its stdin ends with
+# the last process that holds the other end. What the owner's children still write in their last moment keeps `rm` from
+# removing a folder.
+_UNDERTAKER = """
+trap "" HUP INT TERM
+mkdir -m "$2" -- "$1" && echo made && exec >&- 2>&- || exit
+read line
+for again in 1 2 3 4 5; do rm -rf -- "$1" && exit; sleep 0.5; done
+"""
 _FORK_SECONDS = 30.0  # for a fence server that is still importing, on a busy machine
 _SYSTEM_PATH = "/usr/bin:/bin"
 _MEANS = "workers.means"
@@ -326,22 +333,25 @@ class Processes:
         with self._lock:
             # A forked worker must not use its parent's folder: its undertaker watches the parent.
             if self._root is None or self._owner != os.getpid() or not self._root.is_dir():
-                root = Path(tempfile.mkdtemp(prefix="cukiln-", dir=self._parent))
-                if self.means.users and not self.means.namespaces:
-                    root.chmod(0o711)  # a child's own user has to pass
-                try:
-                    self._undertaker = subprocess.Popen(
-                        [_tool("sh"), "-c", _UNDERTAKER, "undertaker", str(root)],
-                        env={"PATH": _SYSTEM_PATH},
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.DEVNULL,
-                        stderr=subprocess.DEVNULL,
-                        start_new_session=True,
-                    )
-                except OSError:
-                    root.rmdir()
-                    raise
-                self._root, self._owner = root, os.getpid()
+                root = (self._parent or Path(tempfile.gettempdir())) / f"cukiln-{uuid4().hex[:16]}"
+                # Of a child's own user it has to be passed.
+                mode = "711" if self.means.users and not self.means.namespaces else "700"
+                undertaker = subprocess.Popen(
+                    [_tool("sh"), "-c", _UNDERTAKER, "undertaker", str(root), mode],
+                    env={"PATH": _SYSTEM_PATH},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                assert undertaker.stdin and undertaker.stdout
+                with undertaker.stdout as stdout:
+                    said = stdout.read()
+                if said != b"made\n":
+                    undertaker.stdin.close()
+                    undertaker.wait()
+                    raise OSError(said.decode(errors="replace").strip())
+                self._root, self._owner, self._undertaker = root, os.getpid(), undertaker
             return self._root
 
 
