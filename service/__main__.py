@@ -17,7 +17,7 @@ from codegen.generator import generator
 from codegen.operators import operators
 from service.app import create_app
 from service.connections import ConnectionLimits, Connections
-from service.large_bodies import BodyProcess, end_with_parent
+from service.large_bodies import ApiServer, BodyProcess, BodyServer
 from storage.database import Database
 from storage.descriptors import raise_descriptor_limit
 from storage.errors import StorageError
@@ -47,22 +47,22 @@ def main() -> int:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2
     if sys.argv[1:2] == ["--bodies"]:
-        end_with_parent()
-        return _run(server_of(settings), [socket.socket(fileno=int(sys.argv[2]))])
-    return _run(server_of(settings, bodies=BodyProcess()), None)
+        return _run(BodyServer(configuration(settings), socket.socket(fileno=int(sys.argv[2]))))
+    bodies = BodyProcess()
+    return _run(ApiServer(configuration(settings, bodies=bodies), bodies))
 
 
-def _run(server: uvicorn.Server, sockets: list[socket.socket] | None) -> int:
+def _run(server: uvicorn.Server) -> int:
     gc.collect()
     gc.freeze()  # the modules, routes and models stay: to look through them again and again held up requests
-    server.run(sockets)
+    server.run()
     return 0 if server.started else 1
 
 
-def ready_app(settings: Settings, bodies: BodyProcess | None = None) -> FastAPI:
+def ready_app(settings: Settings) -> FastAPI:
     """The application, with all that its first request would else make: routes and models (FastAPI makes them when they
     are first asked for), operators, their generators' versions. 0.4 s of CPU that no job pays for."""
-    app = create_app(settings, bodies=bodies)
+    app = create_app(settings)
     app.openapi()
     for name in operators():
         generator(name)
@@ -76,13 +76,13 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(min(settings.max_connections, possible))
 
 
-def server_of(
+def configuration(
     settings: Settings, limits: ConnectionLimits | None = None, *, bodies: BodyProcess | None = None
-) -> uvicorn.Server:
-    """The server, not yet started. `bodies`: the process that large bodies go to; it ends with the server."""
+) -> uvicorn.Config:
+    """Of a server. `bodies`: the process that large bodies go to."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    config = uvicorn.Config(
-        ready_app(settings, bodies),
+    return uvicorn.Config(
+        ready_app(settings),
         host=settings.host,
         port=settings.port,
         loop="uvloop",  # named, so that one that is missing is an error and not a service of half the speed
@@ -91,9 +91,8 @@ def server_of(
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=CLOSE_SECONDS,
-        http=Connections(limits or connection_limits(settings)).protocol,  # type: ignore[arg-type]  # it is called, no more
+        http=Connections(limits or connection_limits(settings), bodies).protocol,  # type: ignore[arg-type]  # it is called, no more
     )
-    return uvicorn.Server(config)
 
 
 if __name__ == "__main__":

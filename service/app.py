@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -34,7 +33,6 @@ from service.accept_job import Accepted, accept_jobs
 from service.auth import Gate, may_call
 from service.context import Service
 from service.head import HeadAsGet
-from service.large_bodies import BodyProcess, LargeBodies
 from service.parameters import known_parameters
 from service.together import Together
 from storage.settings import Settings
@@ -51,11 +49,8 @@ ROUTERS = (
 )
 
 
-def create_app(
-    settings: Settings, open_service: Callable[[Settings], Service] = Service.open, *, bodies: BodyProcess | None = None
-) -> FastAPI:
-    """The application. It opens the database, the blobs and Redis when it starts and closes them when it stops.
-    `bodies`: the process that large bodies go to; it ends with the application."""
+def create_app(settings: Settings, open_service: Callable[[Settings], Service] = Service.open) -> FastAPI:
+    """The application. It opens the database, the blobs and Redis when it starts and closes them when it stops."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -67,8 +62,6 @@ def create_app(
         try:
             yield
         finally:
-            if bodies:
-                await asyncio.to_thread(bodies.end)
             submissions.close()
             service.close()
 
@@ -87,8 +80,6 @@ def create_app(
     app.router.routes.insert(0, kernels.DIRECT)
     handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
     app.add_middleware(HeadAsGet)
-    if bodies is not None:
-        app.add_middleware(LargeBodies, port=bodies.port, most_bytes=settings.max_body_bytes)
     app.add_middleware(Gate)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app

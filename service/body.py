@@ -22,36 +22,19 @@ from service.strict_json import read_json
 LARGER = {"/v1/results": 2}
 """Times the usual limit: results hold a few kilobytes for each candidate."""
 SMALL_BYTES = 64 << 10
-FIRST_SECONDS, LEAST_BYTES_PER_SECOND = 10.0, 64 << 10
+FIRST_SECONDS, LEAST_BYTES_PER_SECOND = 10.0, 512 << 10
 """A body may take so long, and longer by what has come of it at this rate."""
 
 
 async def body_bytes(request: Request) -> AsyncIterator[bytes]:
     """The whole body, refused as soon as it is known to be too large, whether its length was announced or not."""
-    limit = body_limit(request.url.path, service_of(request).settings.max_body_bytes)
+    limit = LARGER.get(request.url.path, 1) * service_of(request).settings.max_body_bytes
     async with AsyncExitStack() as held:
         yield await _read(request, limit, held)
 
 
 # Held until the handler has returned, not until a slow client has taken the answer.
 Body = Annotated[bytes, Depends(body_bytes, scope="function")]
-
-
-def body_limit(path: str, usual: int) -> int:
-    """Bytes that a body of this path may have."""
-    return LARGER.get(path, 1) * usual
-
-
-async def bounded(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """The body as it comes. Raises Refused as soon as it is known to be too large, announced or not."""
-    if (announced_bytes(request) or 0) > limit:
-        raise _too_large(limit)
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > limit:
-            raise _too_large(limit)
-        yield piece
 
 
 def announced_bytes(request: Request) -> int | None:
@@ -78,14 +61,18 @@ async def _read(request: Request, limit: int, held: AsyncExitStack) -> bytes:
 
 async def _in_time(request: Request, limit: int, held: AsyncExitStack) -> bytes:
     """The bytes. Room is taken once a body shows itself to be large: one that never comes holds none."""
+    if (announced_bytes(request) or 0) > limit:
+        raise _too_large(limit)
     body = bytearray()
     has_room = False
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
         async with asyncio.timeout(FIRST_SECONDS) as allowed:
-            async for chunk in bounded(request, limit):
+            async for chunk in request.stream():
                 body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
                 if len(body) > SMALL_BYTES and not has_room:
                     allowed.reschedule(None)
                     since = loop.time()

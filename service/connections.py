@@ -2,7 +2,8 @@
 
 uvicorn lets a request's head take for ever, and beyond its `limit_concurrency` refuses all callers alike. Here a
 connection beyond the limit takes the place of an unfinished one, of which nothing has come for longest: a probe gets
-through while thousands of half-sent requests hang. Bodies have their own limits of time (`service.body`).
+through while thousands of half-sent requests hang. Bodies have their own limits of time (`service.body`); a connection
+with a large one is handed over (`service.large_bodies`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.answers import problem_response
 from service.errors import refuse
+from service.large_bodies import BodyProcess, is_large
+from service.room import RETRY_SECONDS
 
 SWEEP_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+"""For a client that still sends when it is refused: closed at once, its connection would be reset, the answer lost."""
 MOST_HEAD_BYTES = 64 << 10
 """Of a request: its line and headers, which the parser keeps whatever their size."""
 
@@ -33,17 +38,18 @@ class ConnectionLimits:
 
 
 class Connections:
-    """The open connections of one server; all calls come from its event loop."""
+    """The open connections of one server; all calls come from its event loop. `bodies`: where large bodies go."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, bodies: BodyProcess | None = None) -> None:
         self._limits = limits
+        self.bodies = bodies
         self._open: set[BoundedProtocol] = set()
         self._unfinished: dict[BoundedProtocol, None] = {}  # those that sent something last are last
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def protocol(self, **of_uvicorn: Any) -> BoundedProtocol:
-        """What uvicorn makes for each connection."""
-        return BoundedProtocol(self, **of_uvicorn)
+    def protocol(self, begun: bytes = b"", **of_uvicorn: Any) -> BoundedProtocol:
+        """What uvicorn makes for each connection. `begun`: bytes of a request that another process has read of it."""
+        return BoundedProtocol(self, begun, **of_uvicorn)
 
     def add(self, connection: BoundedProtocol) -> None:
         """Where there are too many, an unfinished one is closed, else the new one."""
@@ -87,12 +93,17 @@ class Connections:
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 with a place among `Connections`."""
 
-    def __init__(self, connections: Connections, **of_uvicorn: Any) -> None:
+    def __init__(self, connections: Connections, begun: bytes, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._all = connections
+        self._begun = begun
         self.waiting_since = self.loop.time()  # for the next request
         self.stalled_since: float | None = None  # since when the client takes nothing
         self._head_bytes = 0
+        # All bytes of the request that is being read; None where they began with the end of another.
+        self._request: bytearray | None = bytearray()
+        self._between = self._is_first = True  # no request is being read; of what has come, the next is the first
+        self._is_large = self._lingers = False
 
     @property
     def awaits_head(self) -> bool:
@@ -107,37 +118,108 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self._all.add(self)
+        if self._begun and not transport.is_closing():
+            self.data_received(self._begun)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._all.discard(self)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
         if self.awaits_head:
             self._head_bytes += len(data)
+        if self._between:
+            self._request, self._is_first = bytearray(), True
+        if self._request is not None:
+            self._request += data
         super().data_received(data)
-        if not self.awaits_head:
+        if self._is_large:
+            self._hand_over()
+        elif not self.awaits_head:
             self._head_bytes = 0
         elif self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
             self._refuse("head-too-large", f"The request's line and headers take more than {MOST_HEAD_BYTES} bytes.")
         self._all.note(self)
 
+    def on_message_begin(self) -> None:
+        if not self._is_first:
+            self._request = None
+        self._is_first = self._between = False
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_large = self._goes_elsewhere()
+        self._request = self._request if self._is_large else None
+        if not self._is_large:
+            super().on_headers_complete()
+            self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
+            if self._begun:
+                self.cycle.keep_alive = False  # what the client asks next is answered by the first process
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_large:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._between = True
+        if not self._is_large:
+            super().on_message_complete()
+
+    def _goes_elsewhere(self) -> bool:
+        if self._all.bodies is None or self._request is None or self.transport.get_write_buffer_size():
+            return False
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        return self.awaits_head and is_large(
+            self.parser.get_method(),
+            self.url.partition(b"?")[0],
+            # int() takes quadratic time, and refuses 4,300 digits.
+            int(length[:19]) if length.isdigit() else None,
+            bool(length) or b"transfer-encoding" in headers,
+        )
+
+    def _hand_over(self) -> None:
+        assert self._all.bodies is not None and self._request is not None
+        if self._all.bodies.hand_over(self.transport.get_extra_info("socket").fileno(), bytes(self._request)):
+            self.transport.abort()  # closes this descriptor alone
+        else:
+            self._refuse("busy", "The process that reads large bodies has no room. Send it again.", RETRY_SECONDS)
+
     def send_400_response(self, msg: str) -> None:
         """Of what is no HTTP request."""
         self._refuse("bad-request", msg)
 
-    def _refuse(self, kind: str, detail: str) -> None:
+    def _refuse(self, kind: str, detail: str, retry_seconds: int | None = None) -> None:
         """Answer with a problem, below the application: there is no request to hand to it."""
-        answer = problem_response(refuse(kind, detail, headers={"Connection": "close"}))
+        headers = {"Connection": "close", **({"Retry-After": str(retry_seconds)} if retry_seconds else {})}
+        answer = problem_response(refuse(kind, detail, headers=headers))
         status = HTTPStatus(answer.status_code)
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         lines += [name + b": " + value for name, value in answer.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
-        self.transport.close()
+        self._linger()
+
+    def close_after_answer(self) -> None:
+        if self.cycle.more_body:
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Close, but read on for a moment: the client may still be sending."""
+        if self.transport.is_closing() or self._lingers:
+            return
+        self._lingers = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()
-        super().on_response_complete()
+        if not self._lingers:
+            super().on_response_complete()
         self._all.note(self)
 
     def pause_writing(self) -> None:
@@ -149,3 +231,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.stalled_since = None
         super().resume_writing()
         self._all.note(self)
+
+
+class _Lingering:
+    """The transport that a request's answer is written to."""
+
+    def __init__(self, protocol: BoundedProtocol) -> None:
+        self._protocol = protocol
+        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.close_after_answer()

@@ -21,7 +21,7 @@ from codegen.identity import winner_key
 from codegen.operators import operator
 from codegen.search import Search
 from cukiln.types import FrontEntry, Launch, RankedBy, WinnerRecord
-from service.__main__ import server_of
+from service.__main__ import configuration
 from service.connections import ConnectionLimits
 from service.context import Service
 from storage.blobs import BlobStore
@@ -71,7 +71,7 @@ def serving(folder: Path, *, limits: ConnectionLimits | None = None, **overrides
     settings = load_settings(data_dir=folder, port=0, host="127.0.0.1", **overrides)
     database = Database(settings.database_url)
     database.migrate()
-    server = server_of(settings, limits)
+    server = uvicorn.Server(configuration(settings, limits))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -131,11 +131,9 @@ def publish(
     device_class = device_class or f"predicted:{target}"
     key = winner_key(parsed.digest, target, device_class)
     with database.write() as session:
-        known = get_winners(session, [key]).get(key)
-        revision = known.revision if known else 0
         record = WinnerRecord(
             key=key,
-            revision=revision,
+            revision=0,  # publishing sets it
             operator=kind.name,
             problem=parsed.canonical(),
             target=target,
@@ -157,7 +155,7 @@ def publish(
             ],
             updated_at=time.time(),
         )
-        publish_winner(session, record, expected_revision=revision, attempt=uuid.uuid4().hex)
+        publish_winner(session, record, attempt=uuid.uuid4().hex)
         return get_winners(session, [key])[key]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from service.large_bodies import OWN_BYTES
+from service import large_bodies
+from service.large_bodies import OWN_BYTES, BodyProcess
 from storage.settings import Settings, load_settings
 from tests.fixtures_queue import wait_for
 from workers.api_watch import answers
@@ -40,10 +45,10 @@ class RunningApi:
         return self.client.post(path, content=content, headers=JSON)
 
 
-@pytest.fixture
-def api(tmp_path: Path) -> Iterator[RunningApi]:
-    settings = load_settings(data_dir=tmp_path, port=free_port("127.0.0.1"), gpus="none", max_body_bytes=2**20)
-    with (tmp_path / "api.log").open("wb") as log:
+@contextmanager
+def running_api(folder: Path) -> Iterator[RunningApi]:
+    settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none", max_body_bytes=2**20)
+    with (folder / "api.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "service"], env=child_environment(settings), stderr=log)
     url = f"http://127.0.0.1:{settings.port}"
     try:
@@ -53,6 +58,19 @@ def api(tmp_path: Path) -> Iterator[RunningApi]:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
+    with running_api(tmp_path_factory.mktemp("api")) as found:
+        yield found
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[RunningApi]:
+    """One that may be killed."""
+    with running_api(tmp_path) as found:
+        yield found
 
 
 def large(problem: dict[str, Any]) -> bytes:
@@ -68,56 +86,131 @@ def type_of(answer: httpx.Response) -> str:
     return str(answer.json()["type"]).rpartition(":")[2]
 
 
-def test_a_large_body_is_answered_as_a_small_one(api: RunningApi) -> None:
-    accepted = api.post("/v1/jobs", large(PROBLEM))
+def test_a_large_body_is_answered_as_a_small_one(shared: RunningApi) -> None:
+    accepted = shared.post("/v1/jobs", large(PROBLEM))
     assert accepted.status_code == 202, accepted.text
     assert len(accepted.headers.get_list("date")) == 1
     job = accepted.json()["job"]
-    assert api.client.get(accepted.headers["location"]).json()["job"] == job
-    found = api.post("/v1/lookups", large(PROBLEM))
+    assert shared.client.get(accepted.headers["location"]).json()["job"] == job
+    found = shared.post("/v1/lookups", large(PROBLEM))
     assert (found.status_code, found.json()["misses"]) == (200, 2_000)
-    wrong = api.post("/v1/jobs", large({**PROBLEM, "m": 0}))
+    wrong = shared.post("/v1/jobs", large({**PROBLEM, "m": 0}))
     assert (wrong.status_code, type_of(wrong)) == (422, "invalid-value")
     assert wrong.json()["field"] == "problems[0].m"
-    unknown = api.post("/v1/lookups?colour=1", large(PROBLEM))
+    unknown = shared.post("/v1/lookups?colour=1", large(PROBLEM))
     assert (unknown.status_code, type_of(unknown)) == (422, "unknown-field")
 
 
-def test_too_large_a_body_is_refused_whether_its_length_is_told_or_not(api: RunningApi) -> None:
+def test_too_large_a_body_is_refused_whether_its_length_is_told_or_not(shared: RunningApi) -> None:
     body = b'["' + b"x" * 2**20 + b'"]'
     for content in (body, iter([body[: 2**19], body[2**19 :]])):
-        refused = api.post("/v1/jobs", content)
+        refused = shared.post("/v1/jobs", content)
         assert (refused.status_code, type_of(refused)) == (413, "body-too-large")
 
 
-def test_a_body_of_unknown_length_is_read(api: RunningApi) -> None:
-    answer = api.post("/v1/jobs", iter([b'{"problems": ', b"[]}"]))
+def test_a_body_of_unknown_length_is_read(shared: RunningApi) -> None:
+    answer = shared.post("/v1/jobs", iter([b'{"problems": ', b"[]}"]))
     assert (answer.status_code, type_of(answer)) == (422, "invalid-value")
 
 
-def test_the_second_process_is_started_again(api: RunningApi) -> None:
-    assert api.post("/v1/lookups", large(PROBLEM)).status_code == 200
-    before = api.second()
-    before.kill()
-    assert api.post("/v1/lookups", large(PROBLEM)).status_code == 200
-    assert api.second() != before
+def raw(api: RunningApi) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", api.settings.port), timeout=60)
 
 
-def test_a_request_whose_second_process_dies_is_refused_for_now(api: RunningApi) -> None:
-    assert api.post("/v1/lookups", large(PROBLEM)).status_code == 200
+def head(length: str, path: str = "/v1/lookups") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n".encode()
+
+
+def all_of(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_connection_may_have_had_other_requests(shared: RunningApi) -> None:
     body = large(PROBLEM)
+    whole = head(f"Content-Length: {len(body)}") + body
+    with raw(shared) as connection:
+        connection.sendall(GET)
+        first = b""
+        while not first.endswith(b"}}"):
+            first += connection.recv(1 << 16)
+        connection.sendall(whole[:100])
+        time.sleep(0.05)
+        connection.sendall(whole[100:])
+        answer = all_of(connection)  # it is closed after it: the second process answers nothing else
+    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+    assert b'"misses":2000' in answer
 
-    def pieces() -> Iterator[bytes]:
-        yield body[:OWN_BYTES]
-        second = api.second()
-        wait_for(lambda: any(one.status == "ESTABLISHED" for one in second.net_connections()), what="the request")
-        second.kill()
-        yield body[OWN_BYTES:]
 
-    refused = api.post("/v1/lookups", pieces())
-    assert (refused.status_code, type_of(refused)) == (503, "busy")
-    assert refused.headers["retry-after"]
-    assert api.client.get("/healthz").status_code == 200
+def test_a_large_body_right_behind_another_request_is_answered(shared: RunningApi) -> None:
+    body = large(PROBLEM)
+    with raw(shared) as connection:
+        connection.sendall(GET + head(f"Content-Length: {len(body)}\r\nConnection: close") + body)
+        answer = all_of(connection)
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert b'"misses":2000' in answer
+
+
+def test_a_large_body_that_does_not_come_is_given_up(shared: RunningApi) -> None:
+    heads = [head("Content-Length: 300000"), head("Content-Length: 300000") + b"{", head("Transfer-Encoding: chunked")]
+    with ExitStack() as stack:
+        connections = [stack.enter_context(raw(shared)) for _ in heads]
+        for connection, begun in zip(connections, heads, strict=True):
+            connection.sendall(begun)
+        for connection in connections:
+            answer = all_of(connection)
+            assert answer.startswith(b"HTTP/1.1 408") and b"body-too-slow" in answer
+
+
+def test_who_sends_too_much_reads_why(shared: RunningApi) -> None:
+    """It reads nothing before it has sent all."""
+    with raw(shared) as connection:
+        connection.sendall(head("Content-Length: 30000000") + b"x" * 30_000_000)
+        answer = all_of(connection)
+    assert answer.startswith(b"HTTP/1.1 413") and b"body-too-large" in answer
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_of_a_second_process_that_dies_end_and_later_ones_are_answered(api: RunningApi, number: int) -> None:
+    body = large(PROBLEM)
+    assert api.post("/v1/lookups", body).status_code == 200
+    with raw(api) as connection:
+        connection.sendall(head(f"Content-Length: {len(body)}") + body[:OWN_BYTES])
+        wait_for(lambda: connections_of(api.second()) == 1, what="the request")
+        api.second().send_signal(number)
+        with suppress(ConnectionError):
+            assert all_of(connection) == b""
+    assert api.post("/v1/lookups", body).status_code == 200
+
+
+def connections_of(process: psutil.Process) -> int:
+    return [one.status for one in process.net_connections("inet")].count("ESTABLISHED")
+
+
+def test_a_second_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Semaphore(0)
+
+    def fail(*_: Any, **__: Any) -> None:
+        tried.release()
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(large_bodies, "LATER_SECONDS", 0.0)
+    monkeypatch.setattr(large_bodies, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    bodies = BodyProcess()
+    assert all(tried.acquire(timeout=10) for _ in range(2))
+    bodies.end()
+
+
+def test_what_waits_for_a_second_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_bodies, "LATER_SECONDS", 60.0)
+    bodies = BodyProcess()
+    with socket.socket() as connection:
+        taken = [bodies.hand_over(connection.fileno(), b"") for _ in range(2_000)]
+    assert taken[0] and not taken[-1]
+    bodies.end()
 
 
 def test_the_second_process_ends_after_a_first_that_was_killed(api: RunningApi) -> None:
