@@ -188,8 +188,10 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_item_once_it_i
 def test_a_worker_says_what_its_kernels_are_fenced_in_with(world: QueueWorld) -> None:
     world.start("gpu")
     wait_for(lambda: live(world) and tickets.live_workers(world.redis), 30.0, world.logs())
-    for name, _, words in machine().in_force():
-        assert f"fence: {name}: {words}" in world.logs()
+    [said] = [line for line in world.logs().splitlines() if "doctor" in line]
+    for name, is_there, words in machine().in_force():
+        assert (name in said) is is_there
+        assert (f"fence: {name}: {words}" in world.logs()) is not is_there
 
 
 def test_a_worker_that_is_stopped_ends_with_0(world: QueueWorld) -> None:

@@ -178,8 +178,11 @@ def keep_warm(processes: Processes) -> bool:
 
 def _say_fence(processes: Processes) -> None:
     """What fences in the compilers and kernels that this worker runs: not every machine has all of it."""
-    for name, is_there, words in processes.means.in_force():
-        log.log(logging.INFO if is_there else logging.WARNING, "fence: %s: %s", name, words)
+    means = processes.means.in_force()
+    log.info("fence: %s; `cukiln doctor` says more", ", ".join(name for name, is_there, _ in means if is_there))
+    for name, is_there, words in means:
+        if not is_there:
+            log.warning("fence: %s: %s", name, words)
 
 
 def remember_versions(settings: Settings) -> None:
