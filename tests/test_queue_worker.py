@@ -227,12 +227,16 @@ def test_a_horse_dies_with_its_worker_and_its_compiler_with_it(brief_leases: Que
     runs_again(brief_leases, ref)
 
 
-def test_an_item_whose_horse_was_killed_is_run_again(brief_leases: QueueWorld) -> None:  # noqa: F811
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_item_whose_horse_was_killed_or_stopped_is_run_again(
+    brief_leases: QueueWorld,  # noqa: F811
+    number: signal.Signals,
+) -> None:
     brief_leases.start("plan")
     brief_leases.start("reconcile")
     [ref] = brief_leases.add("first")
     [start] = wait_until_started(brief_leases, ref)
-    os.kill(start.pid, signal.SIGKILL)
+    os.kill(start.pid, number)
     runs_again(brief_leases, ref)
 
 

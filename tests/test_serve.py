@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -120,7 +122,7 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
 
     for name in ("api", "plan worker", "valkey"):
         os.kill(before[name], signal.SIGKILL)
-    wait_for(lambda: serving.said().count("started again, pid") == 2, what=serving.said())
+    wait_for(lambda: serving.said().count("started again, pid") == 3, what=serving.said())
     wait_for(lambda: answers(url), 30.0, serving.said())
     [ref] = world.add("later", ticket=False)
     wait_for(lambda: world.journal("end", ref), 30.0, serving.said())
@@ -139,14 +141,18 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
 def test_a_stopped_process_is_ended_and_started_again(serving: Serving, tmp_path: Path) -> None:
     url = serving.wait_until_ready()
     before = serving.pids()
-    for name in ("api", "plan worker"):
+    names = ("api", "plan worker", "valkey")
+    for name in names:
         os.kill(before[name], signal.SIGSTOP)
-    wait_for(lambda: serving.said().count("started again, pid") == 2, 60.0, serving.said())
-    assert "api is stopped by a signal: it is killed" in serving.said()
+    wait_for(lambda: serving.said().count("started again, pid") == 3, 60.0, serving.said())
+    for name in names:
+        assert serving.said().count(f"{name} is stopped by a signal: it is killed") == 1
+        assert gone(before[name])
     wait_for(lambda: answers(url), 60.0, serving.said())
-    assert gone(before["api"]) and gone(before["plan worker"])
     world = world_of(serving, tmp_path)
-    [ref] = world.add("quick")
+    [ref] = world.add("first")
+    wait_for(lambda: world.journal("start", ref), 60.0, serving.said())
+    os.kill(world.journal("start", ref)[0].pid, signal.SIGSTOP)  # the child of a worker
     wait_for(lambda: world.journal("end", ref), 60.0, serving.said())
 
 
@@ -189,14 +195,17 @@ def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(serv
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
-def test_a_killed_fork_server_ends_what_it_forked_and_all_of_it_runs_again(serving: Serving, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_stopped_fork_server_ends_what_it_forked_and_all_of_it_runs_again(
+    serving: Serving, tmp_path: Path, number: signal.Signals
+) -> None:
     url = serving.wait_until_ready()
     world = world_of(serving, tmp_path)
     [ref] = world.add("first")
     wait_for(lambda: [p for p in processes_of(tmp_path) if name_of(p) == "sleep"], what="the compiler")
     before = serving.pids()
     compilers = [p.pid for p in processes_of(tmp_path) if name_of(p) == "sleep"]
-    os.kill(before["fork server"], signal.SIGKILL)
+    os.kill(before["fork server"], number)
     forked = [pid for name, pid in before.items() if name != "valkey"]
     wait_for(lambda: all(map(gone, [*forked, *compilers])), what="all to die")
 
@@ -388,6 +397,14 @@ def test_a_machine_without_a_gpu_is_served_without_a_word_about_it(
     assert told == []
 
 
+def test_what_cannot_be_said_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        serve._say("it runs")
+        with contextlib.suppress(OSError):
+            full.close()
+
+
 # ---- checks before the start
 
 
@@ -535,6 +552,32 @@ def test_a_child_is_started_again_after_growing_pauses(
     assert pauses == [0.01, 0.02, 0.04, 0.04]
     child.end(5.0)
     assert tail_of(child.log).count("here") == 5
+
+
+def test_a_child_that_cannot_be_started_is_tried_until_it_can(
+    tmp_path: Path, fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(children, "LONGEST_PAUSE_SECONDS", 0.04)
+    child = a_child(tmp_path, fork_server, "import time; time.sleep(300)")
+    child.start()
+    fork_server.stop()
+    fork_server.log, log = tmp_path, fork_server.log  # a folder
+    wait_for(lambda: "cannot be started" in (child.keep() or ""))
+    for _ in range(20):
+        assert child.keep() is None, "it was said before"
+        time.sleep(0.01)
+    fork_server.log = log
+    wait_for(lambda: "it started again, pid" in (child.keep() or ""))
+
+
+def test_a_hung_child_is_killed_and_said_to_be_once(tmp_path: Path, fork_server: ForkServer) -> None:
+    child = a_child(tmp_path, fork_server, "import time; time.sleep(300)")
+    child.start()
+    wait_for(lambda: child.ended() or child.pid)
+    os.kill(fork_server.pid or 0, signal.SIGSTOP)  # so that its end is not seen
+    assert child.end_hung("does not answer") == "it does not answer: it is killed"
+    assert child.end_hung("does not answer") is None
 
 
 def test_a_child_that_was_killed_is_said_to_have_been(tmp_path: Path, fork_server: ForkServer) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers.fork_server import Forked, ForkServer, Request
@@ -18,6 +18,22 @@ END_SECONDS = 5.0  # until a killed child is gone; after that the end of the for
 STOPPED_SECONDS = 1.0
 """For which a signal may stop it."""
 STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
+
+
+class StoppedWatch:
+    """For how long a signal has had a process stopped; asked again and again."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def too_long(self, pid: int | None) -> bool:
+        """Whether for more than STOPPED_SECONDS."""
+        if pid is None or not is_stopped(pid):
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = self._since or now
+        return now - self._since > STOPPED_SECONDS
 
 
 @dataclass
@@ -36,7 +52,9 @@ class Child:
     _pause: float = 0.0
     _start_again_at: float | None = None
     _again: bool = False  # it was started again, and has no pid yet
-    _stopped_since: float | None = None
+    _failed: bool = False  # it could not be started, which was said
+    _stopped: StoppedWatch = field(default_factory=StoppedWatch)
+    _hung: Forked | None = None  # the last that was killed
 
     @property
     def pid(self) -> int | None:
@@ -60,19 +78,13 @@ class Child:
         """Look after it: start it again, after a growing pause, where it has ended; end it where it is stopped. Returns
         what there is to tell."""
         if self._start_again_at is not None:
-            if time.monotonic() < self._start_again_at:
-                return None
-            self.restarts += 1
-            self.start()
-            self._again = True
-            return None
+            return None if time.monotonic() < self._start_again_at else self._start_again()
         code = self.ended()
         if self._again and self.pid is not None:
             self._again = False
             return f"{self.name} started again, pid {self.pid}"
         if code is None:
-            return self._keep_going()
-        self._stopped_since = None
+            return self.end_hung("is stopped by a signal") if self._stopped.too_long(self.pid) else None
         if time.monotonic() - self._started_at > STEADY_SECONDS:
             self._pause = 0.0
         pause = self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS) or FIRST_PAUSE_SECONDS
@@ -80,19 +92,23 @@ class Child:
         where = f"; its log: {self.log}" if self.log is not None else ""
         return f"{self.name} {describe_exit(code)}, starting it again in {pause:g} s{where}"
 
-    def _keep_going(self) -> str | None:
-        if self.pid is None or not is_stopped(self.pid):
-            self._stopped_since = None
-            return None
-        now = time.monotonic()
-        self._stopped_since = self._stopped_since or now
-        return self.end_hung("is stopped by a signal") if now - self._stopped_since > STOPPED_SECONDS else None
+    def _start_again(self) -> str | None:
+        try:
+            self.start()
+        except OSError as error:  # the machine has no process or descriptor left, or the fork server no log
+            before, self._failed = self._failed, True
+            self._start_again_at = time.monotonic() + LONGEST_PAUSE_SECONDS
+            return None if before else cannot_start(self.name, error)
+        self.restarts += 1
+        self._failed, self._again = False, True
+        return None
 
-    def end_hung(self, why: str) -> str:
-        """Kill what runs and does nothing; `keep` starts it again. Returns what there is to tell."""
-        self._stopped_since = None
-        if self._process is not None:
-            self._process.kill()
+    def end_hung(self, why: str) -> str | None:
+        """Kill what runs and does nothing; `keep` starts it again. Returns what there is to tell: once."""
+        if self._process is None or self._process is self._hung:
+            return None
+        self._hung = self._process
+        self._process.kill()
         return f"{self.name} {why}: it is killed"
 
     @property
@@ -119,6 +135,10 @@ def tail_of(log: Path | None, characters: int = 1500) -> str:
     if log is None or not log.exists():
         return ""
     return log.read_text(errors="replace")[-characters:]
+
+
+def cannot_start(name: str, error: Exception) -> str:
+    return f"{name} cannot be started, tried again every {LONGEST_PAUSE_SECONDS:g} s: {error}"
 
 
 def describe_exit(code: int) -> str:

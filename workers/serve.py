@@ -38,7 +38,7 @@ from storage.errors import SettingsError, StorageError
 from storage.private import UMASK
 from storage.settings import Settings, load_settings
 from workers.api_watch import ApiWatch, answers
-from workers.children import Child, describe_exit, tail_of
+from workers.children import Child, StoppedWatch, describe_exit, tail_of
 from workers.fork_server import ForkServer, module_of
 from workers.processes import ProcessError
 from workers.start_checks import ServeError, free_port, lock_folder, refuse_busy_port, refuse_half_restored
@@ -92,12 +92,12 @@ class Supervisor:
         self._valkey: EmbeddedValkey | None = None
         self._server: ForkServer | None = None
         self._server_pid: int | None = None  # as last said
+        self._server_stopped = StoppedWatch()
         self._children: list[Child] = []
         self.gpus: Sequence[Device] = ()  # those that are measured on, once it has started
         self._lock_file = -1
         self._stop = False
         self._force = False
-        self._valkey_again_at = 0.0
         self._umask: int | None = None  # of this process before
         self._api: ApiWatch | None = None
 
@@ -120,13 +120,14 @@ class Supervisor:
         """Keep the children running until `ask_to_stop`."""
         self._api = ApiWatch(_reachable(self.settings.host), self.settings.port)
         while not self._stop:
-            self._keep_valkey()
+            told = [self._valkey.keep()] if self._valkey is not None else []
             self._watch_server()
             for child in self._children:
-                if told := child.keep():
-                    self._say(told)
+                told.append(child.keep())
                 if child.name == API and self._api.is_silent(child.runs_for_seconds):
-                    self._say(child.end_hung("does not answer"))
+                    told.append(child.end_hung("does not answer"))
+            for words in filter(None, told):
+                self._say(words)
             time.sleep(WATCH_SECONDS)
 
     def ask_to_stop(self) -> None:
@@ -246,19 +247,13 @@ class Supervisor:
 
     # ---- watching and stopping
 
-    def _keep_valkey(self) -> None:
-        if self._valkey is None or self._valkey.poll() is None or time.monotonic() < self._valkey_again_at:
-            return
-        self._say(f"valkey {describe_exit(self._valkey.poll() or 0)}, starting it again")
-        self._valkey_again_at = time.monotonic() + 2.0
-        try:
-            self._valkey.start()
-        except ServeError as error:
-            self._say(str(error))
-
     def _watch_server(self) -> None:
-        """Say that it has ended, or runs again: the first child that is started again starts it."""
+        """End it where it is stopped; say that it has ended, or runs again: the first child that is started again
+        starts it."""
         assert self._server is not None
+        if self._server_stopped.too_long(self._server.pid):
+            self._say(f"{FORK_SERVER} is stopped by a signal: it is killed")
+            self._server.stop()
         if (pid := self._server.pid) == self._server_pid:
             return
         self._server_pid = pid
@@ -385,8 +380,9 @@ def _broken(name: str, code: int, log: Path | None) -> ServeError:
 
 
 def _say(told: str) -> None:
-    sys.stdout.write(told + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):  # its disk is full, or its reader has ended
+        sys.stdout.write(told + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
