@@ -30,7 +30,8 @@ from codegen.targets import target as data_sheet
 from cukiln.types import Comparison, Measurement, StageSeconds
 from service.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.faults import Path, fault_of_codegen, faults_of
-from service.result_models import MOST_MOMENT, CandidateResult, ProblemResult, ResultsRequest
+from service.result_models import CandidateResult, ProblemResult, ResultsRequest
+from storage.clock import Clock
 from storage.imports import Import, ImportedCandidate, ImportedProblem
 from storage.measurements import PROOFS
 
@@ -38,13 +39,15 @@ IMPORT_SCHEMA = 1
 LEAST_TIME, MOST_TIME = 1e-3, 1e10
 """Microseconds, and ratios of times: no launch takes less than a nanosecond, and none is measured for three hours."""
 MOST_SAMPLES = 1_000_000_000
+MOST_AHEAD_SECONDS = 86_400.0
+"""Of a clock that measured before ours: of two imports the later one counts."""
 Model = TypeVar("Model", bound=BaseModel)
 NOT_MEASURED = "not measured: the results hold nothing of it"
 
 
-def checked(request: ResultsRequest, plan_version: str) -> Import:
+def checked(request: ResultsRequest, plan_version: str, clock: Clock | None = None) -> Import:
     """What is to be imported. `plan_version`: the one that counts here. Raises Refused with all that is wrong."""
-    return _Checker(request, plan_version).all()
+    return _Checker(request, plan_version, (clock or Clock()).now()).all()
 
 
 def _is_time(value: Any) -> bool:
@@ -53,14 +56,16 @@ def _is_time(value: Any) -> bool:
 
 
 class _Checker:
-    def __init__(self, request: ResultsRequest, plan_version: str) -> None:
+    def __init__(self, request: ResultsRequest, plan_version: str, now: float) -> None:
         self._request = request
         self._plan_version = plan_version
+        self._now = now
         self._faults: list[Fault] = []
         self._slices: dict[Kernel, str] = {}
 
     def all(self) -> Import:
         self._check_plan()
+        self._check_moment(self._request.written_at, ("written_at",))
         problems = []
         for position, value in enumerate(self._request.problems):
             problems.append(self._problem(value, ("problems", position)))
@@ -249,8 +254,9 @@ class _Checker:
         self._check_device(found.device, found.driver, at)
         if not (1 <= found.samples <= MOST_SAMPLES and 1 <= found.launches_per_sample <= MOST_SAMPLES):
             self._wrong(at, "A measurement has samples, and each has launches.", f"1 to {MOST_SAMPLES}")
-        if not (0 <= found.spread <= MOST_TIME and 0 <= found.measured_at <= MOST_MOMENT):
-            self._wrong(at, "A spread is a share, and a time of day seconds since 1970.", f"0 to {MOST_TIME:g}")
+        if not 0 <= found.spread <= MOST_TIME:
+            self._wrong(at, "A spread is a share.", f"0 to {MOST_TIME:g}")
+        self._check_moment(found.measured_at, (*at, "measured_at"))
         return found.model_dump(mode="json")
 
     def _comparison(self, value: ProblemResult, at: Path) -> dict[str, Any] | None:
@@ -259,6 +265,7 @@ class _Checker:
             return None
         right = {one.candidate for one in value.candidates if one.verdict == "ok"}
         self._check_device(found.device, found.driver, at)
+        self._check_moment(found.measured_at, (*at, "measured_at"))
         if not found.contenders:
             self._wrong((*at, "contenders"), "A comparison has contenders; send null where there was none.", None)
         for position, one in enumerate(found.contenders):
@@ -284,6 +291,12 @@ class _Checker:
         if not LEAST_TIME <= low <= middle <= high <= MOST_TIME:
             allowed = f"{LEAST_TIME:g} <= low <= it <= high <= {MOST_TIME:g}"
             self._wrong(at, f"{middle:g} with the interval {low:g} to {high:g} is no measurement.", allowed)
+
+    def _check_moment(self, moment: float, at: Path) -> None:
+        latest = self._now + MOST_AHEAD_SECONDS
+        if not 0 <= moment <= latest:
+            detail = f"{moment:g} is no time in seconds since 1970, or lies in the future: look at the clock there."
+            self._wrong(at, detail, f"0 to {latest:.0f}")
 
     def _check_device(self, name: str, driver: str, at: Path) -> None:
         device = self._request.device

@@ -9,7 +9,8 @@
 A snapshot comes first when the stream does not reach back to where the watcher was, and again when the database has
 other counts than the watcher was told: Redis is away, or another job did what both wait for and told its own watchers
 alone. The end is the database's word, so it comes with or without Redis. Between events the framework sends
-a comment every 15 seconds, which keeps proxies from closing the connection.
+a comment every 15 seconds, which keeps proxies from closing the connection. A stream whose key was revoked ends
+without `end`: sent again, the request is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 from asyncio import sleep, timeout
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
@@ -27,9 +29,11 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisSilent
 from starlette.concurrency import run_in_threadpool
 
+from service.auth import caller_of
 from service.context import Service, ServiceDep
 from service.errors import refuse
 from service.jobs import KnownJob
+from service.keyring import Caller
 from service.openapi import problems
 from storage.failures import DATABASE_ERRORS
 from storage.judge import LIVE
@@ -40,6 +44,9 @@ log = logging.getLogger("cukiln.service")
 
 POLL_SECONDS = 1.0  # how often the database is asked whether the job has ended
 LARGEST_ID_PART = 2**64 - 1
+MOST_STREAMS = 256
+"""Open at once: each holds a connection to Redis, and reads the database once a second where its job is silent."""
+BUSY_RETRY_SECONDS = 10
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -55,10 +62,24 @@ def last_event_id(last_event_id: Annotated[str | None, Header()] = None) -> str 
     raise refuse("invalid-event-id", detail, field="Last-Event-ID", allowed="<milliseconds>-<sequence>")
 
 
+async def place_for_stream(request: Request) -> AsyncIterator[None]:
+    """One of MOST_STREAMS, until the answer has ended. Raises Refused (503)."""
+    state = request.app.state
+    if (streams := getattr(state, "event_streams", 0)) >= MOST_STREAMS:
+        detail = f"{streams} event streams are open, at most {MOST_STREAMS} may be. Ask for the job itself, or later."
+        raise refuse("busy", detail, headers={"Retry-After": str(BUSY_RETRY_SECONDS)})
+    state.event_streams = streams + 1
+    try:
+        yield
+    finally:
+        state.event_streams -= 1
+
+
 @router.get(
     "/{job}/events",
     response_class=EventSourceResponse,
-    responses=problems("job-not-found", "invalid-event-id", "database-unavailable"),
+    responses=problems("job-not-found", "invalid-event-id", "busy", "database-unavailable"),
+    dependencies=[Depends(place_for_stream)],
 )
 async def get_events(
     job: KnownJob, request: Request, service: ServiceDep, after: Annotated[str | None, Depends(last_event_id)]
@@ -66,16 +87,23 @@ async def get_events(
     """Events of the job until it ends; all that are kept, or those after Last-Event-ID. `snapshot` and `progress` hold
     the counts, `problem` a problem that ended, `failed` work that was given up, `state` the job's new state; `end` is
     the last one."""
-    watch = _Watch(service, job, after)
-    async for event in watch.events():
-        yield event
+    caller = caller_of(request)
+    assert caller is not None, "the gate lets no call in without one"
+    watch = _Watch(service, caller, job, after)
+    with suppress(_KeyRevoked):
+        async for event in watch.events():
+            yield event
+
+
+class _KeyRevoked(Exception):
+    """Ends a stream."""
 
 
 class _Watch:
     """One watcher of one job."""
 
-    def __init__(self, service: Service, job: str, after: str | None) -> None:
-        self._service, self._job, self._after = service, job, after
+    def __init__(self, service: Service, caller: Caller, job: str, after: str | None) -> None:
+        self._service, self._caller, self._job, self._after = service, caller, job, after
         self._told: Any = None  # state and counts, as last sent
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
@@ -97,6 +125,7 @@ class _Watch:
             if await self._is_behind(redis) and (now := await self._progress()) is not None:
                 yield self._snapshot(now)
             async for batch in tickets.follow(redis, self._job, self._after or "0", wait_seconds=POLL_SECONDS):
+                await self._check_key()
                 for event in batch:
                     self._after = event.id
                     if event.type == "progress":
@@ -128,7 +157,20 @@ class _Watch:
 
     async def _progress(self) -> JobProgress | None:
         """None while the database does not answer: the watcher waits."""
+        await self._check_key()
         return await run_in_threadpool(self._read)
+
+    async def _check_key(self) -> None:
+        """Returns when the keys could be read. Raises _KeyRevoked."""
+        while True:
+            try:
+                if await self._service.keys.stands(self._caller):
+                    return
+            except DATABASE_ERRORS as error:
+                log.warning("keys cannot be read for a watcher of job %s: %s", self._job, error)
+                await sleep(POLL_SECONDS)
+            else:
+                raise _KeyRevoked
 
     def _read(self) -> JobProgress | None:
         try:

@@ -14,7 +14,7 @@ from typing import Any
 from anyio import CapacityLimiter, to_thread
 
 from storage.database import Database
-from storage.keys import INCLUDED, Key, Scope, all_keys, parts_of
+from storage.keys import INCLUDED, Key, Scope, all_keys, opens, parts_of
 from storage.settings import Settings
 
 FRESH_SECONDS = 0.5
@@ -70,10 +70,19 @@ class KeyRing:
             return OPERATOR
         parts = parts_of(token)
         key = (await self._stored()).get(parts[0]) if parts else None
-        if parts is None or key is None or not key.opens(parts[1]):
+        if parts is None or key is None or not opens(key, parts[1]):
             return None
         scopes = frozenset[Scope]().union(*(INCLUDED[scope] for scope in key.scopes))
         return Caller(key.name, key.id, scopes, key.overwrites)
+
+    async def stands(self, caller: Caller) -> bool:
+        """Whether what was admitted still is: its key is not revoked; where it sent none, none is needed by now."""
+        if caller is OPERATOR:
+            return True
+        if caller.key is None:
+            return not await self.needs_key()
+        key = (await self._stored()).get(caller.key)
+        return key is not None and key.revoked_at is None
 
     async def _stored(self) -> dict[str, Key]:
         if self._clock() - self._read_at > FRESH_SECONDS:

@@ -60,7 +60,7 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     this service measured itself, unless the key that sends them may overwrite."""
     value = json_body(body, service.settings.max_json_depth)
     _require_no_nul(body)
-    new = checked(_request(value), gpu_plan_version())
+    new = checked(_request(value), gpu_plan_version(), service.database.clock)
     most = service.settings.max_queued_jobs
 
     def admit(session: Session) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -26,12 +28,16 @@ from storage.blobs import PREFIX, BlobStore, blob_path
 from storage.damage import repair
 from storage.database import Database
 from storage.errors import BackupUnusable, BlobCorrupt, BlobMissing
+from storage.keys import Key, all_keys
 from storage.objects import LocalObjects, sync
+from storage.private import UMASK, close_tree
 from storage.settings import RESTORING, Settings
 
 MANIFEST, LOCK = "manifest.json", "backup.lock"
 DATABASE = "cukiln.db"
 FORMAT = 1
+_OURS = re.compile(r"cukiln-[0-9a-f]{32}\.db(-journal|-wal|-shm)?|" + re.escape(f"{MANIFEST}.partial"))
+_OUR_BLOB = re.compile(PREFIX + r"/[0-9a-f]{2}/[0-9a-f]{64}(#[0-9]+)?")
 
 
 class DatabaseFile(BaseModel):
@@ -67,12 +73,25 @@ class BackedUp:
 
 @dataclass(frozen=True)
 class Restored:
-    """`lost`: digests of blobs that the backup lacks, or that are damaged in it; what needed them is built anew."""
+    """`lost`: digests of blobs that the backup lacks, or that are damaged in it; what needed them is built anew.
+    `keys`: those that are good now, also where they were revoked after the backup was made."""
 
     manifest: Manifest
     lost: list[str]
+    keys: list[Key]
 
 
+@contextmanager
+def _private() -> Iterator[None]:
+    """What is made meanwhile is closed to all other users."""
+    before = os.umask(UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@_private()
 def back_up(database: Database, blobs: BlobStore, folder: Path, *, blobs_only: bool = False) -> BackedUp:
     """Bring the folder's backup up to date; until its new manifest is there, the old one holds. Raises
     BackupUnusable."""
@@ -112,6 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+@_private()
 def restore(folder: Path, settings: Settings) -> Restored:
     """Make an empty data folder one with what the backup holds, every digest checked. What is interrupted is begun
     again. Raises BackupUnusable."""
@@ -122,22 +142,23 @@ def restore(folder: Path, settings: Settings) -> Restored:
         elsewhere["DATABASE_URL"] = settings.database_url != f"sqlite:///{data / DATABASE}"
     if named := [name for name, is_elsewhere in elsewhere.items() if is_elsewhere]:
         raise BackupUnusable(f"a backup is restored into the data folder alone: unset {' and '.join(named)}")
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data.mkdir(parents=True, exist_ok=True)
     if others := sorted(entry.name for entry in data.iterdir() if entry.name != RESTORING):
         raise BackupUnusable(f"{data} is not empty (it has {others[0]}): restore into a folder that is empty or new")
+    close_tree(data.resolve())
     staging = data / RESTORING
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(mode=0o700)
-    lost = _restore_blobs(folder, staging, manifest)
+    staging.mkdir()
+    lost, keys = _restore_blobs(folder, staging, manifest), list[Key]()
     if manifest.database is not None:
         _restore_database(folder / manifest.database.file, manifest.database, staging / DATABASE)
-        _forget_lost(staging, lost)
+        keys = _forget_lost(staging, lost)
     for name in ("blobs", *([DATABASE] if manifest.database else [])):  # the database last: with it, all is there
         (staging / name).rename(data / name)
         sync(data)
     shutil.rmtree(staging)
     sync(data)
-    return Restored(manifest, lost)
+    return Restored(manifest, lost, keys)
 
 
 class _Copy:
@@ -166,9 +187,10 @@ class _Copy:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One backup at a time, into a folder that is empty or holds one."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if not (folder / LOCK).exists() and any(folder.iterdir()):
         raise BackupUnusable(f"{folder} is not empty and holds no backup: name a new folder, or that of a backup")
+    close_tree(folder.resolve())
     with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +203,6 @@ def _snapshot(database: Database, folder: Path) -> DatabaseFile:
     name = f"cukiln-{database.clock.new_id()}.db"
     path = folder / name
     with closing(sqlite3.connect(str(database.url.database))) as source, closing(sqlite3.connect(path)) as target:
-        path.chmod(0o600)
         # All pages in one step: in between two steps a writer would make it begin again.
         source.backup(target, pages=-1)
         target.execute("PRAGMA journal_mode=DELETE")  # one file, without a log beside it
@@ -200,20 +221,19 @@ def _write(path: Path, data: bytes) -> None:
     """Durable and whole under its name, or not at all."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(data)
-    partial.chmod(0o600)
     sync(partial)
     partial.rename(path)
     sync(path.parent)
 
 
 def _prune(folder: Path, manifest: Manifest) -> None:
-    """What only earlier backups into the folder needed, or an interrupted one left."""
-    kept = {LOCK, MANIFEST, *([manifest.database.file] if manifest.database else [])}
+    """What only earlier backups into the folder needed, or an interrupted one left; nothing that is not a backup's."""
+    kept = manifest.database.file if manifest.database else None
     for file in folder.iterdir():
-        if file.is_file() and file.name not in kept:
+        if _OURS.fullmatch(file.name) and file.name != kept:
             file.unlink()
     for entry in LocalObjects(folder / "blobs", PREFIX).list():
-        if entry.name not in manifest.blobs:
+        if _OUR_BLOB.fullmatch(entry.path) and entry.name not in manifest.blobs:
             (folder / "blobs" / entry.path).unlink()
 
 
@@ -238,20 +258,23 @@ def _restore_database(file: Path, expected: DatabaseFile, target: Path) -> None:
         raise BackupUnusable(f"{file} cannot be read: {error.strerror}") from error
     if (found := _digest(target)) != expected.sha256:
         raise BackupUnusable(f"{file} is damaged: its digest is {found}, not {expected.sha256}")
-    target.chmod(0o600)
     sync(target)
 
 
-def _forget_lost(staging: Path, lost: list[str]) -> None:
+def _forget_lost(staging: Path, lost: list[str]) -> list[Key]:
+    """Returns the keys that are good."""
     database = Database(f"sqlite:///{staging / DATABASE}")
     database.migrate()  # it may be of an older release
     blobs = BlobStore(database, (staging / "blobs").absolute().as_uri())
     for digest in lost:
         repair(database, blobs, digest)
+    with database.read() as session:
+        keys = [key for key in all_keys(session) if key.revoked_at is None]
     database.dispose()
     for left in staging.glob(f"{DATABASE}?*"):  # locks and empty logs
         left.unlink()
     sync(staging / DATABASE)
+    return keys
 
 
 def _digest(path: Path) -> str:

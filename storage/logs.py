@@ -56,14 +56,17 @@ class LimitRepeats(logging.Filter):
         self._kinds: dict[tuple[str, int, str, str], _Repeats] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self._end_spans(record.created)
-        kind = _kind(record)
-        repeats = self._kinds.setdefault(kind, _Repeats(record.created))
-        if repeats.passed < (MOST_WARNINGS if record.levelno >= logging.WARNING else MOST_OTHERS):
-            repeats.passed += 1
-            return True
-        repeats.held_back += 1
-        return False
+        self._handler.acquire()  # a handler asks its filters before it takes its lock, which a fork renews
+        try:
+            self._end_spans(record.created)
+            repeats = self._kinds.setdefault(_kind(record), _Repeats(record.created))
+            if repeats.passed < (MOST_WARNINGS if record.levelno >= logging.WARNING else MOST_OTHERS):
+                repeats.passed += 1
+                return True
+            repeats.held_back += 1
+            return False
+        finally:
+            self._handler.release()
 
     def _end_spans(self, now: float) -> None:
         ended = [kind for kind, repeats in self._kinds.items() if abs(now - repeats.since) > SPAN_SECONDS]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Row, select, update
@@ -31,10 +31,9 @@ def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolcha
     return list(session.execute(live.order_by(ToolchainRow.seen_at.desc(), ToolchainRow.digest)))
 
 
-def gone_toolchains(session: Session, within_seconds: float) -> list[tuple[str, str]]:
+def gone_toolchains(session: Session, live: Collection[LiveToolchain]) -> list[tuple[str, str]]:
     """Targets and toolchains of pending builds that no live worker can compile, though one compiles for their target:
     it has another compiler."""
-    live = live_toolchains(session, within_seconds)
     digests, targets = {one.digest for one in live}, {target for one in live for target in one.targets}
     build = core(BuildRow).c
     pending = select(build.target, build.toolchain).where(PENDING_OR_GIVEN_UP, build.state == "pending").distinct()

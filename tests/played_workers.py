@@ -35,7 +35,7 @@ from storage.problems import finish_problem, problems_to_plan
 from storage.rows import chunks
 from storage.seconds import Spent, add_seconds
 from storage.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
-from storage.toolchains import gone_toolchains
+from storage.toolchains import gone_toolchains, live_toolchains
 from storage.turns import spend
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
@@ -283,7 +283,7 @@ def reconcile(database: Database) -> Transactions:
     yield
     while True:
         with database.read() as session:
-            gone = gone_toolchains(session, LIVE_SECONDS)
+            gone = gone_toolchains(session, live_toolchains(session, LIVE_SECONDS))
         if not gone:
             break
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +16,10 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service import events
+from service.keyring import FRESH_SECONDS
 from storage.database import Session
 from storage.jobs import cancel_job
+from storage.keys import create_key, parts_of, revoke_key
 from storage.progress import JobProgress, job_progress
 from storage.tables import JobRow
 from tests.fixtures_api import MATMUL, Api, publish, serving
@@ -191,6 +194,58 @@ def test_many_watchers_leave_room_for_other_calls(live: Api) -> None:
             response = stack.enter_context(live.client.stream("GET", f"/v1/jobs/{job}/events"))
             assert next(EventSource(response).iter_sse()).event == "snapshot"
         assert live.client.get(f"/v1/jobs/{job}").status_code == 200
+
+
+@pytest.mark.parametrize("with_redis", [True, False])
+def test_a_stream_ends_with_its_key(
+    live: Api, without_redis: Api, redis: Redis, monkeypatch: pytest.MonkeyPatch, with_redis: bool
+) -> None:
+    monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
+    api = live if with_redis else without_redis
+    job = submit(api)
+    with api.database.write() as session:
+        key = create_key(session, "ci", ["read"])
+    id, _ = parts_of(key) or ("", "")
+    time.sleep(FRESH_SECONDS)
+    headers = {"Authorization": f"Bearer {key}"}
+    with api.client.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as response:
+        stream = EventSource(response).iter_sse()
+        assert next(stream).event == "snapshot"
+        with api.database.write() as session:
+            revoke_key(session, id)
+        revoked_at = time.monotonic()
+        time.sleep(FRESH_SECONDS + 0.1)
+        tickets.publish(redis, job, "progress", {"secret": 1})
+        assert list(stream) == []
+        assert time.monotonic() - revoked_at < 2.0
+
+
+def test_what_no_key_had_opened_ends_once_one_is_needed(live: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
+    stream = watch(live, submit(live))
+    next(stream)
+    with live.database.write() as session:
+        create_key(session, "first", ["admin"])
+    assert list(stream) == []
+
+
+def test_so_many_streams_are_open_at_once_and_one_more_is_told_when_to_come_again(
+    live: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "MOST_STREAMS", 2)
+    path = f"/v1/jobs/{submit(live)}/events"
+    with live.client.stream("GET", path) as first, live.client.stream("GET", path) as second:
+        assert (first.status_code, second.status_code) == (200, 200)
+        refused = live.client.get(path)
+        assert (refused.status_code, refused.json()["type"]) == (503, "urn:cukiln:problem:busy")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert live.client.get(f"{path}x").status_code == 404
+
+    def place() -> bool:
+        with live.client.stream("GET", path) as response:
+            return response.status_code == 200
+
+    wait_for(place, what="the end of one of the streams")
 
 
 def test_a_watcher_waits_while_the_database_is_away(without_redis: Api, monkeypatch: pytest.MonkeyPatch) -> None:

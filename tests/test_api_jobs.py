@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cukiln.types import Job, JobPage
+from service import retry_job
 from storage.jobs import job_state
 from tests.fixtures_api import MATMUL, Api, api, publish, serving
 from tests.fixtures_storage import SITES, compile_next, plan_next, verify_next
@@ -167,6 +168,20 @@ def test_a_full_queue_refuses_new_work_and_still_answers_from_the_cache(tmp_path
         assert api.rows()["jobs"] == 1
         publish(api.database, {**MATMUL, "m": 66})
         assert api.submit({**MATMUL, "m": 66}).status_code == 200
+
+
+def test_a_retry_that_finds_the_queue_full_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[str] = []
+    monkeypatch.setattr(retry_job, "forget_limited", lambda database, job: forgotten.append(job))
+    with serving(tmp_path, max_queued_jobs=1) as api:
+        path = api.submit().headers["location"]
+        api.client.delete(path)
+        other = api.submit({**MATMUL, "m": 65}).headers["location"]
+        assert api.client.post(f"{path}/retry").json()["type"] == "urn:cukiln:problem:too-many-jobs"
+        assert forgotten == []
+        api.client.delete(other)
+        assert api.client.post(f"{path}/retry").status_code == 202
+    assert forgotten == [path.rpartition("/")[2]]
 
 
 def test_a_service_may_take_fewer_problems_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sqlite3
 import threading
@@ -18,6 +19,8 @@ from storage.backup import back_up, read_manifest, restore
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.errors import BackupUnusable
+from storage.keys import create_key, parts_of, revoke_key
+from storage.private import UMASK
 from storage.rows import core
 from storage.settings import RESTORING, Settings, load_settings
 from storage.tables import BlobRow
@@ -133,6 +136,54 @@ def test_a_second_backup_copies_only_what_is_new_and_drops_what_is_not_needed(ke
     assert len(list(folder.glob("*.db"))) == 1
 
 
+def test_what_a_backup_did_not_write_stays_in_its_folder(kept: Kept, tmp_path: Path) -> None:
+    folder = tmp_path / "backup"
+    back_up(kept.database, kept.blobs, folder)
+    others = [folder / name for name in ("cukiln.dump", "cukiln-2026.db", "NOTES", "blobs/list.txt")]
+    left = [folder / name for name in (f"cukiln-{'0' * 32}.db-journal", "manifest.json.partial")]
+    for file in (*others, *left):
+        file.write_text("words")
+    back_up(kept.database, kept.blobs, folder)
+    assert [file.exists() for file in (*others, *left)] == [True] * len(others) + [False] * len(left)
+
+
+@pytest.mark.parametrize("made", ["before", "by an older release"])
+def test_only_the_owner_can_read_a_backup_and_what_is_restored_from_it(kept: Kept, tmp_path: Path, made: str) -> None:
+    kept.blobs.put(b"bytes", "-")
+    before = os.umask(0o022)
+    try:
+        for name in ("backup", "again"):
+            (tmp_path / name).mkdir()
+        if made == "by an older release":
+            back_up(kept.database, kept.blobs, tmp_path / "backup")
+            for path in (tmp_path / "backup", *(tmp_path / "backup").rglob("*")):
+                path.chmod(0o755)
+        back_up(kept.database, kept.blobs, tmp_path / "backup")
+        restored_to(tmp_path / "backup", tmp_path / "again")
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "backup", tmp_path / "again"):
+        assert [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & UMASK] == []
+
+
+def test_a_restore_says_which_keys_are_good_again(
+    kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kept.database.write() as session:
+        (ci, _), (old, _) = (parts_of(create_key(session, name, ["read"])) or ("", "") for name in ("ci", "old"))
+        revoke_key(session, old)
+    back_up(kept.database, kept.blobs, tmp_path / "backup")
+    with kept.database.write() as session:
+        revoke_key(session, ci)
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "again"))
+    monkeypatch.setattr("sys.argv", ["cukiln", "restore", str(tmp_path / "backup")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().out.splitlines()[1:]
+    assert said == [f"key {ci} (ci, read) is good: `cukiln keys revoke {ci}` if it was revoked since"]
+
+
 @pytest.mark.parametrize("fails_at", ["_snapshot", "_listed", "_write", "_prune"])
 def test_a_backup_that_is_interrupted_leaves_the_one_before(
     fails_at: str, kept: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +232,7 @@ def test_what_needed_a_lost_blob_answers_no_more_after_a_restore(
         named = dict.fromkeys(("so_sha256", "cubin_sha256", "source_sha256"), digest)
         entry = winner_record(key, "c").front[0].model_copy(update=named)
         with kept.database.write() as session:
-            publish_winner(session, winner_record(key, "c", front=[entry]), expected_revision=0, attempt="t")
+            publish_winner(session, winner_record(key, "c", front=[entry]), attempt="t")
     if lost_in == "the service":
         kept.file(lost).write_bytes(b"l0st")
     monkeypatch.setenv("CUKILN_DATA", str(kept.settings.data_dir))

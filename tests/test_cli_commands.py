@@ -379,6 +379,15 @@ def test_a_job_that_cannot_be_one_is_said_before_anything_is_asked(cukiln: Run, 
     assert scripted.calls("GET", f"/v1/candidates/{'c' * 8}") == []
 
 
+def test_a_candidate_whose_job_was_removed_is_said_with_what_to_do(cukiln: Run, scripted: ScriptedService) -> None:
+    path = f"/v1/candidates/{'c' * 8}"
+    scripted.on("GET", path, problem_json(404, "candidate-not-found", "There is no candidate 'cccccccc'."))
+    code, _, err = cukiln("reproduce", "c" * 8, "--url", scripted.url)
+    assert code != 0
+    assert "There is no candidate 'cccccccc'. Jobs" in err
+    assert "Jobs that ended long ago are removed with their candidates" in err
+
+
 def test_fetch_by_file_writes_a_folder_that_load_reads(cukiln: Run, with_winner: ScriptedService) -> None:
     two_problems()
     code, out, err = cukiln("fetch", "request.json", "--out", "out", "--url", with_winner.url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def set_path(*path: Any) -> Edit:
 
 
 FIRST = ("problems", 0, "candidates", 0)
+IN_TWO_DAYS = time.time() + 2 * 86_400
 WRONG: list[tuple[Edit, str, str]] = [
     (set_path("schema", 2), "schema", "1"),
     (set_path("colour", 1), "colour", "not a field"),
@@ -229,6 +231,18 @@ WRONG: list[tuple[Edit, str, str]] = [
     (set_path(*FIRST, "measurement", None), "problems[0].candidates[0].measurement", "nobody else"),
     (set_path(*FIRST, "measurement", "median_us", -1.0), "problems[0].candidates[0].measurement", "no measurement"),
     (set_path(*FIRST, "measurement", "low_us", 1e9), "problems[0].candidates[0].measurement", "no measurement"),
+    (set_path("written_at", IN_TWO_DAYS), "written_at", "in the future"),
+    (
+        set_path(*FIRST, "measurement", "measured_at", IN_TWO_DAYS),
+        "problems[0].candidates[0].measurement.measured_at",
+        "in the future",
+    ),
+    (set_path(*FIRST, "measurement", "measured_at", -1.0), "problems[0].candidates[0].measurement.measured_at", "0 to"),
+    (
+        set_path("problems", 0, "comparison", "measured_at", IN_TWO_DAYS),
+        "problems[0].comparison.measured_at",
+        "in the future",
+    ),
     (set_path(*FIRST, "measurement", "median_us", "1"), "problems[0].candidates[0].measurement", ""),
     (set_path(*FIRST, "measurement", "device", "Other"), "problems[0].candidates[0].measurement", "one device"),
     (set_path(*FIRST, "measurement", "driver", "1"), "problems[0].candidates[0].measurement", "one driver"),

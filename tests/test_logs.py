@@ -7,6 +7,8 @@ import io
 import logging
 import resource
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -51,6 +53,30 @@ def test_a_kind_comes_back_after_its_span_also_where_the_clock_went_back(log: lo
         for _ in range(100):
             log.handle(record("again", at=at))
     assert sum(line.endswith("again") and "more of" not in line for line in lines(log)) == 2 * MOST_WARNINGS
+
+
+def test_threads_that_log_at_once_while_spans_end_do_not_disturb_each_other(log: logging.Handler) -> None:
+    failed: list[BaseException] = []
+
+    def many(thread: int) -> None:
+        try:
+            for number in range(2000):
+                name = "".join("abcdefghij"[int(digit)] for digit in f"{thread}{number:04}")
+                log.handle(record(name, at=number * SPAN_SECONDS / 300))
+        except BaseException as error:  # noqa: BLE001 - shown below
+            failed.append(error)
+
+    threads = [threading.Thread(target=many, args=(thread,)) for thread in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
 
 
 def test_a_socket_without_descriptors_for_its_callers_does_not_fill_the_log(log: logging.Handler) -> None:

@@ -142,31 +142,64 @@ def test_a_spent_budget_ends_the_search(world: World) -> None:
 
 
 def test_builds_for_a_compiler_that_was_replaced_are_given_up_with_the_reason(world: World) -> None:
+    job = a_job_for_two_compilers(world)
+    beat(world, "old", "new")
+    watch(world, world.queue.settings.toolchain_live_seconds + 2)
+    assert verdicts(world, job) == {"c-old": None, "c-new": None}, "no worker at all: one may come"
+    beat(world, "new")
+    world.reconciler.run_once()
+    assert verdicts(world, job) == {"c-old": "skipped", "c-new": None}
+    with world.database.read() as session:
+        (problem_id,) = problem_ids(session, job)
+        (old,) = candidates_of_problem(session, problem_id, only=["c-old"])
+    assert old.message == f"it was planned for the compiler {'o' * 12}, which no worker has now: submit it again"
+
+
+@pytest.mark.parametrize("why", ["the database was away", "the clock was set forward", "the reconciler is new"])
+def test_a_compiler_that_could_give_no_sign_of_life_is_not_gone(world: World, why: str) -> None:
+    job = a_job_for_two_compilers(world)
+    beat(world, "old", "new")
+    watch(world, 10.0)
+    if why == "the database was away":
+        world.clock.advance(600.0)  # without a round
+    elif why == "the clock was set forward":
+        world.clock.set_by(3600.0)
+    else:
+        world.clock.advance(600.0)
+        world.reconciler = world.another_reconciler()
+    beat(world, "new")
+    watch(world, 10.0)
+    beat(world, "old", "new")
+    watch(world, 10.0)
+    assert verdicts(world, job) == {"c-old": None, "c-new": None}
+
+
+def a_job_for_two_compilers(world: World) -> str:
     job = a_job(world)
     claim = world.claim()
     candidates = {"c-old": "old", "c-new": "new"}
-    builds = {
-        "old": new_build("old", toolchain="o" * 64),
-        "new": new_build("new", toolchain="n" * 64),
-    }
+    builds = {name: new_build(name, toolchain=name[0] * 64) for name in candidates.values()}
     with world.database.write() as session:
         (problem,) = problems_to_plan(session, claim)
         named = [(problem.id, NewCandidate(name, {}, "k" * 64, build)) for name, build in candidates.items()]
         record_candidates(session, claim, named, builds, Versions("1", "1", {}))
         end_plan(session, claim, PlannedProblem(problem.id, 2, 2, {}, StageSeconds()))
         items.complete(session, claim)
-        register_toolchain(session, "o" * 64, {}, ["sm_80"])
-    live = world.queue.settings.toolchain_live_seconds
-    world.clock.advance(live + 1)
-    world.reconciler.run_once()
-    assert verdicts(world, job) == {"c-old": None, "c-new": None}, "no worker at all: one may come"
+    return job
+
+
+def beat(world: World, *compilers: str) -> None:
+    """Signs of life."""
     with world.database.write() as session:
-        register_toolchain(session, "n" * 64, {}, ["sm_80"])
-    world.reconciler.run_once()
-    assert verdicts(world, job) == {"c-old": "skipped", "c-new": None}
-    with world.database.read() as session:
-        (old,) = candidates_of_problem(session, problem.id, only=["c-old"])
-    assert old.message == f"it was planned for the compiler {'o' * 12}, which no worker has now: submit it again"
+        for name in compilers:
+            register_toolchain(session, name[0] * 64, {}, ["sm_80"])
+
+
+def watch(world: World, seconds: float) -> None:
+    """A round each second."""
+    for _ in range(round(seconds)):
+        world.clock.advance(1.0)
+        world.reconciler.run_once()
 
 
 def verdicts(world: World, job: str) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""Winner records: compare-and-set on the revision, fenced by the attempt."""
+"""Winner records: one revision after the other, fenced by the attempt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
 from storage.database import Database
-from storage.errors import Conflict
-from storage.items import complete, release
+from storage.items import complete, expire_leases, release
 from storage.libraries import Library, add_library, end_library, find_library, forget_library, start_library
 from storage.new_items import NewItem, add_items
 from storage.winners import (
@@ -21,6 +20,7 @@ from storage.winners import (
     publish_winner,
     stored_winners,
     winner_stamps,
+    withdraw_winner,
 )
 from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
@@ -29,14 +29,14 @@ from tests.fixtures_storage import TARGET, add_job, claim_one, counted_statement
 KEY = "k" * 64
 
 
-def publish(database: Database, record: WinnerRecord, expected: int, attempt: str) -> tuple[int, bool]:
+def publish(database: Database, record: WinnerRecord, attempt: str) -> tuple[int, bool]:
     with database.write() as session:
-        published = publish_winner(session, record, expected_revision=expected, attempt=attempt)
+        published = publish_winner(session, record, attempt=attempt)
     return published.revision, published.changed
 
 
 def test_a_record_is_published_and_read_back(database: Database, clock: FakeClock) -> None:
-    assert publish(database, winner_record(KEY, "c1"), 0, "t1") == (1, True)
+    assert publish(database, winner_record(KEY, "c1"), "t1") == (1, True)
     with database.read() as session:
         found = get_winners(session, [KEY, "missing"])
         assert winner_stamps(session, [KEY, "missing"]) == {KEY: (1, "t1")}
@@ -44,39 +44,32 @@ def test_a_record_is_published_and_read_back(database: Database, clock: FakeCloc
 
 
 def test_publishing_twice_with_one_attempt_changes_nothing(database: Database) -> None:
-    publish(database, winner_record(KEY, "c1"), 0, "t1")
-    assert publish(database, winner_record(KEY, "c2"), 0, "t1") == (1, False)
+    publish(database, winner_record(KEY, "c1"), "t1")
+    assert publish(database, winner_record(KEY, "c2"), "t1") == (1, False)
     with database.read() as session:
         assert get_winners(session, [KEY])[KEY].front[0].candidate == "c1"
 
 
 def test_publishing_what_the_record_says_already_makes_no_revision(database: Database, clock: FakeClock) -> None:
-    publish(database, winner_record(KEY, "c1"), 0, "t1")
+    publish(database, winner_record(KEY, "c1"), "t1")
     clock.advance(5)
-    assert publish(database, winner_record(KEY, "c1"), 0, "t2") == (1, False)
+    assert publish(database, winner_record(KEY, "c1"), "t2") == (1, False)
     with database.read() as session:
         assert get_winners(session, [KEY])[KEY].updated_at == clock.now() - 5
 
 
-@pytest.mark.parametrize("expected", [0, 2, 7])
-def test_a_stale_revision_is_a_conflict_and_a_second_try_succeeds(database: Database, expected: int) -> None:
-    publish(database, winner_record(KEY, "c1"), 0, "t1")
-    with pytest.raises(Conflict, match=f"at revision 1, not {expected}") as caught:
-        publish(database, winner_record(KEY, "c2"), expected, "t2")
-    assert publish(database, winner_record(KEY, "c2"), caught.value.found, "t2") == (2, True)
+def test_another_attempt_publishes_the_next_revision_also_of_a_record_that_was_withdrawn(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1"), "t1")
+    assert publish(database, winner_record(KEY, "c2"), "t2") == (2, True)
+    with database.write() as session:
+        withdraw_winner(session, KEY, "t3")
+    assert publish(database, winner_record(KEY, "c2"), "t4") == (4, True)
     with database.read() as session:
         assert get_winners(session, [KEY])[KEY].front[0].candidate == "c2"
 
 
-def test_a_revision_of_a_record_that_is_not_there_is_a_conflict(database: Database) -> None:
-    with pytest.raises(Conflict, match="at revision 0, not 3"):
-        publish(database, winner_record(KEY, "c1"), 3, "t1")
-    with database.read() as session:
-        assert get_winners(session, [KEY]) == {}
-
-
 def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -> None:
-    publish(database, winner_record(KEY, "c1"), 0, "t1")
+    publish(database, winner_record(KEY, "c1"), "t1")
     with counted_statements(database) as seen, database.read() as session:
         found = get_winners(session, [KEY, *(f"{n:064x}" for n in range(9_999))])
     assert list(found) == [KEY]
@@ -84,7 +77,7 @@ def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -
 
 
 def test_stored_records_are_the_json_that_was_published(database: Database) -> None:
-    publish(database, winner_record(KEY, "c1", updated_at=1.0), 0, "t1")
+    publish(database, winner_record(KEY, "c1", updated_at=1.0), "t1")
     with database.read() as session:
         assert stored_winners(session, []) == winner_stamps(session, []) == {}
         (found,) = stored_winners(session, [KEY, "missing", KEY]).values()
@@ -95,7 +88,7 @@ def test_stored_records_are_the_json_that_was_published(database: Database) -> N
 def test_a_number_that_json_cannot_hold_is_published_as_none(database: Database) -> None:
     endless = winner_record(KEY, "c1")
     front = [endless.front[0].model_copy(update={"predicted_us": math.inf})]
-    publish(database, endless.model_copy(update={"front": front}), 0, "t1")
+    publish(database, endless.model_copy(update={"front": front}), "t1")
     with database.read() as session:
         (found,) = stored_winners(session, [KEY]).values()
     (entry,) = json.loads(found.json, parse_constant=lambda name: pytest.fail(name))["front"]
@@ -108,8 +101,8 @@ def test_what_was_measured_is_found_by_its_problem_on_one_class_after_the_other(
 
     classes = ["predicted:sm_80", "NVIDIA A", "NVIDIA C", "NVIDIA B"]
     for number, device_class in enumerate(classes):
-        publish(database, winner_record(key(number), "c1", device_class=device_class), 0, f"t{number}")
-    publish(database, winner_record(key(9), "c1", device_class="NVIDIA A", problem={"m": 65}), 0, "t9")
+        publish(database, winner_record(key(number), "c1", device_class=device_class), f"t{number}")
+    publish(database, winner_record(key(9), "c1", device_class="NVIDIA A", problem={"m": 65}), "t9")
     here, other = problem_digest({"m": 64}), problem_digest({"m": 65})
     asked = [
         Elsewhere(here, TARGET),
@@ -140,6 +133,8 @@ def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: 
         assert start_library(session, "j" * 64, other)
         end_library(session, "i" * 64, other)  # not its own
         assert not start_library(session, "i" * 64, other)
+        clock.set_by(3600.0)
+        assert not start_library(session, "i" * 64, other), "clocks need not agree: the lease is there"
         end_library(session, "i" * 64, one)
         assert start_library(session, "i" * 64, other)
 
@@ -155,6 +150,7 @@ def test_an_attempt_that_has_ended_builds_no_library_any_more(database: Database
         assert start_library(session, "i" * 64, one)
         if end == "expired":
             clock.advance(6)
+            assert len(expire_leases(session)) == 1
         elif end == "completed":
             complete(session, one)
         else:

@@ -21,7 +21,7 @@ from storage.blobs import BlobStore
 from storage.database import Database
 from storage.endings import CLEARED_AT_ONCE, expire_budgets, find_ended
 from storage.failures import DATABASE_AWAY
-from storage.lease_watch import LeaseWatch
+from storage.lease_watch import LeaseWatch, ToolchainWatch
 from storage.pending_builds import give_up_place
 from storage.retention import Keep, Removed, collect
 from storage.settings import Settings
@@ -56,6 +56,7 @@ class Reconciler:
     blobs: BlobStore
     redis: Redis
     _leases: LeaseWatch = field(init=False)
+    _toolchains: ToolchainWatch = field(init=False)
     _sweep_at: float = field(default=0.0, init=False)
     _collect_at: float = field(default_factory=lambda: time.monotonic() + COLLECT_FIRST_SECONDS, init=False)
     _collector: Iterator[Removed] | None = field(default=None, init=False)
@@ -64,6 +65,7 @@ class Reconciler:
 
     def __post_init__(self) -> None:
         self._leases = LeaseWatch(self.settings.lease_seconds)
+        self._toolchains = ToolchainWatch(self.settings.toolchain_live_seconds)
 
     def run(self, stop: Event) -> None:
         """A round every `settings.poll_seconds`. A database that is away ends a round, not the loop."""
@@ -136,7 +138,7 @@ class Reconciler:
         """A worker that is started again is silent for less than this."""
         while True:
             with self.database.read() as session:
-                gone = gone_toolchains(session, self.settings.toolchain_live_seconds)
+                gone = gone_toolchains(session, self._toolchains.live(session))
             if not gone:
                 return
             with self.database.write() as session:

@@ -14,9 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cukiln.cli_console import make_console
-from cukiln.cli_server import Store, find_service, load_settings, open_store, server_module
-from cukiln.client import Client
+from cukiln.cli_server import Store, find_client, load_settings, open_store, server_module
 from cukiln.errors import ServerFailed, UsageError
 
 FAILED = 1
@@ -38,7 +36,7 @@ def forget(
     as_json: AsJson = False,
 ) -> None:
     """Forget a winner with what answered it, or what is known of a build, so that the next job tries it again."""
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         forgotten = client.forget(what)
     if as_json:
         typer.echo(forgotten.model_dump_json())
@@ -141,6 +139,9 @@ def restore(
     typer.echo(f"{settings.data_dir}: {database}{len(done.manifest.blobs) - _of(done):,} blobs are restored.")
     for digest in done.lost:
         typer.echo(f"lost: sha256:{digest}; the next job that needs it builds it anew")
+    for key in done.keys:
+        named = f"{key.id} ({', '.join([key.name, *sorted(key.scopes)])})"
+        typer.echo(f"key {named} is good: `cukiln keys revoke {key.id}` if it was revoked since")
     raise typer.Exit(FAILED if done.lost else 0)
 
 

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from cukiln.cli_server import server_module
 from cukiln.client import Client
-from cukiln.errors import UsageError
+from cukiln.errors import NotFound, UsageError
+
+REMOVED = (
+    "Jobs that ended long ago are removed with their candidates, a winner's too: to have one again, send its problem "
+    "with a wider search, or after `cukiln forget` of the winner"
+)
 
 
 def job_id(job: str | None) -> str | None:
@@ -22,6 +27,10 @@ def job_id(job: str | None) -> str | None:
 def reproduce_candidate(client: Client, candidate: str, job: str | None, out: Path | None) -> int:
     """Returns the exit code. Raises `NotFound`, `BadRequest`, `ServerMissing`."""
     module = server_module("workers.reproduce.write_folder")
-    facts = client.candidate(candidate, job=job)
+    try:
+        facts = client.candidate(candidate, job=job)
+    except NotFound as error:
+        error.args = (f"{error}. {REMOVED}",)
+        raise
     code: int = module.reproduce(facts, out or Path(f"candidate-{facts.candidate[:16]}"))
     return code
