@@ -3,8 +3,11 @@ counts once it has come twice."""
 
 from __future__ import annotations
 
+import shlex
 import signal
-from collections.abc import Callable, Iterable
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from workers.toolchain import Toolchain
 from workers.verify_cpu import verify_on_cpu
 
 MACHINE = (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS)
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 GCC = "Please submit a full bug report, with preprocessed source (by using -freport-bug)."
 # What the drivers say of children that were killed: nvcc 13.2, gcc 12.2, binutils 2.40.
@@ -79,6 +83,16 @@ def test_a_signal_is_known_by_its_number_and_by_every_way_to_name_it(number: int
 
 # ---- real children, killed
 
+# As `workers/reproduce/files/build.sh`: of a child that died the shell says no more than 128 + signal.
+BUILD_SH = """set -eu
+cd "$(dirname "$0")"
+set -x
+case "$1" in
+  device) "$NVCC" -cubin -arch=sm_90a -o kernel.cubin kernel.cu ;;
+  library) "$CXX" -shared -fPIC -o library.so launch.cpp ;;
+esac
+"""
+
 
 @pytest.fixture(scope="module")
 def candidates() -> list[Candidate]:
@@ -112,40 +126,52 @@ def steps(
         return bool(built.library) and bool(plan_launch(one, toolchain, processes, LIMITS).functions)
 
     folder = tmp_path_factory.mktemp("reproduced")
-    (folder / "build.sh").write_text(f"set -e\ncd {folder}\nexec $NVCC -cubin -arch=sm_90a -o kernel.cubin kernel.cu\n")
+    (folder / "build.sh").write_text(BUILD_SH)
     (folder / "kernel.cu").write_text("#include <cstdio>\n__global__ void empty(int* out) { out[threadIdx.x] = 1; }\n")
+    (folder / "launch.cpp").write_text("#include <cstdio>\nint launch() { return 1; }\n")
 
     def reproduced() -> bool:
-        built, words = driver._build(folder, "device", driver.Compiler("NVCC", str(toolchain.nvcc), "named"))
-        if built is None:
-            raise InfrastructureError(words)
-        return built
+        parts = (("device", "NVCC", toolchain.nvcc), ("library", "CXX", toolchain.host_compiler))
+        for part, variable, program in parts:
+            built, words = driver._build(folder, part, driver.Compiler(variable, str(program), "named"))
+            if built is None:
+                raise InfrastructureError(words)
+            if not built:
+                return False
+        return True
 
     return {
         "compile": compiled, "offline": offline, "verify": verified, "finish": finished, "reproduce": reproduced
     }  # fmt: skip
 
 
-TOOLS = {
-    "compile": ("nvcc", "cicc", "ptxas", "cc1plus", "g++", "as", "ld"),
-    "offline": ("cicc", "cc1plus"),
-    "verify": ("g++", "cc1plus", "as", "ld"),
-    "finish": ("ptxas", "cc1plus", "as", "ld"),
-    "reproduce": ("cicc", "cc1plus"),
-}
+HOST = ("g++", "cc1plus", "as", "ld")
+ALL = ("nvcc", "cicc", "ptxas", *HOST)
+TOOLS: dict[str, Sequence[str]] = {"compile": ALL, "offline": ALL, "verify": HOST, "finish": ALL, "reproduce": ALL}
+# Of `offline`, which runs them as `compile` does and takes twice as long.
+ONE_OF_EACH_COMMAND: dict[str, Sequence[str]] = {"offline": ("cicc", "cc1plus", "ld")}
 
 
-def table(every: Iterable[signal.Signals], one: signal.Signals) -> list[tuple[str, str, signal.Signals]]:
-    """Each tool of each step, and how it ends: all ways in one step, and the first in the others."""
+def test_nvcc_starts_no_tool_but_those_of_the_table(toolchain: Toolchain, tmp_path: Path) -> None:
+    """No fatbinary and no cudafe++: it makes a cubin alone."""
+    (tmp_path / "a.cu").write_text("__global__ void empty() {}\n")
+    command = [*toolchain.device_command("sm_90a", "a.cu", "a.cubin", "phases.csv"), "--dryrun"]
+    words = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stderr
+    started = [shlex.split(line.removeprefix("#$ "))[0] for line in words.splitlines() if "=" not in line.split()[1]]
+    assert {Path(program).name for program in started} == {"g++", "cicc", "ptxas"}
+
+
+def table(tools: Mapping[str, Sequence[str]], ways: Sequence[signal.Signals]) -> list[tuple[str, str, signal.Signals]]:
+    """Each tool of each step, and how it ends: in all ways in one step, and in the first in the others."""
     return [
         (step, tool, number)
-        for step, tools in TOOLS.items()
-        for tool in tools
-        for number in (every if step == "compile" else (one,))
+        for step, names in tools.items()
+        for tool in names
+        for number in (ways if step == "compile" else ways[:1])
     ]
 
 
-@pytest.mark.parametrize(("step", "tool", "number"), table(MACHINE, signal.SIGKILL))
+@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, MACHINE))
 def test_a_killed_tool_says_nothing_about_the_kernel(
     steps: dict[str, Callable[[], Any]], step: str, tool: str, number: signal.Signals
 ) -> None:
@@ -153,7 +179,7 @@ def test_a_killed_tool_says_nothing_about_the_kernel(
     assert isinstance(found, InfrastructureError), found
 
 
-@pytest.mark.parametrize(("step", "tool", "number"), table((signal.SIGSEGV, signal.SIGABRT), signal.SIGSEGV))
+@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS | ONE_OF_EACH_COMMAND, CRASHES))
 def test_a_tool_that_crashes_once_is_run_once_more(
     steps: dict[str, Callable[[], Any]], step: str, tool: str, number: signal.Signals
 ) -> None:

@@ -1,5 +1,6 @@
-"""`python -m tests.faults [--jobs N] [--kills N] [--seed N] [--postgres]`: the last line is one JSON object; the status
-is 1 where something is wrong."""
+"""`python -m tests.faults [--jobs N] [--kills N] [--seed N] [--postgres]`: stderr has a line for each
+fault: its number, the kind that the seed draws, and what it was. The last line is one JSON object; the status is 1
+where something is wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import argparse
 import json
 import sys
 
-from tests.faults.random_kills import in_a_folder_of_its_own
+from tests.faults.random_kills import random_kills, reference
 
 
 def main() -> int:
@@ -18,8 +19,12 @@ def main() -> int:
     parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of its own, which is crashed too")
     parser.add_argument("--contract", type=int, default=10, help="examples of each call for schemathesis (default: 10)")
     arguments = parser.parse_args()
-    outcome = in_a_folder_of_its_own(
-        arguments.jobs, arguments.kills, arguments.seed, on_postgres=arguments.postgres, contract=arguments.contract
+    outcome = random_kills(
+        reference(arguments.jobs),
+        arguments.kills,
+        arguments.seed,
+        on_postgres=arguments.postgres,
+        contract=arguments.contract,
     )
     for fault in outcome.faults:
         sys.stderr.write(f"{fault}\n")

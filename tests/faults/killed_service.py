@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from sqlalchemy import make_url
 from cukiln import Client
 from cukiln.errors import CukilnError
 from storage.settings import load_settings
+from tests.faults import schedule
+from tests.faults.schedule import Fault
 from tests.fixtures_queue import processes_of
 from workers.embedded_valkey import url_file
 from workers.serve import child_environment
@@ -30,15 +31,10 @@ from workers.start_checks import free_port
 
 ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
-# How often each kind of process is killed, of a hundred kills.
-KINDS = {
-    "tool": 40, "horse": 20, "worker": 14, "fence": 6, "api": 8, "valkey": 5, "reconcile": 3, "fork server": 2,
-    "supervisor": 2,
-}  # fmt: skip
-# How often anything else is done to it, after one kill in seven.
-OTHERS = {"pause worker": 4, "pause api": 2, "pause valkey": 2, "empty queue": 2, "torn log": 1, "database": 2}
-PAUSES = (1.0, 12.0)  # seconds: shorter and longer than the leases, and than what a silent API is given
-TOOLS = ("nvcc", "cicc", "ptxas", "g++", "cc1plus", "as", "ld", "collect2", "python")
+PATIENCE_SECONDS = 2.0  # until a process of the kind that was drawn is there: tools come and go
+TOOLS = (
+    "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "g++", "cc1plus", "as", "ld", "collect2", "python",
+)  # fmt: skip
 
 
 class KilledService:
@@ -51,7 +47,7 @@ class KilledService:
         self.killed: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
         self._postgres, self._paused = postgres, dict[psutil.Process, float]()
-        self._random = random.Random(seed)
+        self._seed = seed
         own = {} if postgres is None else {"database_url": postgres}
         settings = load_settings(data_dir=folder / "data", port=free_port("127.0.0.1"), gpus="none", **own)
         self._environment = {**child_environment(settings), "TMPDIR": str(self.temporary)}
@@ -94,64 +90,73 @@ class KilledService:
                     raise
                 time.sleep(0.1)
 
-    def kill_one(self) -> str | None:
-        """SIGKILL one of its processes; what it was, None where there was none of the kind that was drawn."""
-        self.keep()
-        (kind,) = self._random.choices([*KINDS], [*KINDS.values()])
-        found = self._of(kind)
-        if not found:
-            return None
-        process = self._random.choice(found)
-        try:
-            name = process.name()
-            process.kill()
-        except psutil.NoSuchProcess:
-            return None
-        self.killed[kind] += 1
-        return f"{kind} ({name})"
+    def kill_one(self, number: int) -> str | None:
+        """SIGKILL one of its processes: what was drawn and what it was, None where it has to come up first."""
+        fault = schedule.kill(self._seed, number)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self._of(fault.drawn) and time.monotonic() < deadline:
+            self.keep()
+            time.sleep(0.05)
+        return self._do(fault, self._kill, self.killed)
 
-    def do_another(self) -> str | None:
-        """Anything but a kill; what it was, None where it could not be done."""
-        self.keep()
-        (kind,) = self._random.choices([*OTHERS], [*OTHERS.values()])
-        try:
-            done = self._do(kind)
-        except (psutil.NoSuchProcess, OSError, RedisError):
-            return None  # it has just ended
-        self.others[kind] += done
-        return kind if done else None
+    def do_another(self, number: int) -> str | None:
+        """Anything but a kill, after kill `number`; the same."""
+        return self._do(schedule.another(self._seed, number), self._do_to, self.others)
 
-    def _do(self, kind: str) -> bool:
+    def _do(self, fault: Fault, do: Callable[[str, Fault], str | None], counts: Counter[str]) -> str | None:
+        self.keep()
+        for kind in fault.kinds:
+            try:
+                victim = do(kind, fault)
+            except (psutil.NoSuchProcess, OSError, RedisError):
+                continue  # it has just ended
+            if victim is not None:
+                counts[kind] += 1
+                return f"{fault.drawn}: {kind} ({victim})"
+        return None
+
+    def _kill(self, kind: str, fault: Fault) -> str | None:
+        process = _pick(self._of(kind), fault)
+        if process is None:
+            return None
+        name = process.name()
+        process.kill()
+        return name
+
+    def _do_to(self, kind: str, fault: Fault) -> str | None:
         word, _, rest = kind.partition(" ")
         if kind == "database":
-            return self._crash_database()
+            return self._crash_database(fault)
         if kind == "empty queue":
             url = url_file(self.settings.data_dir / "valkey").read_text()
             with Redis.from_url(url, socket_timeout=1.0) as redis:
-                return bool(redis.flushall())
-        found = self._of("valkey" if kind == "torn log" else rest)
-        if not found:
-            return False
-        process = self._random.choice(found)
+                redis.flushall()
+            return "valkey"
+        process = _pick(self._of("valkey" if kind == "torn log" else rest), fault)
+        if process is None:
+            return None
+        name = process.name()
         if word == "pause":
             process.suspend()
-            self._paused[process] = time.monotonic() + self._random.uniform(*PAUSES)
-        else:
-            newest = max((self.settings.data_dir / "valkey" / "appendonlydir").glob("*.incr.aof"))
-            with newest.open("ab") as log:
-                log.write(b"*3\r\n$999")
-            process.kill()
-        return True
+            self._paused[process] = time.monotonic() + fault.seconds
+            return f"{name}, for {fault.seconds:.1f} s"
+        newest = max((self.settings.data_dir / "valkey" / "appendonlydir").glob("*.incr.aof"))
+        with newest.open("ab") as log:
+            log.write(b"*3\r\n$999")
+        process.kill()
+        return name
 
-    def _crash_database(self) -> bool:
+    def _crash_database(self, fault: Fault) -> str | None:
         """SIGKILL one of PostgreSQL's processes: the server cuts off all clients and recovers."""
         if self._postgres is None:
-            return False
+            return None
         folder = str(make_url(self._postgres).query["host"])
         server = psutil.Process(int((Path(folder) / "data" / "postmaster.pid").read_text().split()[0]))
-        backends = server.children()
-        self._random.choice(backends).kill()
-        return True
+        process = _pick(server.children(), fault)
+        if process is None:
+            return None
+        process.kill()
+        return "one of PostgreSQL's processes"
 
     def _of(self, kind: str) -> list[psutil.Process]:
         if kind == "supervisor":
@@ -179,6 +184,10 @@ class KilledService:
         return running + [str(path.relative_to(self.temporary)) for path in self.temporary.iterdir()]
 
 
+def _pick(processes: list[psutil.Process], fault: Fault) -> psutil.Process | None:
+    return processes[int(fault.victim * len(processes))] if processes else None
+
+
 def _kind_of(process: psutil.Process) -> str | None:
     """By the names that processes give themselves: a horse has that of its worker, which is its parent."""
     try:
@@ -187,6 +196,8 @@ def _kind_of(process: psutil.Process) -> str | None:
             return {"valkey-server": "valkey", "fence server": "fence"}.get(name, name)
         if name.startswith(("plan", "compile")):
             return "horse" if parent is not None and parent.name() == name else "worker"
+        if "--bodies" in process.cmdline():
+            return "bodies"
         return "tool" if name in TOOLS else None
     except psutil.NoSuchProcess:
         return None

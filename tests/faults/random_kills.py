@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.postgres_server import running_postgres
 
 PAUSE_SECONDS = 1.0  # between two kills
 ANOTHER_AFTER = 7  # kills: something else than a kill
+SHORT = "ck-"  # the name of a folder: the path of valkey's socket is in it
 
 
 @dataclass
@@ -57,79 +59,89 @@ def _report(service: KilledService, id: str) -> Job:
     return service.ask(lambda client: client.job(id))
 
 
-def reference(folder: Path, jobs: int) -> dict[str, str]:
+def reference(jobs: int) -> dict[str, str]:
     """Of a service in which nothing dies."""
-    service = KilledService(folder, seed=0)
-    wait_until_ready(service)
-    ids = [service.client.submit(request(number)).job for number in range(jobs)]
-    for id in ids:
-        service.client.wait(id)
-    winners = winners_of(service, ids)
-    left = service.stop()
+    leave_environment()
+    with tempfile.TemporaryDirectory(prefix=SHORT) as folder:
+        service = KilledService(Path(folder), seed=0)
+        wait_until_ready(service)
+        ids = [service.client.submit(request(number)).job for number in range(jobs)]
+        for id in ids:
+            service.client.wait(id)
+        winners = winners_of(service, ids)
+        left = service.stop()
     assert len(winners) == 2 * jobs and not left, (winners, left)
     return winners
 
 
 def random_kills(
-    jobs: int,
+    expected: Mapping[str, str],
     kills: int,
     seed: int,
     *,
-    folder: Path,
-    within: float = 240.0,
-    postgres: str | None = None,
+    on_postgres: bool = False,
     contract: int = 0,
+    within: float = 240.0,
 ) -> Outcome:
-    """`within`: seconds after the last kill in which all jobs have to end. `postgres`: the URL of a server that may be
-    crashed. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not."""
+    """`expected`: a `reference`, of so many jobs. `on_postgres`: on a server of its own, which is crashed too.
+    `contract`: examples of each call that schemathesis asks for in the end; 0: it does not. `within`: seconds after the
+    last kill in which all jobs have to end."""
     leave_environment()
-    began = time.monotonic()
-    expected = reference(folder / "reference", jobs)
-    service = KilledService(folder / "killed", seed, postgres)
-    outcome = Outcome(jobs=jobs)
-    try:
-        wait_until_ready(service)
-        asker = Asker(service.client.url, seed)
+    with tempfile.TemporaryDirectory(prefix=SHORT) as folder, ExitStack() as servers:
+        postgres = servers.enter_context(running_postgres()) if on_postgres else None
+        began = time.monotonic()
+        outcome = Outcome(jobs=len(expected) // 2)
+        service = KilledService(Path(folder), seed, postgres)
         try:
-            ids = _kill_while_they_run(service, jobs, kills, outcome)
-            reports = _wait_for_the_end(service, ids, within)
+            wait_until_ready(service)
+            _kill_and_check(service, outcome, expected, kills, seed, within)
+            if contract:
+                checked = check_contract(service.client.url, Path(folder), examples=contract, seed=seed)
+                outcome.requests += checked.requests
+                outcome.mismatches += checked.mismatches
+                outcome.faults += [checked.report] if checked.mismatches else []
         finally:
-            asker.stop()
-        outcome.killed, outcome.others = dict(service.killed), dict(service.others)
-        outcome.requests, outcome.mismatches = asker.requests, asker.mismatches
-        outcome.faults += asker.wrong
-        outcome.done = sum(report.state == "done" for report in reports)
-        outcome.faults += [_words(report) for report in reports if report.state != "done"]
-        found = winners_of(service, ids)
-        wrong = {name for name in expected if found.get(name) != expected[name]}
-        outcome.wrong_winners = len(wrong)
-        outcome.faults += [f"{name}: {found.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
-        outcome.faults += once_settled(service.settings) + damaged(service.settings)
-        if contract:
-            checked = check_contract(service.client.url, folder, examples=contract, seed=seed)
-            outcome.requests += checked.requests
-            outcome.mismatches += checked.mismatches
-            outcome.faults += [checked.report] if checked.mismatches else []
-    finally:
-        left = service.stop()
+            left = service.stop()
     outcome.leftovers = len(left)
     outcome.faults += [f"left over: {one}" for one in left]
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 
 
-def _kill_while_they_run(service: KilledService, jobs: int, kills: int, outcome: Outcome) -> list[str]:
-    """Jobs are sent all along, so that something runs under every kill."""
-    ids: list[str] = []
-    while outcome.kills < kills or len(ids) < jobs:
-        if len(ids) < jobs and outcome.kills >= kills * len(ids) // jobs:
+def _kill_and_check(
+    service: KilledService, outcome: Outcome, expected: Mapping[str, str], kills: int, seed: int, within: float
+) -> None:
+    asker = Asker(service.client.url, seed)
+    try:
+        ids = asker.seen.jobs
+        _kill_while_they_run(service, ids, kills, outcome)
+        reports = _wait_for_the_end(service, ids, within)
+        found = winners_of(service, ids)
+        outcome.faults += once_settled(service.settings) + damaged(service.settings)
+    finally:
+        asker.stop()
+    outcome.killed, outcome.others = dict(service.killed), dict(service.others)
+    outcome.requests, outcome.mismatches = asker.requests, asker.mismatches
+    outcome.faults += asker.wrong
+    outcome.done = sum(report.state == "done" for report in reports)
+    outcome.faults += [_words(report) for report in reports if report.state != "done"]
+    wrong = {name for name in expected if found.get(name) != expected[name]}
+    outcome.wrong_winners = len(wrong)
+    outcome.faults += [f"{name}: {found.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
+
+
+def _kill_while_they_run(service: KilledService, ids: list[str], kills: int, outcome: Outcome) -> None:
+    """Jobs are sent all along, so that something runs under every kill; `ids` gets theirs."""
+    while outcome.kills < kills or len(ids) < outcome.jobs:
+        if len(ids) < outcome.jobs and outcome.kills >= kills * len(ids) // outcome.jobs:
             ids.append(service.ask(lambda client: client.submit(request(len(ids)))).job)
-        if outcome.kills < kills and (killed := service.kill_one()) is not None:
-            outcome.kills += 1
-            another = service.do_another() if outcome.kills % ANOTHER_AFTER == 0 else None
-            sys.stderr.write(f"{outcome.kills}: {killed}{f', {another}' if another else ''}\n")
+        number = outcome.kills + 1
+        if number <= kills and (killed := service.kill_one(number)) is not None:
+            outcome.kills = number
+            sys.stderr.write(f"{number} {killed}\n")
+            if number % ANOTHER_AFTER == 0:
+                sys.stderr.write(f"{number}+ {service.do_another(number)}\n")
         time.sleep(PAUSE_SECONDS)
-    return ids
 
 
 def _wait_for_the_end(service: KilledService, ids: list[str], within: float) -> list[Job]:
@@ -144,12 +156,3 @@ def _wait_for_the_end(service: KilledService, ids: list[str], within: float) -> 
 def _words(report: Job) -> str:
     problems = [(one.name, one.state, dict(one.verdicts), one.error) for one in report.problems]
     return f"job {report.job} is {report.state}: {problems}"
-
-
-def in_a_folder_of_its_own(
-    jobs: int, kills: int, seed: int, *, on_postgres: bool = False, contract: int = 0
-) -> Outcome:
-    # Short: the path of valkey's socket is in it.
-    with tempfile.TemporaryDirectory(prefix="ck-") as folder, ExitStack() as servers:
-        postgres = servers.enter_context(running_postgres()) if on_postgres else None
-        return random_kills(jobs, kills, seed, folder=Path(folder), postgres=postgres, contract=contract)

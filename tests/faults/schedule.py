@@ -1,0 +1,52 @@
+"""Which fault comes when: drawn by the seed and the fault's number alone, whatever lives when it comes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# How often each kind of process is killed, of a hundred kills.
+KINDS = {
+    "tool": 38, "horse": 20, "worker": 14, "fence": 6, "api": 8, "bodies": 2, "valkey": 5, "reconcile": 3,
+    "fork server": 2, "supervisor": 2,
+}  # fmt: skip
+# How often anything else is done to it, after one kill in seven.
+OTHERS = {
+    "pause worker": 4, "pause horse": 2, "pause fork server": 2, "pause api": 2, "pause bodies": 2, "pause valkey": 2,
+    "empty queue": 2, "torn log": 1, "database": 2,
+}  # fmt: skip
+# What is taken, in this order, where the kind that was drawn has no process. None of it lives while the service starts:
+# then the fault waits, and a service that starts is not killed over and over.
+INSTEAD = ("horse", "worker")
+OTHERS_INSTEAD = ("pause worker",)
+PAUSES = (1.0, 12.0)  # seconds: shorter and longer than the leases, and than what a silent API is given
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kinds`: the drawn one, then what is taken instead. `victim`: which of the processes, as a share of them.
+    `seconds`: of a pause."""
+
+    kinds: tuple[str, ...]
+    victim: float
+    seconds: float
+
+    @property
+    def drawn(self) -> str:
+        return self.kinds[0]
+
+
+def kill(seed: int, number: int) -> Fault:
+    return _draw(f"{seed}:{number}", KINDS, INSTEAD)
+
+
+def another(seed: int, number: int) -> Fault:
+    """What follows on kill `number`."""
+    return _draw(f"{seed}:{number}:another", OTHERS, OTHERS_INSTEAD)
+
+
+def _draw(name: str, weights: Mapping[str, int], instead: tuple[str, ...]) -> Fault:
+    draws = random.Random(name)
+    (kind,) = draws.choices([*weights], [*weights.values()])
+    return Fault((kind, *instead), draws.random(), draws.uniform(*PAUSES))
