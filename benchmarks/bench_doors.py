@@ -1,7 +1,7 @@
 """Whether the API answers while everything that it must bound is tried at once.
 
-Run with `make bench-doors` or `python -m benchmarks.bench_doors`. An API by itself, on an empty data folder with
-winners for 100 problems. Against it, all at the same time:
+Run with `make bench-doors` or `python -m benchmarks.bench_doors`. An API by itself, on a data folder with winners for
+100 problems, copies of one that was tuned. Against it, all at the same time:
 
 - 2,000 connections that each send half of a request: two thirds of them half of a head, the rest half of a body; one
   that is closed is opened again within ten seconds; the figures begin when all have been opened;
@@ -26,7 +26,6 @@ import json
 import random
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,15 +39,15 @@ from typing import Any
 
 import psutil
 
+from benchmarks.bench_lookup import most_resident, wait_for
 from benchmarks.keep_result import keep_result
-from codegen.identity import winner_key
-from codegen.operators import operator
-from cukiln.types import FrontEntry, Launch, WinnerRecord
+from benchmarks.lookup_load import percentiles
+from benchmarks.lookup_winners import TARGET, body, places, problem, publish
+from cukiln.client import Client
 from storage.database import Database
 from storage.descriptors import raise_descriptor_limit
 from storage.settings import load_settings
-from storage.winners import publish_winner
-from workers.serve import child_environment
+from workers.serve import child_environment, embedded
 from workers.start_checks import free_port
 
 SLOW_CONNECTIONS = 2_000
@@ -60,29 +59,18 @@ HALF_A_HEAD = b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\nX-Slow: "
 HALF_A_BODY = (
     b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n{"
 )
-MATMUL = {"operator": "matmul", "n": 256, "k": 256, "layout": "nn", "dtype": "float32"}
-TARGET, WINNERS = "sm_80", 100
-START_SECONDS = 60.0
+WINNERS = 100
 
 
 @dataclass
 class Answers:
-    """Milliseconds of those that came, and what the others came to."""
+    """Seconds of all, and what they came to."""
 
-    milliseconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
 
     def figures(self) -> dict[str, Any]:
-        if not self.milliseconds:
-            return {"answers": 0, "statuses": dict(self.statuses)}
-        ordered = sorted(self.milliseconds)
-        return {
-            "answers": len(ordered),
-            "p50_ms": round(statistics.median(ordered), 2),
-            "p99_ms": round(ordered[int(0.99 * (len(ordered) - 1))], 2),
-            "worst_ms": round(ordered[-1], 2),
-            "statuses": dict(self.statuses),
-        }
+        return {"answers": len(self.seconds), **percentiles(self.seconds), "statuses": dict(self.statuses)}
 
 
 async def ask(port: int, path: str, body: bytes | None = None, patience: float = 120.0) -> str:
@@ -112,7 +100,7 @@ async def at_rate(per_second: float, seconds: float, call: Callable[[], Awaitabl
     async def one(due: float) -> None:
         status = await call()
         answers.statuses[status] += 1
-        answers.milliseconds.append(1e3 * (time.perf_counter() - due))
+        answers.seconds.append(time.perf_counter() - due)
 
     start = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -127,8 +115,7 @@ async def measured(port: int, peer: int, seconds: float) -> dict[str, Any]:
     draw = random.Random(1)
 
     def lookup() -> Awaitable[str]:
-        body = {"problems": [{**MATMUL, "m": 64 + draw.randrange(WINNERS)}], "target": TARGET}
-        return ask(port, "/v1/lookups", json.dumps(body).encode())
+        return ask(port, "/v1/lookups", body([draw.randrange(WINNERS)]))
 
     probes, lookups, peers = await asyncio.gather(
         at_rate(PROBES_PER_SECOND, seconds, lambda: ask(port, "/healthz")),
@@ -139,7 +126,7 @@ async def measured(port: int, peer: int, seconds: float) -> dict[str, Any]:
 
 
 def large_bodies() -> list[bytes]:
-    problems = [{**MATMUL, "name": "n" * 240 + str(number), "m": 64} for number in range(10_000)]
+    problems = [{**problem(0), "name": "n" * 240 + str(number)} for number in range(10_000)]
     whole = json.dumps({"problems": problems, "target": TARGET}).encode()
     return [
         _filled(b"[]"),
@@ -238,65 +225,18 @@ class Ok(http.server.BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def peak_bytes(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
 def peak_of_all(pid: int) -> int:
     """Of the process and of those that it started, together."""
-    return sum(peak_bytes(one.pid) for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)))
-
-
-def publish_winners(database: Database) -> None:
-    """As finish steps would have left them, as far as a lookup reads them."""
-    kind = operator("matmul")
-    launch = Launch(operands=[], extents={}, launch={}, scalars=[], functions=[], workspace_bytes=0)
-    digests = dict.fromkeys(
-        ("kernel", "so_sha256", "cubin_sha256", "source_sha256", "code_digest", "toolchain"), "1" * 64
-    )
-    entry = {
-        **digests,
-        "candidate": "2" * 64,
-        "schedule": {"tile_m": 64},
-        "launch": launch,
-        "workspace_bytes": 0,
-        "deterministic": True,
-        "verified": "cpu",
-        "verdict": {},
-        "resources": {},
-        "predicted_us": 5.0,
-        "prediction": None,
-        "measured_us": None,
-    }
-    device_class = f"predicted:{TARGET}"
-    with database.write() as session:
-        for number in range(WINNERS):
-            problem = kind.parse({name: v for name, v in MATMUL.items() if name != "operator"} | {"m": 64 + number})
-            key = winner_key(problem.digest, TARGET, device_class)
-            record = WinnerRecord(
-                key=key,
-                revision=0,
-                operator=kind.name,
-                problem=problem.canonical(),
-                target=TARGET,
-                device_class=device_class,
-                ranked_by="predicted",
-                front=[FrontEntry.model_validate(entry)],
-                searches=[],
-                updated_at=0.0,
-            )
-            publish_winner(session, record, expected_revision=0, attempt=str(number))
+    return sum(most_resident(one.pid) for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)))
 
 
 def run(seconds: float) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-doors-"))
     settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none")
     database = Database(settings.database_url)
-    database.migrate()
-    publish_winners(database)
+    with embedded(settings) as running, Client(running.url) as client:
+        job = client.tune([problem(0)], target=TARGET, search={"level": 0})
+        publish(database, client.kernel(job.problems[0].key), places(WINNERS))
     database.dispose()
     peer = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ok)
     threading.Thread(target=peer.serve_forever, daemon=True).start()
@@ -306,7 +246,7 @@ def run(seconds: float) -> dict[str, Any]:
         api = subprocess.Popen([sys.executable, "-m", "service"], env=environment, stderr=output)
     attacking = None
     try:
-        _wait_until_up(settings.port)
+        wait_for(settings.port)
         quiet = asyncio.run(measured(settings.port, peer.server_port, seconds / 3))
         before = peak_of_all(api.pid)
         attacking = subprocess.Popen(
@@ -322,7 +262,7 @@ def run(seconds: float) -> dict[str, Any]:
         sent = json.loads(attacking.communicate(timeout=200)[0].splitlines()[-1])
         return {
             "benchmark": "doors",
-            "healthz_worst_ms": attacked["healthz"]["worst_ms"],
+            "healthz_worst_ms": attacked["healthz"]["max_ms"],
             "lookup_p99_ms": attacked["lookups"]["p99_ms"],
             "memory_bytes": peak_of_all(api.pid),
             "memory_before_bytes": before,
@@ -338,15 +278,6 @@ def run(seconds: float) -> dict[str, Any]:
                 process.wait()
         peer.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _wait_until_up(port: int) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if asyncio.run(ask(port, "/healthz")) == "200":
-            return
-        time.sleep(0.05)
-    raise SystemExit(f"the API did not start within {START_SECONDS:g} s")
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def publish(database: Database, template: WinnerRecord, wanted: Sequence[Place])
         with database.write() as session:
             for record in records:
                 if record.key not in known:
-                    publish_winner(session, record, expected_revision=0, attempt=uuid.uuid4().hex)
+                    publish_winner(session, record, attempt=uuid.uuid4().hex)
     return keys
 
 

@@ -15,7 +15,7 @@ from service.errors import refuse
 from service.jobs import Cursor
 from service.openapi import problems
 from storage.jobs import cancel_job
-from storage.withdrawals import clear_withdrawn, import_report, list_imports, sender_of, withdraw_import
+from storage.withdrawals import clear_withdrawn, find_import, import_report, list_imports, withdraw_import
 
 router = APIRouter(prefix="/v1/imports", tags=["jobs"])
 
@@ -40,11 +40,11 @@ def delete_import(import_id: str, request: Request, service: ServiceDep) -> Resp
     withdraws its own imports, an admin's all."""
     caller = caller_of(request)
     with service.database.write() as session:
-        report = import_report(session, import_id)
-        if report is None:
+        row = find_import(session, import_id)
+        if row is None:
             raise refuse("import-not-found", f"There is no import {import_id[:64]!r}.", field="import_id")
-        if caller is not None and not caller.may("admin") and caller.key != sender_of(session, import_id):
-            detail = f"The import is of {report.by!r}; a key withdraws its own imports, an admin's all."
+        if caller is not None and not caller.may("admin") and caller.key != row.key:
+            detail = f"The import is of {row.by!r}; a key withdraws its own imports, an admin's all."
             raise refuse("forbidden", detail, field="Authorization", allowed=["admin"])
         cancel_job(session, import_id)
         withdraw_import(session, import_id)

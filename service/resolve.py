@@ -124,11 +124,11 @@ def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
     return wanted
 
 
-# Frameworks look the same problems up again and again; parsing and keying one takes 0.1 ms, finding it here 0.01 ms.
-# Only what is right is remembered, so that entries are small, and by its spelling, so that 1 and true stay apart.
 _SPELLED = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
+# Frameworks look the same problems up again and again; parsing and keying one takes 0.1 ms, finding it here 0.01 ms.
+# Only what is right is remembered, so that entries are small, and by its spelling, so that 1 and true stay apart.
 @lru_cache(maxsize=REMEMBERED)
 def _parsed(kind: Operator, fields: str) -> Problem:
     return kind.parse(json.loads(fields))

@@ -9,22 +9,10 @@ from sqlalchemy import RowMapping, select
 
 from cukiln.types import CandidateFacts
 from storage.database import Session
-from storage.rows import begins, core
+from storage.rows import core
 from storage.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 from storage.verdicts import proofs_of
 from storage.winners import get_winners
-
-MOST_NAMED = 10  # of the candidates that a short prefix could mean
-
-
-def candidates_of_prefix(session: Session, prefix: str, job: str | None = None) -> list[str]:
-    """The candidate ids that begin so (lower-case hex), in order; of one job where given; MOST_NAMED at most."""
-    candidate = core(CandidateRow).c
-    query = select(candidate.candidate).distinct().where(begins(candidate.candidate, prefix))
-    if job is not None:
-        query = query.join(core(JobProblemRow), core(JobProblemRow).c.id == candidate.job_problem_id)
-        query = query.where(core(JobProblemRow).c.job_id == job)
-    return list(session.scalars(query.order_by(candidate.candidate).limit(MOST_NAMED)))
 
 
 def candidate_facts(session: Session, candidate: str, job: str | None = None) -> CandidateFacts | None:

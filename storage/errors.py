@@ -3,7 +3,6 @@
 ```
 StorageError
 ├── LostClaim         another worker holds the item now, or it was cancelled: the transaction is rolled back
-├── Conflict          the winner record moved on: read it again, merge, publish again
 ├── ImportWithdrawn   it was withdrawn while it was written
 ├── BlobMissing       no bytes are stored under the digest
 ├── BlobCorrupt       the stored bytes do not have their digest
@@ -31,17 +30,6 @@ class LostClaim(StorageError):
 
     def __str__(self) -> str:
         return f"the {self.kind} item {self.ref} is no longer held by attempt {self.token}; nothing was written"
-
-
-class Conflict(StorageError):
-    """The winner record `key` has revision `found`, not `expected` (0 stands for no record)."""
-
-    def __init__(self, key: str, expected: int, found: int) -> None:
-        super().__init__(key, expected, found)
-        self.key, self.expected, self.found = key, expected, found
-
-    def __str__(self) -> str:
-        return f"winner record {self.key} is at revision {self.found}, not {self.expected}: read, merge, publish again"
 
 
 class ImportWithdrawn(StorageError):

@@ -16,15 +16,13 @@ from cukiln.types import Forgotten
 from storage.database import Database, Session
 from storage.judge import COMPILE_FAILURES, LIVE
 from storage.record_parts import withdraw_record
-from storage.rows import begins, chunks, core, one_of
+from storage.rows import chunks, core, one_of
 from storage.tables import BuildRow, CandidateRow, DemandRow, JobProblemRow, LibraryRow, MeasurementRow, VerdictRow
 from storage.verdicts import LIMITED
 from storage.winners import get_winners
 
 BUILDS_AT_ONCE = 200
 """Of one transaction."""
-MOST_NAMED = 10
-"""Of the builds that a short prefix could mean."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +40,6 @@ class _Sorted:
     def subjects(self) -> list[str]:
         """Of verdicts."""
         return sorted({*self.codes, *(row.slice for row in self.free)})
-
-
-def builds_from(session: Session, prefix: str) -> list[str]:
-    """Ids of builds that begin so (lower-case hex), in order; MOST_NAMED at most."""
-    id = core(BuildRow).c.id
-    return list(session.scalars(select(id).where(begins(id, prefix)).order_by(id).limit(MOST_NAMED)))
 
 
 def forget_builds(session: Session, ids: Collection[str]) -> Forgotten:

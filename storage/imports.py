@@ -146,16 +146,7 @@ def import_results(database: Database, new: Import, sender: Importer, admit: Cal
 def imported_by(session: Session, job_id: str) -> Imported | None:
     """The import that the job is, if it is one."""
     row = session.get(ImportRow, job_id)
-    if row is None:
-        return None
-    return Imported(
-        id=row.id,
-        by=row.by,
-        device=row.device_class,
-        uuid=row.uuid,
-        measured_at=row.measured_at,
-        imported_at=row.created_at,
-    )
+    return Imported(**vars(row), device=row.device_class, imported_at=row.created_at) if row else None
 
 
 def imported_classes(session: Session) -> set[str]:
@@ -164,20 +155,20 @@ def imported_classes(session: Session) -> set[str]:
 
 
 def _insert_import(session: Session, new: Import, sender: Importer) -> None:
-    values = {
-        "by": sender.name,
-        "key": sender.key,
-        "overwrites": sender.overwrites,
-        "device_class": new.device_class,
-        "uuid": new.uuid,
-        "driver": new.driver,
-        "measured_at": new.measured_at,
-        "created_at": clock_of(session).now(),
-        "withdrawn_at": None,
-    }
-    insert_new(session, ImportRow, [{"id": new.job_id, **values}])
-    # It may have been withdrawn before.
-    session.execute(update(core(ImportRow)).where(core(ImportRow).c.id == new.job_id).values(values))
+    """Anew, where it was withdrawn before."""
+    row = ImportRow(
+        id=new.job_id,
+        by=sender.name,
+        key=sender.key,
+        overwrites=sender.overwrites,
+        device_class=new.device_class,
+        uuid=new.uuid,
+        driver=new.driver,
+        measured_at=new.measured_at,
+        created_at=clock_of(session).now(),
+        withdrawn_at=None,
+    )
+    session.merge(row)
 
 
 def _require_standing(session: Session, new: Import) -> None:

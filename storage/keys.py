@@ -10,8 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 from sqlalchemy import insert, select, update
@@ -33,21 +32,12 @@ INCLUDED: dict[Scope, frozenset[Scope]] = {
 _TOKEN = re.compile(r"cukiln_([0-9a-f]{8})_([A-Za-z0-9_-]{43})")
 
 
-@dataclass(frozen=True)
-class Key:
-    """`overwrites`: its imports may stand beside what this service measured itself. `secret_hash`: SHA-256, in hex."""
+Key = KeyRow
 
-    id: str
-    name: str
-    scopes: frozenset[Scope]
-    overwrites: bool
-    secret_hash: str
-    created_at: float
-    revoked_at: float | None
 
-    def opens(self, secret: str) -> bool:
-        """Whether the secret is this key's; the comparison takes the same time wherever they differ."""
-        return self.revoked_at is None and hmac.compare_digest(_hash(secret), self.secret_hash)
+def opens(key: Key, secret: str) -> bool:
+    """Whether the secret is this key's; the comparison takes the same time wherever they differ."""
+    return key.revoked_at is None and hmac.compare_digest(_hash(secret), key.secret_hash)
 
 
 def create_key(session: Session, name: str, scopes: Collection[Scope], *, overwrites: bool = False) -> str:
@@ -65,10 +55,9 @@ def create_key(session: Session, name: str, scopes: Collection[Scope], *, overwr
     return f"cukiln_{id}_{secret}"
 
 
-def all_keys(session: Session) -> list[Key]:
+def all_keys(session: Session) -> Sequence[Key]:
     """Every key that was ever made, the oldest first; with those that were revoked."""
-    rows = session.execute(select(core(KeyRow)).order_by(KeyRow.created_at, KeyRow.id)).mappings()
-    return [Key(**{**row, "scopes": frozenset(row["scopes"])}) for row in rows]
+    return session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id)).all()
 
 
 def revoke_key(session: Session, id: str) -> bool:

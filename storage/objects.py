@@ -61,10 +61,6 @@ class Objects(Protocol):
         """Everything, also what a crash has left half-written."""
         ...
 
-    def modified_at(self, path: str) -> float | None:
-        """Seconds since the epoch, or None where there is nothing."""
-        ...
-
     def local_path(self, path: str) -> Path | None:
         """The file of a path where the store is a folder of this machine."""
         ...
@@ -98,8 +94,10 @@ class RemoteObjects:
             obstore.delete(self._store, path)
 
     def delete_older(self, path: str, before: float) -> bool:
-        age = self.modified_at(path)
-        if age is None or age >= before:
+        try:
+            if obstore.head(self._store, path)["last_modified"].timestamp() >= before:
+                return False
+        except (NotFoundError, FileNotFoundError):
             return False
         self.delete(path)
         return True
@@ -112,12 +110,6 @@ class RemoteObjects:
         for page in obstore.list(self._store):
             for entry in page:
                 yield StoredObject(entry["path"], entry["size"], entry["last_modified"].timestamp())
-
-    def modified_at(self, path: str) -> float | None:
-        try:
-            return float(obstore.head(self._store, path)["last_modified"].timestamp())
-        except (NotFoundError, FileNotFoundError):
-            return None
 
     def local_path(self, path: str) -> Path | None:
         return None
@@ -173,12 +165,6 @@ class LocalObjects(RemoteObjects):
             (self.root / path).rename(target)
         sync(target.parent)
         sync((self.root / path).parent)
-
-    def modified_at(self, path: str) -> float | None:
-        try:
-            return (self.root / path).stat().st_mtime
-        except FileNotFoundError:
-            return None
 
     def local_path(self, path: str) -> Path | None:
         return self.root / path

@@ -20,7 +20,7 @@ from storage.rows import core
 from storage.searches import merge_searches
 from storage.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, VerdictRow, WinnerRow
 from storage.verdicts import GPU, wrong_codes
-from storage.winners import RUN, publish_winner, reserve_winner, used_by, withdraw_winner, write_uses
+from storage.winners import RUN, publish_winner, used_by, withdraw_winner, write_uses
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def publish_own(session: Session, part: WinnerRecord, attempt: str) -> None:
     if _imported(session, part.key):
         _write_record(session, part.key, part, attempt)
     else:
-        publish_winner(session, part, expected_revision=_revision(session, part.key), attempt=attempt)
+        publish_winner(session, part, attempt=attempt)
 
 
 def publish_imported(session: Session, import_id: str, part: WinnerRecord, attempt: str) -> None:
@@ -166,9 +166,7 @@ def _write_record(session: Session, key: str, own: WinnerRecord | None, attempt:
     if joined is None:
         withdraw_winner(session, key, attempt)
     else:
-        publish_winner(session, joined, expected_revision=_revision(session, key), attempt=attempt)
-    if imported:
-        reserve_winner(session, imported[0].record)
+        publish_winner(session, joined, attempt=attempt)
     kept = (own.model_dump(mode="json") if own else {}) if imported else None
     session.execute(update(core(WinnerRow)).where(core(WinnerRow).c.key == key).values(own=kept))
     if imported:
@@ -194,7 +192,3 @@ def _wrong_of_imports(session: Session, codes: Collection[str]) -> set[str]:
     )
     wrong = wrong_codes(session, codes)
     return wrong | (set(session.scalars(told)) - set(session.scalars(right)))
-
-
-def _revision(session: Session, key: str) -> int:
-    return session.scalar(select(WinnerRow.revision).where(WinnerRow.key == key)) or 0

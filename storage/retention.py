@@ -279,32 +279,36 @@ def _delete(database: Database, table: Table, page: list[Any], which: ColumnElem
 
 
 def _remove_job(database: Database, job_id: str, before: float) -> Iterator[Removed]:
-    """Candidates, then problems, then the job: in between it is there with less."""
-    job, problem, candidate, item = (core(one) for one in (JobRow, JobProblemRow, CandidateRow, ItemRow))
-    this = and_(job.c.id == job_id, _is_old_job(job, before))
+    this = and_(core(JobRow).c.id == job_id, _is_old_job(core(JobRow), before))
+    removed: Removed | None = Removed()
+    while removed and not removed.jobs:
+        with database.write() as session:
+            removed = remove_part(session, this)
+        yield removed or Removed()
+
+
+def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: bool = False) -> Removed | None:
+    """Of the job that `this` says of its row: candidates, then problems, then itself; in between it is there with less.
+    None: there is none any more. `with_builds`: also builds that no candidate names any more."""
+    tables = (JobRow, JobProblemRow, CandidateRow, ItemRow, BuildRow)
+    job, problem, candidate, item, build = (core(one) for one in tables)
     problems = select(problem.c.id).where(problem.c.job_id == select(job.c.id).where(this).scalar_subquery())
     key = (candidate.c.job_problem_id, candidate.c.candidate)
-    some = select(*key).where(candidate.c.job_problem_id.in_(problems)).limit(ROWS_AT_ONCE)
-    while True:
-        with database.write() as session:
-            keys = [tuple(row) for row in session.execute(some)]
-            session.execute(delete(candidate).where(one_of(key, keys)))
-        if not keys:
-            break
-        yield Removed(candidates=len(keys))
-    while True:
-        with database.write() as session:
-            ids = session.scalars(problems.limit(PROBLEMS_AT_ONCE)).all()
-            # With them: SQLite gives the number of the last problem to the next one that comes.
-            refs = and_(item.c.kind.in_((FINISH, COMPARE)), item.c.ref.in_([str(one) for one in ids]))
-            items = len(session.scalars(delete(item).where(refs).returning(item.c.id)).all())
-            session.execute(delete(problem).where(problem.c.id.in_(ids)))
-        if not ids:
-            break
-        yield Removed(items=items)
-    with database.write() as session:
-        gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
-    yield Removed(jobs=len(gone))
+    some = select(*key, candidate.c.build).where(candidate.c.job_problem_id.in_(problems)).limit(ROWS_AT_ONCE)
+    if rows := session.execute(some).all():
+        session.execute(delete(candidate).where(one_of(key, [row[:2] for row in rows])))
+        unused = ~exists().where(candidate.c.build == build.c.id)
+        if with_builds:
+            session.execute(delete(build).where(build.c.id.in_({row.build for row in rows}), unused))
+        return Removed(candidates=len(rows))
+    if ids := session.scalars(problems.limit(PROBLEMS_AT_ONCE)).all():
+        # With them: SQLite gives the number of the last problem to the next one that comes.
+        refs = and_(item.c.kind.in_((FINISH, COMPARE)), item.c.ref.in_([str(one) for one in ids]))
+        items = len(session.scalars(delete(item).where(refs).returning(item.c.id)).all())
+        session.execute(delete(problem).where(problem.c.id.in_(ids)))
+        return Removed(items=items)
+    gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
+    return Removed(jobs=len(gone)) if gone else None
 
 
 def _remove_blobs(database: Database, before: float) -> Iterator[Removed]:

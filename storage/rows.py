@@ -49,11 +49,6 @@ def one_of(key: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]) -> 
     return and_(*parts, tuple_(*key).in_([tuple(row) for row in rows])) if len(key) > 1 else and_(*parts)
 
 
-def begins(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
-    """Whether lower-case hexadecimal digits begin so: a range, and not LIKE, which no index of SQLite's answers."""
-    return (column >= prefix) & (column < prefix + "g")  # "g" comes after every hexadecimal digit
-
-
 def core(table: type[Base]) -> Table:
     """The table itself: its statements skip the ORM's bookkeeping, which thousands of rows would feel."""
     return cast(Table, table.__table__)

@@ -227,7 +227,7 @@ class VerdictRow(Base):
 
 
 class WinnerRow(Base):
-    """The winner record of a problem on a device class; published by compare-and-set on `revision`."""
+    """The winner record of a problem on a device class; `revision` only ever grows."""
 
     __tablename__ = "winners"
     __table_args__ = (Index("ix_winners_measured", "measured_problem", "target", "device_class"),)
@@ -247,11 +247,12 @@ class WinnerRow(Base):
 
 
 class WinnerUseRow(Base):
-    """A record's front names this digest: of a file, which is a blob, or of a kernel's code."""
+    """A record's front, or a part of the record, names this digest: of a file, which is a blob, or of a kernel's code.
+    Parts may name what they do where no record answers: the key needs no row in `winners`."""
 
     __tablename__ = "winner_uses"
     digest: Mapped[str] = mapped_column(String(64), primary_key=True)
-    key: Mapped[str] = mapped_column(ForeignKey("winners.key", ondelete="CASCADE"), primary_key=True, index=True)
+    key: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
 
 
 class ItemRow(Base):
@@ -416,13 +417,14 @@ class ImportedFindingRow(Base):
 
 
 class KeyRow(Base):
-    """An API key, by the hash of its secret; one that was revoked stays, so that imports go on naming it."""
+    """An API key, by the hash of its secret; one that was revoked stays, so that imports go on naming it. `overwrites`:
+    its imports may stand beside what this service measured itself."""
 
     __tablename__ = "keys"
     id: Mapped[str] = mapped_column(String(8), primary_key=True)
     name: Mapped[str] = mapped_column(String(64))
     scopes: Mapped[list[Any]]
     overwrites: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
-    secret_hash: Mapped[str] = mapped_column(String(64))
+    secret_hash: Mapped[str] = mapped_column(String(64))  # SHA-256, in hex
     created_at: Mapped[float] = mapped_column(Float)
     revoked_at: Mapped[float | None] = mapped_column(Float)

@@ -1,4 +1,4 @@
-"""Winner records: read by key, published by compare-and-set on the revision with the token of the attempt.
+"""Winner records: read by key, published with the token of the attempt as the next revision.
 
 Of a record whose last kernel was withdrawn the row stays, with an empty `record`: revisions only ever grow, so that who
 keeps a record in memory never takes a later one for it. `winner_uses` holds, with each change of a record, the digests
@@ -20,8 +20,7 @@ from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
 from storage.database import Session, clock_of
 from storage.device_classes import is_predicted
-from storage.errors import Conflict
-from storage.rows import begins, chunks, core, insert_new, is_postgres
+from storage.rows import chunks, core, insert_new, is_postgres
 from storage.tables import WinnerRow, WinnerUseRow
 
 UNSETTLED = {"revision", "updated_at"}
@@ -129,26 +128,19 @@ def _elsewhere(on_postgres: bool) -> Select[int, str, str]:
     return select(place, winner.device_class, winner.key).select_from(each.join(core(WinnerRow), here))
 
 
-def publish_winner(session: Session, record: WinnerRecord, *, expected_revision: int, attempt: str) -> Published:
-    """Replace revision `expected_revision` (0: there is none) by `record`; its revision and time are set here.
-
-    Publishing twice with one `attempt`, or what the record says already, changes nothing. Raises `Conflict` when
-    another attempt has published since the caller read: read, merge, publish again.
-    """
+def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> Published:
+    """Make `record` the next revision, in the write transaction in which it was made of the one before; its revision
+    and time are set here. Publishing twice with one `attempt`, or what the record says already, changes nothing."""
     now = clock_of(session).now()
     row = session.execute(
         select(WinnerRow.revision, WinnerRow.attempt, WinnerRow.record).where(WinnerRow.key == record.key)
     ).one_or_none()
     if row is not None and (row.attempt == attempt or _says(row.record) == _says(_as_json(record))):
         return Published(row.revision, changed=False)
-    found = row.revision if row is not None else 0
-    if row is not None and not row.record and expected_revision == 0:  # withdrawn: who reads it sees none
-        expected_revision = found
-    if found != expected_revision:
-        raise Conflict(record.key, expected_revision, found)
-    revised = _as_json(record.model_copy(update={"revision": found + 1, "updated_at": now}))
+    revision = 1 if row is None else row.revision + 1
+    revised = _as_json(record.model_copy(update={"revision": revision, "updated_at": now}))
     values = {
-        "revision": found + 1,
+        "revision": revision,
         "operator": record.operator,
         "target": record.target,
         "device_class": record.device_class,
@@ -161,35 +153,10 @@ def publish_winner(session: Session, record: WinnerRecord, *, expected_revision:
     }
     if row is None:
         session.execute(insert(core(WinnerRow)).values(key=record.key, **values))
-        write_uses(session, record.key, [revised])
-        return Published(1, changed=True)
-    swapped = session.execute(
-        update(core(WinnerRow))
-        .where(WinnerRow.key == record.key, WinnerRow.revision == expected_revision)
-        .values(**values)
-        .returning(WinnerRow.revision)
-    ).one_or_none()
-    if swapped is None:
-        raise Conflict(record.key, expected_revision, found)
+    else:
+        session.execute(update(core(WinnerRow)).where(core(WinnerRow).c.key == record.key).values(**values))
     write_uses(session, record.key, [revised])
-    return Published(found + 1, changed=True)
-
-
-def reserve_winner(session: Session, part: WinnerRecord) -> None:
-    """A row for the part of a record, which may answer nothing: what it names is found through it."""
-    values = {
-        "key": part.key,
-        "revision": 1,
-        "operator": part.operator,
-        "target": part.target,
-        "device_class": part.device_class,
-        "problem": part.problem,
-        "record": {},
-        "searches": [],
-        "attempt": clock_of(session).new_id(),
-        "updated_at": clock_of(session).now(),
-    }
-    insert_new(session, WinnerRow, [values])
+    return Published(revision, changed=True)
 
 
 def withdraw_winner(session: Session, key: str, attempt: str) -> None:
@@ -202,14 +169,6 @@ def withdraw_winner(session: Session, key: str, attempt: str) -> None:
     values = {**empty, "revision": row.revision + 1, "attempt": attempt, "updated_at": now}
     session.execute(update(table).where(table.c.key == key).values(values))
     write_uses(session, key, [])
-
-
-def keys_from(session: Session, prefix: str, most: int) -> list[str]:
-    """Keys of records that answer which begin so (lower-case hex), in order."""
-    winner = core(WinnerRow).c
-    query = select(winner.key, winner.record).where(begins(winner.key, prefix)).order_by(winner.key).limit(most)
-    rows = session.execute(query)
-    return [key for key, record in rows if record]
 
 
 def used_by(session: Session, digests: Iterable[str]) -> dict[str, list[str]]:

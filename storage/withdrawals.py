@@ -7,30 +7,21 @@ with by the reconciler (`storage.endings`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, String, and_, cast, delete, exists, func, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, func, or_, select, update
 
 from cukiln.types import ImportPage, ImportReport
 from storage.cursors import make_cursor, read_cursor
 from storage.database import Database, Session, clock_of
-from storage.new_items import FINISH
 from storage.record_parts import keys_with, rejoin
-from storage.rows import core, one_of
-from storage.tables import (
-    BuildRow,
-    CandidateRow,
-    ImportedFindingRow,
-    ImportedWinnerRow,
-    ImportRow,
-    ItemRow,
-    JobProblemRow,
-    JobRow,
-)
+from storage.retention import remove_part
+from storage.rows import core
+from storage.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, JobRow
 
 RECORDS_AT_ONCE = 50
 """Of one transaction: each is read, joined and written, about a millisecond."""
-ROWS_AT_ONCE = 500
 
 Part = Callable[[Session], None]
 
@@ -59,7 +50,7 @@ def find_withdrawn(session: Session) -> Part | None:
     for of, part in left:
         withdrawn = select(ImportRow.id).where(ImportRow.withdrawn_at.is_not(None), exists().where(of == ImportRow.id))
         if (import_id := session.scalar(withdrawn.limit(1))) is not None:
-            return _bound(part, import_id)
+            return partial(part, import_id=import_id)
     return None
 
 
@@ -82,9 +73,8 @@ def import_report(session: Session, import_id: str) -> ImportReport | None:
     return None if row is None else ImportReport(**row)
 
 
-def sender_of(session: Session, import_id: str) -> str | None:
-    """The id of the key that sent it; None: CUKILN_API_KEY, or loopback without keys."""
-    return session.scalar(select(ImportRow.key).where(ImportRow.id == import_id))
+def find_import(session: Session, import_id: str) -> ImportRow | None:
+    return session.get(ImportRow, import_id)
 
 
 def _reports() -> Select[Any]:
@@ -95,10 +85,6 @@ def _reports() -> Select[Any]:
         row.created_at.label("imported_at"),
         records.scalar_subquery().label("records"),
     )
-
-
-def _bound(part: Callable[[Session, str], None], import_id: str) -> Part:
-    return lambda session: part(session, import_id)
 
 
 def _records(session: Session, import_id: str) -> None:
@@ -118,21 +104,4 @@ def _findings(session: Session, import_id: str) -> None:
 
 
 def _job(session: Session, import_id: str) -> None:
-    """Its candidates with their builds, then its items, problems and job."""
-    candidate, problem = core(CandidateRow), core(JobProblemRow).c
-    problems = select(problem.id).where(problem.job_id == import_id)
-    rows = session.execute(
-        select(candidate.c.job_problem_id, candidate.c.candidate, candidate.c.build)
-        .where(candidate.c.job_problem_id.in_(problems))
-        .limit(ROWS_AT_ONCE)
-    ).all()
-    these = one_of((candidate.c.job_problem_id, candidate.c.candidate), [row[:2] for row in rows])
-    session.execute(delete(candidate).where(these))
-    build = core(BuildRow).c
-    unused = ~exists().where(candidate.c.build == build.id)
-    session.execute(delete(core(BuildRow)).where(build.id.in_({row.build for row in rows}), unused))
-    if len(rows) < ROWS_AT_ONCE:
-        # SQLite gives the id of a problem that is gone to the next one, whose work is found by it.
-        refs = select(cast(problem.id, String)).where(problem.job_id == import_id)
-        session.execute(delete(core(ItemRow)).where(core(ItemRow).c.kind == FINISH, core(ItemRow).c.ref.in_(refs)))
-        session.execute(delete(core(JobRow)).where(core(JobRow).c.id == import_id))
+    remove_part(session, core(JobRow).c.id == import_id, with_builds=True)

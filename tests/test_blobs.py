@@ -164,9 +164,6 @@ class FailingObjects:
     def list(self) -> Iterator[StoredObject]:
         return self._real.list()
 
-    def modified_at(self, path: str) -> float | None:
-        return self._real.modified_at(path)
-
     def local_path(self, path: str) -> Path | None:
         return self._real.local_path(path)
 
@@ -239,7 +236,7 @@ def test_a_remote_store_is_swept_too(database: Database, folder: Path) -> None:
     assert store.sweep(older_than_seconds=-60).files == 1
     assert store.get(DIGEST) == DATA
     store._objects.delete("sha256/no/such")  # deleting what is not there is no error
-    assert store._objects.modified_at("sha256/no/such") is None
+    assert not store._objects.delete_older("sha256/no/such", time.time() + 60)
 
 
 def test_what_is_missing_is_seen_without_reading_it(database: Database, folder: Path, blobs: BlobStore) -> None:

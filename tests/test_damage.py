@@ -23,9 +23,9 @@ from storage.problems import problems_to_plan
 from storage.rows import core
 from storage.tables import BuildRow, GroupRow, JobProblemRow, JobRow, MeasurementRow, VerdictRow
 from storage.verdicts import CPU, GPU, NewVerdict, write_verdicts
-from storage.winners import get_winners, publish_winner
+from storage.winners import get_winners, publish_winner, withdraw_winner
 from tests.fixtures_api import MATMUL, Api, api, publish
-from tests.fixtures_storage import VERSIONS, new_build
+from tests.fixtures_storage import VERSIONS, new_build, winner_record
 
 __all__ = ["api"]
 
@@ -100,7 +100,7 @@ def publish_with_source(database: Database, key: str, source: str) -> None:
         record = get_winners(session, [key])[key]
         entry = record.front[0].model_copy(update={"source_sha256": source})
         new = record.model_copy(update={"front": [entry]})
-        publish_winner(session, new, expected_revision=record.revision, attempt="another")
+        publish_winner(session, new, attempt="another")
 
 
 @pytest.mark.parametrize("fate", ["damaged", "gone"])
@@ -240,6 +240,16 @@ def test_a_winner_is_forgotten_with_what_answered_it(api: Api, winner: str) -> N
     assert api.submit().status_code == 202
     again = api.client.delete(f"/v1/kernels/{winner}")
     assert (again.status_code, again.json()["type"]) == (404, "urn:cukiln:problem:kernel-not-found")
+
+
+def test_a_winner_is_found_by_a_prefix_beside_many_that_were_withdrawn(api: Api) -> None:
+    keys = [f"{'b' * 62}{number:02}" for number in range(11)]
+    with api.database.write() as session:
+        for key in keys:
+            publish_winner(session, winner_record(key, "c"), attempt=key[-32:])
+        for key in keys[:-1]:
+            withdraw_winner(session, key, "withdrawn")
+    assert api.client.delete(f"/v1/kernels/{'b' * 8}").json()["key"] == keys[-1]
 
 
 # ---- trying again

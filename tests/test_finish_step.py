@@ -44,7 +44,7 @@ def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
     slow: FrontEntry = known.front[0].model_copy(update={**files, "candidate": "slow", "predicted_us": 99.0})
     matmul = operator("matmul").parse({"operator": "matmul", "m": 8, "n": 8, "k": 8})
     with world.database.write() as session:
-        publish_winner(session, known, expected_revision=0, attempt="before")
+        publish_winner(session, known, attempt="before")
         job = create_job(session, NewJob([new_problem(key=KEY, problem=matmul.canonical())]))
         claim = items.claim(session, ["plan"], None, "w", 60.0)
         problem = load_problem(session, problem_ids(session, job.id)[0])

@@ -36,7 +36,7 @@ SECRET = secrets.token_hex(16)
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     """With a secret in the environment of this process, as a worker has."""
-    made = Processes(isolation="namespace", root=tmp_path_factory.mktemp("warm"))
+    made = Processes(root=tmp_path_factory.mktemp("warm"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUKILN_API_KEY", SECRET)
         made.keep_warm(MODULE, ENVIRONMENT)
@@ -46,7 +46,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 
 @pytest.fixture(scope="module")
 def cold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    made = Processes(isolation="namespace", root=tmp_path_factory.mktemp("cold"))
+    made = Processes(root=tmp_path_factory.mktemp("cold"))
     yield made
     made.close()
 
@@ -208,7 +208,7 @@ def test_no_process_survives_the_one_that_is_killed(tmp_path: Path, killed: str)
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[Processes]:
-    made = Processes(isolation="namespace", root=tmp_path)
+    made = Processes(root=tmp_path)
     made.keep_warm(CHILD, CHILD_ENVIRONMENT)
     with loaded([FAULTY]):
         yield made
@@ -224,7 +224,7 @@ def verify(runner: Processes, *numbers: int, on_result: Callable[[CpuVerdict], N
 
 
 def test_verdicts_do_not_depend_on_how_the_child_came_to_be(runner: Processes, tmp_path: Path) -> None:
-    started = Processes(isolation="namespace", root=tmp_path)
+    started = Processes(root=tmp_path)
     numbers = (0, 1, 28, 33, 60)  # right, a missing barrier, ends the process, forges an answer, right
     forked, new = ([(one.verdict, one.message) for one in verify(each, *numbers)] for each in (runner, started))
     started.close()

@@ -317,6 +317,15 @@ def test_code_that_is_wrong_here_is_wrong_in_imports(world: World) -> None:
     assert world.fastest(0) is None
 
 
+def test_an_import_that_answers_nothing_yet_is_found_by_its_code(world: World) -> None:
+    doubt = world.send(Sent(2, (1,), ("incorrect",)))
+    job = world.send(Sent(1, (0,), (1.0,)))
+    drain(world)
+    assert world.fastest(0) is None
+    world.withdraw(doubt)
+    assert world.fastest(0) == ("c00", job)
+
+
 def test_of_two_imports_the_faster_answers_and_the_newer_drivers_times_count(world: World) -> None:
     slow, fast = world.send(Sent(1, (0,), (9.0, 8.0))), world.send(Sent(2, (0,), (2.0,)))
     drain(world)

@@ -7,7 +7,7 @@ import json
 import logging
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -20,9 +20,9 @@ from service import auth
 from service.app import ROUTERS
 from service.keyring import FRESH_SECONDS, WRONG_KEYS, WRONG_SECONDS, KeyRing, WrongKeys
 from storage.keys import SCOPES, Scope, create_key, parts_of, revoke_key
-from tests.fixtures_api import MATMUL, Api, api, serving
+from tests.fixtures_api import MATMUL, Api, api, serving, shared_api
 
-__all__ = ["api"]
+__all__ = ["api", "shared_api"]
 
 OPERATOR = "correct horse battery staple"
 CALLS: dict[tuple[str, str], Scope] = {
@@ -101,10 +101,6 @@ def test_the_operators_key_is_admin(guarded: Api) -> None:
     assert answer.status_code == 202
 
 
-def test_loopback_without_keys_may_do_all(api: Api) -> None:
-    assert api.submit().status_code == 202
-
-
 def test_the_first_key_closes_the_service_and_a_revoked_one_does_not_open_it(api: Api) -> None:
     key = made(api, "submit")
     until_read_again()
@@ -121,18 +117,18 @@ def test_the_first_key_closes_the_service_and_a_revoked_one_does_not_open_it(api
     assert api.client.get("/").status_code == 401
 
 
-def test_a_page_needs_a_key_that_reads(api: Api) -> None:
-    key = made(api, "read")
+def test_a_page_needs_a_key_that_reads(guarded: Api) -> None:
+    key = made(guarded, "read")
     until_read_again()
-    assert "Bearer" in api.client.get("/").headers["www-authenticate"]
-    shown = api.client.get("/", headers=bearer(key))
+    assert "Bearer" in guarded.client.get("/").headers["www-authenticate"]
+    shown = guarded.client.get("/", headers=bearer(key))
     assert (shown.status_code, "key.html" in shown.text) == (200, False)
 
 
-def test_a_key_is_not_kept_in_the_database(api: Api) -> None:
-    key = made(api, "admin")
+def test_a_key_is_not_kept_in_the_database(guarded: Api) -> None:
+    key = made(guarded, "admin")
     secret = key.rpartition("_")[2]
-    with sqlite3.connect(str(api.database.url.database)) as connection:
+    with sqlite3.connect(str(guarded.database.url.database)) as connection:
         kept = "\n".join(connection.iterdump())
     assert key.split("_")[1] in kept and secret not in kept
 
@@ -140,30 +136,30 @@ def test_a_key_is_not_kept_in_the_database(api: Api) -> None:
 @pytest.mark.parametrize(
     "spoil", [lambda key: key[:-1], lambda key: key + "x", lambda key: key[:-1] + "!", lambda key: key.upper()]
 )
-def test_a_key_that_is_off_by_a_character_is_wrong(api: Api, spoil: object) -> None:
-    key = made(api, "admin")
-    until_read_again()
-    assert callable(spoil)
-    assert api.client.get("/v1/jobs", headers=bearer(spoil(key))).status_code == 401
+def test_a_key_that_is_off_by_a_character_is_wrong(guarded: Api, spoil: Callable[[str], str]) -> None:
+    key = made(guarded, "admin")
+    ring = KeyRing(guarded.settings, guarded.database)
+    assert asyncio.run(ring.caller(key)) is not None
+    assert asyncio.run(ring.caller(spoil(key))) is None
 
 
 def test_an_address_that_sends_wrong_keys_waits_and_the_log_says_which(
-    api: Api, caplog: pytest.LogCaptureFixture
+    guarded: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
-    right, other = made(api, "read"), made(api, "read")
+    right, other = made(guarded, "read"), made(guarded, "read")
     until_read_again()
-    assert api.client.get("/v1/jobs", headers=bearer(right)).status_code == 200
-    wrong = right[:-4] + "AAAA"
-    with caplog.at_level(logging.WARNING, logger="cukiln.service"):
-        seen = [api.client.get("/v1/jobs", headers=bearer(wrong)).status_code for _ in range(WRONG_KEYS + 1)]
-    assert seen == [401] * WRONG_KEYS + [429]
-    assert f"127.0.0.1, with the id {right.split('_')[1]}" in caplog.text and wrong not in caplog.text
-    refused = api.client.get("/v1/jobs", headers=bearer(other))
-    assert refused.status_code == 429 and 0 < int(refused.headers["retry-after"]) <= WRONG_SECONDS
-    # A key that was right from here stays so, and other addresses wait for nothing.
-    assert api.client.get("/v1/jobs", headers=bearer(right)).status_code == 200
-    with httpx.Client(base_url=api.url, transport=httpx.HTTPTransport(local_address="127.0.0.9")) as elsewhere:
-        assert elsewhere.get("/v1/jobs", headers=bearer(other)).status_code == 200
+    with httpx.Client(base_url=guarded.url, transport=httpx.HTTPTransport(local_address="127.0.0.9")) as client:
+        assert client.get("/v1/jobs", headers=bearer(right)).status_code == 200
+        wrong = right[:-4] + "AAAA"
+        with caplog.at_level(logging.WARNING, logger="cukiln.service"):
+            seen = [client.get("/v1/jobs", headers=bearer(wrong)).status_code for _ in range(WRONG_KEYS + 1)]
+        assert seen == [401] * WRONG_KEYS + [429]
+        assert f"127.0.0.9, with the id {right.split('_')[1]}" in caplog.text and wrong not in caplog.text
+        refused = client.get("/v1/jobs", headers=bearer(other))
+        assert refused.status_code == 429 and 0 < int(refused.headers["retry-after"]) <= WRONG_SECONDS
+        # A key that was right from here stays so, and other addresses wait for nothing.
+        assert client.get("/v1/jobs", headers=bearer(right)).status_code == 200
+    assert guarded.client.get("/v1/jobs", headers=bearer(other)).status_code == 200
 
 
 def test_after_its_wait_an_address_may_try_again() -> None:
@@ -187,8 +183,8 @@ def test_a_database_that_is_away_opens_nothing_but_to_the_operator(tmp_path: Pat
         assert api.client.get("/v1/jobs", headers=bearer(OPERATOR)).status_code == 200
 
 
-def test_keys_are_read_once_for_many_requests(api: Api) -> None:
-    ring = KeyRing(api.settings, api.database)
+def test_keys_are_read_once_for_many_requests(shared_api: Api) -> None:
+    ring = KeyRing(shared_api.settings, shared_api.database)
     reads = 0
     read = ring._read
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.fences import NAMESPACES
+from tests.fences import NAMESPACES, processes_with
 from workers import processes as processes_module
 from workers import running
-from workers.means import Means
-from workers.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
+from workers.processes import InfrastructureError, Limits, Processes, ProgramMissing
 from workers.running import Finished
 
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_bytes=1 << 20)
@@ -27,11 +26,17 @@ LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_
 BURN = "python3 -c 'import time\nwhile time.process_time() < 0.4: pass'"
 
 
-@pytest.fixture(params=["namespace", "sweep"])
+LESS: dict[str, dict[str, Any]] = {
+    "namespace": {},
+    "sweep": {"namespaces": "", "network": False, "proc": False},
+}
+
+
+@pytest.fixture(params=LESS)
 def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Processes]:
     if request.param == "namespace" and not NAMESPACES:
         pytest.skip("PID namespaces are not allowed here")
-    made = Processes(isolation=request.param, root=tmp_path)
+    made = processes_with(tmp_path, **LESS[request.param])
     yield made
     made.close()
 
@@ -182,15 +187,16 @@ def test_cpu_seconds_are_those_of_the_whole_tree(processes: Processes, tmp_path:
     assert finished.cpu_seconds >= 0.75
 
 
-@pytest.mark.parametrize("isolation", ["namespace", "sweep"])
+@pytest.mark.parametrize("isolation", LESS)
 def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, isolation: str) -> None:
     if isolation == "namespace" and not NAMESPACES:
         pytest.skip("PID namespaces are not allowed here")
     marker = f"28802.{os.getpid()}{time.monotonic_ns() % 10**6}"
     caller = textwrap.dedent(f"""
         from pathlib import Path
-        from workers.processes import Limits, Processes
-        processes = Processes(isolation={isolation!r}, root=Path({str(tmp_path)!r}))
+        from tests.fences import processes_with
+        from workers.processes import Limits
+        processes = processes_with(Path({str(tmp_path)!r}), **{LESS[isolation]!r})
         with processes.private_folder():
             processes.run(["sh", "-c", "touch $TMPDIR/left; setsid sleep {marker} & sleep {marker}"],
                           cwd=Path("/"), limits=Limits(300, 300, 1 << 30, 1 << 20))
@@ -297,13 +303,6 @@ def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> N
     processes = Processes(root=tmp_path / "missing")
     with pytest.raises(InfrastructureError, match="temporary folder"):
         run(processes, "true", tmp_path)
-
-
-def test_namespaces_asked_for_where_there_are_none_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processes, "_find_means", lambda self: Means())
-    with pytest.raises(ProcessError, match="sweep"):
-        run(Processes(isolation="namespace", root=tmp_path), "true", tmp_path)
-    assert Processes(root=tmp_path).isolation == "sweep"
 
 
 def ended(returncode: int, stderr: str = "", ended_by: running.EndedBy | None = None) -> Finished:

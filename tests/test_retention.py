@@ -121,7 +121,7 @@ def test_winners_keep_files_and_can_still_be_withdrawn_when_their_jobs_are_gone(
         update={"so_sha256": kept.digest, "cubin_sha256": kept.digest, "source_sha256": kept.digest}
     )
     with database.write() as session:
-        publish_winner(session, winner_record("k" * 64, "c", front=[entry]), expected_revision=0, attempt="t")
+        publish_winner(session, winner_record("k" * 64, "c", front=[entry]), attempt="t")
     clock.advance(31 * DAY)
     assert collected(database) == Removed(blobs=1, bytes=lost.size)
     assert blobs.get(kept.digest) == b"of a winner"

@@ -64,9 +64,6 @@ class FakeObjects:
     def list(self) -> Iterator[StoredObject]:
         return iter([StoredObject(path, len(data), at) for path, (data, at) in self.held.items()])
 
-    def modified_at(self, path: str) -> float | None:
-        return self.held[path][1] if path in self.held else None
-
     def local_path(self, path: str) -> Path | None:
         return None
 
@@ -206,8 +203,6 @@ def _publish(database: Database, blobs: BlobStore, key: str, text: str) -> Itera
         try:
             with database.write() as session:
                 require_blobs(session, known.blobs)
-                record = get_winners(session, [key]).get(key)
-                revision = record.revision if record else 0
                 entry = (
                     winner_record(key, text)
                     .front[0]
@@ -221,7 +216,7 @@ def _publish(database: Database, blobs: BlobStore, key: str, text: str) -> Itera
                     )
                 )
                 new = winner_record(key, text, front=[entry])
-                publish_winner(session, new, expected_revision=revision, attempt=database.clock.new_id())
+                publish_winner(session, new, attempt=database.clock.new_id())
         except BlobMissing:
             yield
             continue

@@ -34,9 +34,10 @@ from storage.plans import NewCandidate, PlannedProblem, end_plan, record_candida
 from storage.problems import problems_to_plan
 from storage.rows import chunks, insert_new
 from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
-from storage.tables import BuildRow, DemandRow
+from storage.tables import BuildRow, DemandRow, ImportRow
 from storage.verdicts import NewVerdict
 from storage.verify_groups import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.withdrawals import clear_withdrawn
 from tests.fake_clock import FakeClock
 from tests.fixtures_storage import *  # noqa: F403 - fixtures
 from tests.fixtures_storage import (
@@ -400,6 +401,21 @@ def test_an_import_that_goes_on_after_all_loses_nothing(
         part(session)
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
+
+
+def test_an_import_of_many_problems_is_withdrawn(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not database.is_sqlite:
+        pytest.skip("SQLite's own count")
+    job = submit(database, GPU_CLASS, 10_000)
+    sent = {"by": "lab", "overwrites": False, "device_class": GPU_CLASS, "uuid": "GPU-1", "driver": DRIVER}
+    with database.write() as session:
+        session.add(ImportRow(id=job, **sent, measured_at=1.0, created_at=1.0, withdrawn_at=2.0))
+    monkeypatch.setattr(database, "pause", lambda: None)
+    with counted(database) as counts:
+        clear_withdrawn(database)
+    with database.read() as session:
+        assert jobs.job_state(session, job) is None
+    assert max(counts) <= MOST_INSTRUCTIONS
 
 
 def test_an_import_that_nobody_goes_on_with_is_forgotten(

@@ -28,7 +28,6 @@ from storage.errors import (
     BadCursor,
     BlobCorrupt,
     BlobMissing,
-    Conflict,
     DatabaseUnusable,
     LostClaim,
     SchemaMissing,
@@ -797,7 +796,6 @@ def test_a_data_folder_may_have_any_name(tmp_path: Path) -> None:
 def test_errors_survive_pickling() -> None:
     made = [
         LostClaim("compile", "g", "t"),
-        Conflict("k", 1, 2),
         BlobMissing("d"),
         BlobCorrupt("d", "e"),
         BadCursor("c"),

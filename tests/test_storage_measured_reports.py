@@ -224,7 +224,7 @@ def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database:
         problem = load_problem(session, int(claim.ref))
         assert problem is not None
         published = winner_record(problem.key, "c-a", vendor=vendor, runner_up=runner_up, ranked_by="measured")
-        publish_winner(session, published, expected_revision=0, attempt=claim.token)
+        publish_winner(session, published, attempt=claim.token)
         finish_problem(session, claim, winner="c-a", error=None)
         report = job_report(session, job.id)
     assert report is not None

@@ -78,7 +78,7 @@ def finish_with_record(database: Database, winner: str) -> None:
     with database.write() as session:
         problem = load_problem(session, int(claim.ref))
         assert problem is not None
-        publish_winner(session, winner_record(problem.key, winner), expected_revision=0, attempt=claim.token)
+        publish_winner(session, winner_record(problem.key, winner), attempt=claim.token)
         finish_problem(session, claim, winner=winner, error=None)
 
 
@@ -123,7 +123,7 @@ def test_a_winner_that_left_the_front_is_answered_by_the_fronts_best(database: D
     finish_with_record(database, "c-a")
     with database.write() as session:
         key = new_problem("p0").key
-        publish_winner(session, winner_record(key, "better"), expected_revision=1, attempt="another")
+        publish_winner(session, winner_record(key, "better"), attempt="another")
         report = job_report(session, job.id)
     assert report is not None and report.problems[0].winner is not None
     assert report.problems[0].winner.candidate == "better"
@@ -311,7 +311,7 @@ def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database
         session.execute(insert(core(CandidateRow)), rows)
         for number in range(50):
             record = winner_record(f"{number:064x}", "c1")
-            publish_winner(session, record, expected_revision=0, attempt=f"t{number}")
+            publish_winner(session, record, attempt=f"t{number}")
     with counted_statements(database) as seen, database.read() as session:
         report = job_report(session, job.id)
     assert report is not None and len(report.problems) == 10_000

@@ -31,9 +31,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 from uuid import uuid4
 
 from workers import running
@@ -91,8 +90,8 @@ _MEANS = "workers.means"
 
 
 class Processes:
-    """Starts programs under limits. `isolation`: "namespace", "sweep" or "auto", which takes the first where it can.
-    `secrets`: files and folders that no child may touch; `reads`: folders that every one may read beside the system's.
+    """Starts programs under limits. `secrets`: files and folders that no child may touch; `reads`: folders that every
+    one may read beside the system's.
 
     All private folders live in one folder of this object. A shell that holds the other end of a pipe removes it as soon
     as this process is gone, however it went: a SIGKILLed worker leaves no temporary files.
@@ -101,12 +100,10 @@ class Processes:
     def __init__(
         self,
         *,
-        isolation: Literal["auto", "namespace", "sweep"] = "auto",
         root: Path | None = None,
         secrets: Sequence[Path] = (),
         reads: Sequence[Path] = (),
     ) -> None:
-        self._isolation = isolation
         self._parent = root
         self._secrets = tuple(secrets)
         self._reads = tuple(reads)
@@ -119,21 +116,11 @@ class Processes:
         self._warm: ForkServer | None = None
 
     @property
-    def isolation(self) -> Literal["namespace", "sweep"]:
-        """What ends a tree on this machine."""
-        return "namespace" if self.means.namespaces else "sweep"
-
-    @property
     def means(self) -> Means:
         """What a run is fenced in with on this machine. Tried once. Raises ProcessError."""
         with self._lock:
             if self._means is None:
-                found = self._find_means()
-                if self._isolation == "namespace" and not found.namespaces:
-                    raise ProcessError("PID namespaces are not allowed here (unshare failed): use isolation='sweep'")
-                if self._isolation == "sweep":
-                    found = replace(found, namespaces="", network=False, proc=False)
-                self._means = found
+                self._means = self._find_means()
             return self._means
 
     def run(
@@ -182,7 +169,7 @@ class Processes:
                 leader = self._start([program, *argv[1:]], cwd, environment, fence, stdin)
             except OSError as error:
                 raise InfrastructureError(f"cannot start {argv[0]}: {error}") from error
-            namespace = self.isolation == "namespace"
+            namespace = bool(self.means.namespaces)
             stream = Stream(tuple(argv), leader, limits, cancel, namespace=namespace, folders=folders)
             try:
                 yield stream

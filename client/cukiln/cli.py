@@ -25,7 +25,7 @@ from cukiln.cli_doctor import doctor_report
 from cukiln.cli_fetch import fetch_record, folder_name, lookup_request
 from cukiln.cli_keep import keep_app
 from cukiln.cli_reproduce import job_id, reproduce_candidate
-from cukiln.cli_server import find_service, quickstart_file, run_proof, run_server, run_worker
+from cukiln.cli_server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli_table import print_job, print_lookups
 from cukiln.cli_tune import EXIT_CODES, Consoles, Tuning, job_json
 from cukiln.client import Client
@@ -159,7 +159,7 @@ def lookup(
     """Show the known winner of each problem in FILE. Nothing is compiled. Exit code 3 when some have none."""
     request = read_request(file)
     console = make_console()
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         results = lookup_request(client, request)
     misses = sum(result.record is None for result in results)
     if as_json:
@@ -179,7 +179,7 @@ def candidates(
 ) -> None:
     """Show what was tried for JOB, the fastest first: verdicts, errors, times, resources, schedules."""
     console = make_console()
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         found = fastest_first(list(client.candidates(job, problem=problem)))
     if as_json:
         typer.echo(json.dumps({"job": job, "candidates": [one.model_dump(mode="json") for one in found]}))
@@ -197,7 +197,7 @@ def accuracy(
 ) -> None:
     """Show how far JOB's winners were off float64, and the vendor's library where it was compared with."""
     console = make_console()
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         winners = [one for one in client.job(job).problems if one.winner is not None]
         rows = [row for one in winners for row in accuracy_rows(one.name, client.kernel(one.key))]
     if as_json:
@@ -219,7 +219,7 @@ def fetch(
     `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
     """
     misses = 0
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         if len(what) == 64 and all(digit in "0123456789abcdef" for digit in what):
             typer.echo(fetch_record(client, client.kernel(what), out / what[:16]))
         else:
@@ -240,7 +240,7 @@ def export_job(
     url: Url = None,
 ) -> None:
     """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
     typer.echo(printable(f"{path}: {described(bundle)}"))
 
@@ -258,7 +258,7 @@ def import_measured(
     Exit code 3 when some problems have no winner.
     """
     console = make_console()
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         jobs = [client.wait(job) for job in import_results(client, results)]
     for job in jobs:
         if as_json:
@@ -311,7 +311,7 @@ def reproduce(
     `python FOLDER/run.py` does so where nothing of cukiln is installed; docs/reproducing.md shows how.
     """
     of_job = job_id(job)
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    with find_client(url) as client:
         code = reproduce_candidate(client, candidate, of_job, out)
     raise typer.Exit(code)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -32,3 +33,8 @@ def make_console(*, stderr: bool = False) -> SafeConsole:
     """For standard output, or standard error."""
     console = SafeConsole(stderr=stderr)
     return console if console.is_terminal else SafeConsole(stderr=stderr, width=_PLAIN_WIDTH)
+
+
+def day(seconds: float) -> str:
+    """Seconds since 1970 as a day and a minute, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from cukiln.cli_console import make_console
-from cukiln.cli_keys import day
-from cukiln.cli_server import find_service
-from cukiln.client import Client
+from cukiln.cli_console import day, make_console
+from cukiln.cli_server import find_client
 from cukiln.types import ImportReport
 
 app = typer.Typer(help="List and withdraw imports.", no_args_is_help=True)
@@ -26,7 +23,7 @@ def list_imports(
     url: Url = None, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
     """Show every import, the newest first: what sent it, where it was measured, how many records have a part of it."""
-    with _client(url) as client:
+    with find_client(url) as client:
         found = list(client.imports())
     if as_json:
         typer.echo(json.dumps({"imports": [one.model_dump(mode="json") for one in found]}))
@@ -42,15 +39,9 @@ def withdraw(
     url: Url = None,
 ) -> None:
     """Take an import back as a whole: records are what they would be without it. A key withdraws its own."""
-    with _client(url) as client:
+    with find_client(url) as client:
         client.withdraw_import(import_id)
     typer.echo(f"{import_id} is in no record any more")
-
-
-@contextmanager
-def _client(url: str | None) -> Iterator[Client]:
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
-        yield client
 
 
 def _print_imports(found: Sequence[ImportReport]) -> None:

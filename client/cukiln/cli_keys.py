@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from cukiln.cli_console import make_console
-from cukiln.cli_server import load_settings, server_module
-from cukiln.errors import ServerFailed, UsageError
+from cukiln.cli_console import day, make_console
+from cukiln.cli_server import load_settings, open_database, server_module
+from cukiln.errors import UsageError
 
 MOST_NAME = 64
 
@@ -47,7 +44,7 @@ def create(
     scopes = scope or ["read"]
     if wrong := [one for one in scopes if one not in keys.SCOPES]:
         raise UsageError(f"--scope is {wrong[0]!r}; allowed: {', '.join(keys.SCOPES)}")
-    with _database() as database, database.write() as session:
+    with open_database(load_settings({}), make=True) as database, database.write() as session:
         token: str = keys.create_key(session, name, set(scopes), overwrites=overwrites)
     if as_json:
         typer.echo(json.dumps({"key": token, "id": keys.parts_of(token)[0]}))
@@ -59,7 +56,7 @@ def create(
 @app.command("list")
 def list_keys(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Show every key that was made, without its secret."""
-    with _database() as database, database.read() as session:
+    with open_database(load_settings({}), make=True) as database, database.read() as session:
         found = server_module("storage.keys").all_keys(session)
     if as_json:
         typer.echo(json.dumps({"keys": [_as_json(key) for key in found]}))
@@ -76,32 +73,13 @@ def list_keys(as_json: Annotated[bool, typer.Option("--json", help="Print one JS
 @app.command()
 def revoke(key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `cukiln keys list` shows it.")]) -> None:
     """Let a key open nothing any more, within a second. What was done with it stays."""
-    with _database() as database, database.write() as session:
+    with open_database(load_settings({}), make=True) as database, database.write() as session:
         revoked = server_module("storage.keys").revoke_key(session, key)
     if not revoked:
         raise UsageError(f"there is no good key with the id {key!r}; `cukiln keys list` shows them")
     typer.echo(f"{key} opens nothing any more")
 
 
-@contextmanager
-def _database() -> Iterator[Any]:
-    """The service's database, with the schema of this release."""
-    errors = server_module("storage.errors")
-    database = server_module("storage.database").Database(load_settings({}).database_url)
-    try:
-        database.migrate()
-        yield database
-    except errors.StorageError as error:
-        raise ServerFailed(str(error)) from error
-    finally:
-        database.dispose()
-
-
 def _as_json(key: Any) -> dict[str, Any]:
     names = ("id", "name", "overwrites", "created_at", "revoked_at")
     return {**{name: getattr(key, name) for name in names}, "scopes": sorted(key.scopes)}
-
-
-def day(seconds: float) -> str:
-    """Seconds since 1970 as a day and a minute, UTC."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")

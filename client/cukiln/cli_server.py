@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cukiln.cli_console import make_console
+from cukiln.client import Client
 from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
 from cukiln.settings import ClientSettings
 from cukiln.transport import Transport
@@ -80,6 +82,13 @@ def find_service(url: str | None, console: Any) -> Iterator[Service]:
             if not found.embedded:
                 raise
             raise ServerFailed(f"{error}: {settings.data_dir / 'logs' / 'api.log'}") from error
+
+
+@contextmanager
+def find_client(url: str | None) -> Iterator[Client]:
+    """Of `find_service`, which says on standard error what it starts."""
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        yield client
 
 
 def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: ExitStack) -> Service:
@@ -153,16 +162,24 @@ def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, 
 
 @contextmanager
 def open_store() -> Iterator[Store]:
-    """The database and the blobs that the settings name, beside a running service or without one. Raises `UsageError`
-    where there are none, `ServerFailed` for what the storage refuses."""
+    """The database and the blobs that the settings name, beside a running service or without one. Raises as
+    `open_database`."""
     settings = load_settings({})
+    with open_database(settings) as database:
+        yield Store(settings, database, server_module("storage.blobs").BlobStore(database, settings.blobs_url))
+
+
+@contextmanager
+def open_database(settings: Any, *, make: bool = False) -> Iterator[Any]:
+    """The database that the settings name; `make`: where there is none, or one of an older release. Raises
+    `UsageError` where there is none, `ServerFailed` for what the storage refuses."""
     errors = server_module("storage.errors")
     database = server_module("storage.database").Database(settings.database_url)
-    if database.is_sqlite and not Path(str(database.url.database)).is_file():
+    if not make and database.is_sqlite and not Path(str(database.url.database)).is_file():
         raise UsageError(f"there is no database {database.url.database}: set CUKILN_DATA to a service's data folder")
     try:
-        database.check()
-        yield Store(settings, database, server_module("storage.blobs").BlobStore(database, settings.blobs_url))
+        database.migrate() if make else database.check()
+        yield database
     except (errors.StorageError, OSError, *server_module("storage.failures").DATABASE_ERRORS) as error:
         raise ServerFailed(str(error)) from error
     finally:

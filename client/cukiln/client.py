@@ -38,11 +38,12 @@ from cukiln.types import (
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 LARGEST_LOOKUP = 10_000  # problems in one request
-LARGEST_PAGE = 1_000  # candidates in one answer
+LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
 REMEMBERED_LOOKUPS = 100_000  # of a client; what was used longest ago is forgotten first
 REMEMBERED_RECORDS = 1_000
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Page = TypeVar("_Page", CandidatePage, ImportPage)
 _Kept = TypeVar("_Kept")
 ProgressCallback = Callable[[Progress], None]
 
@@ -153,14 +154,18 @@ class Client:
     ) -> Iterator[CandidateReport]:
         """Yield what was compiled or judged for the job, with figures, in the order of its problems; of one problem (by
         name) or verdict where given. Raises `NotFound`, and `BadRequest` for a problem that the job lacks."""
-        asked: dict[str, Any] = {"problem": problem, "verdict": verdict, "limit": LARGEST_PAGE}
-        while True:
-            wanted = {name: value for name, value in asked.items() if value is not None}
-            page = _parse(self._get(f"{_job_path(job_id)}/candidates?{urlencode(wanted)}"), CandidatePage)
+        for page in self._pages(f"{_job_path(job_id)}/candidates", CandidatePage, problem=problem, verdict=verdict):
             yield from page.candidates
-            if page.next_cursor is None:
+
+    def _pages(self, path: str, kind: type[_Page], **asked: str | None) -> Iterator[_Page]:
+        cursor = None
+        while True:
+            wanted = {**asked, "limit": LARGEST_PAGE, "cursor": cursor}
+            query = urlencode({name: value for name, value in wanted.items() if value is not None})
+            page = _parse(self._get(f"{path}?{query}"), kind)
+            yield page
+            if (cursor := page.next_cursor) is None:
                 return
-            asked["cursor"] = page.next_cursor
 
     def trace(self, job_id: str) -> dict[str, Any]:
         """Who worked on the job and when, in Chrome's Trace Event Format: as JSON in a file, ui.perfetto.dev and
@@ -187,13 +192,8 @@ class Client:
 
     def imports(self) -> Iterator[ImportReport]:
         """What was sent so, the newest first; with what was withdrawn."""
-        cursor = ""
-        while True:
-            page = _parse(self._get(f"/v1/imports?limit=1000{cursor}"), ImportPage)
+        for page in self._pages("/v1/imports", ImportPage):
             yield from page.imports
-            if page.next_cursor is None:
-                return
-            cursor = f"&cursor={quote(page.next_cursor)}"
 
     def withdraw_import(self, import_id: str) -> ImportReport:
         """Take an import back: records are what they would be without it. Doing it twice is doing it once. Raises

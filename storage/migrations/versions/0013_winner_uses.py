@@ -20,7 +20,6 @@ def upgrade() -> None:
         "winner_uses",
         sa.Column("digest", sa.String(length=64), nullable=False),
         sa.Column("key", sa.String(length=64), nullable=False),
-        sa.ForeignKeyConstraint(["key"], ["winners.key"], name=op.f("fk_winner_uses_key_winners"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("digest", "key", name=op.f("pk_winner_uses")),
     )
     op.create_index(op.f("ix_winner_uses_key"), "winner_uses", ["key"], unique=False)
