@@ -17,7 +17,7 @@ from codegen.generator import generator
 from codegen.operators import operators
 from service.app import create_app
 from service.connections import ConnectionLimits, Connections
-from service.large_bodies import ApiServer, BodyProcess, BodyServer
+from service.large_bodies import ApiServer, BodyProcess, serve_bodies
 from storage.database import Database
 from storage.descriptors import raise_descriptor_limit
 from storage.errors import StorageError
@@ -42,19 +42,19 @@ def main() -> int:
         set_up_logging(settings.log_level)
         raise_descriptor_limit()
         load_operator_path(settings)
-        Database(settings.database_url).migrate()  # harmless beside others that migrate the same database
+        database = Database(settings.database_url)
+        database.migrate()  # harmless beside others that migrate the same database
+        database.dispose()
     except StorageError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2
-    if sys.argv[1:2] == ["--bodies"]:
-        return _run(BodyServer(configuration(settings), socket.socket(fileno=int(sys.argv[2]))))
-    bodies = BodyProcess()
-    return _run(ApiServer(configuration(settings, bodies=bodies), bodies))
-
-
-def _run(server: uvicorn.Server) -> int:
+    app = ready_app(settings)
     gc.collect()
     gc.freeze()  # the modules, routes and models stay: to look through them again and again held up requests
+    if sys.argv[1:2] == ["--bodies"]:
+        return serve_bodies(configuration(app, settings), socket.socket(fileno=int(sys.argv[2])))
+    bodies = BodyProcess(lambda channel: serve_bodies(configuration(app, settings), channel))
+    server = ApiServer(configuration(app, settings, bodies=bodies), bodies)
     server.run()
     return 0 if server.started else 1
 
@@ -77,12 +77,12 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
 
 
 def configuration(
-    settings: Settings, limits: ConnectionLimits | None = None, *, bodies: BodyProcess | None = None
+    app: FastAPI, settings: Settings, limits: ConnectionLimits | None = None, *, bodies: BodyProcess | None = None
 ) -> uvicorn.Config:
     """Of a server. `bodies`: the process that large bodies go to."""
     sys.setswitchinterval(SWITCH_SECONDS)
     return uvicorn.Config(
-        ready_app(settings),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",  # named, so that one that is missing is an error and not a service of half the speed

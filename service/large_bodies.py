@@ -8,13 +8,15 @@ its connection (a file descriptor, unix(7)) with the bytes that have come, answe
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
+import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +27,12 @@ log = logging.getLogger("cukiln.service")
 OWN_BYTES = 256 << 10
 """A body of so many bytes is answered where it came in: the lookups of a thousand problems."""
 PATHS = (b"/v1/jobs", b"/v1/lookups", b"/v1/results")
-LATER_SECONDS, AGAIN_SECONDS = 3.0, 1.0
-"""Until the second process starts: what the service is ready with comes first; and until it starts again."""
+AGAIN_SECONDS = 1.0  # until it starts again
 LOOK_SECONDS = 1.0  # between looks whether it is stopped
 END_SECONDS = 5.0  # for what it is answering
 NICE = 10
-"""The first process comes first, when both start as well."""
+"""The first process comes first."""
+_PR_SET_NAME = 15  # linux/prctl.h
 
 
 def is_large(method: bytes, path: bytes, length: int | None, has_body: bool) -> bool:
@@ -41,13 +43,15 @@ def is_large(method: bytes, path: bytes, length: int | None, has_body: bool) -> 
 class BodyProcess:
     """The second process: started again where it ends or is stopped, and gone with this one."""
 
-    def __init__(self) -> None:
-        # Both ends are open here all along: what is handed over while it starts waits.
+    def __init__(self, serve: Callable[[socket.socket], int]) -> None:
+        """Forks, which no other thread may see: `serve` there takes connections from the channel that it gets, and
+        returns the exit status."""
+        # Both ends are open here all along: what is handed over while it starts again waits.
         self._ours, self._its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
         self._ending = threading.Event()
-        self._starting = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._pid: int | None = self._fork(serve)
         self._keeper = threading.Thread(target=self._keep, name="large bodies", daemon=True)
         self._keeper.start()
 
@@ -64,47 +68,67 @@ class BodyProcess:
         return True
 
     def end(self) -> None:
-        """Return when it is gone. What dies without a call of this ends it by closing its end of the pair."""
+        """Return when it is gone. Where this process dies without a call of this, it ends with the channel."""
         self._ending.set()
-        with self._starting:
-            if self._process:
-                self._process.terminate()
-        self._keeper.join(END_SECONDS)
-        if self._process:
-            self._process.kill()
-        self._keeper.join()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with self._lock:
+                if self._pid is not None:
+                    os.kill(self._pid, number)
+            self._keeper.join(END_SECONDS)
 
     def _keep(self) -> None:
-        pause = LATER_SECONDS
-        while not self._ending.wait(pause):
-            pause = AGAIN_SECONDS
-            try:
-                with self._starting:
-                    if self._ending.is_set():
-                        return
-                    self._process = process = self._start()
-            except OSError as error:
-                log.warning("the process of large bodies cannot be started: %s", error)
-                continue
-            code = _end_of(process)
-            if not self._ending.is_set():
+        while self._pid is not None:
+            code = self._end_of(self._pid)
+            while not self._ending.is_set() and self._pid is None:
                 log.warning("the process of large bodies ended with code %s; it is started again", code)
+                self._start_again()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _end_of(self, pid: int) -> int:
+        """Its exit status, once it has ended. One that is stopped by a signal is killed."""
+        handle, ended = os.pidfd_open(pid), select.poll()  # `select` takes no descriptor above 1,023
+        ended.register(handle, select.POLLIN)
+        while not ended.poll(LOOK_SECONDS * 1000):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":  # proc_pid_stat(5)
+                os.kill(pid, signal.SIGKILL)
+        os.close(handle)
+        with self._lock:
+            self._pid = None
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _fork(self, serve: Callable[[socket.socket], int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._ours.close()  # the channel ends with the first process
+                code = serve(self._its)
+            except Exception:
+                log.exception("the process of large bodies cannot go on")
+            finally:
+                os._exit(code)
+        return pid
+
+    def _start_again(self) -> None:
+        """Not by a fork: by now there are threads."""
         channel = self._its.fileno()
-        process = subprocess.Popen([sys.executable, "-m", "service", "--bodies", str(channel)], pass_fds=[channel])
-        os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
-        return process
-
-
-def _end_of(process: subprocess.Popen[bytes]) -> int:
-    while True:
+        command = [sys.executable, "-m", "service", "--bodies", str(channel)]
+        inherited = [(os.POSIX_SPAWN_DUP2, channel, channel)]
+        if self._ending.wait(AGAIN_SECONDS):
+            return
         try:
-            return process.wait(LOOK_SECONDS)
-        except subprocess.TimeoutExpired:
-            stat = Path(f"/proc/{process.pid}/stat").read_text()
-            if stat.rpartition(")")[2].split()[0] == "T":  # stopped, proc_pid_stat(5)
-                process.send_signal(signal.SIGKILL)
+            with self._lock:
+                self._pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=inherited)
+        except OSError as error:
+            log.warning("the process of large bodies cannot be started: %s", error)
+
+
+def serve_bodies(config: uvicorn.Config, channel: socket.socket) -> int:
+    """In the second process; returns the exit status."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, b"api bodies", 0, 0, 0)
+    os.nice(NICE)
+    server = BodyServer(config, channel)
+    server.run()
+    return 0 if server.started else 1
 
 
 class ApiServer(uvicorn.Server):

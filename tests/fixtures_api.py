@@ -21,7 +21,7 @@ from codegen.identity import winner_key
 from codegen.operators import operator
 from codegen.search import Search
 from cukiln.types import FrontEntry, Launch, RankedBy, WinnerRecord
-from service.__main__ import configuration
+from service.__main__ import configuration, ready_app
 from service.connections import ConnectionLimits
 from service.context import Service
 from storage.blobs import BlobStore
@@ -71,7 +71,7 @@ def serving(folder: Path, *, limits: ConnectionLimits | None = None, **overrides
     settings = load_settings(data_dir=folder, port=0, host="127.0.0.1", **overrides)
     database = Database(settings.database_url)
     database.migrate()
-    server = uvicorn.Server(configuration(settings, limits))
+    server = uvicorn.Server(configuration(ready_app(settings), settings, limits))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

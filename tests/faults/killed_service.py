@@ -192,12 +192,10 @@ def _kind_of(process: psutil.Process) -> str | None:
     """By the names that processes give themselves: a horse has that of its worker, which is its parent."""
     try:
         name, parent = process.name(), process.parent()
-        if name in ("api", "valkey-server", "reconcile", "fork server", "fence server"):
-            return {"valkey-server": "valkey", "fence server": "fence"}.get(name, name)
+        if name in ("api", "api bodies", "valkey-server", "reconcile", "fork server", "fence server"):
+            return {"api bodies": "bodies", "valkey-server": "valkey", "fence server": "fence"}.get(name, name)
         if name.startswith(("plan", "compile")):
             return "horse" if parent is not None and parent.name() == name else "worker"
-        if "--bodies" in process.cmdline():
-            return "bodies"
         return "tool" if name in TOOLS else None
     except psutil.NoSuchProcess:
         return None
