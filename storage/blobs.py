@@ -23,7 +23,8 @@ from storage.tables import BlobRow
 
 PREFIX = "sha256"
 ASIDE = "quarantine"
-"""Where damaged bytes are kept, beside PREFIX."""
+"""Where damaged bytes are kept, beside PREFIX, for ASIDE_SECONDS; the names end with the time."""
+ASIDE_SECONDS = 30 * 86_400.0
 SWEEP_AGE = 3600.0
 """Younger bytes may belong to a put that has not committed its row yet, a younger row to one that has not committed
 what it is needed for; none takes an hour."""
@@ -153,11 +154,20 @@ class BlobStore:
 
     def sweep(self, older_than_seconds: float = SWEEP_AGE) -> Swept:
         """Remove what no row speaks of and is older than this: staged files of a crash, bytes of a lost transaction,
-        and of rows that were removed."""
-        before = self._database.clock.now() - older_than_seconds
-        old = (entry for entry in self._objects.list() if entry.modified_at < before)
-        files = size = 0
-        for some in chunks(self._unknown([entry for entry in old if entry.path.startswith(PREFIX)]), SWEPT_AT_ONCE):
+        and of rows that were removed; and what was set aside long ago."""
+        now = self._database.clock.now()
+        before = now - older_than_seconds
+        old: list[StoredObject] = []
+        aside: list[StoredObject] = []
+        for entry in self._objects.list():
+            if entry.path.startswith(f"{ASIDE}/") and float(entry.name.rpartition(".")[2]) < now - ASIDE_SECONDS:
+                aside.append(entry)
+            elif entry.path.startswith(PREFIX) and entry.modified_at < before:
+                old.append(entry)
+        for entry in aside:
+            self._objects.delete(entry.path)
+        files, size = len(aside), sum(entry.size for entry in aside)
+        for some in chunks(self._unknown(old), SWEPT_AT_ONCE):
             # Inside a write transaction, so that no row can appear between the look and the deletion; and the age is
             # asked again, because a put may have written the same bytes anew since the listing.
             with self._database.write() as session:
@@ -171,7 +181,7 @@ class BlobStore:
     def set_aside(self, digest: str) -> bool:
         """Move bytes that are damaged to where nothing reads them, to be looked at. False where they are good after
         all: they were put again since."""
-        path, aside = blob_path(digest), f"{ASIDE}/{digest}.{self._database.clock.new_id()[:8]}"
+        path, aside = blob_path(digest), f"{ASIDE}/{digest}.{self._database.clock.now():.0f}"
         self._objects.move(path, aside)
         data = self._objects.get(aside)
         if data is None or hashlib.sha256(data).hexdigest() != digest:

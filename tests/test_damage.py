@@ -13,7 +13,7 @@ from sqlalchemy import select
 from cukiln import cli
 from cukiln.types import StageSeconds
 from service.winner_cache import FRESH_SECONDS
-from storage import items
+from storage import blobs, items
 from storage.builds import NewBuild
 from storage.database import Database
 from storage.judging_work import Versions
@@ -65,7 +65,9 @@ def commanded(
     return int(ended.value.code or 0), capsys.readouterr().out
 
 
-def test_a_damaged_blob_that_is_asked_for_is_built_anew_by_the_next_job(api: Api, winner: str) -> None:
+def test_a_damaged_blob_that_is_asked_for_is_built_anew_by_the_next_job(
+    api: Api, winner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flip_a_bit(api)
     assert api.submit().json()["cached"], "the damage is not seen without reading"
     answer = api.client.get(PATH)
@@ -81,6 +83,9 @@ def test_a_damaged_blob_that_is_asked_for_is_built_anew_by_the_next_job(api: Api
     assert aside.name.startswith(DIGEST)
     api.blobs.sweep(older_than_seconds=-60)
     assert quarantined(api) == [aside], "what is set aside is kept to be looked at"
+    monkeypatch.setattr(blobs, "ASIDE_SECONDS", -60.0)
+    api.blobs.sweep()
+    assert quarantined(api) == []
 
 
 def test_a_kernel_stays_that_only_lost_a_file_that_describes_it(api: Api, winner: str) -> None:
