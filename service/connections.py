@@ -135,7 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._request is not None:
             self._request += data
         super().data_received(data)
-        if self._is_large:
+        if self._is_large and not self._lingers:
             self._hand_over()
         elif not self.awaits_head:
             self._head_bytes = 0

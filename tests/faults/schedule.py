@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 # How often each kind of process is killed, of a hundred kills.
 KINDS = {
-    "tool": 38, "horse": 20, "worker": 14, "fence": 6, "api": 8, "bodies": 2, "valkey": 5, "reconcile": 3,
-    "fork server": 2, "supervisor": 2,
+    "tool": 24, "horse": 26, "worker": 15, "fence": 8, "api": 8, "bodies": 3, "valkey": 6, "reconcile": 4,
+    "fork server": 4, "supervisor": 2,
 }  # fmt: skip
 # How often anything else is done to it, after one kill in seven.
 OTHERS = {
