@@ -17,7 +17,7 @@ from codegen.generator import generator
 from codegen.operators import operators
 from service.app import create_app
 from service.connections import ConnectionLimits, Connections
-from service.large_bodies import ApiServer, BodyProcess, serve_bodies
+from service.large_bodies import CONNECTIONS, ApiServer, BodyProcess, serve_bodies
 from storage.database import Database
 from storage.descriptors import raise_descriptor_limit
 from storage.errors import StorageError
@@ -51,9 +51,10 @@ def main() -> int:
     app = ready_app(settings)
     gc.collect()
     gc.freeze()  # the modules, routes and models stay: to look through them again and again held up requests
+    few = configuration(app, settings, ConnectionLimits(CONNECTIONS))
     if sys.argv[1:2] == ["--bodies"]:
-        return serve_bodies(configuration(app, settings), socket.socket(fileno=int(sys.argv[2])))
-    bodies = BodyProcess(lambda channel: serve_bodies(configuration(app, settings), channel))
+        return serve_bodies(few, socket.socket(fileno=int(sys.argv[2])))
+    bodies = BodyProcess(lambda channel: serve_bodies(few, channel))
     server = ApiServer(configuration(app, settings, bodies=bodies), bodies)
     server.run()
     return 0 if server.started else 1
@@ -86,6 +87,7 @@ def configuration(
         host=settings.host,
         port=settings.port,
         loop="uvloop",  # named, so that one that is missing is an error and not a service of half the speed
+        log_config=None,  # ours says when, and how often
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -96,19 +96,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, connections: Connections, begun: bytes, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
         self._all = connections
-        self._begun = begun
+        self._begun, self._was_handed_over = begun, bool(begun)
         self.waiting_since = self.loop.time()  # for the next request
         self.stalled_since: float | None = None  # since when the client takes nothing
-        self._head_bytes = 0
+        self._head_bytes = 0  # since a body's last bytes: of a head, or of what follows a body
         # All bytes of the request that is being read; None where they began with the end of another.
         self._request: bytearray | None = bytearray()
         self._between = self._is_first = True  # no request is being read; of what has come, the next is the first
-        self._is_large = self._lingers = False
+        self._is_large = self._lingers = self._is_deaf = False  # what a deaf one is sent is not looked at any more
+
+    @property
+    def _is_running(self) -> bool:
+        """A request is being answered, or read."""
+        return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def awaits_head(self) -> bool:
         """No request is begun, or its head is not whole."""
-        return self.cycle is None or self.cycle.response_complete
+        return not self._is_running
 
     @property
     def is_unfinished(self) -> bool:
@@ -118,30 +123,37 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
         self._all.add(self)
-        if self._begun and not transport.is_closing():
-            self.data_received(self._begun)
+        begun, self._begun = self._begun, b""
+        if begun and not transport.is_closing():
+            self.data_received(begun)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._all.discard(self)
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers:
+        if self._is_deaf:
             return
-        if self.awaits_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         if self._between:
             self._request, self._is_first = bytearray(), True
         if self._request is not None:
             self._request += data
         super().data_received(data)
-        if self._is_large and not self._lingers:
+        if self._is_deaf or self.transport.is_closing():
+            return
+        if self._is_large:
             self._hand_over()
-        elif not self.awaits_head:
-            self._head_bytes = 0
-        elif self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+        elif self._head_bytes > MOST_HEAD_BYTES:
             self._refuse("head-too-large", f"The request's line and headers take more than {MOST_HEAD_BYTES} bytes.")
         self._all.note(self)
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio.Protocol has it
+        """Whether the connection stays open: for the answer to a whole request."""
+        if self._is_running and not (self.cycle.more_body or self.cycle.response_started):
+            self.cycle.keep_alive = False
+            return True
+        return False
 
     def on_message_begin(self) -> None:
         if not self._is_first:
@@ -155,30 +167,29 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_large:
             super().on_headers_complete()
             self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
-            if self._begun:
+            if self._was_handed_over:
                 self.cycle.keep_alive = False  # what the client asks next is answered by the first process
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         if not self._is_large:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._between = True
+        self._between, self._head_bytes = True, 0
         if not self._is_large:
             super().on_message_complete()
 
     def _goes_elsewhere(self) -> bool:
-        if self._all.bodies is None or self._request is None or self.transport.get_write_buffer_size():
+        if self._all.bodies is None or self._request is None or self._is_running:
+            return False
+        if self.transport.get_write_buffer_size():  # of an answer before
             return False
         headers = dict(self.headers)
-        length = headers.get(b"content-length", b"")
-        return self.awaits_head and is_large(
-            self.parser.get_method(),
-            self.url.partition(b"?")[0],
-            # int() takes quadratic time, and refuses 4,300 digits.
-            int(length[:19]) if length.isdigit() else None,
-            bool(length) or b"transfer-encoding" in headers,
-        )
+        announced = headers.get(b"content-length", b"0")
+        # int() takes quadratic time, and refuses 4,300 digits.
+        length = None if b"transfer-encoding" in headers else int(announced[:19])
+        return is_large(self.parser.get_method(), self.url, length)
 
     def _hand_over(self) -> None:
         assert self._all.bodies is not None and self._request is not None
@@ -192,14 +203,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse("bad-request", msg)
 
     def _refuse(self, kind: str, detail: str, retry_seconds: int | None = None) -> None:
-        """Answer with a problem, below the application: there is no request to hand to it."""
+        """Answer with a problem, below the application: there is no request to hand to it. Nothing is read after it."""
+        if self._is_deaf:
+            return
+        self._is_deaf = True
+        if self._is_running and not self.cycle.more_body:
+            self.cycle.keep_alive = False  # the request before is answered, and nothing behind it
+            return
+        if self._is_running:  # it is the body of this one
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not (self._is_running and self.cycle.response_started):
+            self._write_refusal(kind, detail, retry_seconds)
+        self._linger()
+
+    def _write_refusal(self, kind: str, detail: str, retry_seconds: int | None) -> None:
         headers = {"Connection": "close", **({"Retry-After": str(retry_seconds)} if retry_seconds else {})}
         answer = problem_response(refuse(kind, detail, headers=headers))
         status = HTTPStatus(answer.status_code)
         lines = [f"HTTP/1.1 {status.value} {status.phrase}".encode()]
         lines += [name + b": " + value for name, value in answer.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
-        self._linger()
 
     def close_after_answer(self) -> None:
         if self.cycle.more_body:
@@ -211,7 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close, but read on for a moment: the client may still be sending."""
         if self.transport.is_closing() or self._lingers:
             return
-        self._lingers = True
+        self._is_deaf = self._lingers = True
         self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Sequence
@@ -114,8 +115,14 @@ async def _defect(request: Request, error: Exception) -> Response:
     return problem_response(refuse("internal", "The service failed; its log says why."), _path(request))
 
 
+def _stopping() -> Refused:
+    detail = "The service stops before this request could be answered. Send it again."
+    return refuse("busy", detail, headers={"Retry-After": str(RETRY_SECONDS), "Connection": "close"})
+
+
 class AnswerDefects:
-    """ASGI middleware: an exception that nothing else handles is logged and answered.
+    """ASGI middleware: an exception that nothing else handles is logged and answered, and so is a request that the
+    server cancels because it stops.
 
     FastAPI's own handler answers too, but raises again, and uvicorn then resets the connection under its client."""
 
@@ -132,6 +139,11 @@ class AnswerDefects:
 
         try:
             await self._app(scope, receive, noting_send)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not started:
+                await problem_response(_stopping(), scope["path"])(scope, receive, send)
         except Exception as error:
             if started or scope["type"] != "http":
                 raise

@@ -19,14 +19,18 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from urllib.parse import unquote
 
+import httptools
 import uvicorn
 
 log = logging.getLogger("cukiln.service")
 
 OWN_BYTES = 256 << 10
 """A body of so many bytes is answered where it came in: the lookups of a thousand problems."""
-PATHS = (b"/v1/jobs", b"/v1/lookups", b"/v1/results")
+PATHS = ("/v1/jobs", "/v1/lookups", "/v1/results")
+CONNECTIONS = 256
+"""Of the second process: before a body has room, it may hold two reads of a socket, 500 KB."""
 AGAIN_SECONDS = 1.0  # until it starts again
 LOOK_SECONDS = 1.0  # between looks whether it is stopped
 END_SECONDS = 5.0  # for what it is answering
@@ -35,9 +39,11 @@ NICE = 10
 _PR_SET_NAME = 15  # linux/prctl.h
 
 
-def is_large(method: bytes, path: bytes, length: int | None, has_body: bool) -> bool:
-    """Of the request's head. `length`: its Content-Length; None for a body whose end is not known."""
-    return method == b"POST" and path in PATHS and has_body and (length is None or length > OWN_BYTES)
+def is_large(method: bytes, url: bytes, length: int | None) -> bool:
+    """Of the request's head. `length`: of its body; None where it is not announced."""
+    if method != b"POST" or (length is not None and length <= OWN_BYTES):
+        return False
+    return unquote(httptools.parse_url(url).path.decode("ascii")) in PATHS
 
 
 class BodyProcess:
@@ -139,8 +145,9 @@ class ApiServer(uvicorn.Server):
         self._bodies = bodies
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(asyncio.to_thread(self._bodies.end))
         await super().shutdown(sockets)
-        await asyncio.to_thread(self._bodies.end)
+        await ending
 
 
 class BodyServer(uvicorn.Server):

@@ -99,6 +99,58 @@ def test_what_is_no_request_or_too_large_a_one_is_refused_as_any_other(
     assert api.client.get("/healthz").status_code == 200
 
 
+@contextlib.contextmanager
+def watching(api: Api) -> Iterator[socket.socket]:
+    """A connection that gets a job's events, of which the first have come. The job ends with the block."""
+    job = api.submit().json()["job"]
+    with half_open(api, f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), 1) as [found]:
+        assert b"event: " in found.recv(10_000) + found.recv(10_000)
+        yield found
+        api.client.delete(f"/v1/jobs/{job}")
+        rest = everything(found)
+        assert b"event: end" in rest and b"HTTP/1.1" not in rest
+
+
+def test_a_head_that_never_ends_behind_another_request_is_not_kept(api: Api) -> None:
+    with watching(api) as connection:
+        protocols: Any = api.server.server_state.connections
+        [protocol] = [one for one in protocols if one.cycle and not one.cycle.response_complete]
+        connection.sendall(b"GET /" + b"a" * (8 << 20))
+        assert len(protocol.url) < 1 << 20
+
+
+def test_what_is_no_request_behind_another_spoils_no_answer(api: Api) -> None:
+    with watching(api) as connection:
+        connection.sendall(b"\x01\r\n\r\n")
+
+
+def test_trailers_that_never_end_are_refused(api: Api) -> None:
+    head = HALF_A_BODY.partition(b"Content-Length")[0] + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX: "
+    with half_open(api, head, 1) as [connection]:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"a" * (8 << 20))
+        assert everything(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_the_rest_of_a_refused_body_is_no_other_request(api: Api) -> None:
+    refused = b"POST /v1/nope HTTP/1.1\r\nHost: localhost\r\nContent-Length: 250000\r\n\r\n" + b"x" * 250_000
+    last = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with half_open(api, refused[:100_000], 1) as [connection]:
+        assert connection.recv(10_000).startswith(b"HTTP/1.1 404")
+        connection.sendall(refused[100_000:] + last)
+        assert b"HTTP/1.1 200" in everything(connection)
+
+
+def test_a_client_that_sends_no_more_is_answered(api: Api) -> None:
+    with half_open(api, b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n", 1) as [connection]:
+        connection.shutdown(socket.SHUT_WR)
+        assert everything(connection).startswith(b"HTTP/1.1 200")
+
+
+def everything(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(1 << 20), b""))
+
+
 def test_a_body_that_goes_on_after_the_answer_is_given_up(few: Api) -> None:
     head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     with half_open(few, head, 1) as [connection]:

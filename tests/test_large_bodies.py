@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from service import large_bodies
-from service.large_bodies import OWN_BYTES, BodyProcess
+from service.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
 from storage.settings import Settings, load_settings
 from tests.fixtures_queue import wait_for
 from workers.api_watch import answers
@@ -152,6 +152,42 @@ def test_a_large_body_right_behind_another_request_is_answered(shared: RunningAp
         answer = all_of(connection)
     assert answer.count(b"HTTP/1.1 200") == 2
     assert b'"misses":2000' in answer
+
+
+@pytest.mark.parametrize("url", ["http://localhost/v1/lookups", "/v1/%6cookups", "/v1/lookups?x"])
+def test_a_path_may_be_spelt_in_other_ways(shared: RunningApi, url: str) -> None:
+    body = large(PROBLEM)
+    with raw(shared) as connection:
+        connection.sendall(head(f"Content-Length: {len(body)}", url) + body)
+        assert b"connection: close" in all_of(connection).partition(b"\r\n\r\n")[0]
+
+
+def test_few_large_bodies_are_under_way_at_once(shared: RunningApi) -> None:
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS + 40):
+            stack.enter_context(raw(shared)).sendall(head("Content-Length: 300000"))
+        wait_for(lambda: connections_of(shared.second()) >= CONNECTIONS, what="the connections")
+        assert shared.client.get("/healthz").status_code == 200
+        wait_for(lambda: connections_of(shared.second()) <= CONNECTIONS, 3.0, "an end of those beyond them")
+
+
+def test_what_is_no_request_is_not_logged_each_time(shared: RunningApi) -> None:
+    for _ in range(30):
+        with raw(shared) as connection:
+            connection.sendall(b"\x01\r\n\r\n")
+            assert all_of(connection).startswith(b"HTTP/1.1 400")
+    assert 1 <= (shared.settings.data_dir / "api.log").read_text().count("Invalid HTTP request") <= 10
+
+
+def test_requests_under_way_are_refused_for_now_where_the_service_stops(api: RunningApi) -> None:
+    with raw(api) as small, raw(api) as large_one:
+        small.sendall(head("Content-Length: 1000") + b"{")
+        large_one.sendall(head("Content-Length: 300000") + b"{")
+        wait_for(lambda: connections_of(api.second()) == 1, what="the request")
+        api.process.send_signal(signal.SIGTERM)
+        for connection in (small, large_one):
+            answer = all_of(connection)
+            assert answer.startswith(b"HTTP/1.1 503") and b"retry-after" in answer.lower()
 
 
 def test_a_large_body_that_does_not_come_is_given_up(shared: RunningApi) -> None:
