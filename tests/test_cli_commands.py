@@ -423,3 +423,34 @@ def test_a_key_that_nobody_knows_is_one_line(cukiln: Run, scripted: ScriptedServ
     code, _, err = cukiln("fetch", "a" * 64, "--out", "out", "--url", scripted.url)
     assert (code, err) == (1, "cukiln: There is no winner record\n")
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["tune"], "FILE"),
+        (["watch"], "JOB"),
+        (["retry"], "JOB"),
+        (["candidates"], "JOB"),
+        (["accuracy"], "JOB"),
+        (["export-bundle"], "JOB"),
+        (["fetch", "--out", "out"], "KEY|FILE"),
+        (["fetch", "key", "--out"], "--out"),
+        (["import-results"], "FOLDER|FILE"),
+        (["reproduce"], "CANDIDATE"),
+        (["forget"], "KEY|BUILD"),
+        (["imports", "withdraw"], "ID"),
+        (["backup"], "FOLDER"),
+        (["restore"], "FOLDER"),
+        (["serve", "--data"], "--data"),
+    ],
+)
+def test_an_empty_argument_is_refused_by_its_name(
+    command: list[str], name: str, cukiln: Run, scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUKILN_URL", scripted.url)
+    monkeypatch.setattr("cukiln.cli.run_server", lambda given: 0)
+    code, _, err = cukiln(*command, "")
+    assert code == 2
+    assert f"Invalid value for '{name}': it is empty" in err
+    assert not scripted.seen

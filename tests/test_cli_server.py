@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,11 @@ from cukiln import ServerMissing, UsageError
 from cukiln.cli import main
 from cukiln.cli_server import find_service, quickstart_file, running_service, server_module
 from cukiln.client import DEFAULT_URL
+from storage.database import Database
 from storage.settings import load_settings
 from tests.fixtures_client import *  # noqa: F403
 from tests.fixtures_client import ScriptedService
+from workers.start_checks import ServeError, refuse_half_restored
 
 CLIENT = str(Path(cukiln.__file__).parents[1])
 
@@ -35,6 +38,16 @@ def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def found(url: str | None = None) -> tuple[str, bool]:
     with find_service(url, Console(file=io.StringIO())) as service:
         return service.url, service.embedded
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str]:
+    """The exit code of a command and its words, which are one line."""
+    monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    captured = capsys.readouterr()
+    [words] = (captured.out + captured.err).splitlines()
+    return stopped.value.code, words
 
 
 def lock_file(folder: Path, text: str) -> None:
@@ -129,3 +142,70 @@ def test_the_quickstart_is_found_from_any_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("cukiln.cli_server.__file__", str(tmp_path / "a/b/c.py"))
     with pytest.raises(UsageError, match="checkout"):
         quickstart_file()
+
+
+UNREADABLE = "x" * 300  # the system refuses to look at it, as at what is in another user's closed folder
+
+
+@pytest.mark.parametrize("command", [["gc"], ["blobs", "verify"], ["backup", "copy"]])
+def test_data_that_cannot_be_looked_at_are_named_in_one_sentence(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / UNREADABLE))
+    code, words = refused(monkeypatch, capsys, *command)
+    assert code == 1
+    assert words.startswith(f"cukiln: the data of sqlite:///{tmp_path / UNREADABLE}/cukiln.db cannot be used ([Errno ")
+    assert words.endswith("set CUKILN_DATA or DATABASE_URL to others")
+
+
+def test_a_database_that_cannot_be_opened_is_named_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path))
+    (tmp_path / "cukiln.db").write_text("words" * 1000)
+    code, words = refused(monkeypatch, capsys, "gc")
+    assert code == 1
+    assert "cukiln.db cannot be used (file is not a database): " in words
+
+
+def test_a_service_over_data_that_cannot_be_looked_at_says_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(
+        ServeError, match=r"x cannot be used as the data folder \(File name too long\): set CUKILN_DATA"
+    ):
+        refuse_half_restored(tmp_path / UNREADABLE)
+
+
+def test_a_backup_onto_a_file_says_what_to_name_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    Database(load_settings().database_url).migrate()
+    (tmp_path / "file").touch()
+    code, words = refused(monkeypatch, capsys, "backup", "file")
+    assert code == 1
+    assert words.startswith("cukiln: no backup was made in file ([Errno 17] File exists: 'file'): name a new folder")
+
+
+def test_a_backup_that_finds_no_room_says_what_to_name_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Database(load_settings().database_url).migrate()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        code, words = refused(monkeypatch, capsys, "backup", "copy")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert words.startswith("cukiln: no backup was made in copy (disk I/O error): name a new folder")
+
+
+def test_a_restore_into_a_file_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    manifest: dict[str, Any] = {"created_at": 0, "database": None, "blobs": {}, "missing": []}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "file"))
+    code, words = refused(monkeypatch, capsys, "restore", str(tmp_path))
+    assert code == 1
+    assert "was not restored into" in words and "set CUKILN_DATA to an empty or new folder" in words

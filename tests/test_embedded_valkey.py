@@ -190,6 +190,23 @@ def test_a_server_that_cannot_be_started_again_is_tried_until_it_can(
     assert server.keep() is None
 
 
+@pytest.mark.parametrize("name", ["valkey.sock", "url"])
+def test_a_server_whose_socket_or_url_file_is_removed_is_started_again(server: EmbeddedValkey, name: str) -> None:
+    server.start()
+    client_of(server).set("key", "value")
+    assert server.keep() is None
+    lost = server.folder / name
+    lost.unlink()
+    assert server.keep() == f"valkey cannot be found without {lost}, which is gone: it is killed"
+    assert keep_until(server, "valkey started again") == [
+        "valkey was killed by SIGKILL, starting it again",
+        f"valkey started again, pid {server.pid}",
+    ]
+    assert client_of(server).get("key") == b"value"
+    assert url_file(server.folder).read_text() == server.url
+    assert server.keep() is None
+
+
 def test_a_server_that_starts_slowly_holds_nothing_up(
     server: EmbeddedValkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

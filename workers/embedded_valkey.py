@@ -64,6 +64,8 @@ class EmbeddedValkey:
         self._again_at = 0.0
         self._failed = False  # its last start, which was said
         self._stopped = StoppedWatch()
+        self._found_by: tuple[Path, ...] = ()  # its socket and URL file
+        self._killed: subprocess.Popen[bytes] | None = None  # by `keep`, which was said
 
     @property
     def pid(self) -> int | None:
@@ -76,11 +78,11 @@ class EmbeddedValkey:
         return self.url
 
     def keep(self) -> str | None:
-        """Look after it, and wait for nothing: end it where it is stopped, start it again where it has ended. Returns
-        what there is to tell."""
+        """Look after it, and wait for nothing: end it where it is stopped or cannot be found any more, start it again
+        where it has ended. Returns what there is to tell."""
         if self._restart is None:
             if self._process is not None and self._process.poll() is None:
-                return self._end_stopped(self._process)
+                return self._end_useless(self._process)
             if time.monotonic() < self._again_at:
                 return None
             self._restart = self._starting()
@@ -97,11 +99,23 @@ class EmbeddedValkey:
         self._restart, self._again_at = None, time.monotonic() + LONGEST_PAUSE_SECONDS
         return told
 
-    def _end_stopped(self, process: subprocess.Popen[bytes]) -> str | None:
-        if not self._stopped.too_long(process.pid):
+    def _end_useless(self, process: subprocess.Popen[bytes]) -> str | None:
+        if process is self._killed:  # and not gone yet
             return None
+        if self._stopped.too_long(process.pid):
+            why = "is stopped by a signal"
+        elif lost := self._lost():
+            why = f"cannot be found without {lost}, which is gone"
+        else:
+            return None
+        self._killed = process
         process.kill()
-        return "valkey is stopped by a signal: it is killed"
+        return f"valkey {why}: it is killed"
+
+    def _lost(self) -> Path | None:
+        with contextlib.suppress(OSError):  # it cannot be looked at, and may be there
+            return next((path for path in self._found_by if not path.exists()), None)
+        return None
 
     def _starting(self) -> Generator[None]:
         """Yields until it answers. Raises ValkeyFailed, OSError, and then it has ended."""
@@ -110,6 +124,7 @@ class EmbeddedValkey:
         end_orphan(self.folder)
         path = socket_path(self.folder)
         self.url = f"unix://{quote(str(path))}"
+        self._found_by = path, url_file(self.folder)
         try:
             yield from self._start(path)
         except ValkeyRefused as error:

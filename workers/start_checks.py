@@ -35,10 +35,7 @@ def lock_folder(folder: Path) -> int:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise ServeError(
-            f"{folder} cannot be used as the data folder ({error.strerror}): set CUKILN_DATA to a folder that can be "
-            "written"
-        ) from None
+        raise _unusable(folder, error) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -53,7 +50,11 @@ def lock_folder(folder: Path) -> int:
 
 def refuse_half_restored(folder: Path) -> None:
     """Raises ServeError where `cukiln restore` into the data folder was interrupted."""
-    if (folder / RESTORING).exists():
+    try:
+        half_restored = (folder / RESTORING).exists()
+    except OSError as error:
+        raise _unusable(folder, error) from None
+    if half_restored:
         raise ServeError(
             f"{folder} holds half of a backup: run `cukiln restore` once more, or remove {folder / RESTORING}"
         )
@@ -113,6 +114,13 @@ def gpus_to_use(settings: Settings, processes: Processes) -> list[Device]:
     if found and folder.exists() and not folder.is_dir():
         raise ServeError(f"CUKILN_GPU_LOCKS names {folder}, which is not a folder: set it to one that can be written")
     return list(dict.fromkeys(found))
+
+
+def _unusable(folder: Path, error: OSError) -> ServeError:
+    return ServeError(
+        f"{folder} cannot be used as the data folder ({error.strerror}): set CUKILN_DATA to a folder that can be "
+        "written"
+    )
 
 
 def _without_password(url: str) -> str:

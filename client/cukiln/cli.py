@@ -18,6 +18,7 @@ import typer
 
 from cukiln import __version__, cli_imports, cli_keys
 from cukiln.cli_accuracy import accuracy_rows, print_accuracy
+from cukiln.cli_arguments import given, given_path
 from cukiln.cli_bundle import described, export_bundle, import_results
 from cukiln.cli_candidates import fastest_first, print_candidates
 from cukiln.cli_console import make_console
@@ -52,7 +53,10 @@ app.add_typer(worker_app, name="worker")
 app.add_typer(cli_keys.app, name="keys")
 app.add_typer(cli_imports.app, name="imports")
 
-RequestFile = Annotated[str, typer.Argument(metavar="FILE", help="A job request in JSON; `-` reads standard input.")]
+RequestFile = Annotated[
+    str, typer.Argument(metavar="FILE", parser=given, help="A job request in JSON; `-` reads standard input.")
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", parser=given, help="A job's id, as `cukiln tune` prints it.")]
 Url = Annotated[
     str | None,
     typer.Option(
@@ -101,7 +105,7 @@ def tune(
 
 @app.command()
 def watch(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    job: JobId,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")] = False,
 ) -> None:
@@ -112,7 +116,7 @@ def watch(
 
 @app.command()
 def retry(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    job: JobId,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")] = False,
 ) -> None:
@@ -172,7 +176,7 @@ def lookup(
 
 @app.command()
 def candidates(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    job: JobId,
     problem: Annotated[str | None, typer.Option(help="The name of the problem. Default: every one.")] = None,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the candidates as one JSON object.")] = False,
@@ -191,7 +195,7 @@ def candidates(
 
 @app.command()
 def accuracy(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
+    job: JobId,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as one JSON object.")] = False,
 ) -> None:
@@ -210,8 +214,12 @@ def accuracy(
 
 @app.command()
 def fetch(
-    what: Annotated[str, typer.Argument(metavar="KEY|FILE", help="A problem's key, or a job request in JSON.")],
-    out: Annotated[Path, typer.Option("--out", help="The folder; each problem gets one of its own in it.")],
+    what: Annotated[
+        str, typer.Argument(metavar="KEY|FILE", parser=given, help="A problem's key, or a job request in JSON.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", parser=given_path, help="The folder; each problem gets one of its own in it.")
+    ],
     url: Url = None,
 ) -> None:
     """Download winner records with their libraries (.so), cubins, CUDA sources, PTX and SASS.
@@ -235,8 +243,10 @@ def fetch(
 
 @app.command("export-bundle")
 def export_job(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `cukiln tune` prints it.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The folder. Default: JOB-bundle.")] = None,
+    job: JobId,
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle.")
+    ] = None,
     url: Url = None,
 ) -> None:
     """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
@@ -247,7 +257,10 @@ def export_job(
 
 @app.command("import-results")
 def import_measured(
-    results: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="A results.json, or the folder that has it.")],
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="A results.json, or the folder that has it."),
+    ],
     url: Url = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object for each job, as the last lines.")
@@ -299,10 +312,13 @@ def prove(
 
 @app.command()
 def reproduce(
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="Its id, or the first 8 or more digits.")],
+    candidate: Annotated[
+        str, typer.Argument(metavar="CANDIDATE", parser=given, help="Its id, or the first 8 or more digits.")
+    ],
     job: Annotated[str | None, typer.Option(help="As this job has it. Default: what is known best.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder to write. Default: candidate-<id> in the current one.")
+        Path | None,
+        typer.Option(parser=given_path, help="The folder to write. Default: candidate-<id> in the current one."),
     ] = None,
     url: Url = None,
 ) -> None:
@@ -334,7 +350,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: CUKILN_HOST, else loopback.")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. Default: CUKILN_PORT, else 8765.")] = None,
     workers: Annotated[int | None, typer.Option(help="Compile workers. Default: one per core.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Data folder. Default: CUKILN_DATA, else .cukiln.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(parser=given_path, help="Data folder. Default: CUKILN_DATA, else .cukiln.")
+    ] = None,
 ) -> None:
     """Run the service with its queue, database and workers, until Ctrl-C."""
     given = {"host": host, "port": port, "workers": workers, "data_dir": data}

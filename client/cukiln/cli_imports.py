@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from cukiln.cli_arguments import given
 from cukiln.cli_console import day, make_console
 from cukiln.cli_server import find_client
 from cukiln.types import ImportReport
@@ -35,7 +36,7 @@ def list_imports(
 
 @app.command()
 def withdraw(
-    import_id: Annotated[str, typer.Argument(metavar="ID", help="Its id, which is that of its job.")],
+    import_id: Annotated[str, typer.Argument(metavar="ID", parser=given, help="Its id, which is that of its job.")],
     url: Url = None,
 ) -> None:
     """Take an import back as a whole: records are what they would be without it. A key withdraws its own."""

@@ -7,6 +7,7 @@ runs or without one.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cukiln.cli_arguments import given, given_path
 from cukiln.cli_server import Store, find_client, load_settings, open_store, server_module
 from cukiln.errors import ServerFailed, UsageError
 
@@ -30,7 +32,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 @keep_app.command()
 def forget(
     what: Annotated[
-        str, typer.Argument(metavar="KEY|BUILD", help="A winner's key or a build's id, or the first 8 or more digits.")
+        str,
+        typer.Argument(
+            metavar="KEY|BUILD", parser=given, help="A winner's key or a build's id, or the first 8 or more digits."
+        ),
     ],
     url: Annotated[str | None, typer.Option("--url", help="The service, as of `cukiln tune`.")] = None,
     as_json: AsJson = False,
@@ -101,7 +106,9 @@ def gc(
 
 @keep_app.command()
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new folder, or one with an earlier backup.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=given_path, help="A new folder, or one with an earlier backup.")
+    ],
     blobs_only: Annotated[
         bool, typer.Option("--blobs-only", help="Without the database, where that is PostgreSQL: see pg_dump.")
     ] = False,
@@ -110,7 +117,13 @@ def backup(
     some of its blobs: the backup is whole without them."""
     backups = server_module("storage.backup")
     with open_store() as store:
-        made = backups.back_up(store.database, store.blobs, folder, blobs_only=blobs_only)
+        try:
+            made = backups.back_up(store.database, store.blobs, folder, blobs_only=blobs_only)
+        except (OSError, sqlite3.Error) as error:
+            raise ServerFailed(
+                f"no backup was made in {folder} ({error}): name a new folder, or one with an earlier backup, where "
+                "there is room and this user can write"
+            ) from error
     manifest = made.manifest
     size = sum(manifest.blobs.values()) + (manifest.database.bytes if manifest.database else 0)
     typer.echo(
@@ -124,7 +137,9 @@ def backup(
 
 @keep_app.command()
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="What `cukiln backup` has written.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=given_path, help="What `cukiln backup` has written.")
+    ],
 ) -> None:
     """Fill the data folder (CUKILN_DATA), which must be empty or new, from a backup; every digest is checked."""
     backups, errors = server_module("storage.backup"), server_module("storage.errors")
@@ -133,8 +148,13 @@ def restore(
         done = backups.restore(folder, settings)
     except errors.BackupUnusable as error:
         raise UsageError(str(error)) from error
-    except (errors.StorageError, OSError) as error:
+    except errors.StorageError as error:
         raise ServerFailed(str(error)) from error
+    except OSError as error:
+        raise ServerFailed(
+            f"{folder} was not restored into {settings.data_dir} ({error}): set CUKILN_DATA to an empty or new folder "
+            "where this user can write"
+        ) from error
     database = "the database and " if done.manifest.database else ""
     typer.echo(f"{settings.data_dir}: {database}{len(done.manifest.blobs) - _of(done):,} blobs are restored.")
     for digest in done.lost:

@@ -175,13 +175,22 @@ def open_database(settings: Any, *, make: bool = False) -> Iterator[Any]:
     `UsageError` where there is none, `ServerFailed` for what the storage refuses."""
     errors = server_module("storage.errors")
     database = server_module("storage.database").Database(settings.database_url)
-    if not make and database.is_sqlite and not Path(str(database.url.database)).is_file():
-        raise UsageError(f"there is no database {database.url.database}: set CUKILN_DATA to a service's data folder")
     try:
+        if not make and database.is_sqlite and not Path(str(database.url.database)).is_file():
+            raise UsageError(
+                f"there is no database {database.url.database}: set CUKILN_DATA to a service's data folder"
+            )
         database.migrate() if make else database.check()
         yield database
-    except (errors.StorageError, OSError, *server_module("storage.failures").DATABASE_ERRORS) as error:
+    except errors.StorageError as error:
         raise ServerFailed(str(error)) from error
+    except (OSError, *server_module("storage.failures").DATABASE_ERRORS) as error:
+        where = database.url.set(query={}).render_as_string()  # without a password
+        why = str(getattr(error, "orig", error)).partition("\n")[0]
+        raise ServerFailed(
+            f"the data of {where} cannot be used ({why}): run this as a user that can read and write them, or set "
+            "CUKILN_DATA or DATABASE_URL to others"
+        ) from error
     finally:
         database.dispose()
 

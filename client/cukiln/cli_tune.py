@@ -103,7 +103,7 @@ class Tuning:
             if self._on_any_gpu:
                 self._request = for_the_gpu(self._request, client.targets(), self._consoles.progress)
             self._start = time.perf_counter()
-            job = client.retry(self._retried) if self._retried else client.submit(self._request)
+            job = client.submit(self._request) if self._retried is None else client.retry(self._retried)
             self._sent = job.job
         else:
             job = client.job(self._sent)
