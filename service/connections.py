@@ -21,7 +21,7 @@ from service.large_bodies import BodyProcess, is_large
 from service.room import RETRY_SECONDS
 
 SWEEP_SECONDS = 1.0
-LINGER_SECONDS = 2.0
+LINGER_SECONDS, LINGER_BYTES = 2.0, 64 << 20
 """For a client that still sends when it is refused: closed at once, its connection would be reset, the answer lost."""
 MOST_HEAD_BYTES = 64 << 10
 """Of a request: its line and headers, which the parser keeps whatever their size."""
@@ -99,6 +99,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begun, self._was_handed_over = begun, bool(begun)
         self.waiting_since = self.loop.time()  # for the next request
         self.stalled_since: float | None = None  # since when the client takes nothing
+        self._dropped_bytes = 0
         self._head_bytes = 0  # since a body's last bytes: of a head, or of what follows a body
         # All bytes of the request that is being read; None where they began with the end of another.
         self._request: bytearray | None = bytearray()
@@ -133,6 +134,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > LINGER_BYTES:
+                self.transport.abort()
             return
         self._head_bytes += len(data)
         if self._between:

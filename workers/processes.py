@@ -22,6 +22,7 @@ Limits are enforced by looking at the whole tree every 20 to 50 ms, because ever
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -337,7 +338,9 @@ class Processes:
                 if said != b"made\n":
                     undertaker.stdin.close()
                     undertaker.wait()
-                    raise OSError(said.decode(errors="replace").strip())
+                    root.mkdir()  # raises what kept it from doing so
+                    root.rmdir()
+                    raise OSError(errno.EAGAIN, f"no folder was made: {said.decode(errors='replace')}")
                 self._root, self._owner, self._undertaker = root, os.getpid(), undertaker
             return self._root
 
