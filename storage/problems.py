@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Row, case, exists, func, or_, select, update
+from sqlalchemy import Row, exists, func, or_, select, update
 
 from cukiln.types import StageSeconds
 from storage.database import Session, clock_of
@@ -14,7 +14,6 @@ from storage.endings import settle_job
 from storage.errors import LostClaim
 from storage.items import Claim, complete
 from storage.judge import LIVE
-from storage.losses import LOST
 from storage.new_items import parse_plan_ref
 from storage.rows import core
 from storage.seconds import add_seconds, by_phase
@@ -82,7 +81,7 @@ def finish_problem(
     complete(session, claim)
     problem_id = int(claim.ref)
     state = "failed" if winner is None else "done"
-    why = error or case((JobProblemRow.error.startswith(LOST), JobProblemRow.error))  # what it lost stays to be read
+    why = error or JobProblemRow.error  # what it lost, or had no time for, stays to be read
     job_id = session.scalar(
         update(JobProblemRow)
         .where(JobProblemRow.id == problem_id, JobProblemRow.state.in_(LIVE))

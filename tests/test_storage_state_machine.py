@@ -444,11 +444,13 @@ class Jobs(RuleBasedStateMachine):
             assert session.scalars(select(BuildRow.id).where(unmade)).all() == []
             assert session.scalars(select(GroupRow.id).where(GroupRow.state == "compiling")).all() == []
             assert session.scalars(select(CandidateRow.candidate).where(CandidateRow.verdict.is_(None))).all() == []
-            planned = select(JobProblemRow.id).where(JobProblemRow.state == "done")
-            for problem_id in session.scalars(planned).all():
+            planned = select(JobProblemRow.id, JobProblemRow.error).where(JobProblemRow.state == "done")
+            for problem_id, error in session.execute(planned).all():
                 query = select(CandidateRow.build).where(CandidateRow.job_problem_id == problem_id)
-                builds = sorted(session.scalars(query))
-                assert builds == sorted(self.asked[problem_id])
+                builds, asked = session.scalars(query).all(), self.asked[problem_id]
+                # A budget may end between two parts of a plan: the error says so.
+                cut = error is not None and "its search space was lowered" in error
+                assert sorted(builds) == sorted(asked) or (cut and set(builds) < set(asked))
 
 
 def test_every_job_ends_whatever_happens(
