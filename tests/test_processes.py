@@ -213,12 +213,18 @@ def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, i
     assert wait_until(lambda: not any(tmp_path.iterdir()))
 
 
-def test_a_folder_is_gone_with_a_caller_that_dies_while_it_is_made(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    command = ["sh", "-c", processes_module._UNDERTAKER, "undertaker", str(folder), "700"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("made\n", "")
-    assert not folder.exists()
+@pytest.mark.parametrize("reads", [True, False], ids=["afterwards", "before it is told"])
+def test_a_folder_is_gone_with_a_caller_that_dies_while_it_is_made(tmp_path: Path, reads: bool) -> None:
+    command = ["sh", "-c", processes_module._UNDERTAKER, "undertaker", str(tmp_path / "folder"), "700"]
+    ours, its = os.pipe()
+    if not reads:
+        os.close(ours)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.PIPE)
+    os.close(its)
+    assert done.stderr == b"" and not (tmp_path / "folder").exists()
+    if reads:
+        with os.fdopen(ours, "rb") as said:
+            assert said.read() == b"made\n"
 
 
 def test_a_folder_that_cannot_be_made_is_the_machines_failure(tmp_path: Path) -> None:

@@ -80,8 +80,10 @@ class InfrastructureError(ProcessError):
 # the last process that holds the other end. What the owner's children still write in their last moment keeps `rm` from
 # removing a folder.
 _UNDERTAKER = """
-trap "" HUP INT TERM
-mkdir -m "$2" -- "$1" && echo made && exec >&- 2>&- || exit
+trap "" HUP INT PIPE TERM
+mkdir -m "$2" -- "$1" || exit
+echo made 2>/dev/null
+exec >&- 2>&-
 read line
 for again in 1 2 3 4 5; do rm -rf -- "$1" && exit; sleep 0.5; done
 """
