@@ -39,7 +39,11 @@ Body = Annotated[bytes, Depends(body_bytes, scope="function")]
 
 def announced_bytes(request: Request) -> int | None:
     """Of the Content-Length; None where there is none that is a number."""
-    announced = request.headers.get("content-length", "")
+    return content_length(request.headers.get("content-length", ""))
+
+
+def content_length(announced: str) -> int | None:
+    """None for what is no number."""
     # int() takes quadratic time, and refuses 4,300 digits.
     return int(announced[:19]) if announced.isdecimal() else None
 

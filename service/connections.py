@@ -16,6 +16,7 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.answers import problem_response
+from service.body import content_length
 from service.errors import refuse
 from service.large_bodies import BodyProcess, is_large
 from service.room import RETRY_SECONDS
@@ -87,7 +88,7 @@ class Connections:
         stalled = connection.stalled_since
         if stalled is not None and now - stalled > self._limits.stalled_seconds:
             return True
-        return connection.awaits_head and now - connection.waiting_since > self._limits.head_seconds
+        return not connection.is_running and now - connection.waiting_since > self._limits.head_seconds
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -107,19 +108,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_large = self._lingers = self._is_deaf = False  # what a deaf one is sent is not looked at any more
 
     @property
-    def _is_running(self) -> bool:
-        """A request is being answered, or read."""
+    def is_running(self) -> bool:
+        """A request whose head is whole is being read, or answered."""
         return self.cycle is not None and not self.cycle.response_complete
-
-    @property
-    def awaits_head(self) -> bool:
-        """No request is begun, or its head is not whole."""
-        return not self._is_running
 
     @property
     def is_unfinished(self) -> bool:
         """The client has still to send something, or to take something."""
-        return self.awaits_head or self.cycle.more_body or self.stalled_since is not None
+        return not self.is_running or self.cycle.more_body or self.stalled_since is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))
@@ -154,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio.Protocol has it
         """Whether the connection stays open: for the answer to a whole request."""
-        if self._is_running and not (self.cycle.more_body or self.cycle.response_started):
+        if self.is_running and not (self.cycle.more_body or self.cycle.response_started):
             self.cycle.keep_alive = False
             return True
         return False
@@ -185,14 +181,13 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _goes_elsewhere(self) -> bool:
-        if self._all.bodies is None or self._request is None or self._is_running:
+        if self._all.bodies is None or self._request is None or self.is_running:
             return False
         if self.transport.get_write_buffer_size():  # of an answer before
             return False
         headers = dict(self.headers)
-        announced = headers.get(b"content-length", b"0")
-        # int() takes quadratic time, and refuses 4,300 digits.
-        length = None if b"transfer-encoding" in headers else int(announced[:19])
+        announced = headers.get(b"content-length", b"0").decode("latin-1")
+        length = None if b"transfer-encoding" in headers else content_length(announced)
         return is_large(self.parser.get_method(), self.url, length)
 
     def _hand_over(self) -> None:
@@ -211,13 +206,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._is_deaf = True
-        if self._is_running and not self.cycle.more_body:
+        if self.is_running and not self.cycle.more_body:
             self.cycle.keep_alive = False  # the request before is answered, and nothing behind it
             return
-        if self._is_running:  # it is the body of this one
+        if self.is_running:  # it is the body of this one
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if not (self._is_running and self.cycle.response_started):
+        if not (self.is_running and self.cycle.response_started):
             self._write_refusal(kind, detail, retry_seconds)
         self._linger()
 

@@ -20,12 +20,11 @@ from service.errors import Fault, Refused, refuse
 from service.faults import words_of
 from service.head import has_head
 from service.parameters import allowed_in
+from service.room import RETRY_SECONDS
 from storage.errors import BadCursor, ImportWithdrawn
 from storage.failures import DATABASE_ERRORS, Failure, failure_of
 
 log = logging.getLogger("cukiln.service")
-
-RETRY_SECONDS = 5
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
