@@ -36,7 +36,7 @@ TORCH_STAMP := $(VENV)/.tried-torch
 
 # A process per core, each with whole files: their fixtures compile. `make test PYTEST_ARGS="-n 0"` takes one after the other.
 PYTEST_ARGS ?=
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --durations=25 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 

@@ -1,16 +1,16 @@
 """How far kernels are from float64, by dtype and length of the sum, with other ways to add the same products beside.
 
-`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON] | --job JOB] [--no-keep]`; `make bench-accuracy`
+`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON] | --job JOB]`; `make bench-accuracy`
 keeps the result. Without `--problem` the default list: a filter gradient as long as one of ResNet-50 at batch 8 (n p q
 = 25,088 products for 56 x 56 pixels), and matmuls of 64 x 64 outputs whose sums are as long and shorter. The problem
 may be of any operator: each output is computed as at full extents, so few of them are enough. With `--job` it is the
-winners of that job instead, each on the reduced extents of its proof that have the longest sums.
+winners of that job instead, each on the reduced extents of its verification that have the longest sums.
 
-Ours is the kernel's own text, run on the CPU (`codegen/device/cpu`): its order of summation, and the twin's arithmetic
-on tensor cores. Beside it, on the same inputs and judged by the same float64 reference:
+Ours is the kernel's own source, run on the CPU (`codegen/device/cpu`): its order of summation, and the CPU emulation's
+arithmetic for tensor cores. Beside it, on the same inputs, against the same float64 reference:
 
-- `numpy`: sums of fp32 in NumPy's order, rounded to the output's dtype: the same precision in another order, no library
-  that anyone ships kernels of. Of matmul alone;
+- `numpy`: sums of fp32 in NumPy's order, rounded to the output's dtype: the same precision in another order. Of matmul
+  only;
 - `torch`: PyTorch's own result on the CPU, where it is installed and the output has the inputs' dtype or is of fp32,
   for which inputs are widened. Of matmul and the convolutions without an epilogue;
 - `vendor`: the vendor's library, where there is a GPU and it has the problem;
@@ -24,7 +24,6 @@ share of outputs that differ where sums are exact, of as many products.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.keep_result import keep_result
+from benchmarks.keep_result import keep_result, options
 from codegen.arrays import as_float64
 from codegen.dtypes import dtype
 from codegen.kernel import Candidate
@@ -44,18 +43,18 @@ from codegen.operators import operator
 from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.plan.verification_plan import judge
 from codegen.problem import Problem
-from codegen.schedule import Schedule
-from codegen.search import Search
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
 from codegen.targets import target
-from codegen.test_plan import judge
 from cukiln.client import Client
 from cukiln.errors import CukilnError
-from workers.build_cpu import build_cpu
-from workers.cpu_library import CpuLibrary
+from workers.compile.toolchain import find_toolchain
+from workers.cpu.build import build_cpu
+from workers.cpu.library import CpuLibrary
 from workers.gpu.interface import DEFAULT_MODULE, GpuError, GpuMissing, list_devices, open_gpu
-from workers.processes import Limits, Processes
-from workers.toolchain import find_toolchain
+from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=256 << 20)
 TARGET, SEED, CPU_SECONDS = "sm_90a", 1, 600.0
@@ -93,9 +92,9 @@ def default_problems() -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]
 
 def chosen(fields: Mapping[str, Any], tunables: Mapping[str, Any] | None) -> Candidate:
     """The schedule of level 0, or the first that has the tunables."""
-    wished = {"tunables": tunables, "limit": 400} if tunables else {"level": 0}
+    search = {"tunables": tunables, "limit": 400} if tunables else {"level": 0}
     problem = operator(str(fields["operator"])).parse(fields)
-    lowered = lower(problem, target(TARGET), Search.model_validate(wished))
+    lowered = lower(problem, target(TARGET), Search.model_validate(search))
     if not lowered.candidates:
         raise SystemExit(f"{fields} has no schedule with {tunables}: {lowered.why_empty}")
     return lowered.candidates[0]
@@ -113,13 +112,13 @@ class OnCpu:
         launch = own.launch_values(self._candidate.schedule)
         try:
             tensors = self._library.allocate(own.operands(problem))
-            workspace = self._library.workspace(kernel.namespace, own.extents(problem), launch)
+            workspace = self._library.workspace(kernel.namespace, own.integers(problem), launch)
             for tensor in tensors:
                 if tensor.operand.role == "in":
                     tensor.fill(inputs[tensor.operand.name])
             (out,) = (tensor for tensor in tensors if tensor.operand.role == "out")
             outcome = self._library.run(
-                kernel.namespace, tensors, workspace, extents=own.extents(problem), launch=launch,
+                kernel.namespace, tensors, workspace, integers=own.integers(problem), launch=launch,
                 scalars=own.scalars(problem), order="ascending", seed=SEED, exact=False, cpu_seconds=CPU_SECONDS,
             )  # fmt: skip
             if outcome.status != "ok":
@@ -156,16 +155,16 @@ def by_torch(problem: Problem, inputs: Inputs) -> np.ndarray[Any, Any] | None:
     import torch
 
     def tensor(values: np.ndarray[Any, Any]) -> Any:
-        # It has no result wider than its inputs: they are widened, which loses nothing.
+        # PyTorch has no result wider than its inputs; widening them is exact.
         return torch.from_numpy(np.ascontiguousarray(values, np.float32)).to(getattr(torch, p.out_dtype))
 
     if isinstance(problem, MatmulProblem):
         made = torch.matmul(*map(tensor, _factors(problem, inputs, np.float32)))
     else:
         last = problem.layout == "nhwc"
-        # What no window meets is no number.
-        given = {name: np.nan_to_num(values.astype(np.float32)) for name, values in inputs.items()}
-        of = {name: tensor(values.transpose(0, 3, 1, 2) if last else values) for name, values in given.items()}
+        # Elements that no window reads are NaN.
+        finite = {name: np.nan_to_num(values.astype(np.float32)) for name, values in inputs.items()}
+        of = {name: tensor(values.transpose(0, 3, 1, 2) if last else values) for name, values in finite.items()}
         # Its own padding is equal on both sides.
         equal = all(before == behind for before, behind in p.padding)
         (top, bottom), (left, right) = ((0, 0), (0, 0)) if equal else p.padding
@@ -216,7 +215,7 @@ WAYS: dict[str, Way] = {
 
 def figures(problem: Problem, ways: Mapping[str, Way]) -> dict[str, dict[str, float]]:
     """Of every way that computes the problem."""
-    own, found = operator(problem.operator), {}
+    own, errors = operator(problem.operator), {}
     kinds: tuple[InputKind, ...] = ("normal", "integer")
     cases = {kind: own.make_inputs(problem, kind, np.random.default_rng(SEED)) for kind in kinds}
     references = {kind: own.reference(problem, cases[kind]) for kind in kinds}
@@ -227,25 +226,25 @@ def figures(problem: Problem, ways: Mapping[str, Way]) -> dict[str, dict[str, fl
         whole = way(problem, cases["integer"])
         if out is None or whole is None:
             continue
-        judged = judge(out, expected, bound, exact=False)
-        found[name] = {
-            "max": judged.max_error / size,
+        verdict = judge(out, expected, bound, exact=False)
+        errors[name] = {
+            "max": verdict.max_error / size,
             "rms": float(np.sqrt(np.mean((out - expected) ** 2))) / size,
-            "of_bound": judged.max_ratio,
+            "of_bound": verdict.max_ratio,
             "integers_wrong": judge(whole, *references["integer"], exact=True).wrong / whole.size,
         }
-    return found
+    return errors
 
 
 def winners(job: str, url: str | None) -> Iterator[tuple[str, Candidate, Problem]]:
-    """The name of each problem of a job, its winner, and the problem of its proof that has the longest sums."""
+    """The name of each problem of a job, its winner, and the problem of its verification with the longest sums."""
     with Client(url) as client:
-        for one in client.job(job).problems:
-            if one.winner is not None:
-                own = operator(one.operator)
-                candidate = own.candidate(own.parse(one.problem), Schedule.of(one.winner.schedule))
-                longest = max(own.test_problems(candidate.kernel), key=lambda each: each.sum_length or 0)
-                yield one.name, candidate, longest
+        for report in client.job(job).problems:
+            if report.winner is not None:
+                own = operator(report.operator)
+                candidate = own.candidate(own.parse(report.problem), Schedule.of(report.winner.schedule))
+                longest = max(own.test_problems(candidate.kernel), key=lambda problem: problem.sum_length or 0)
+                yield report.name, candidate, longest
 
 
 def report(candidate: Candidate, problem: Problem, processes: Processes) -> dict[str, Any]:
@@ -256,14 +255,9 @@ def report(candidate: Candidate, problem: Problem, processes: Processes) -> dict
         if build.errors:
             raise SystemExit(f"the kernel does not compile: {build.errors}")
         ((library, _),) = build.libraries
-        found = figures(problem, {"ours": OnCpu(candidate, library), **WAYS})
+        errors = figures(problem, {"ours": OnCpu(candidate, library), **WAYS})
     schedule = candidate.schedule.as_dict()
-    return {
-        "problem": problem.canonical(),
-        "sum_length": problem.sum_length,
-        "schedule": schedule,
-        "figures": found,
-    }
+    return {"problem": problem.canonical(), "sum_length": problem.sum_length, "schedule": schedule, "figures": errors}
 
 
 def show(row: Mapping[str, Any]) -> None:
@@ -273,33 +267,32 @@ def show(row: Mapping[str, Any]) -> None:
     name = f"{row['name']}: " if row["name"] else ""
     print(f"\n{name}{p['operator']} {p['dtype']}{tf32} to {p['out_dtype']}, sums of {row['sum_length']}{slices}")
     print(f"  {'':22}{'max':>10}{'rms':>10}{'of bound':>10}{'integers wrong':>16}")
-    for name, one in row["figures"].items():
-        print(
-            f"  {name:22}{one['max']:10.1e}{one['rms']:10.1e}{one['of_bound']:10.2g}{one['integers_wrong']:16.1%}",
-            flush=True,
+    for name, errors in row["figures"].items():
+        numbers = (
+            f"{errors['max']:10.1e}{errors['rms']:10.1e}{errors['of_bound']:10.2g}{errors['integers_wrong']:16.1%}"
         )
+        print(f"  {name:22}{numbers}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--problem", type=json.loads, help="a problem of any operator, as in a job request")
     parser.add_argument("--tunables", type=json.loads, help="lists of values by tunable, as in a search")
     parser.add_argument("--job", help="its winners instead, on reduced extents")
     parser.add_argument("--url", help="of the service that has the job; default: CUKILN_URL, else the local one")
-    parser.add_argument("--no-keep", action="store_true", help="write no file into benchmarks/results")
-    chosen_options = parser.parse_args()
+    arguments = parser.parse_args()
     asked: Iterator[tuple[str, Candidate, Problem]]
-    if chosen_options.job:
-        asked = winners(chosen_options.job, chosen_options.url)
+    if arguments.job:
+        asked = winners(arguments.job, arguments.url)
     else:
-        one = [(chosen_options.problem, chosen_options.tunables)] if chosen_options.problem else default_problems()
-        asked = (("", candidate, candidate.problem) for candidate in (chosen(*each) for each in one))
+        problems = [(arguments.problem, arguments.tunables)] if arguments.problem else default_problems()
+        asked = (("", candidate, candidate.problem) for candidate in (chosen(*problem) for problem in problems))
     rows = []
     with closing(Processes()) as processes:
         for name, candidate, problem in asked:
             rows.append({"name": name, **report(candidate, problem, processes)})
             show(rows[-1])
-    keep = not (chosen_options.no_keep or chosen_options.job)
+    keep = not (arguments.no_file or arguments.job)
     keep_result({"benchmark": "accuracy", "target": TARGET, "rows": rows}, keep=keep)
 
 

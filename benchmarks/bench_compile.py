@@ -2,8 +2,8 @@
 
 Run with `make bench-compile` or `python -m benchmarks.bench_compile`. `compile_ways` says what the ways are. For every
 operator that is present, the kernels are the first by index of level 2 of its named public shapes (`CASES`), equally
-many of each; the ways take turns, round by round, so that a busy machine hits all. All ways must come to the same
-machine code, kernel by kernel. The last line is one JSON object, which is also kept under `benchmarks/results/`.
+many of each; the ways are interleaved, round by round, so that a busy machine affects all. All ways must produce the
+same machine code, kernel by kernel.
 
 - `ratio_wall`, `ratio_cpu`, `ratio_hidet`: one file per kernel over ours, in wall and in CPU seconds (hidet's
   definition: summed over all processes); hidet's rule over ours. Of the medians over the rounds.
@@ -20,30 +20,28 @@ machine code, kernel by kernel. The last line is one JSON object, which is also 
 
 from __future__ import annotations
 
-import argparse
 import os
-import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.compile_ways import LIMITS, Compiled, Ways
 from benchmarks.cutlass import cutlass_headers, cutlass_seconds
-from benchmarks.keep_result import keep_result
+from benchmarks.keep_result import keep_result, options
 from benchmarks.shapes import public_shape, shape_sets
-from codegen.compile_cost import MAX_BYTES
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator, operators
-from codegen.rules import Rejected
-from codegen.search import Search
+from codegen.predict.compile_cost import MAX_BYTES
+from codegen.search.rules import Rejected
+from codegen.search.search import Search
 from codegen.targets import Target, target
-from workers.processes import Processes
-from workers.toolchain import find_toolchain
+from workers.compile.toolchain import find_toolchain
+from workers.processes.processes import Processes
 
 TARGET = "sm_90a"
 LEVEL = 2
@@ -61,9 +59,9 @@ class Case:
     model: str | None = None
 
 
-# An operator that is not there yet is left out; adding one takes an entry of named shapes. Of matmul, both of its ways
-# to compute count half: on the CUDA cores and on tensor cores. The latter are shown alone too: each takes nvcc two
-# times as long, so the fixed cost of a file, which is what grouping saves, is the smaller part of theirs.
+# An operator that does not exist is left out. Half of matmul's kernels run on the CUDA cores, half on tensor cores. The
+# latter are measured alone too: each takes nvcc twice as long, so the fixed cost of a file, which grouping saves, is a
+# smaller part of theirs.
 CASES = {
     "matmul": Case("matmul", ("square/float32_1024", "square/float16_1024"), 96, "bert_base_b8_s128"),
     "matmul/float16": Case("matmul", ("square/float16_1024",), 48),
@@ -90,11 +88,9 @@ class Line:
 
 def fit_line(points: Sequence[tuple[float, float]]) -> Line:
     """Through (x, y) with at least two different x."""
-    slope, intercept = statistics.linear_regression(*zip(*points, strict=True))
-    mean = statistics.fmean(y for _, y in points)
-    whole = sum((y - mean) ** 2 for _, y in points)
-    rest = sum((y - slope * x - intercept) ** 2 for x, y in points)
-    return Line(slope, intercept, 1.0 if whole == 0 else 1 - rest / whole)
+    xs, ys = zip(*points, strict=True)
+    constant = len(set(ys)) == 1
+    return Line(*statistics.linear_regression(xs, ys), r2=1.0 if constant else statistics.correlation(xs, ys) ** 2)
 
 
 def floor_seconds(line: Line, kernels: int, cores: int) -> float:
@@ -105,29 +101,21 @@ def floor_seconds(line: Line, kernels: int, cores: int) -> float:
 def first_kernels(case: Case, sheet: Target) -> tuple[list[Kernel], int]:
     """The case's kernels, shape by shape, and how many candidates stand before the next one."""
     op = operator(case.operator)
-    found: list[Kernel] = []
+    kernels: dict[Kernel, None] = {}
     candidates = 0
     for number, name in enumerate(case.shapes):
-        share = (case.kernels + number) // len(case.shapes)
-        kernels, seen = _first(op.parse(public_shape(name)), sheet, share)
-        found += kernels
-        candidates += seen
-    return list(dict.fromkeys(found)), candidates
-
-
-def _first(problem: Any, sheet: Target, count: int) -> tuple[list[Kernel], int]:
-    op = operator(problem.operator)
-    found: dict[Kernel, None] = {}
-    candidates = 0
-    for schedule in op.space(problem, sheet, Search(level=LEVEL)):
-        if isinstance(op.rules(problem, schedule, sheet), Rejected):
-            continue
-        kernel = op.candidate(problem, schedule).kernel
-        if kernel not in found and len(found) == count:
-            break
-        found[kernel] = None
-        candidates += 1
-    return list(found), candidates
+        of_shape: set[Kernel] = set()
+        problem = op.parse(public_shape(name))
+        for schedule in op.space(problem, sheet, Search(level=LEVEL)):
+            if isinstance(op.rules(problem, schedule, sheet), Rejected):
+                continue
+            kernel = op.candidate(problem, schedule).kernel
+            if kernel not in of_shape and len(of_shape) == (case.kernels + number) // len(case.shapes):
+                break
+            of_shape.add(kernel)
+            kernels[kernel] = None
+            candidates += 1
+    return list(kernels), candidates
 
 
 def model_candidates(case: Case, sheet: Target, limit: int) -> list[Candidate]:
@@ -135,65 +123,46 @@ def model_candidates(case: Case, sheet: Target, limit: int) -> list[Candidate]:
     if case.model is None:
         return []
     problems = [problem for problem in shape_sets()[case.model] if problem["operator"] == case.operator]
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for problem in problems:
-        fields = {name: value for name, value in problem.items() if name != "name"}
-        found += lower(operator(case.operator).parse(fields), sheet, Search(level=LEVEL, limit=limit)).candidates
-    return found
+        parsed = operator(case.operator).parse(public_shape(problem["name"]))
+        candidates += lower(parsed, sheet, Search(level=LEVEL, limit=limit)).candidates
+    return candidates
 
 
 def require_equal_code(ways: Mapping[str, Compiled]) -> None:
-    """Ends the benchmark where two ways came to different machine code for a kernel."""
+    """Ends the benchmark where two ways produced different machine code for a kernel."""
     (first, expected), *others = ways.items()
-    for name, found in others:
-        if found.digests != expected.digests:
-            differing = sorted(
-                kernel for kernel in expected.digests if found.digests.get(kernel) != expected.digests[kernel]
-            )
+    for name, way in others:
+        differing = sorted(kernel for kernel, code in expected.digests.items() if way.digests.get(kernel) != code)
+        if differing:
             raise SystemExit(
                 f"the code of {len(differing)} kernels differs between {first} and {name}: {differing[:3]}"
             )
 
 
-def medians(rounds: Sequence[Mapping[str, Compiled]], name: str) -> tuple[float, float]:
-    """Wall and CPU seconds of a way."""
-    wall = statistics.median(one[name].wall for one in rounds)
-    return wall, statistics.median(one[name].cpu for one in rounds)
-
-
-def take_turns(
-    ways: Ways, kernels: Sequence[Kernel], rounds: int, say: Callable[[str], None]
-) -> list[dict[str, Compiled]]:
+def interleaved(ways: Ways, kernels: Sequence[Kernel], rounds: int, case: str) -> list[dict[str, Compiled]]:
     """Every way, round by round."""
-    found = []
+    results = []
     for number in range(rounds):
-        one = {
-            "baseline": ways.alone(kernels),
-            "hidet_rule": ways.hidet(kernels),
-            "ours": ways.ours(kernels),
-        }
-        require_equal_code(one)
-        found.append(one)
-        say(f"round {number + 1}: {', '.join(f'{name} {way.wall:.1f} s' for name, way in one.items())}")
-    return found
-
-
-def device_seconds(ways: Ways, kernels: Sequence[Kernel]) -> dict[int, float]:
-    """Of one group of every fourth kernel, of every second, and of all, by the number of kernels."""
-    return {len(kernels[::step]): ways.device_seconds(kernels[::step]) for step in (4, 2, 1)}
+        compiled = {"baseline": ways.alone(kernels), "hidet_rule": ways.hidet(kernels), "ours": ways.ours(kernels)}
+        require_equal_code(compiled)
+        results.append(compiled)
+        seconds = ", ".join(f"{name} {way.wall:.1f} s" for name, way in compiled.items())
+        print(f"{case}, round {number + 1}: {seconds}", flush=True)
+    return results
 
 
 def figures(
     rounds: Sequence[Mapping[str, Compiled]], device: Mapping[int, float], kernels: int, candidates: int, cores: int
 ) -> dict[str, Any]:
-    """Of one case, without what takes a set of its own. `device`: seconds of a group's device pass by its kernels."""
-    wall, cpu = {}, {}
-    for name in ("baseline", "hidet_rule", "ours"):
-        wall[name], cpu[name] = medians(rounds, name)
+    """Of one case, without candidates and CUTLASS. `device`: seconds of a group's device pass by its kernels."""
+    wall = {name: statistics.median(compiled[name].wall for compiled in rounds) for name in rounds[0]}
+    cpu = {name: statistics.median(compiled[name].cpu for compiled in rounds) for name in rounds[0]}
     line = fit_line(list(device.items()))
     floor = floor_seconds(line, kernels, cores)
-    middle = sorted(rounds, key=lambda one: one["ours"].wall)[len(rounds) // 2]["ours"]
-    memory = max(sum(sorted(one["ours"].files)[-cores:]) for one in rounds)
+    middle = sorted(rounds, key=lambda compiled: compiled["ours"].wall)[len(rounds) // 2]["ours"]
+    memory = max(sum(sorted(compiled["ours"].files)[-cores:]) for compiled in rounds)
     return {
         "kernels": kernels,
         "candidates": candidates,
@@ -213,15 +182,15 @@ def figures(
             "cpu_s_by_size": {str(size): round(seconds, 2) for size, seconds in device.items()},
         },
         "memory": {"peak_bytes": memory, "budget_bytes": MAX_BYTES},
-        "rounds": [{name: round(way.wall, 2) for name, way in one.items()} for one in rounds],
+        "rounds": [{name: round(way.wall, 2) for name, way in compiled.items()} for compiled in rounds],
     }
 
 
-def per_candidate(ways: Ways, candidates: Sequence[Candidate], load: Callable[[Path], int]) -> dict[str, Any]:
+def per_candidate(ways: Ways, candidates: Sequence[Candidate], processes: Processes) -> dict[str, Any]:
     """One file per candidate against ours, once; every library of both is loaded afterwards."""
     kernels = [candidate.kernel for candidate in candidates]
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="cukiln-bench-") as name:
+        folder = Path(name)
         (folder / "ours").mkdir()
         (folder / "alone").mkdir()
         ours = ways.ours(kernels, folder / "ours")
@@ -234,14 +203,12 @@ def per_candidate(ways: Ways, candidates: Sequence[Candidate], load: Callable[[P
             "ours_s": round(ours.wall, 2),
             "ratio_cpu": round(alone.cpu / ours.cpu, 2),
             "ratio": round(alone.wall / ours.wall, 2),
-            "libraries_loaded": {name: load(folder / name) for name in ("alone", "ours")},
+            "libraries_loaded": {name: load_all(folder / name, processes) for name in ("alone", "ours")},
         }
-    finally:
-        shutil.rmtree(folder)
 
 
 def load_all(folder: Path, processes: Processes) -> int:
-    """How many libraries of the folder a process could load; ends the benchmark where one cannot be."""
+    """How many libraries of the folder a process loaded; ends the benchmark where one cannot be loaded."""
     libraries = sorted(map(str, folder.glob("*/*.so")))
     script = "import ctypes, sys\nfor name in sys.argv[1:]: ctypes.CDLL(name)"
     for first in range(0, len(libraries), 64):
@@ -253,7 +220,7 @@ def load_all(folder: Path, processes: Processes) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Seconds to compile many kernels, in four ways.")
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="how often each way compiles the set")
     parser.add_argument("--kernels", type=int, help="per case; default: as the cases say")
     parser.add_argument("--only", nargs="*", default=[], help="cases whose name begins so; default: all")
@@ -261,35 +228,34 @@ def main() -> None:
     parser.add_argument(
         "--cutlass", type=Path, help="the folder that holds cutlass/cutlass.h; default: where it is found"
     )
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     arguments = parser.parse_args()
     whole = arguments.kernels is None and arguments.limit == CANDIDATES_PER_PROBLEM
     begins = tuple(arguments.only) or ("",)
     sheet, cores, processes = target(TARGET), len(os.sched_getaffinity(0)), Processes()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     try:
         toolchain = find_toolchain(processes)
         ways = Ways(toolchain, sheet, processes, cores)
         for name, case in CASES.items():
             if case.operator not in operators() or not name.startswith(begins):
                 continue
-            wanted = Case(case.operator, case.shapes, arguments.kernels or case.kernels, case.model)
-            kernels, candidates = first_kernels(wanted, sheet)
-            rounds = take_turns(
-                ways, kernels, arguments.rounds, lambda told, name=name: print(f"{name}, {told}", flush=True)
-            )
-            found[name] = figures(rounds, device_seconds(ways, kernels), len(kernels), candidates, cores)
-            if several := model_candidates(wanted, sheet, arguments.limit) if arguments.limit else []:
-                alone = per_candidate(ways, several, lambda folder: load_all(folder, processes))
-                found[name] |= {"ratio_per_candidate": alone["ratio"], "per_candidate": alone}
-            print(f"{name}: {found[name]}", flush=True)
+            case = replace(case, kernels=arguments.kernels or case.kernels)
+            kernels, candidates = first_kernels(case, sheet)
+            rounds = interleaved(ways, kernels, arguments.rounds, name)
+            # One group of every fourth kernel, of every second, and of all.
+            device = {len(kernels[::step]): ways.device_seconds(kernels[::step]) for step in (4, 2, 1)}
+            results[name] = figures(rounds, device, len(kernels), candidates, cores)
+            if several := model_candidates(case, sheet, arguments.limit) if arguments.limit else []:
+                alone = per_candidate(ways, several, processes)
+                results[name] |= {"ratio_per_candidate": alone["ratio"], "per_candidate": alone}
+            print(f"{name}: {results[name]}", flush=True)
         headers = cutlass_headers(arguments.cutlass)
         cutlass = cutlass_seconds(headers, ways, processes, sheet) if headers is not None else None
     finally:
         processes.close()
     result = {
         "benchmark": "-".join(["compile", *arguments.only]),
-        "operators": found,
+        "operators": results,
         **({"cutlass": cutlass} if cutlass else {}),
         "target": sheet.name,
         "processes": cores,

@@ -1,20 +1,18 @@
-"""Whether the API answers while everything that it must bound is tried at once.
+"""Whether the API answers while all of its resource limits are stressed at once.
 
 Run with `make bench-doors` or `python -m benchmarks.bench_doors`. An API by itself, on a data folder with winners for
 100 problems, copies of one that was tuned. Against it, all at the same time:
 
 - 2,000 connections that each send half of a request: two thirds of them half of a head, the rest half of a body; one
   that is closed is opened again within ten seconds; the figures begin when all have been opened;
-- bodies of 8 MB, twelve at once, again and again: `[]`, `{}`, `0,` and strings without end, and whole requests of
+- bodies of 8 MB, twelve at a time, repeatedly: `[]`, `{}`, `0,` and strings without end, and whole requests of
   10,000 problems (3.4 MB);
 - an import of 66 MB, which is more than is allowed, and one of as much as is allowed.
 
-Beside them a probe every 0.1 s and 50 lookups a second (one problem each, counted from the moment in which they were
-due), each over a new connection, as of a client that starts. `quiet`: the same before. The peer, asked at the same
-time, is a server of Python's standard library that nothing attacks: what the machine itself takes, which the attack
-shares. Memory is the largest resident size (VmHWM) of the API's two processes, added.
-
-The last line is one JSON object, which is also kept under `benchmarks/results/`.
+Beside them a probe every 0.1 s and 50 lookups a second (one problem each, latency from when they were due), each over a
+new connection, as from a client that starts. `quiet`: the same before. The peer, measured at the same time, is a server
+of Python's standard library that is not attacked: the latency that the machine itself adds. Memory is the peak resident
+size (VmHWM) of the API's two processes, added.
 """
 
 from __future__ import annotations
@@ -24,31 +22,27 @@ import asyncio
 import http.server
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.bench_lookup import most_resident, wait_for
-from benchmarks.keep_result import keep_result
+from benchmarks.harness import peak_memory, scratch_folder, spawned, started
+from benchmarks.keep_result import keep_result, options
 from benchmarks.lookup_load import percentiles
 from benchmarks.lookup_winners import TARGET, body, places, problem, publish
-from cukiln.client import Client
-from storage.database import Database
-from storage.descriptors import raise_descriptor_limit
-from storage.settings import load_settings
-from workers.serve import child_environment, embedded
-from workers.start_checks import free_port
+from storage.config.descriptors import raise_descriptor_limit
+from storage.config.settings import load_settings
+from storage.database.session import Database
+from workers.supervisor.serve import child_environment
+from workers.supervisor.start_checks import free_port
 
 SLOW_CONNECTIONS = 2_000
 BODY_BYTES = 8 * 2**20 - 1_000
@@ -64,7 +58,7 @@ WINNERS = 100
 
 @dataclass
 class Answers:
-    """Seconds of all, and what they came to."""
+    """Seconds and statuses of all answers."""
 
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
@@ -97,7 +91,7 @@ async def at_rate(per_second: float, seconds: float, call: Callable[[], Awaitabl
     """Calls at their due times, whether the ones before are answered or not."""
     answers = Answers()
 
-    async def one(due: float) -> None:
+    async def timed(due: float) -> None:
         status = await call()
         answers.statuses[status] += 1
         answers.seconds.append(time.perf_counter() - due)
@@ -107,7 +101,7 @@ async def at_rate(per_second: float, seconds: float, call: Callable[[], Awaitabl
         for number in range(int(per_second * seconds)):
             due = start + number / per_second
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(one(due))
+            group.create_task(timed(due))
     return answers
 
 
@@ -201,14 +195,14 @@ class Attack:
 
 
 def attack(port: int) -> None:
-    """In a process of its own, so that the measuring one is not held up: until SIGTERM."""
+    """Until SIGTERM; in a process of its own, so that it does not delay the measuring one."""
     raise_descriptor_limit()
 
     async def run() -> None:
         attacking = Attack(port)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, attacking.stop)
         await attacking.run()
-        counts = {name: dict(one) for name, one in attacking.statuses.items()}
+        counts = {name: dict(statuses) for name, statuses in attacking.statuses.items()}
         print(json.dumps({**counts, "slow_connections_reopened": attacking.reopened - SLOW_CONNECTIONS}))
 
     asyncio.run(run())
@@ -226,71 +220,56 @@ class Ok(http.server.BaseHTTPRequestHandler):
 
 
 def peak_of_all(pid: int) -> int:
-    """Of the process and of those that it started, together."""
-    return sum(most_resident(one.pid) for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)))
+    """Of the process and its descendants, added."""
+    root = psutil.Process(pid)
+    return sum(peak_memory(process.pid) for process in (root, *root.children(recursive=True)))
 
 
 def run(seconds: float) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-doors-"))
-    settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none")
-    database = Database(settings.database_url)
-    with embedded(settings) as running, Client(running.url) as client:
-        job = client.tune([problem(0)], target=TARGET, search={"level": 0})
-        publish(database, client.kernel(job.problems[0].key), places(WINNERS))
-    database.dispose()
     peer = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ok)
     threading.Thread(target=peer.serve_forever, daemon=True).start()
-    log = folder / "api.log"
-    environment = child_environment(settings)
-    with log.open("wb") as output:
-        api = subprocess.Popen([sys.executable, "-m", "service"], env=environment, stderr=output)
-    attacking = None
-    try:
-        wait_for(settings.port)
-        quiet = asyncio.run(measured(settings.port, peer.server_port, seconds / 3))
-        before = peak_of_all(api.pid)
-        attacking = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bench_doors", "--attack", str(settings.port)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert attacking.stdout is not None
-        attacking.stdout.readline()  # all are open
-        attacked = asyncio.run(measured(settings.port, peer.server_port, seconds))
-        attacking.terminate()
-        sent = json.loads(attacking.communicate(timeout=200)[0].splitlines()[-1])
-        return {
-            "benchmark": "doors",
-            "healthz_worst_ms": attacked["healthz"]["max_ms"],
-            "lookup_p99_ms": attacked["lookups"]["p99_ms"],
-            "memory_bytes": peak_of_all(api.pid),
-            "memory_before_bytes": before,
-            "log_bytes": log.stat().st_size,
-            "attacked": attacked,
-            "quiet": quiet,
-            "sent": sent,
-        }
-    finally:
-        for process in (attacking, api):
-            if process is not None:
-                process.kill()
-                process.wait()
-        peer.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with scratch_folder() as folder:
+        settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none")
+        database = Database(settings.database_url)
+        with started(settings) as (client, _):
+            job = client.tune([problem(0)], target=TARGET, search={"level": 0})
+            publish(database, client.kernel(job.problems[0].key), places(WINNERS))
+        database.dispose()
+        log, environment = folder / "api.log", child_environment(settings)
+        command = [sys.executable, "-m", "service"]
+        with log.open("wb") as output, spawned(command, settings.port, env=environment, stderr=output) as api:
+            quiet = asyncio.run(measured(settings.port, peer.server_port, seconds / 3))
+            before = peak_of_all(api.pid)
+            attacker = [sys.executable, "-m", "benchmarks.bench_doors", "--attack", str(settings.port)]
+            with spawned(attacker, settings.port, env=environment, stdout=subprocess.PIPE) as attacking:
+                assert attacking.stdout is not None
+                attacking.stdout.readline()  # all are open
+                attacked = asyncio.run(measured(settings.port, peer.server_port, seconds))
+                attacking.terminate()
+                sent = json.loads(attacking.communicate(timeout=200)[0].splitlines()[-1])
+            return {
+                "benchmark": "doors",
+                "healthz_worst_ms": attacked["healthz"]["max_ms"],
+                "lookup_p99_ms": attacked["lookups"]["p99_ms"],
+                "memory_bytes": peak_of_all(api.pid),
+                "memory_before_bytes": before,
+                "log_bytes": log.stat().st_size,
+                "attacked": attacked,
+                "quiet": quiet,
+                "sent": sent,
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of the attack (default: 30)")
-    parser.add_argument("--no-keep", action="store_true", help="do not write the result file")
     parser.add_argument("--attack", type=int, metavar="PORT", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     raise_descriptor_limit()
-    if options.attack is not None:
-        attack(options.attack)
+    if arguments.attack is not None:
+        attack(arguments.attack)
     else:
-        keep_result(run(options.seconds), keep=not options.no_keep)
+        keep_result(run(arguments.seconds), keep=not arguments.no_file)
 
 
 if __name__ == "__main__":

@@ -8,44 +8,28 @@ data folder, with two compile workers.
 - `plan`: eight small jobs run again and again, and lookups are asked for all the time, while a job of problems with
   100,000 candidates in all is planned; then it is cancelled. `long_transactions`: those that held the write lock for
   more than 250 ms, from the logs; `leases_lost` likewise. Lookups in milliseconds, as a client sees them.
-
-The last line is one JSON object, which is also kept under `benchmarks/results/`.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
-import shutil
 import statistics
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keep_result import keep_result
+from benchmarks.harness import TARGET, scratch_folder, started
+from benchmarks.keep_result import keep_result, load, options
 from cukiln.client import Client
-from storage.settings import load_settings
-from workers.serve import embedded
+from storage.config.settings import load_settings
 
-TARGET = "sm_90a"
 MATMUL = {"operator": "matmul", "layout": "nn", "dtype": "float32"}
 PROBLEMS, CANDIDATES = 200, 4
 PLANNED = 100_000
 RUNNING_JOBS = 8
 LONG = re.compile(r"a write transaction held the lock for (\d+) ms")
 LOST = re.compile(r"is abandoned|lease of .* ended|no longer held")
-
-
-@contextmanager
-def service(folder: Path) -> Iterator[tuple[Client, Path]]:
-    settings = load_settings(data_dir=folder, port=0, workers=2)
-    with embedded(settings) as running, Client(running.url) as client:
-        yield client, folder / "logs"
 
 
 def problem(number: int, seed: int, limit: int = CANDIDATES) -> dict[str, Any]:
@@ -60,7 +44,7 @@ def behind(client: Client) -> dict[str, Any]:
         client.wait(client.submit({"target": TARGET, "problems": [problem(0, seed)]}))
         return time.perf_counter() - began
 
-    run(1)  # the first request of a service loads what others find
+    run(1)  # the first request of a service imports modules
     alone = run(2)
     began = time.perf_counter()
     large = client.submit({"target": TARGET, "problems": [problem(n, 1000) for n in range(PROBLEMS)]})
@@ -75,8 +59,8 @@ def behind(client: Client) -> dict[str, Any]:
     }
 
 
-class Asking(threading.Thread):
-    """Looks up one problem all the time; how long each answer took."""
+class LookupThread(threading.Thread):
+    """Looks one problem up repeatedly; the latency of each answer."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -92,8 +76,8 @@ class Asking(threading.Thread):
                 time.sleep(0.02)
 
 
-class Working(threading.Thread):
-    """Small jobs, one after the other, as long as it is asked for."""
+class JobThread(threading.Thread):
+    """Small jobs, one after the other, until `stop` is set."""
 
     def __init__(self, url: str, number: int) -> None:
         super().__init__()
@@ -108,35 +92,34 @@ class Working(threading.Thread):
 
 
 def planned_beside_others(client: Client, url: str, logs: Path) -> dict[str, Any]:
-    working = [Working(url, number) for number in range(RUNNING_JOBS)]
-    asking = Asking(url)
-    for thread in (*working, asking):
+    job_threads = [JobThread(url, number) for number in range(RUNNING_JOBS)]
+    lookups = LookupThread(url)
+    threads: list[LookupThread | JobThread] = [*job_threads, lookups]
+    for thread in threads:
         thread.start()
     time.sleep(5.0)
     each = 4_000
+    shape = {**MATMUL, "dtype": "float16", "m": 4096, "n": 4096}
     problems = [
-        {**MATMUL, "dtype": "float16", "m": 4096, "n": 4096, "k": 4096 + 64 * n} for n in range(PLANNED // each)
-    ]
-    searched = [
-        {**one, "name": f"q{n}", "search": {"level": 2, "limit": each, "seed": n}} for n, one in enumerate(problems)
+        {**shape, "name": f"q{n}", "k": 4096 + 64 * n, "search": {"level": 2, "limit": each, "seed": n}}
+        for n in range(PLANNED // each)
     ]
     began = time.perf_counter()
-    large = client.submit({"target": TARGET, "problems": searched}).job
-    while (now := client.job(large)).progress.lower.done < len(searched) and now.state in ("queued", "running"):
+    large = client.submit({"target": TARGET, "problems": problems}).job
+    while (now := client.job(large)).progress.lower.done < len(problems) and now.state in ("queued", "running"):
         time.sleep(0.5)
     planning = time.perf_counter() - began
-    candidates = sum(one.candidates for one in now.problems)
+    candidates = sum(problem.candidates for problem in now.problems)
     began = time.perf_counter()
     client.cancel(large)
     cancel = time.perf_counter() - began
     time.sleep(5.0)
-    asking.stop.set()
-    for one in working:
-        one.stop.set()
-    for thread in (*working, asking):
+    for thread in threads:
+        thread.stop.set()
+    for thread in threads:
         thread.join()
     text = "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
-    states = [state for one in working for state in one.states]
+    states = [state for thread in job_threads for state in thread.states]
     return {
         "candidates": candidates,
         "planning_s": round(planning, 1),
@@ -145,35 +128,28 @@ def planned_beside_others(client: Client, url: str, logs: Path) -> dict[str, Any
         "small_jobs_done": states.count("done"),
         "long_transactions": sorted((int(ms) for ms in LONG.findall(text)), reverse=True),
         "leases_lost": len(LOST.findall(text)),
-        "lookups": len(asking.milliseconds),
-        "lookup_median_ms": round(statistics.median(asking.milliseconds), 1),
-        "lookup_max_ms": round(max(asking.milliseconds), 1),
+        "lookups": len(lookups.milliseconds),
+        "lookup_median_ms": round(statistics.median(lookups.milliseconds), 1),
+        "lookup_max_ms": round(max(lookups.milliseconds), 1),
     }
 
 
 def measure(folder: Path, parts: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"benchmark": "fairness", "target": TARGET, "load_before": round(os.getloadavg()[0], 1)}
-    if "behind" in parts:
-        with service(folder / "behind") as (client, _):
-            found["behind"] = behind(client)
-        print("behind", found["behind"], flush=True)
-    if "plan" in parts:
-        with service(folder / "plan") as (client, logs):
-            found["plan"] = planned_beside_others(client, client.url, logs)
-        print("plan", found["plan"], flush=True)
-    return found
+    result: dict[str, Any] = {"benchmark": "fairness", "target": TARGET, "load_before": load()}
+    for part in parts:
+        with started(load_settings(data_dir=folder / part, port=0, workers=2)) as (client, _):
+            logs = folder / part / "logs"
+            result[part] = behind(client) if part == "behind" else planned_beside_others(client, client.url, logs)
+        print(part, result[part], flush=True)
+    return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--only", choices=["behind", "plan"], help="one part")
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
-    try:
+    with scratch_folder() as folder:
         result = measure(folder, [arguments.only] if arguments.only else ["behind", "plan"])
-    finally:
-        shutil.rmtree(folder)
     keep_result(result, keep=not arguments.no_file)
 
 

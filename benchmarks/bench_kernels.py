@@ -1,14 +1,13 @@
 """The kernels that tuning finds for the public shapes on this machine's GPU, against the vendor's library.
 
 Run with `make bench-kernels` or `python -m benchmarks.bench_kernels [--only PATTERN] [--level N] [--budget SECONDS]`.
-Measures the device's ceilings, then tunes `shapes.json`, as far as there are operators for it, and the gradients of its
-convolutions by the stand-alone path (`workers.measure_bundle`): every candidate is proved and timed, the best are
-compared in turns with the vendor's library. It ends within `--budget`, by when as many shapes as possible of each
-operator and dtype have a first comparison; everything stands in `--out`, and the same command goes on with it. Without
-a GPU it says so, exits with 2 and writes nothing.
+Measures the device's ceilings, then tunes `shapes.json`, as far as there are operators, and the gradients of its
+convolutions by the stand-alone path (`workers.offline.measure_bundle`): every candidate is verified and timed, the best
+run interleaved with the vendor's library. It ends within `--budget`, by when as many shapes as possible of each
+operator and dtype have a first comparison; everything is in `--out`, and the same command continues from it. Without
+a GPU it exits with 2 and writes nothing.
 
-The last line is one JSON object, also where the run was cut short; it is OUT/kernels.json too, and is kept under
-`benchmarks/results/` where all shapes were measured:
+The result, also of a run that was cut short, is OUT/kernels.json too; it is kept where all shapes were measured:
 
 - `complete`: whether every candidate was measured; `without_winner` names the shapes that have no time yet,
   `without_vendor` those that were not compared with the vendor's library.
@@ -33,17 +32,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keep_result import keep_result
+from benchmarks.keep_result import keep_result, options
 from benchmarks.prediction_quality import quality
 from benchmarks.shapes import every_shape
 from codegen.operators import operator, operators
-from codegen.schedule import Schedule
-from workers import measure_bundle
-from workers.elsewhere.measured import RESULTS_FILE, write_whole
-from workers.elsewhere.show import best_of, vendor_off, vendor_us
-from workers.gpu.interface import Device, GpuMissing
+from codegen.search.schedule import Schedule
+from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import child_environment, probe
-from workers.processes import Limits, Processes
+from workers.offline import measure_bundle
+from workers.offline.measured import RESULTS_FILE, write_whole
+from workers.offline.show import best_of, vendor_off, vendor_us
+from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=300, cpu_seconds=300, memory_bytes=32 << 30, output_bytes=1 << 20)
 WRONG_USE = 2
@@ -54,23 +53,21 @@ DEFAULT_BUDGET = 480.0
 LEAST_BUDGET = 1.0  # that is left for tuning after slow ceilings: what earlier runs found is shown even so
 
 
-def shapes(pattern: str) -> list[dict[str, Any]]:
+def matching_shapes(pattern: str) -> list[dict[str, Any]]:
     """The public shapes of known operators, gradients of convolutions too, whose names match, such as `llama3_8b/*`."""
-    known = operators()
-    return [
-        shape for shape in every_shape() if shape["operator"] in known and fnmatch.fnmatchcase(shape["name"], pattern)
-    ]
+    matching = (shape for shape in every_shape() if fnmatch.fnmatchcase(shape["name"], pattern))
+    return [shape for shape in matching if shape["operator"] in operators()]
 
 
 def figures(problem: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str, Any] | None:
-    """Of one shape; None where nothing was found for it."""
+    """Of one shape; None where it has no winner."""
     best = best_of(problem)
     if best is None:
         return None
     name, us = best
     kind = operator(problem["operator"])
     parsed = kind.parse(problem["problem"])
-    schedule = next(one["schedule"] for one in problem["candidates"] if one["candidate"] == name)
+    schedule = next(entry["schedule"] for entry in problem["candidates"] if entry["candidate"] == name)
     cost = kind.cost(parsed, Schedule.of(schedule))
     moved = cost.bytes_read + cost.bytes_written
     vendor, off = vendor_us(problem), vendor_off(problem)
@@ -86,7 +83,7 @@ def figures(problem: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[s
         "gb_s": round(moved / us * 1e-3, 1),
         "of_ceiling": round(max(roofs) / us, 4) if roofs else None,
         "candidates": len(problem["candidates"]),
-        "right": sum(one["verdict"] == "ok" for one in problem["candidates"]),
+        "right": sum(entry["verdict"] == "ok" for entry in problem["candidates"]),
         "schedule": schedule,
     }
 
@@ -96,11 +93,11 @@ def arithmetic(problem: Mapping[str, Any]) -> str:
     return "tf32" if problem.get("allow_tf32") else str(problem["dtype"])
 
 
-def by_kind(problems: Iterable[Mapping[str, Any]], found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def by_kind(problems: Iterable[Mapping[str, Any]], shapes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Per operator and dtype, of the shapes that the vendor's library computes too."""
     speeds: dict[str, dict[str, float]] = {}
     for problem in problems:
-        speed = found.get(problem["name"], {}).get("speed")
+        speed = shapes.get(problem["name"], {}).get("speed")
         if speed is not None:
             kind = f"{problem['operator']} {arithmetic(problem['problem'])}"
             speeds.setdefault(kind, {})[problem["name"]] = speed
@@ -119,22 +116,22 @@ def by_kind(problems: Iterable[Mapping[str, Any]], found: Mapping[str, Mapping[s
 def summarised(results: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[str, Any]:
     """The whole result from a results.json."""
     problems = results["problems"]
-    found = {problem["name"]: entry for problem in problems if (entry := figures(problem, ceilings)) is not None}
+    shapes = {problem["name"]: entry for problem in problems if (entry := figures(problem, ceilings)) is not None}
     device = results["device"]
     return {
         "benchmark": "kernels",
         "device": device["name"],
         "uuid": device["uuid"],
         "driver": device["driver"],
-        "plan_version": results["plan_version"],
+        "plan_versions": results["plan_versions"],
         "toolchains": results["toolchains"],
         "complete": results["complete"],
-        "without_winner": sorted(problem["name"] for problem in problems if problem["name"] not in found),
-        "without_vendor": sorted(name for name, one in found.items() if one["vendor_us"] is None),
+        "without_winner": sorted(problem["name"] for problem in problems if problem["name"] not in shapes),
+        "without_vendor": sorted(name for name, entry in shapes.items() if entry["vendor_us"] is None),
         "ceilings": {name: round(rate, 3) for name, rate in ceilings.items()},
-        "by_kind": by_kind(problems, found),
+        "by_kind": by_kind(problems, shapes),
         "prediction": quality(problems),
-        "shapes": found,
+        "shapes": shapes,
     }
 
 
@@ -142,9 +139,9 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
     """What the device reaches, from an earlier run under the same driver or measured now; empty where it cannot be."""
     path = out / CEILINGS_FILE
     if path.is_file():
-        known = json.loads(path.read_bytes())
-        if (known["uuid"], known["driver"]) == (device.uuid, device.driver):
-            return dict(known["ceilings"])
+        earlier = json.loads(path.read_bytes())
+        if (earlier["uuid"], earlier["driver"]) == (device.uuid, device.driver):
+            return dict(earlier["ceilings"])
     lease = measure_bundle.lease_of(device.uuid)
     with processes.private_folder("ceilings") as folder:
         command = [sys.executable, "-m", "benchmarks.device_ceilings", module, device.uuid, str(lease)]
@@ -152,56 +149,64 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
     if not finished.ok:
         measure_bundle.say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
         return {}
-    found: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
-    write_whole(path, json.dumps({"uuid": device.uuid, "driver": device.driver, "ceilings": found}).encode())
-    measure_bundle.say("ceilings: " + ", ".join(f"{name} {rate:.0f}" for name, rate in found.items()))
-    return found
+    ceilings: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
+    write_whole(path, json.dumps({"uuid": device.uuid, "driver": device.driver, "ceilings": ceilings}).encode())
+    measure_bundle.say("ceilings: " + ", ".join(f"{name} {rate:.0f}" for name, rate in ceilings.items()))
+    return ceilings
 
 
 def tune(
-    out: Path, problems: Sequence[Mapping[str, Any]], options: argparse.Namespace, budget: float
+    out: Path, problems: Sequence[Mapping[str, Any]], arguments: argparse.Namespace, budget: float
 ) -> tuple[int, dict[str, Any]]:
     """The exit status of the stand-alone run, and its results. Raises SystemExit where there are none."""
     request = out / "shapes.json"
-    request.write_text(json.dumps({"search": {"level": options.level}, "problems": list(problems)}), encoding="utf-8")
-    words = [str(request), "--out", str(out), "--gpu-module", options.gpu_module, "--seconds", str(options.seconds)]
-    words += [] if math.isinf(budget) else ["--budget", str(max(budget, LEAST_BUDGET))]
+    request.write_text(json.dumps({"search": {"level": arguments.level}, "problems": list(problems)}), encoding="utf-8")
+    command = [
+        str(request),
+        "--out",
+        str(out),
+        "--gpu-module",
+        arguments.gpu_module,
+        "--seconds",
+        str(arguments.seconds),
+    ]
+    command += [] if math.isinf(budget) else ["--budget", str(max(budget, LEAST_BUDGET))]
     for name in ("workers", "device", "limit"):
-        value = getattr(options, name)
-        words += [] if value is None else [f"--{name}", str(value)]
-    status = measure_bundle.main(words)
+        value = getattr(arguments, name)
+        command += [] if value is None else [f"--{name}", str(value)]
+    status = measure_bundle.main(command)
     if status == measure_bundle.WRONG_USE:
         raise SystemExit(status)
     return status, json.loads((out / RESULTS_FILE).read_bytes())
 
 
 def main() -> int:
-    options = _options()
+    arguments = _arguments()
     start = time.monotonic()
-    problems = shapes(options.only)
+    problems = matching_shapes(arguments.only)
     if not problems:
-        print(f"no public shape of {', '.join(operators())} matches {options.only!r}", file=sys.stderr)
+        print(f"no public shape of {', '.join(operators())} matches {arguments.only!r}", file=sys.stderr)
         return WRONG_USE
     with closing(Processes()) as processes:
         try:
-            device = measure_bundle.choose_device(probe(options.gpu_module, processes, LIMITS), options.device)
+            device = choose_device(probe(arguments.gpu_module, processes, LIMITS), arguments.device or "0")
         except GpuMissing as error:
             print(f"bench-kernels measures on a GPU, and there is none to use: {error}", file=sys.stderr)
             return WRONG_USE
-        out: Path = options.out.absolute()
+        out: Path = arguments.out.absolute()
         out.mkdir(parents=True, exist_ok=True)
-        ceilings = ceilings_of(options.gpu_module, device, out, processes)
-        status, results = tune(out, problems, options, options.budget - (time.monotonic() - start))
+        ceilings = ceilings_of(arguments.gpu_module, device, out, processes)
+        status, results = tune(out, problems, arguments, arguments.budget - (time.monotonic() - start))
     result = summarised(results, ceilings)
-    result |= {"level": options.level, "seconds": options.seconds, "wall_s": round(time.monotonic() - start, 1)}
+    result |= {"level": arguments.level, "seconds": arguments.seconds, "wall_s": round(time.monotonic() - start, 1)}
     write_whole(out / RESULT_FILE, (json.dumps(result) + "\n").encode())
-    whole = options.only == "*" and options.limit is None and result["complete"] and not options.no_file
+    whole = arguments.only == "*" and arguments.limit is None and result["complete"] and not arguments.no_file
     keep_result(result, keep=whole)
     return status
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def _arguments() -> argparse.Namespace:
+    parser = options(__doc__)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="shapes whose name matches; default: all")
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2), help="of the search")
     parser.add_argument("--limit", type=int, help="candidates of each shape: the best predicted")
@@ -211,9 +216,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, help="that compile side by side; default: one per core")
     parser.add_argument("--device", help="UUID or number of the GPU; default: the first")
-    parser.add_argument("--gpu-module", default="workers.gpu.cupy_gpu", help="what drives the GPU")
+    parser.add_argument("--gpu-module", default="workers.cuda.cupy_gpu", help="what drives the GPU")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"folder of everything ({DEFAULT_OUT})")
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     return parser.parse_args()
 
 

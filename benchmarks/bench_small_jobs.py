@@ -1,4 +1,4 @@
-"""What many small jobs cost that arrive at once: compiler starts, CPU seconds, wall seconds.
+"""The cost of many small jobs that arrive at once: compiler starts, CPU seconds, wall seconds.
 
 Run with `make bench-small-jobs` or `python -m benchmarks.bench_small_jobs`. A framework that meets one shape after the
 other sends a job for each: here 24 jobs of one problem with two or three candidates, no kernel in two of them, all sent
@@ -7,16 +7,12 @@ the same work costs where no two jobs can share a file.
 
 `nvcc` and `g++` count the starts, of which one each is a winner's own library, built alone for every job; `files` are
 the groups that were compiled. `cpu_seconds` are of all that the service started, from the first request to the last
-answer. The last line is one JSON object, which is also kept under `benchmarks/results/`.
+answer.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,30 +20,25 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from sqlalchemy import text
 
-from benchmarks.bench_overhead import PROBLEM, TARGET, ToolLog, fresh_schedules, service
-from benchmarks.keep_result import keep_result
+from benchmarks.bench_overhead import PROBLEM, ToolLog, fresh_schedules, service
+from benchmarks.harness import TARGET, count, scratch_folder
+from benchmarks.keep_result import keep_result, load, options
 from cukiln.client import Client
-from storage.database import Database
-from storage.settings import Settings
+from storage.config.settings import Settings
 
 JOBS, WORKERS = 24, 2
-SIZES = (2, 3)  # candidates of a job, in turns
-PARTS = {
-    "files": "SELECT count(*) FROM groups WHERE source IS NOT NULL",
-    "proofs": "SELECT count(*) FROM items WHERE kind = 'verify'",
-}
+SIZES = (2, 3)  # candidates of a job, alternately
+ROWS = {"files": "groups WHERE source IS NOT NULL", "proofs": "items WHERE kind = 'verify'"}
 
 
 def requests(schedules: Sequence[dict[str, Any]], first: int) -> list[dict[str, Any]]:
     """Of JOBS jobs, each for another shape and with kernels of its own."""
-    left, found = list(schedules), []
+    left, jobs = list(schedules), []
     for number in range(JOBS):
-        mine = [left.pop() for _ in range(SIZES[number % len(SIZES)])]
-        problem = {**PROBLEM, "m": 64 * (first + number + 1)}
-        found.append({"target": TARGET, "search": {"schedules": mine}, "problems": [problem]})
-    return found
+        search = {"schedules": [left.pop() for _ in range(SIZES[number % len(SIZES)])]}
+        jobs.append({"target": TARGET, "search": search, "problems": [{**PROBLEM, "m": 64 * (first + number + 1)}]})
+    return jobs
 
 
 def at_once(client: Client, jobs: Sequence[dict[str, Any]]) -> list[float]:
@@ -55,8 +46,9 @@ def at_once(client: Client, jobs: Sequence[dict[str, Any]]) -> list[float]:
     began = time.perf_counter()
 
     def run(job: dict[str, Any]) -> float:
-        done = client.wait(client.submit(job))
-        refuse_failed(done.state)
+        state = client.wait(client.submit(job)).state
+        if state != "done":
+            raise SystemExit(f"a job ended {state}")
         return time.perf_counter() - began
 
     with ThreadPoolExecutor(len(jobs)) as pool:
@@ -65,27 +57,15 @@ def at_once(client: Client, jobs: Sequence[dict[str, Any]]) -> list[float]:
 
 def one_by_one(client: Client, jobs: Sequence[dict[str, Any]]) -> list[float]:
     """Seconds from its own request to the end of each."""
-    found = []
-    for job in jobs:
-        found += at_once(client, [job])
-    return found
-
-
-def refuse_failed(state: str) -> None:
-    if state != "done":
-        raise SystemExit(f"a job ended {state}")
+    return [seconds for job in jobs for seconds in at_once(client, [job])]
 
 
 def counted(settings: Settings) -> dict[str, int]:
-    database = Database(settings.database_url)
-    with database.read() as session:
-        found = {name: int(session.execute(text(query)).scalar_one()) for name, query in PARTS.items()}
-    database.dispose()
-    return found
+    return {name: count(settings, rows) for name, rows in ROWS.items()}
 
 
 def cpu_seconds() -> float:
-    """Of every process that this one started, and all that they have waited for."""
+    """Of all descendants of this process, ended ones included."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -97,46 +77,42 @@ def cpu_seconds() -> float:
 
 
 def measure(folder: Path) -> dict[str, Any]:
-    log, found = ToolLog(folder), {}
+    log, figures = ToolLog(folder), {}
     schedules = fresh_schedules(2 * JOBS * max(SIZES))
     half = len(schedules) // 2
     with service(folder / "data", log, workers=WORKERS) as (client, settings):
         at_once(client, [{"target": TARGET, "search": {"level": 0}, "problems": [{**PROBLEM, "k": 32}]}])  # warm
         ways = {"at_once": (at_once, 0, schedules[:half]), "one_by_one": (one_by_one, JOBS, schedules[half:])}
-        for name, (run, first, mine) in ways.items():
-            jobs, before, spent = requests(mine, first), counted(settings), cpu_seconds()
+        for name, (run, first, schedules_of_way) in ways.items():
+            jobs, before, spent = requests(schedules_of_way, first), counted(settings), cpu_seconds()
             since, began = time.time(), time.perf_counter()
             ends = run(client, jobs)
-            found[name] = {
+            figures[name] = {
                 "wall_seconds": round(time.perf_counter() - began, 2),
                 "cpu_seconds": round(cpu_seconds() - spent, 2),
                 "job_seconds_median": round(statistics.median(ends), 2),
                 "job_seconds_first": round(min(ends), 2),
                 "nvcc": len(log.spans(since, "nvcc")),
                 "g++": len(log.spans(since, "g++")),
-                **{part: count - before[part] for part, count in counted(settings).items()},
+                **{name: rows - before[name] for name, rows in counted(settings).items()},
             }
-            print(name, found[name], flush=True)
+            print(name, figures[name], flush=True)
     return {
         "benchmark": "small-jobs",
         "target": TARGET,
         "jobs": JOBS,
         "workers": WORKERS,
         "candidates": sum(SIZES[number % len(SIZES)] for number in range(JOBS)),
-        "load_before": round(os.getloadavg()[0], 1),
-        **found,
+        "load_before": load(),
+        **figures,
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
+    parser = options(__doc__)
     arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="cukiln-bench-"))
-    try:
+    with scratch_folder() as folder:
         result = measure(folder)
-    finally:
-        shutil.rmtree(folder)
     keep_result(result, keep=not arguments.no_file)
 
 

@@ -1,47 +1,44 @@
-"""What a CPU proof costs: one-core CPU seconds of a candidate's whole test plan, g++ excluded and given beside.
+"""The cost of CPU verification: one-core CPU seconds of a candidate's whole verification plan; g++ is given apart.
 
 Run with `make bench-verify` or `python -m benchmarks.bench_verify_cpu [--kernels N] [--family NAME]`. It pins itself,
 and so all that it starts, to one core. The candidates are level-2 samples of public shapes, always the same ones, each
-with a kernel of its own, so that none shares another's proof: on tensor cores fp16, bf16, tf32, int8 and every way to
+with a kernel of its own, so that no two share a verdict: on tensor cores fp16, bf16, tf32, int8 and every way to
 split k; on the CUDA cores fp32.
 
 - `seconds_per_candidate`: all that the processes which run kernels used (their start, inputs, references, the runs),
-  divided by the candidates on tensor cores. `limit_seconds` is meant for it.
-- `plan_s_*`: the test plan of one candidate alone, as its verdict says it. It lacks the start of the process, which the
-  candidates of a group share. `plan_s_limit` is meant for those of the CUDA cores.
+  divided by the candidates on tensor cores. `limit_seconds` is its target.
+- `plan_s_*`: the verification plan of one candidate alone, from its verdict, without the start of the process, which
+  the candidates of a group share. `plan_s_limit` is the target for those of the CUDA cores.
 - `gpp_s_per_candidate`: g++ for the family in one group; `gpp_s_alone`: the peer, the same kernels, one g++ call each.
-
-The last line is one JSON object, which is also kept under `benchmarks/results/`.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import resource
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.keep_result import keep_result
+from benchmarks.keep_result import keep_result, options
 from benchmarks.shapes import public_shape
 from codegen.kernel import Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.search import Search
+from codegen.search.search import Search
 from codegen.targets import target
-from workers.build_cpu import build_cpu
-from workers.processes import Limits, Processes
-from workers.toolchain import Toolchain, find_toolchain
-from workers.verify_cpu import CpuVerdict, verify_on_cpu
+from workers.compile.toolchain import Toolchain, find_toolchain
+from workers.cpu.build import build_cpu
+from workers.cpu.verify import CpuVerdict, verify_on_cpu
+from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=256 << 20)
 LIMIT_SECONDS, SIMT_PLAN_LIMIT_SECONDS = 0.5, 0.25
-ALONE = 4  # kernels of a family that g++ also compiles one by one
+ALONE = 4  # kernels of a family that g++ also compiles one at a time
 _BIAS_GELU = [{"op": "bias", "axis": "n"}, {"op": "gelu"}]
 _FP32 = {"dtype": "float32", "out_dtype": "float32"}
 _SPLITS = ("workspace", "atomic", "stream")
@@ -49,8 +46,8 @@ _SPLITS = ("workspace", "atomic", "stream")
 
 @dataclass(frozen=True)
 class Family:
-    """Candidates of one kind. `shape` names the public shape, `changes` what is different here; `splits` are the only
-    values of the tunable `split`, where it says any."""
+    """Candidates of one kind. `shape` names the public shape, `changes` what is different here; `splits`: the only
+    values of the tunable `split`, where given."""
 
     shape: str
     changes: Mapping[str, Any]
@@ -69,9 +66,8 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
-class Proofs:
-    """One family's verdicts. Seconds are CPU seconds of the whole family: `children` of the processes that ran kernels,
-    `gpp` of g++."""
+class Verified:
+    """One family's verdicts, and CPU seconds of all of it: `children` are the processes that ran kernels, `gpp` g++."""
 
     verdicts: tuple[CpuVerdict, ...]
     children: float
@@ -79,7 +75,7 @@ class Proofs:
 
     @property
     def plans(self) -> list[float]:
-        """CPU seconds of each candidate's test plan alone."""
+        """CPU seconds of each candidate's verification plan alone."""
         return [verdict.cpu_seconds - verdict.details["build_seconds"]["cpu"] for verdict in self.verdicts]
 
 
@@ -92,9 +88,9 @@ def sample(family: Family, count: int) -> list[Kernel]:
     if not family.splits:
         return kernels[:count]
     by_split = {split: [k for k in kernels if k.tunables.get("split") == split] for split in family.splits}
-    held = [found for found in by_split.values() if found]
-    share = math.ceil(count / len(held))
-    return [kernel for found in held for kernel in found[:share]][:count]
+    members = [kernels for kernels in by_split.values() if kernels]
+    share = math.ceil(count / len(members))
+    return [kernel for kernels in members for kernel in kernels[:share]][:count]
 
 
 @contextmanager
@@ -108,15 +104,15 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def prove(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> Proofs:
-    """Build and judge them as a worker does."""
+def verify(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> Verified:
+    """Build and verify them as a worker does."""
     before = _children_seconds()
     verdicts = verify_on_cpu(kernels, toolchain, processes, LIMITS, seed=1)
     for verdict in verdicts:
         if verdict.verdict != "ok":  # a run that ends early is no measure of one that does not
             raise SystemExit(f"kernel {verdict.kernel_id} is {verdict.verdict}: {verdict.message}")
     gpp = sum(verdict.details["build_seconds"]["cpu"] for verdict in verdicts)
-    return Proofs(tuple(verdicts), _children_seconds() - before - gpp, gpp)
+    return Verified(tuple(verdicts), _children_seconds() - before - gpp, gpp)
 
 
 def _children_seconds() -> float:
@@ -133,35 +129,34 @@ def one_by_one(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Proce
     return spent / len(kernels)
 
 
-def figures(proofs: Iterable[Proofs]) -> dict[str, Any]:
+def figures(families: Sequence[Verified]) -> dict[str, Any]:
     """Over one family or several."""
-    proofs = list(proofs)
-    plans = sorted(seconds for one in proofs for seconds in one.plans)
+    plans = sorted(seconds for family in families for seconds in family.plans)
     count = len(plans)
     return {
         "candidates": count,
-        "seconds_per_candidate": round(sum(one.children for one in proofs) / count, 4),
+        "seconds_per_candidate": round(sum(family.children for family in families) / count, 4),
         "plan_s_median": round(statistics.median(plans), 4),
         "plan_s_p90": round(plans[math.ceil(0.9 * count) - 1], 4),
         "plan_s_worst": round(plans[-1], 4),
-        "gpp_s_per_candidate": round(sum(one.gpp for one in proofs) / count, 4),
+        "gpp_s_per_candidate": round(sum(family.gpp for family in families) / count, 4),
     }
 
 
 def measure(names: Sequence[str], count: int) -> dict[str, Any]:
     start = time.perf_counter()
-    found: dict[str, Proofs] = {}
+    verified: dict[str, Verified] = {}
     families: dict[str, Any] = {}
     with closing(Processes()) as processes, one_core():
         toolchain = find_toolchain(processes)
         for name in names:
             kernels = sample(FAMILIES[name], count)
-            found[name] = prove(kernels, toolchain, processes)
+            verified[name] = verify(kernels, toolchain, processes)
             alone = one_by_one(kernels[:ALONE], toolchain, processes)
-            families[name] = {**figures([found[name]]), "gpp_s_alone": round(alone, 4)}
+            families[name] = {**figures([verified[name]]), "gpp_s_alone": round(alone, 4)}
             print(f"{name}: {families[name]}", flush=True)
-    tensor = [proofs for name, proofs in found.items() if FAMILIES[name].tensor_cores]
-    simt = [proofs for name, proofs in found.items() if not FAMILIES[name].tensor_cores]
+    tensor = [family for name, family in verified.items() if FAMILIES[name].tensor_cores]
+    simt = [family for name, family in verified.items() if not FAMILIES[name].tensor_cores]
     return {
         "benchmark": "verify",
         **(figures(tensor) if tensor else {}),
@@ -173,12 +168,11 @@ def measure(names: Sequence[str], count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--kernels", type=int, default=16, help="candidates of each family")
     parser.add_argument("--family", action="append", choices=tuple(FAMILIES), help="may be repeated; default: all")
-    parser.add_argument("--no-file", action="store_true", help="print the result without keeping it")
-    options = parser.parse_args()
-    keep_result(measure(options.family or list(FAMILIES), options.kernels), keep=not options.no_file)
+    arguments = parser.parse_args()
+    keep_result(measure(arguments.family or list(FAMILIES), arguments.kernels), keep=not arguments.no_file)
 
 
 if __name__ == "__main__":

@@ -22,15 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.cubin import code_digest_of, read_cubin
 from codegen.kernel import Kernel
-from codegen.render_group import render_device, symbols
 from codegen.targets import Target
-from workers.compile_file import FileCompiler
-from workers.compile_group import compile_group
-from workers.elsewhere.compile_ahead import in_files
-from workers.processes import Finished, Limits, Processes
-from workers.toolchain import DEVICE_FLAGS, Toolchain
+from codegen.text.cubin import code_digest_of, read_cubin
+from codegen.text.render_group import render_device, symbols
+from workers.compile.compile_file import FileCompiler
+from workers.compile.compile_group import compile_group
+from workers.compile.toolchain import DEVICE_FLAGS, Toolchain
+from workers.offline.compile_ahead import in_files
+from workers.processes.job_files import write_text
+from workers.processes.processes import Finished, Limits, Processes
 
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=1 << 30)
 HIDET_GROUP = 32  # kernels
@@ -60,13 +61,13 @@ class _File:
 def hidet_groups(count: int, workers: int) -> list[list[int]]:
     """Which of `count` kernels go together by the rule of hidet (hidet-org/hidet, pull request 426): as many groups for
     each worker as make none larger than 32 kernels, and one per kernel while there are no more kernels than workers.
-    Kernels are dealt out in turn, so that neighbours, which take about equally long, are in different groups."""
+    Kernels are assigned round-robin, so that neighbours, which take about equally long, are in different groups."""
     groups = count if count <= workers else math.ceil(count / (HIDET_GROUP * workers)) * workers
     return [list(range(first, count, groups)) for first in range(groups)]
 
 
 class Ways:
-    """All ways on one machine, for one target. Every kernel of a set must compile: what fails ends the benchmark."""
+    """All ways on one machine, for one target. Every kernel of a set must compile: a failure ends the benchmark."""
 
     def __init__(self, toolchain: Toolchain, sheet: Target, processes: Processes, cores: int) -> None:
         self._toolchain = toolchain
@@ -90,9 +91,8 @@ class Ways:
         return self._timed(lambda part: self._group(part, keep), groups, grouping)
 
     def device_seconds(self, kernels: Sequence[Kernel]) -> float:
-        """CPU seconds of nvcc's device pass over one group: of preprocessor, cicc and ptxas. Mean over as many runs at
-        the same time as there are cores, because cores that share a memory, or a core's two halves, are slower
-        together, and ours never leaves one idle."""
+        """CPU seconds of nvcc's device pass over one group: of preprocessor, cicc and ptxas. Mean over as many
+        concurrent runs as there are cores: cores that share a memory, or a core's two halves, are slower together."""
         return self._timed(self._device_pass, [tuple(kernels)] * self.cores).cpu / self.cores
 
     def _device_pass(self, kernels: tuple[Kernel, ...]) -> _File:
@@ -123,7 +123,7 @@ class Ways:
         architecture = ["-gencode", f"arch={name.replace('sm_', 'compute_')},code={name}"]
         command = [str(self._toolchain.nvcc), "-ccbin", str(self._toolchain.host_compiler), *architecture, *flags]
         command += ["--keep", "--keep-dir", ".", "-shared", "-Xcompiler", "-fPIC", "-o", "kernels.so", "kernels.cu"]
-        (folder / "kernels.cu").write_text(text, encoding="utf-8")
+        write_text(folder / "kernels.cu", text)
         more = [f"-I{include}"] if include is not None else []
         finished = self._processes.run([*command, *more], cwd=folder, limits=LIMITS)
         if not finished.ok or not (folder / "kernels.so").is_file():
@@ -135,17 +135,17 @@ class Ways:
             finished = self.library(render_device(kernels).text, folder)
             if keep is not None:
                 shutil.move(folder / "kernels.so", _free_name(keep))
-            found = read_cubin((folder / "kernels.cubin").read_bytes()).kernels
-        digests = {kernel.id: code_digest_of([found[symbol] for symbol in symbols(kernel)]) for kernel in kernels}
+            code = read_cubin((folder / "kernels.cubin").read_bytes()).kernels
+        digests = {kernel.id: code_digest_of([code[symbol] for symbol in symbols(kernel)]) for kernel in kernels}
         return _File(finished.cpu_seconds, digests, finished.peak_memory_bytes)
 
     def _group(self, kernels: tuple[Kernel, ...], keep: Path | None) -> _File:
         outcome = compile_group(kernels, self._target, self._toolchain, self._processes, LIMITS)
         digests: dict[str, str] = {}
-        for name, found in outcome.outcomes.items():
-            if found.code_digest is None:
-                raise SystemExit(f"a kernel failed: {found.log[-2000:]}")
-            digests[name] = found.code_digest
+        for name, kernel in outcome.outcomes.items():
+            if kernel.code_digest is None:
+                raise SystemExit(f"a kernel failed: {kernel.log[-2000:]}")
+            digests[name] = kernel.code_digest
         made = outcome.artifact
         if made is None:
             raise SystemExit(f"a group failed: {outcome.why[-2000:]}")

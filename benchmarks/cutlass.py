@@ -12,11 +12,11 @@ from benchmarks.compile_ways import Ways
 from benchmarks.shapes import public_shape
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.render_group import render_device
-from codegen.schedule import Schedule
-from codegen.search import Search
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
 from codegen.targets import Target
-from workers.processes import Processes
+from codegen.text.render_group import render_device
+from workers.processes.processes import Processes
 
 # 128 x 128 x 32 tiles of fp16 in three stages, fp32 accumulators: a kernel as CUTLASS' own examples instantiate it.
 SOURCE = """\
@@ -35,8 +35,7 @@ ROUNDS = 3
 
 
 def cutlass_headers(named: Path | None) -> Path | None:
-    """The folder that holds cutlass/cutlass.h: the named one, of the wheel `nvidia-cutlass`, or of the system; None
-    where there is none."""
+    """The folder that holds cutlass/cutlass.h: the named one, of the wheel, of the system; None where there is none."""
     spec = importlib.util.find_spec("cutlass_library")
     of_wheel = [Path(place) / "source/include" for place in (spec.submodule_search_locations or [])] if spec else []
     places = [named] if named else [*of_wheel, Path("/usr/local/cuda/include"), Path("/usr/include")]
@@ -52,7 +51,7 @@ def our_kernel(sheet: Target) -> Kernel:
 
 
 def cutlass_seconds(headers: Path, ways: Ways, processes: Processes, sheet: Target) -> dict[str, Any]:
-    """Medians of three rounds, in which the two take turns, one at a time."""
+    """Medians of three rounds, the two interleaved, one compiler at a time."""
     texts = {"cutlass": SOURCE, "ours": render_device([our_kernel(sheet)]).text}
     wall: dict[str, list[float]] = {name: [] for name in texts}
     cpu: dict[str, list[float]] = {name: [] for name in texts}
@@ -62,10 +61,10 @@ def cutlass_seconds(headers: Path, ways: Ways, processes: Processes, sheet: Targ
                 finished = ways.library(text, folder, headers if name == "cutlass" else None)
             wall[name].append(finished.wall_seconds)
             cpu[name].append(finished.cpu_seconds)
-    found: dict[str, Any] = {f"{name}_s": round(statistics.median(seconds), 2) for name, seconds in wall.items()}
-    found |= {f"{name}_cpu_s": round(statistics.median(seconds), 2) for name, seconds in cpu.items()}
+    figures: dict[str, Any] = {f"{name}_s": round(statistics.median(seconds), 2) for name, seconds in wall.items()}
+    figures |= {f"{name}_cpu_s": round(statistics.median(seconds), 2) for name, seconds in cpu.items()}
     ratio_cpu = statistics.median(cpu["cutlass"]) / statistics.median(cpu["ours"])
-    return {**found, "ratio_cpu": round(ratio_cpu, 2), "version": cutlass_version(headers)}
+    return {**figures, "ratio_cpu": round(ratio_cpu, 2), "version": cutlass_version(headers)}
 
 
 def cutlass_version(headers: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a GPU reaches at most, measured by its module while nobody else uses it: one JSON object of rates.
+"""What a GPU reaches at most, measured by its module under the GPU's lease: one JSON object of rates.
 
 `python -m benchmarks.device_ceilings MODULE UUID LEASE`, in a process of its own: it holds the GPU's context.
 """
@@ -15,9 +15,9 @@ from workers.gpu.lease import take_lease
 
 def main() -> None:
     module, device, lease = sys.argv[1:]
-    held = take_lease(Path(lease), "measures what the device reaches", lambda who: None)
+    taken = take_lease(Path(lease), "measures what the device reaches", lambda holder: None)
     print(json.dumps(open_gpu(module, device).ceilings()))
-    held.release()
+    taken.release()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""Keep a benchmark's result: one JSON object on the last line of the output, and a file with machine and date."""
+"""What every benchmark has: its options, and its result.
+
+A benchmark's last line of output is one JSON object with machine and date; a complete run also writes it to
+`benchmarks/results/`, unless `--no-file` is given.
+"""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -11,6 +16,24 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def options(documentation: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=(documentation or "").partition("\n\n")[0])
+    parser.add_argument("--no-file", "--no-keep", action="store_true", help="print the result without keeping it")
+    return parser
+
+
+def keep_result(result: Mapping[str, Any], *, keep: bool = True) -> None:
+    """Print `result` with machine and date as the last line; with `keep` also write it to `benchmarks/results/`."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    whole = {**result, "machine": machine(), "date": today}
+    if keep:
+        RESULTS.mkdir(exist_ok=True)
+        name = f"{result['benchmark']}-{today}.json"
+        (RESULTS / name).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(whole), flush=True)
 
 
 def machine() -> dict[str, Any]:
@@ -25,15 +48,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def keep_result(result: Mapping[str, Any], *, keep: bool = True) -> None:
-    """Print `result` with machine and date as the last line; with `keep` also write it to `benchmarks/results/`."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    whole = {**result, "machine": machine(), "date": today}
-    if keep:
-        RESULTS.mkdir(exist_ok=True)
-        name = f"{result['benchmark']}-{today}.json"
-        (RESULTS / name).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(whole), flush=True)
+def load() -> float:
+    return round(os.getloadavg()[0], 1)
 
 
 def _processor() -> str:

@@ -1,9 +1,9 @@
-"""Requests for keys against a server: `python -m benchmarks.lookup_load` reads a `Load` as JSON and prints what it saw.
+"""Requests for keys against a server: `python -m benchmarks.lookup_load` reads a `Load` as JSON and prints the figures.
 
-A process of its own, so that what it spends is not counted as the server's. The open loop sends at times drawn
-beforehand (a Poisson process), and a latency counts from the time at which its request was meant to be sent, also where
-it could not be sent yet because every connection still waited for an answer. `late_*_ms` is the generator's own
-lateness: from that time to the write, of requests for which a connection was free.
+A process of its own, so that its CPU time is not counted as the server's. The open loop sends at the times of a Poisson
+process, and a latency counts from the time at which its request was due, also where every connection was still busy
+then. `late_*_ms` is the generator's own
+lateness: from that time to the write, of requests for which a connection was idle.
 
 Keys are drawn by Zipf's law with exponent 1; a tenth of them does not exist. Every answer is checked: of a hit the key
 in the body and, where there is an ETag of ours, the SHA-256 that it holds; of a miss that it is one.
@@ -15,6 +15,7 @@ import asyncio
 import hashlib
 import json
 import selectors
+import subprocess
 import sys
 import time
 from collections import deque
@@ -31,12 +32,12 @@ _HEAD_END = b"\r\n\r\n"
 
 @dataclass(frozen=True)
 class Load:
-    """`rate`: requests a second; 0 for a closed loop, in which each connection asks again when it is answered.
-    `where`: a port of loopback, or the path of a socket. `keys`: a file with one on each line, the most asked first.
+    """`rate`: requests a second; 0 for a closed loop, in which each connection sends when it is answered.
+    `port`: on loopback. `keys`: a file with one on each line, the most asked first.
     `prefix`, `suffix`: of the path."""
 
     kind: Literal["http", "redis"]
-    where: int | str
+    port: int
     keys: str
     rate: float
     seconds: float
@@ -148,11 +149,8 @@ class Generator:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(self._load.connections):
-            if isinstance(self._load.where, int):
-                _, made = await loop.create_connection(self._connection, "127.0.0.1", self._load.where)
-            else:
-                _, made = await loop.create_unix_connection(self._connection, self._load.where)
-            self._free.append(made)
+            _, connection = await loop.create_connection(self._connection, "127.0.0.1", self._load.port)
+            self._free.append(connection)
         self._began = time.perf_counter() + 0.05
         self._until = self._began + self._load.seconds
         if self._load.rate:
@@ -205,7 +203,7 @@ class Generator:
             self._ended.set()
 
 
-def drawn(load: Load) -> list[Request]:
+def sampled(load: Load) -> list[Request]:
     """The requests of an open loop with their times, or enough different ones for a closed loop."""
     keys = Path(load.keys).read_bytes().split()
     rng = np.random.default_rng(load.seed)
@@ -223,33 +221,31 @@ def drawn(load: Load) -> list[Request]:
 def percentiles(seconds: Sequence[float], prefix: str = "") -> dict[str, float]:
     """In milliseconds."""
     at = {"p50": 50, "p90": 90, "p99": 99, "p999": 99.9, "max": 100}
-    found = 1e3 * np.percentile(np.array(seconds), list(at.values()))
-    return {f"{prefix}{name}_ms": round(float(value), 3) for name, value in zip(at, found, strict=True)}
+    values = 1e3 * np.percentile(np.array(seconds), list(at.values()))
+    return {f"{prefix}{name}_ms": round(float(value), 3) for name, value in zip(at, values, strict=True)}
 
 
 def run(load: Load) -> dict[str, Any]:
-    generator = Generator(load, drawn(load))
+    generator = Generator(load, sampled(load))
     # epoll and poll round a timeout up to milliseconds; select takes microseconds.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         runner.run(generator.run())
-    found = {
+    figures = {
         "requests": len(generator.seconds),
         "hits": generator.hits,
         "wrong": generator.wrong,
         "per_second": round(len(generator.seconds) / generator.span, 1),
         **percentiles(generator.seconds),
     }
-    return {**found, **(percentiles(generator.late, "late_") if generator.late else {})}
+    return {**figures, **(percentiles(generator.late, "late_") if generator.late else {})}
 
 
 def in_process(load: Load) -> dict[str, Any]:
     """The same in a process of its own."""
-    import subprocess
-
     command = [sys.executable, "-m", "benchmarks.lookup_load"]
     ended = subprocess.run(command, input=json.dumps(asdict(load)).encode(), stdout=subprocess.PIPE, check=True)
-    found: dict[str, Any] = json.loads(ended.stdout)
-    return found
+    figures: dict[str, Any] = json.loads(ended.stdout)
+    return figures
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Winner records for `bench_lookup`: a real one, under the keys of as many problems as are asked for."""
+"""Winner records for `bench_lookup`: one real record, stored under the keys of any number of problems."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from codegen.identity import winner_key
 from codegen.operators import operator
 from cukiln.types import WinnerRecord
-from storage.database import Database
-from storage.rows import chunks
-from storage.winners import get_winners, publish_winner
+from storage.database.session import Database
+from storage.database.sql import chunks
+from storage.entities.winners import get_winners, publish_winner
 
 TARGET = "sm_90a"
 PREDICTED = f"predicted:{TARGET}"
@@ -45,17 +45,17 @@ def places(count: int) -> list[Place]:
     return [Place(number, MEASURED if number % 2 else PREDICTED) for number in range(count)]
 
 
-def publish(database: Database, template: WinnerRecord, wanted: Sequence[Place]) -> list[str]:
+def publish(database: Database, template: WinnerRecord, places: Sequence[Place]) -> list[str]:
     """Write the records that are not there yet; returns all keys in order."""
     keys = []
-    for some in chunks(wanted, AT_ONCE):
+    for some in chunks(places, AT_ONCE):
         records = list(_records(template, some))
         keys += [record.key for record in records]
         with database.read() as session:
-            known = get_winners(session, [record.key for record in records])
+            stored = get_winners(session, [record.key for record in records])
         with database.write() as session:
             for record in records:
-                if record.key not in known:
+                if record.key not in stored:
                     publish_winner(session, record, attempt=uuid.uuid4().hex)
     return keys
 

@@ -1,16 +1,18 @@
 """How well predictions rank what was measured: rank correlation, and how good the best of the best predicted is.
 
-Pure: numbers in, numbers out. Shapes are split into two sets by a rule that knows nothing of them but their names, so
-that constants of the model that were chosen by one set can be judged by the other.
+Pure: numbers in, numbers out. Shapes are split into two sets by their names alone, so that constants of the
+model that were fitted on one set are tested on the other.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import numpy as np
 
 TOPS = (8, 16, 32)
 KEPT = 32  # candidates that a search with `keep` measures
@@ -21,7 +23,7 @@ SPLIT = "test: names whose SHA-256 begins, as a number of 8 bytes, in the lowest
 
 @dataclass(frozen=True)
 class Pairs:
-    """A problem's right candidates: predicted and measured microseconds, in one order."""
+    """A problem's correct candidates: predicted and measured microseconds, in one order."""
 
     name: str
     predicted: tuple[float, ...]
@@ -36,17 +38,9 @@ def set_of(name: str) -> Literal["fit", "test"]:
 
 def ranks(values: Sequence[float]) -> list[float]:
     """1 for the smallest; equal values share the mean of their ranks."""
-    order = sorted(range(len(values)), key=lambda index: values[index])
-    found = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        end = start
-        while end < len(order) and values[order[end]] == values[order[start]]:
-            end += 1
-        for index in order[start:end]:
-            found[index] = (start + 1 + end) / 2
-        start = end
-    return found
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    averaged = np.cumsum(counts) - (counts - 1) / 2
+    return [float(rank) for rank in averaged[place]]
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -55,36 +49,32 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
         raise ValueError(f"{len(first)} values beside {len(second)}")
     if len(set(first)) < 2 or len(set(second)) < 2:
         return None
-    ours, theirs = ranks(first), ranks(second)
-    middle = (len(first) + 1) / 2
-    shared = sum((a - middle) * (b - middle) for a, b in zip(ours, theirs, strict=True))
-    spreads = (sum((rank - middle) ** 2 for rank in found) for found in (ours, theirs))
-    return shared / math.sqrt(math.prod(spreads))
+    return statistics.correlation(ranks(first), ranks(second))
 
 
 def kept_share(pairs: Pairs, count: int) -> float:
     """The share of the best speed that the best of the `count` best predicted reaches: 1 where it is among them. Of
-    equal predictions those count first that are slower: what is promised must not depend on luck."""
+    equal predictions the slower are taken first: a lower bound."""
     by_prediction = sorted(zip(pairs.predicted, pairs.measured, strict=True), key=lambda pair: (pair[0], -pair[1]))
     return min(pairs.measured) / min(measured for _, measured in by_prediction[:count])
 
 
 def pairs_of(problem: Mapping[str, Any]) -> Pairs | None:
     """Of a problem in a results.json; None where fewer than two candidates have both."""
-    found = [
-        (float(one["prediction"]["us"]), float(one["measurement"]["median_us"]))
-        for one in problem["candidates"]
-        if one["verdict"] == "ok" and one["prediction"] and one["measurement"]
+    both = [
+        (float(candidate["prediction"]["us"]), float(candidate["measurement"]["median_us"]))
+        for candidate in problem["candidates"]
+        if candidate["verdict"] == "ok" and candidate["prediction"] and candidate["measurement"]
     ]
-    if len(found) < 2:
+    if len(both) < 2:
         return None
-    return Pairs(problem["name"], tuple(us for us, _ in found), tuple(us for _, us in found))
+    return Pairs(problem["name"], tuple(us for us, _ in both), tuple(us for _, us in both))
 
 
 def quality(problems: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Figures of both sets, and each problem's own."""
-    found = [pairs for problem in problems if (pairs := pairs_of(problem)) is not None]
-    sets = {name: [pairs for pairs in found if set_of(pairs.name) == name] for name in ("fit", "test")}
+    all_pairs = [pairs for problem in problems if (pairs := pairs_of(problem)) is not None]
+    sets = {name: [pairs for pairs in all_pairs if set_of(pairs.name) == name] for name in ("fit", "test")}
     return {
         "split": SPLIT,
         **{name: figures(members) for name, members in sets.items()},
@@ -96,18 +86,18 @@ def quality(problems: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 "spearman": _rounded(spearman(pairs.predicted, pairs.measured)),
                 **{f"top_{count}": _rounded(kept_share(pairs, count)) for count in TOPS},
             }
-            for pairs in found
+            for pairs in all_pairs
         },
     }
 
 
-def figures(found: Sequence[Pairs]) -> dict[str, Any]:
+def figures(problems: Sequence[Pairs]) -> dict[str, Any]:
     """Mean and worst over problems: of the correlation, and of the share of the best speed for each of TOPS."""
-    correlations = [one for pairs in found if (one := spearman(pairs.predicted, pairs.measured)) is not None]
+    correlations = [spearman(pairs.predicted, pairs.measured) for pairs in problems]
     return {
-        "problems": len(found),
-        "spearman": _mean_and_worst(correlations),
-        **{f"top_{count}": _mean_and_worst([kept_share(pairs, count) for pairs in found]) for count in TOPS},
+        "problems": len(problems),
+        "spearman": _mean_and_worst([value for value in correlations if value is not None]),
+        **{f"top_{count}": _mean_and_worst([kept_share(pairs, count) for pairs in problems]) for count in TOPS},
     }
 
 

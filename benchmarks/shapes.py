@@ -18,10 +18,8 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
 @cache
 def shape_sets() -> dict[str, list[dict[str, Any]]]:
     """Problems with their names by set, such as `llama3_8b`."""
-    found: dict[str, list[dict[str, Any]]] = json.loads(
-        (Path(__file__).parent / "shapes.json").read_text(encoding="utf-8")
-    )
-    return found
+    sets: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "shapes.json").read_bytes())
+    return sets
 
 
 def public_shape(name: str) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Arrays of any namespace: NumPy's, or CuPy's in a GPU's memory. Who computes with some asks them for theirs.
+"""Arrays of any namespace: NumPy's, or CuPy's in a GPU's memory. Functions take the namespace of their arguments.
 
-What is used of a namespace is what NumPy and CuPy 13 and later share; `tests/strict_arrays.py` has the list. Where a
-Python number decides what happens next it is taken by `float()`, `int()` or `bool()` of an array with one element,
-which on a GPU waits for all that was queued before.
+What is used of a namespace is what NumPy and CuPy 13 and later share; `tests/support/strict_arrays.py` has the list.
+Where a Python number decides what happens next it is taken by `float()`, `int()` or `bool()` of an array with one
+element, which on a GPU synchronises with all that was queued before.
 
-CuPy always compiles with `-ftz=true`: a subnormal number of float32 counts as 0 in its kernels. No judgement turns on
+CuPy always compiles with `-ftz=true`: a subnormal number of float32 counts as 0 in its kernels. No verdict depends on
 it. Sums, bounds and comparisons are of float64, which the option leaves alone, and bits are compared as integers; what
 is left are conversions from and to float32. There a value below 2^-126 may become 0. Whole numbers of the exact cases
 are none, a normal is so small once in 10^37, subnormals of float16 are ordinary numbers of float32, and where an
@@ -29,19 +29,19 @@ _numpy_erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def namespace_of(array: Array) -> Any:
-    """The module whose functions take `array`: what it says itself (array API standard), else the package of its type.
+    """The module whose functions take `array`: by the array API standard, else the package of its type.
 
-    NumPy's arrays say it since 2.0; CuPy's (14.2) do not, but are `cupy.ndarray`.
+    NumPy's arrays have `__array_namespace__` since 2.0; CuPy's (14.2) do not, but are `cupy.ndarray`.
     """
-    says = getattr(array, "__array_namespace__", None)
-    return sys.modules[type(array).__module__.partition(".")[0]] if says is None else says()
+    method = getattr(array, "__array_namespace__", None)
+    return sys.modules[type(array).__module__.partition(".")[0]] if method is None else method()
 
 
 def joined(parts: Sequence[Array]) -> Array:
     """Several arrays as one vector, one behind the other; a single one as it is."""
     if len(parts) == 1:
         return parts[0]
-    return namespace_of(parts[0]).concatenate([one.reshape(-1) for one in parts])
+    return namespace_of(parts[0]).concatenate([part.reshape(-1) for part in parts])
 
 
 def as_float64(array: Array, dtype: str) -> Float64:

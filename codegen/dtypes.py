@@ -20,8 +20,8 @@ class DType:
 
 
 _DTYPES = {
-    one.name: one
-    for one in (
+    element.name: element
+    for element in (
         DType("float32", 4, "float", np.dtype(np.float32)),
         DType("float16", 2, "cukiln::Half", np.dtype(np.float16)),
         DType("bfloat16", 2, "cukiln::BFloat16", np.dtype(ml_dtypes.bfloat16)),

@@ -243,7 +243,7 @@ class MaskedActivation(Node):
         return self.mask == "bits"
 
     def cxx_type_of(self, element: str) -> str:
-        functions = ", ".join(one.cxx_type_of(element) for one in (self.where_set, self.where_clear))
+        functions = ", ".join(function.cxx_type_of(element) for function in (self.where_set, self.where_clear))
         return f"cukiln::MaskedActivation<{'true' if self.packed_mask else 'false'}, {functions}>"
 
     @property
@@ -307,4 +307,13 @@ def scalars(chain: Sequence[Node]) -> list[float]:
 def operand_names(chain: Sequence[Node]) -> list[str | None]:
     """For each node the name of its tensor, None where it has none: `bias`, or `bias_0`, `bias_3` for several."""
     names = [node.operand_name if node.operand else None for node in chain]
-    return [one if one is None or names.count(one) == 1 else f"{one}_{index}" for index, one in enumerate(names)]
+    return [name if name is None or names.count(name) == 1 else f"{name}_{index}" for index, name in enumerate(names)]
+
+
+def tensor_nodes(chain: Sequence[Node], out_dtype: str) -> list[tuple[Node, str, str]]:
+    """The nodes that read a tensor, each with its tensor's name and dtype beside an output of `out_dtype`."""
+    return [
+        (node, name, element)
+        for node, name in zip(chain, operand_names(chain), strict=True)
+        if name is not None and (element := node.operand_dtype(out_dtype)) is not None
+    ]

@@ -33,6 +33,7 @@ from codegen.epilogue import (
     Scale,
     Square,
     operand_names,
+    tensor_nodes,
 )
 
 U = 2.0**-24
@@ -67,9 +68,7 @@ def apply_chain(
 def unpacked_masks(chain: Sequence[Node], inputs: Mapping[str, Array], shape: tuple[int, ...]) -> dict[str, Array]:
     """The inputs, with a number of `shape`, the output's, for each bit of packed masks: 1 where it is set."""
     packed = {
-        name: unpacked(inputs[name], shape)
-        for node, name in zip(chain, operand_names(chain), strict=True)
-        if name is not None and node.packed_mask
+        name: unpacked(inputs[name], shape) for node, name, _ in tensor_nodes(chain, "float32") if node.packed_mask
     }
     return {**inputs, **packed}
 
@@ -98,7 +97,7 @@ def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounde
         return _cast(node.dtype, at)
     if isinstance(node, MaskedActivation):
         assert tensor is not None
-        where_set, where_clear = (_apply(one, at, None, exact) for one in (node.where_set, node.where_clear))
+        where_set, where_clear = (_apply(function, at, None, exact) for function in (node.where_set, node.where_clear))
         xp, is_set = namespace_of(at.value), tensor != 0
         return Bounded(
             xp.where(is_set, where_set.value, where_clear.value), xp.where(is_set, where_set.error, where_clear.error)
@@ -133,7 +132,7 @@ def _exact_node(node: Node, at: Bounded, tensor: Array | None) -> Bounded:
     if isinstance(node, Square):
         return added(value * value, 0.0, (2.0 * xp.abs(value) + error) * error)
     if isinstance(node, Polynomial):
-        return _polynomial([float(np.float32(one)) for one in node.coefficients], at)
+        return _polynomial([float(np.float32(coefficient)) for coefficient in node.coefficients], at)
     if isinstance(node, Clip):
         return Bounded(xp.clip(value, float(np.float32(node.lo)), float(np.float32(node.hi))), error)
     assert tensor is not None and node.op == "mask"
@@ -170,8 +169,8 @@ def rounded(value: Float64, error: Float64) -> Bounded:
     """`value` as fp32 arithmetic leaves it: nothing is lost where nothing was lost so far and fp32 can represent it."""
     xp = namespace_of(value)
     with np.errstate(over="ignore"):
-        kept = (error == 0.0) & (value.astype(np.float32) == value)
-    return Bounded(value, xp.where(kept, 0.0, error + U * (xp.abs(value) + error) + TINY))
+        unchanged = (error == 0.0) & (value.astype(np.float32) == value)
+    return Bounded(value, xp.where(unchanged, 0.0, error + U * (xp.abs(value) + error) + TINY))
 
 
 def judgeable(state: Bounded, limit: float) -> Bounded:
@@ -225,11 +224,11 @@ def _gelu(x: Float64, size: Float64) -> tuple[Float64, Float64]:
 
 def _sigmoid(x: Float64, size: Float64) -> tuple[Float64, Float64]:
     # 1 / (1 + e): 4u by expf (2 ulp), damped by e / (1 + e); then one addition and one division.
-    return _logistic(x), 6.0 * U * _logistic(size) + UNDERFLOW
+    return logistic(x), 6.0 * U * logistic(size) + UNDERFLOW
 
 
 def _silu(x: Float64, size: Float64) -> tuple[Float64, Float64]:
-    return x * _logistic(x), 6.0 * U * size * _logistic(size) + UNDERFLOW * namespace_of(size).maximum(size, 1.0)
+    return x * logistic(x), 6.0 * U * size * logistic(size) + UNDERFLOW * namespace_of(size).maximum(size, 1.0)
 
 
 def _tanh(x: Float64, size: Float64) -> tuple[Float64, Float64]:
@@ -237,7 +236,7 @@ def _tanh(x: Float64, size: Float64) -> tuple[Float64, Float64]:
     return xp.tanh(x), 4.0 * U * xp.tanh(size) + TINY
 
 
-def _logistic(x: Float64) -> Float64:
+def logistic(x: Float64) -> Float64:
     return 0.5 * (1.0 + namespace_of(x).tanh(0.5 * x))
 
 

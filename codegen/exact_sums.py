@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from codegen.arrays import namespace_of
-from codegen.operator import Float64
+from codegen.arrays import Float64, namespace_of
 
 # The largest integer up to which fp32 holds every integer: sums of integers below it are exact in any order, and on
 # tensor cores, whose 24 bits reach down to the last one.

@@ -21,6 +21,9 @@ from codegen.canonical import digest
 # Raised when the meaning of a part changes, so that nothing old is found under the new meaning.
 SCHEMA_VERSION = 1
 
+PlanVersions = Mapping[str, str]
+"""The version of the verification plan by operator: each has its own, so that equal ones are of one operator."""
+
 
 def problem_digest(problem: Mapping[str, Any]) -> str:
     """Of a canonical problem (`Problem.canonical()`)."""

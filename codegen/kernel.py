@@ -1,4 +1,4 @@
-"""What nvcc compiles (a kernel) and what is judged (a candidate)."""
+"""What nvcc compiles (a kernel) and what is verified and measured (a candidate)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen.identity import candidate_id, kernel_id
 from codegen.problem import Problem
-from codegen.schedule import Schedule
+from codegen.search.schedule import Schedule
 
 SignatureValue = int | str | bool | tuple[str, ...]
 
@@ -62,17 +62,3 @@ class Candidate:
     @cached_property
     def id(self) -> str:
         return candidate_id(self.problem.digest, self.schedule.as_dict())
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "problem": self.problem.canonical(),
-            "schedule": self.schedule.as_dict(),
-            "kernel": self.kernel.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Candidate:
-        from codegen.operators import operator  # operators are made of these types: a top-level import would be a cycle
-
-        problem = operator(data["problem"]["operator"]).parse(data["problem"])
-        return cls(problem, Schedule.of(data["schedule"]), Kernel.from_json(data["kernel"]))

@@ -12,12 +12,12 @@ from typing import Any
 from codegen.canonical import LARGEST_INTEGER
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
-from codegen.predict_before import BestPredicted, Choice
+from codegen.predict.predict_uncompiled import BestPredicted, Choice
 from codegen.problem import Problem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check_deterministic
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_deterministic
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
 from codegen.targets import Target
 
 # Under this name stands what `search.keep` left out.
@@ -57,8 +57,8 @@ class Lowered:
         if self.candidates or self.stopped is not None:
             return self.stopped
         by_count = sorted(self.rejections.items(), key=lambda item: (-item[1].count, item[0]))
-        told = "; ".join(f"{rule} rejected {found.count} (e.g. {found.message})" for rule, found in by_count)
-        return f"no schedule of the {self.space_size} in the search space is left: {told}"
+        reasons = "; ".join(f"{rule} rejected {of.count} (e.g. {of.message})" for rule, of in by_count)
+        return f"no schedule of the {self.space_size} in the search space is left: {reasons}"
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Progress:
 
 
 Check = Callable[[Progress], str | None]
-"""Called before the first schedule and then every `CHECK_EVERY`: None to go on, or the sentence that says why not."""
+"""Called before the first schedule and then every `CHECK_EVERY`: None to continue, or the reason to stop."""
 
 
 class _Stopped(Exception):
@@ -100,7 +100,7 @@ def lower(
     size = min(space.size, LARGEST_INTEGER)  # what JSON readers and databases hold
     signature = op.signature(problem)
     kernels: dict[Schedule, Kernel] = {}
-    found: list[Candidate] | BestPredicted = [] if search.keep is None else BestPredicted(search.keep, target)
+    candidates: list[Candidate] | BestPredicted = [] if search.keep is None else BestPredicted(search.keep, target)
     rejections: dict[str, Rejection] = {}
     progress = Progress(space)
     try:
@@ -115,21 +115,21 @@ def lower(
             if isinstance(outcome, Rejected):
                 _count(rejections, schedule, outcome)
                 continue
-            found.append(Candidate(problem, schedule, kernel))
+            candidates.append(Candidate(problem, schedule, kernel))
             progress.accepted += 1
-            progress.candidates = len(found)
+            progress.candidates = len(candidates)
             if progress.accepted == space.limit:
                 break
     except _Stopped as stopped:
         return Lowered((), rejections, size, str(stopped))
-    if isinstance(found, list):
-        return Lowered(tuple(found), rejections, size)
-    choice = found.choice()
+    if isinstance(candidates, list):
+        return Lowered(tuple(candidates), rejections, size)
+    choice = candidates.choice()
     return Lowered(choice.kept, {**rejections, **_left_out(choice)}, size)
 
 
 def _every(count: int, check: Check, progress: Progress) -> Callable[[], None]:
-    """A step that asks `check` the first time and then every `count` times."""
+    """A step that calls `check` the first time and then every `count` times."""
     steps = 0
 
     def step() -> None:

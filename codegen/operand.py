@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+
+def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a C-contiguous array."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * max(1, extent))
+    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True)

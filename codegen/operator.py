@@ -1,9 +1,9 @@
-"""What every operator answers. An operator is one folder: adding one touches that folder and nothing else."""
+"""The interface of an operator. An operator is one folder: adding one touches that folder and nothing else."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files as packaged_files
@@ -16,18 +16,18 @@ from pydantic import BaseModel
 
 from codegen.epilogue import node_of
 from codegen.kernel import Candidate, Kernel
-from codegen.operand import Operand as Operand  # for operators, which know this module
+from codegen.operand import Operand as Operand  # re-exported for operators
 from codegen.problem import Problem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace, Tunable
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
 InputKind = Literal["integer", "normal"]
-# Of a kernel that nobody has estimated: half of a multiprocessor's threads can have them.
+# Of a kernel without an estimate: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
 GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/multiply.cuh", "gemm/split.cuh", "gemm/launch.cuh")
@@ -59,13 +59,19 @@ class Config:
     operand_dtype: str = "float32"
 
 
+def constants(tunables: Iterable[Tunable], values: Mapping[str, Value]) -> list[ConfigField]:
+    """The Config's members of the tunables that code depends on."""
+    own = (tunable for tunable in tunables if tunable.constant and not tunable.launch_time)
+    return [ConfigField("int", tunable.name, tunable.number(values)) for tunable in own]
+
+
 @dataclass(frozen=True)
 class LaunchBounds:
-    """What a kernel function promises of its launches, and what it asks of the register allocator.
+    """What a kernel function promises of its launches, and the limits of the register allocator.
 
     `threads` per block at most, `min_blocks` resident blocks; or `max_registers` per thread, where that is not 0. CUDA
     takes one of the two (CUDA C++ Programming Guide, "Maximum Number of Registers per Thread"): with `max_registers`
-    the compiler is told nothing of `threads` and `min_blocks`.
+    the compiler does not see `threads` and `min_blocks`.
     """
 
     threads: int
@@ -98,14 +104,14 @@ class Work:
     """What a schedule does to the machine, for the roofline of `predict`. All counts are of the whole launch.
 
     `blocks` thread blocks of `threads`; `fma` multiply-adds issued, padding included; `other_instructions` per-lane
-    instructions beside them; `shared_bytes` moved between shared memory and registers; `l2_bytes` asked of the L2,
+    instructions beside them; `shared_bytes` moved between shared memory and registers; `l2_bytes` requested of the L2,
     `dram_bytes` of the DRAM; `independent` FMA chains a thread has in flight; `steps` serial load-use round trips of a
     block and `overlap` in 0..1, how much of such a trip the schedule hides behind arithmetic. Where blocks differ,
     `steps` is their mean and `longest` what the longest of them has, which start first.
 
     On tensor cores: `mma` multiply-adds of the whole launch, `mma_type` which of the target's rates they run at,
     `mma_macs` of one instruction, of which `independent` are then a warp's chains. `prefetched` steps whose loads a
-    block has in flight, where it is known (0: `overlap` says it). `others` are the launches before and after this one.
+    block has in flight, where that is fixed (0: `overlap` has it). `others` are the launches before and after this one.
     """
 
     blocks: int
@@ -128,17 +134,20 @@ class Work:
 
 
 class Operator(ABC):
-    """One kind of computation. Methods are pure: same arguments, same answer."""
+    """One kind of computation. Methods are pure: the same arguments give the same result."""
 
     name: ClassVar[str]
     problem_type: ClassVar[type[Problem]]
     # Every knob that a schedule of some problem has. Where kernels of two kinds share a name, `allowed` is the union;
-    # `space` knows what a problem's own schedules have.
+    # `space` has those of a problem's own schedules.
     tunables: ClassVar[tuple[Tunable, ...]]
     # The kernel's text, in the order in which the files are inlined: first those of `codegen/device` that it is made of
     # beside the primitives, which several operators of a group have once, then the operator's own.
     shared: ClassVar[tuple[str, ...]] = ()
     files: ClassVar[tuple[str, ...]] = ("kernel.cuh",)
+    # Of the launch ABI's integers: extents, and what no tensor shows, such as stride and padding.
+    extent_names: ClassVar[tuple[str, ...]]
+    attribute_names: ClassVar[tuple[str, ...]] = ()
     # Where the files lie: the folder of a packaged operator, or one from outside.
     folder: ClassVar[Traversable]
 
@@ -189,8 +198,9 @@ class Operator(ABC):
         return True
 
     def launch_values(self, schedule: Schedule) -> list[int]:
-        """The int32 array of the launch ABI."""
-        return [int(schedule.get(name)) for name in self.launch_tunables]
+        """The int32 array of the launch ABI; 0 for a tunable that kernels of the schedule's kind do not have."""
+        values = schedule.as_dict()
+        return [int(values.get(name, 0)) for name in self.launch_tunables]
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema of the problem."""
@@ -217,24 +227,27 @@ class Operator(ABC):
 
     @abstractmethod
     def extents(self, problem: Problem) -> list[int]:
-        """The int64 array of the launch ABI."""
+        """What a call's tensors show, in the order of `extent_names`."""
 
-    @property
-    @abstractmethod
-    def extent_names(self) -> tuple[str, ...]:
-        """Names of the launch ABI's int64 array."""
+    def attributes(self, problem: Problem) -> list[int]:
+        """In the order of `attribute_names`."""
+        return []
 
-    @abstractmethod
+    def integers(self, problem: Problem) -> list[int]:
+        """The int64 array of the launch ABI: extents, then attributes."""
+        return [*self.extents(problem), *self.attributes(problem)]
+
     def scalars(self, problem: Problem) -> list[float]:
         """The double array of the launch ABI."""
+        return []
 
     @abstractmethod
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
-        """The tensors in launch ABI pointer order."""
+        """The tensors in launch ABI pointer order: inputs, then outputs."""
 
     @abstractmethod
     def test_problems(self, kernel: Kernel) -> list[Problem]:
-        """Reduced problems of the kernel's own signature: even, ragged, smallest."""
+        """Reduced problems of the kernel's own signature: even, tail tiles, smallest."""
 
     @abstractmethod
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
@@ -246,11 +259,11 @@ class Operator(ABC):
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        """The result in float64 and a bound on |kernel - result| per element; 0 demands equality, inf forgives. Of
+        """The result in float64 and a bound on |kernel - result| per element; 0: equal, inf: unchecked. Of
         several `out` operands all elements as one vector, one operand behind the other.
 
         `exact` makes activations that fp32 only approximates the identity, as the kernel's exact CPU build does.
-        At full extents the inputs are arrays of a GPU (`codegen.arrays`): so are then the two answers.
+        At full extents the inputs are arrays of a GPU (`codegen.arrays`): so are then the two results.
         """
 
     def exact(self, kernel: Kernel) -> bool:
@@ -271,8 +284,8 @@ class Operator(ABC):
         """Of one of the kernel's `functions`."""
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        """Of a thread of `run` if nobody limits them, before a compiler has said it. Where an operator has no estimate,
-        kernels differ in all else only."""
+        """Of a thread of `run` without a limit, before it is compiled. Without an estimate the ranking rests on the
+        other counts."""
         return TYPICAL_REGISTERS
 
     @abstractmethod

@@ -12,13 +12,13 @@ from functools import cache
 from pathlib import Path
 
 DEVICE = Path(__file__).parent / "device"
-# Their PTX, and their twins for the CPU; the rest of `cpu/` is what runs the twins.
+# Their PTX, and their CPU emulations; the rest of `cpu/` runs those.
 PRIMITIVE_HEADERS = ("device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
-TWIN_HEADERS = ("cpu/barriers.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h", "cpu/warp.h", "cpu/matrix.h")
+EMULATION_HEADERS = ("cpu/barriers.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h", "cpu/warp.h", "cpu/matrix.h")
 CONFIRMED = DEVICE / "confirmed.json"
 BARRIER = "__syncthreads"
 
-# A primitive is a function that such a header defines at the start of a line; its CPU twin has the same name.
+# A primitive is a function that such a header defines at the start of a line; its CPU emulation has the same name.
 _DEFINED = re.compile(r"^__device__ __forceinline__ (?:constexpr )?[\w<>, ]+?[ *]+(\w+)\(", re.MULTILINE)
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
 _DEFINE = re.compile(r"^#define (\w+)(?:.*\\\n)*.*$", re.MULTILINE)
@@ -44,16 +44,16 @@ def primitives() -> frozenset[str]:
 
 @cache
 def primitive_digest(name: str) -> str:
-    """Of the code of a primitive and of its twin, with all that they use of the headers of primitives and twins.
+    """Of the code of a primitive and of its CPU emulation, with all that they use of the headers of both.
     Comments and line breaks do not count."""
-    sides = (("launch.h", *PRIMITIVE_HEADERS), ("launch.h", *TWIN_HEADERS))
+    sides = (("launch.h", *PRIMITIVE_HEADERS), ("launch.h", *EMULATION_HEADERS))
     labelled = "\0\0".join("\0".join(_needed(name, side)) for side in sides)
     return hashlib.sha256(f"{name}\0\0{labelled}".encode()).hexdigest()
 
 
 @cache
 def confirmed_primitives() -> frozenset[str]:
-    """Those whose PTX, as it is today, gave the results of its twin, as it is today, on a real GPU. `make test-gpu`
+    """Those whose PTX, as it is today, gave the results of its CPU emulation, as it is today, on a GPU. `make test-gpu`
     writes the file."""
     recorded = json.loads(CONFIRMED.read_text(encoding="utf-8"))["primitives"]
     return frozenset(
@@ -63,36 +63,38 @@ def confirmed_primitives() -> frozenset[str]:
 
 def _needed(name: str, headers: tuple[str, ...]) -> list[str]:
     """The declarations of `name` and, again and again, of the names that they mention."""
-    known = _declarations(headers)
-    found: set[str] = set()
-    waiting = {name} & known.keys()
+    declarations = _declarations(headers)
+    needed: set[str] = set()
+    waiting = {name} & declarations.keys()
     while waiting:
-        found |= waiting
-        words = {word for one in waiting for text in known[one] for word in _WORD.findall(_STRING.sub("", text))}
-        waiting = (words & known.keys()) - found
-    return sorted(text for one in found for text in known[one])
+        needed |= waiting
+        words = {
+            word for used in waiting for text in declarations[used] for word in _WORD.findall(_STRING.sub("", text))
+        }
+        waiting = (words & declarations.keys()) - needed
+    return sorted(text for used in needed for text in declarations[used])
 
 
 @cache
 def _declarations(headers: tuple[str, ...]) -> dict[str, list[str]]:
     """What the headers declare at namespace scope, macros included: by name, in order, without comments."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for header in headers:
         text = _COMMENT.sub(lambda match: match[1] or "", _text(header))
         for match in _DEFINE.finditer(text):
-            found.setdefault(match[1], []).append(_normal(match[0]))
+            by_name.setdefault(match[1], []).append(_normal(match[0]))
         for declaration in _split(_DIRECTIVE.sub("", _DEFINE.sub("", text))):
-            found.setdefault(_name(declaration), []).append(declaration)
-    return found
+            by_name.setdefault(_name(declaration), []).append(declaration)
+    return by_name
 
 
 def _split(text: str) -> list[str]:
     """The declarations of a text that has no comments and no directives; namespaces are looked through."""
-    found: list[str] = []
+    declarations: list[str] = []
     depth, current, ended = 0, "", False
     for piece in _PIECE.findall(text):
         if ended and (piece != ";" and piece.strip()):  # what ended with a brace takes a semicolon that follows along
-            found.append(current)
+            declarations.append(current)
             current, ended = "", False
         if piece == "{":
             if depth == 0 and _NAMESPACE.match(current):
@@ -106,9 +108,9 @@ def _split(text: str) -> list[str]:
             ended = depth == 0
         current += piece
         if piece == ";" and depth == 0:
-            found.append(current)
+            declarations.append(current)
             current, ended = "", False
-    return [_normal(one) for one in (*found, current) if one.strip()]
+    return [_normal(declaration) for declaration in (*declarations, current) if declaration.strip()]
 
 
 def _name(declaration: str) -> str:

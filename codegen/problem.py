@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -83,3 +84,18 @@ class Problem(BaseModel):
     @cached_property
     def digest(self) -> str:
         return problem_digest(self.canonical())
+
+
+P = TypeVar("P", bound=Problem)
+
+
+def require(kind: type[P]) -> Callable[[Problem], P]:
+    """A function that returns its problem, which must be a `kind`; it raises TypeError."""
+    name = kind.model_fields["operator"].default
+
+    def checked(problem: Problem) -> P:
+        if not isinstance(problem, kind):
+            raise TypeError(f"{name} got a problem of operator {problem.operator!r}")
+        return problem
+
+    return checked

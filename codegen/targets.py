@@ -7,10 +7,10 @@ number of FP32 lanes is that of the guide's "Arithmetic Instructions" throughput
 document named in `source`.
 
 Tensor-core rates are those of dense products that are summed in fp32 (int8: in int32), as each product's document gives
-them; tests/test_targets.py holds the published TFLOPS beside them. `mma_share` is what warp-wide `mma.sync` reaches of
-that. On 9.0 the peak needs `wgmma`; of `mma.sync` Luo et al. (arXiv:2402.13499, section on tensor cores) measured a bit
-over 60 % on Hopper, full rates on Ampere and Ada. For 10.0, whose peak needs `tcgen05`, no published figure is known to
-us: the share there is an assumption, that an SM keeps Hopper's rate of `mma.sync`.
+them; tests/of_codegen/test_targets.py holds the published TFLOPS beside them. `mma_share` is what warp-wide `mma.sync`
+reaches of that. On 9.0 the peak needs `wgmma`; of `mma.sync` Luo et al. (arXiv:2402.13499, section on tensor cores)
+measured a bit over 60 % on Hopper, full rates on Ampere and Ada. For 10.0, whose peak needs `tcgen05`, no published
+figure is known to us: the share there is an assumption, that an SM keeps Hopper's rate of `mma.sync`.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ def targets() -> dict[str, Target]:
 
 def target(name: str) -> Target:
     """The data sheet of an architecture; raises UnknownTarget, which lists what is allowed."""
-    found = _TARGETS.get(name)
-    if found is None:
+    sheet = _TARGETS.get(name)
+    if sheet is None:
         allowed = sorted(_TARGETS)
         raise UnknownTarget(
             f"unknown target {name[:40]!r}; allowed: {', '.join(allowed)}", field="target", allowed=allowed
         )
-    return found
+    return sheet

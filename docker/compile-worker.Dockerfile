@@ -30,4 +30,4 @@ USER 10001
 ENV CUKILN_DATA=/data
 VOLUME /data
 ENTRYPOINT ["python", "/app/docker/entrypoint.py"]
-CMD ["python", "-m", "workers.main", "compile"]
+CMD ["python", "-m", "workers.worker.main", "compile"]

@@ -25,4 +25,4 @@ USER 10001
 ENV CUKILN_DATA=/data NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 VOLUME /data
 ENTRYPOINT ["python", "/app/docker/entrypoint.py"]
-CMD ["python", "-m", "workers.main", "gpu"]
+CMD ["python", "-m", "workers.worker.main", "gpu"]

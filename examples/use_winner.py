@@ -31,7 +31,7 @@ def winner(client: cukiln.Client) -> cukiln.WinnerRecord:
 
 
 def gpu_arrays() -> tuple[Any, Any, Any, Any, Any]:
-    """(a, b, out, bias, expected) on the GPU, from PyTorch or CuPy; ends the program without a GPU."""
+    """(a, b, bias, out, expected) on the GPU, from PyTorch or CuPy; ends the program without a GPU."""
     m, n, k = FFN1["m"], FFN1["n"], FFN1["k"]
     if find_spec("torch"):
         import torch
@@ -39,7 +39,7 @@ def gpu_arrays() -> tuple[Any, Any, Any, Any, Any]:
         if torch.cuda.is_available():
             a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
             bias, out = torch.randn(n, device="cuda"), torch.empty(m, n, device="cuda")
-            return a, b, out, bias, torch.nn.functional.gelu(a @ b.T + bias)
+            return a, b, bias, out, torch.nn.functional.gelu(a @ b.T + bias)
     if find_spec("cupy"):
         import cupy
         from cupyx.scipy.special import erf
@@ -49,7 +49,7 @@ def gpu_arrays() -> tuple[Any, Any, Any, Any, Any]:
             a, b = (random.standard_normal(shape, dtype=cupy.float32) for shape in ((m, k), (n, k)))
             bias, out = random.standard_normal(n, dtype=cupy.float32), cupy.empty((m, n), cupy.float32)
             x = a @ b.T + bias
-            return a, b, out, bias, 0.5 * x * (1 + erf(x / 2**0.5))
+            return a, b, bias, out, 0.5 * x * (1 + erf(x / 2**0.5))
     sys.exit("This needs an NVIDIA GPU with its driver, and PyTorch or CuPy; `cukiln doctor` shows what is here.")
 
 
@@ -61,9 +61,9 @@ def main() -> None:
     best = kernel.entry or record.front[0]
     time_us = best.measured_us if record.ranked_by == "measured" else best.predicted_us
     print(f"loaded {kernel.path.name[:12]}…, verified: {best.verified}, {record.ranked_by} {time_us} µs")
-    a, b, out, bias, expected = gpu_arrays()
+    a, b, bias, out, expected = gpu_arrays()
     kernel.prepare(0)  # before a CUDA graph is captured; otherwise the first call does it
-    kernel(a, b, out, bias)
+    kernel(a, b, bias, out)
     print(f"largest difference from the framework's own result: {float(abs(out - expected).max()):.2e}")
 
 

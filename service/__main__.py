@@ -1,6 +1,6 @@
 """`python -m service`: the API alone, with uvicorn. The settings come from the environment.
 
-`--bodies FD`: its own second process, for large bodies (`service.large_bodies`)."""
+`--bodies FD`: its own second process, for large bodies (`service.http.large_bodies`)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import sys
 import uvicorn
 from fastapi import FastAPI
 
-from codegen.generator import generator
 from codegen.operators import operators
+from codegen.plan.generator import generator
 from service.app import create_app
-from service.connections import ConnectionLimits, Connections
-from service.large_bodies import CONNECTIONS, ApiServer, BodyProcess, serve_bodies
-from storage.database import Database
-from storage.descriptors import raise_descriptor_limit
+from service.http.connections import ConnectionLimits, Connections
+from service.http.large_bodies import CONNECTIONS, ApiServer, BodyProcess, serve_bodies
+from storage.config.descriptors import raise_descriptor_limit
+from storage.config.logs import set_up_logging
+from storage.config.operator_path import load_operator_path
+from storage.config.private_files import UMASK
+from storage.config.settings import Settings, load_settings
+from storage.database.session import Database
 from storage.errors import StorageError
-from storage.logs import set_up_logging
-from storage.operator_path import load_operator_path
-from storage.private import UMASK
-from storage.settings import Settings, load_settings
 
 CLOSE_SECONDS = 3  # how long open event streams may delay the end
 OTHER_FILES = 256
@@ -43,14 +43,14 @@ def main() -> int:
         raise_descriptor_limit()
         load_operator_path(settings)
         database = Database(settings.database_url)
-        database.migrate()  # harmless beside others that migrate the same database
+        database.migrate()  # safe beside other processes that migrate it
         database.dispose()
     except StorageError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2
     app = ready_app(settings)
     gc.collect()
-    gc.freeze()  # the modules, routes and models stay: to look through them again and again held up requests
+    gc.freeze()  # modules, routes and models are permanent: collecting them repeatedly delayed requests
     few = configuration(app, settings, ConnectionLimits(CONNECTIONS))
     if sys.argv[1:2] == ["--bodies"]:
         return serve_bodies(few, socket.socket(fileno=int(sys.argv[2])))
@@ -61,8 +61,7 @@ def main() -> int:
 
 
 def ready_app(settings: Settings) -> FastAPI:
-    """The application, with all that its first request would else make: routes and models (FastAPI makes them when they
-    are first asked for), operators, their generators' versions. 0.4 s of CPU that no job pays for."""
+    """The application, with all that a first request would make of routes, models and operators: 0.4 s of CPU."""
     app = create_app(settings)
     app.openapi()
     for name in operators():
@@ -71,7 +70,7 @@ def ready_app(settings: Settings) -> FastAPI:
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """As many as the settings say, and as this process may have."""
+    """Of the settings, bounded by the process's descriptors."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     possible = settings.max_connections if files == resource.RLIM_INFINITY else max(8, files - OTHER_FILES)
     return ConnectionLimits(min(settings.max_connections, possible))
@@ -87,7 +86,7 @@ def configuration(
         host=settings.host,
         port=settings.port,
         loop="uvloop",  # named, so that one that is missing is an error and not a service of half the speed
-        log_config=None,  # ours says when, and how often
+        log_config=None,  # configured by us
         log_level="warning",
         access_log=False,
         server_header=False,

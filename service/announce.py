@@ -1,4 +1,4 @@
-"""What is written to Redis after an answer, by a thread of its own: no caller waits for a Redis that is silent."""
+"""Messages to Redis after an answer, from a thread of its own: no request waits for Redis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Write = Callable[[Redis], object]
 
 
 class Announcer:
-    """Best effort, in order. What is lost, the reconciler writes again or a watcher reads from the database."""
+    """Best effort, in order. Lost wake-ups are rewritten by the reconciler, lost events are read from the database."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -34,7 +34,7 @@ class Announcer:
             log.warning("a message to Redis is dropped: %d wait already", MOST_WAITING)
 
     def close(self) -> None:
-        """Give what waits a moment."""
+        """Wait CLOSE_SECONDS for queued messages."""
         try:
             self._waiting.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:

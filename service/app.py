@@ -1,4 +1,4 @@
-"""The HTTP application: every route, behind the gate."""
+"""The HTTP application: every route, behind the key check."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
-from service import (
+from service import openapi
+from service.auth import Gate, may_call
+from service.context import Service
+from service.http import handle_errors
+from service.http.head import HeadAsGet
+from service.http.parameters import known_parameters
+from service.pages import docs_page, pages, static_files
+from service.routes import (
     blobs,
     bundles,
     candidates,
     catalogue,
-    docs_page,
     events,
     forget,
     groups,
-    handle_errors,
     health,
     imports,
     jobs,
     kernels,
     lookups,
-    openapi,
-    pages,
     results,
-    static_files,
-    timeline,
     traces,
 )
-from service.accept_job import Accepted, accept_jobs
-from service.auth import Gate, may_call
-from service.context import Service
-from service.head import HeadAsGet
-from service.parameters import known_parameters
+from service.routes.accept_job import Accepted, accept_jobs
 from service.together import Together
-from storage.settings import Settings
+from storage.config.settings import Settings
 
 DESCRIPTION = (
     "Operator schedules in, verified and ranked CUDA kernels out. Errors are application/problem+json with a stable "
@@ -43,7 +40,7 @@ DESCRIPTION = (
 )
 MOST_SUBMISSIONS = 1000
 ROUTERS = (
-    *(jobs, events, timeline, traces, candidates, bundles, results, imports),
+    *(jobs, events, traces, candidates, bundles, results, imports),
     *(groups, lookups, kernels, forget, blobs, catalogue),
     *(health, docs_page, pages, static_files),
 )
@@ -73,7 +70,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
         docs_url=None,  # FastAPI's pages load scripts from a CDN
         redoc_url=None,
         dependencies=[Depends(may_call), Depends(known_parameters)],
-        redirect_slashes=False,  # a redirect would drop the body, and tell a path from its neighbour
+        redirect_slashes=False,  # a redirect would drop the body, and reveal which paths exist
     )
     for module in ROUTERS:
         app.include_router(module.router)

@@ -1,4 +1,4 @@
-"""Who may call what: loopback alone while there are no keys, a key with the call's scope once there are.
+"""Access: loopback only while there are no keys, then a key with the call's scope.
 
 Without keys the Host header must name loopback too: a web page whose name was re-bound to 127.0.0.1 reaches this port,
 but its browser still sends the page's own name.
@@ -14,14 +14,14 @@ from typing import TypeVar
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.answers import problem_response
 from service.context import Service, service_of
-from service.errors import Refused, refuse
-from service.handle_errors import refused_by
+from service.http.answers import problem_response
+from service.http.errors import Refused, refuse
+from service.http.handle_errors import refused_by
 from service.keyring import ANYONE, Caller, WrongKeys
-from storage import keys
-from storage.exposure import is_loopback
-from storage.failures import DATABASE_ERRORS, Failure, failure_of
+from storage.config.loopback import is_loopback
+from storage.database.database_errors import DATABASE_ERRORS, Failure, failure_of
+from storage.entities import keys
 
 log = logging.getLogger("cukiln.service")
 
@@ -30,7 +30,7 @@ CHALLENGE = {"WWW-Authenticate": 'Bearer realm="cukiln"'}
 SAFE_METHODS = ("GET", "HEAD")
 PROBE = "/healthz"
 OPEN_PATHS = (PROBE, "/readyz", "/docs", "/openapi.json")
-"""Which say nothing of any job: they need no key, and answer where the database does not."""
+"""They reveal nothing of any job: no key is needed, and they answer without the database."""
 Handler = TypeVar("Handler", bound=Callable[..., object])
 
 
@@ -47,7 +47,7 @@ def needs(scope: keys.Scope) -> Callable[[Handler], Handler]:
 async def may_call(request: Request) -> None:
     """A dependency of every call, before its body is read; async, or FastAPI would take a thread. Raises Refused (403).
 
-    A page answers for itself: without a key it asks for one."""
+    Pages ask for a missing key themselves."""
     caller: Caller | None = caller_of(request)
     if caller is None or not request.url.path.startswith("/v1/"):
         return
@@ -73,7 +73,7 @@ def host_name(header: str) -> str:
 
 
 class Gate:
-    """ASGI middleware in front of every route, known or not: a path must not tell whether it exists without a key."""
+    """ASGI middleware in front of every route: without a key, no response reveals whether a path exists."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -89,7 +89,7 @@ class Gate:
         await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope) -> Caller | None:
-        """What called; None where that does not matter, or the page will ask. Raises Refused."""
+        """The caller; None on open paths, and on pages, which ask for a key. Raises Refused."""
         service, path = service_of(Request(scope)), scope["path"]
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         is_call, is_open = path == "/v1" or path.startswith("/v1/"), path in OPEN_PATHS or path.startswith("/static/")

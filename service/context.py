@@ -11,19 +11,19 @@ from redis import Redis
 
 from codegen.targets import targets
 from service.announce import Announcer, Write
+from service.http.room import BodyRooms
 from service.keyring import KeyRing
-from service.resolve import Known
-from service.room import BodyRooms
+from service.requests.resolve import Known
 from service.together import Together
 from service.winner_cache import CachedWinner, WinnerCache
-from storage.blobs import BlobStore
-from storage.database import Database
-from storage.devices import LiveDevice, live_devices, measures_under
-from storage.operator_path import load_operator_path
-from storage.searches import MeasuredUnder
-from storage.settings import Settings
-from storage.toolchains import LiveToolchain, live_toolchains
-from workers import tickets
+from storage.blobs.blob_store import BlobStore
+from storage.config.operator_path import load_operator_path
+from storage.config.settings import Settings
+from storage.database.session import Database
+from storage.entities.devices import LiveDevice, live_devices, measures_under
+from storage.entities.searches import MeasuredUnder
+from storage.entities.toolchains import LiveToolchain, live_toolchains
+from workers import wake_ups
 
 DRAINED_SECONDS = 24 * 3600.0
 MOST_READS = 1000
@@ -32,13 +32,13 @@ MOST_READS = 1000
 
 @dataclass(frozen=True)
 class Alive:
-    """What workers gave a sign of life for lately."""
+    """Toolchains and GPUs of workers with a recent heartbeat."""
 
     toolchains: list[LiveToolchain]
     devices: list[LiveDevice]
 
     def known(self, default_target: str) -> Known:
-        """What requests may name. Without any live toolchain every data sheet counts: a worker may come."""
+        """What requests may name. Without a live toolchain every data sheet counts: a worker may start later."""
         compiled = {name for toolchain in self.toolchains for name in toolchain.targets}
         sheets = set(targets())
         classes: dict[int, set[str]] = {}
@@ -48,10 +48,10 @@ class Alive:
         ordered = {capability: sorted(names) for capability, names in classes.items()}
         return Known(default_target, frozenset(sheets & compiled or sheets), ordered)
 
-    def measures_under(self, device_class: str) -> set[MeasuredUnder]:
-        """The drivers and test plans of the class's GPUs that take work."""
-        mine = [one for one in self.devices if one.device_class == device_class and one.drained is None]
-        return {measures_under(one) for one in mine}
+    def measures_under(self, device_class: str, operator: str) -> set[MeasuredUnder]:
+        """The drivers and verification plans of the class's GPUs that take work of the operator."""
+        of_class = [device for device in self.devices if device.device_class == device_class and device.drained is None]
+        return {measures_under(device, operator) for device in of_class}
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class Service:
     def open(cls, settings: Settings) -> Service:
         load_operator_path(settings)
         database = Database(settings.database_url)
-        redis = tickets.connect(settings.redis_url) if settings.redis_url else None
+        redis = wake_ups.connect(settings.redis_url) if settings.redis_url else None
         winners = WinnerCache(Database(settings.database_url))
 
         def read(keys: Sequence[str]) -> list[CachedWinner | None]:
-            found = winners.get(keys)
-            return [found.get(key) for key in keys]
+            records = winners.get(keys)
+            return [records.get(key) for key in keys]
 
         reads = Together[str, CachedWinner | None]("winner-reads", read, MOST_READS)
         blobs, bodies = BlobStore(database, settings.blobs_url), BodyRooms(settings.max_body_bytes)
@@ -100,7 +100,7 @@ class Service:
         self.database.dispose()
 
     def toolchains(self) -> list[LiveToolchain]:
-        """The toolchains of workers that gave a sign of life lately."""
+        """The toolchains of workers with a recent heartbeat."""
         with self.database.read() as session:
             return live_toolchains(session, self.settings.toolchain_live_seconds)
 
@@ -110,11 +110,11 @@ class Service:
         return alive.known(self.settings.default_target)
 
     def alive(self, *, with_drained: bool = False) -> Alive:
-        """The workers' signs of life; `with_drained`: also GPUs that were drained within a day."""
+        """By the workers' heartbeats; `with_drained`: also GPUs that were drained within a day."""
         within = self.settings.toolchain_live_seconds
         with self.database.read() as session:
             since = self.database.clock.now() - within
-            # A worker that drained its GPU may have ended since; people look for the reason later.
+            # A worker that drained its GPU may have ended; the reason stays visible.
             devices = live_devices(session, DRAINED_SECONDS if with_drained else within, with_drained=with_drained)
             alive = [device for device in devices if device.drained is not None or device.seen_at >= since]
             return Alive(live_toolchains(session, within), alive)

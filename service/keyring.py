@@ -1,4 +1,4 @@
-"""Which keys open the service now, and the addresses that send wrong ones."""
+"""Valid keys, and the addresses that send wrong ones."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 
-from storage.database import Database
-from storage.keys import INCLUDED, Key, Scope, all_keys, opens, parts_of
-from storage.settings import Settings
+from storage.config.settings import Settings
+from storage.database.session import Database
+from storage.entities.keys import INCLUDED, Key, Scope, all_keys, opens, parts_of
 
 FRESH_SECONDS = 0.5
 """A revoked key is refused after this time and one read of the database, within a second."""
 WRONG_KEYS, WRONG_SECONDS = 10, 60.0
-"""So many wrong keys an address may send in this time; after them it waits."""
+"""Wrong keys that an address may send in this time; then it is refused."""
 ADDRESSES = 10_000
-"""That are remembered, for wrong keys and for right ones."""
+"""That are stored, for wrong keys and for right ones."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """What sent a request. `key`: the id of a stored key; None for CUKILN_API_KEY, and where no key is needed."""
+    """The sender of a request. `key`: the id of a stored key; None for CUKILN_API_KEY, and where no key is needed."""
 
     name: str
     key: str | None
@@ -57,8 +57,7 @@ class KeyRing:
         self._reading = asyncio.Lock()
 
     async def needs_key(self, *, as_last_read: bool = False) -> bool:
-        """Whether requests need one. `as_last_read`: without asking the database again. Raises what the database
-        raises, where that cannot be known."""
+        """Whether requests need one; `as_last_read` asks no database. Raises what the database raises."""
         if self._operator is not None:
             return True
         was_read = self._read_at > float("-inf")
@@ -76,7 +75,7 @@ class KeyRing:
         return Caller(key.name, key.id, scopes, key.overwrites)
 
     async def stands(self, caller: Caller) -> bool:
-        """Whether what was admitted still is: its key is not revoked; where it sent none, none is needed by now."""
+        """Whether an admitted caller still is: its key is not revoked; without one, no key is required by now."""
         if caller is OPERATOR:
             return True
         if caller.key is None:
@@ -99,8 +98,8 @@ class KeyRing:
 
 
 class WrongKeys:
-    """How many wrong keys each address has sent of late. A key that was right from an address stays welcome there:
-    another program behind the same proxy must not lock it out."""
+    """Recent wrong keys by address. A key that was right from an address is still accepted there: another program
+    behind the same proxy must not lock it out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -125,10 +124,10 @@ class WrongKeys:
         _keep(self._right, key)
 
 
-def _keep(known: OrderedDict[Any, Any], key: Any) -> None:
-    known.move_to_end(key)
-    while len(known) > ADDRESSES:
-        known.popitem(last=False)
+def _keep(memory: OrderedDict[Any, Any], key: Any) -> None:
+    memory.move_to_end(key)
+    while len(memory) > ADDRESSES:
+        memory.popitem(last=False)
 
 
 def _digest(token: str) -> bytes:

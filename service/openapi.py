@@ -11,10 +11,10 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from codegen.operators import operators
 from cukiln.types import ProblemDetail
-from service.answers import PROBLEM_JSON
-from service.errors import KINDS
-from service.requests import JobRequest, LookupRequest, ProblemHead
-from service.result_models import ResultsRequest
+from service.http.answers import PROBLEM_JSON
+from service.http.errors import KINDS
+from service.requests.models import JobRequest, LookupRequest, ProblemHead
+from service.requests.result_models import ResultsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -51,11 +51,11 @@ def problems(*kinds: str) -> Responses:
     by_status: dict[int, list[str]] = {}
     for kind in dict.fromkeys((*kinds, *EVERYWHERE)):
         by_status.setdefault(KINDS[kind].status, []).append(kind)
-    found: Responses = {}
+    responses: Responses = {}
     for status, names in sorted(by_status.items()):
-        found[status] = {"description": f"{HTTPStatus(status).phrase}: {', '.join(names)}", "content": _CONTENT}
-    found["default"] = {"description": "Any other problem", "content": _CONTENT}  # also spares FastAPI's own 422
-    return found
+        responses[status] = {"description": f"{HTTPStatus(status).phrase}: {', '.join(names)}", "content": _CONTENT}
+    responses["default"] = {"description": "Any other problem", "content": _CONTENT}  # also spares FastAPI's own 422
+    return responses
 
 
 def body_of(model: str, example: Any = None) -> dict[str, Any]:
@@ -67,25 +67,24 @@ def body_of(model: str, example: Any = None) -> dict[str, Any]:
 def document(app: FastAPI) -> dict[str, Any]:
     """The document, made once."""
     if app.openapi_schema is None:
-        found = FastAPI.openapi(app)
-        components = found.setdefault("components", {})
+        made = FastAPI.openapi(app)
+        components = made.setdefault("components", {})
         components.setdefault("schemas", {}).update(_schemas())
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}, {}]
-        app.openapi_schema = found
+        made["security"] = [{"key": []}, {}]
+        app.openapi_schema = made
     return app.openapi_schema
 
 
 def _schemas() -> dict[str, Any]:
-    """Bodies and problem details. A problem in a body is that of one operator, with what may stand beside its own
-    fields."""
-    known = sorted(operators().items())
+    """Bodies and problem details. A problem is that of one operator, with what may stand beside its own fields."""
+    registered = sorted(operators().items())
     models: list[type[BaseModel]] = [JobRequest, LookupRequest, ResultsRequest, ProblemHead]
-    models += [operator.problem_type for _, operator in known]
+    models += [operator.problem_type for _, operator in registered]
     asked: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
     references, ours = models_json_schema([*asked, (ProblemDetail, "serialization")], ref_template=_REFERENCE)
     schemas: dict[str, Any] = ours["$defs"]
-    mapping = {name: references[operator.problem_type, "validation"]["$ref"] for name, operator in known}
+    mapping = {name: references[operator.problem_type, "validation"]["$ref"] for name, operator in registered}
     beside = schemas.pop(ProblemHead.__name__)["properties"]
     for reference in mapping.values():
         own = schemas[reference.rpartition("/")[2]]

@@ -1,8 +1,7 @@
-"""Requests that are answered together: those that come while some are worked on are the next batch.
+"""Batches of requests: those that arrive while a batch is processed are the next one.
 
-A database is asked once, and writes once, for many requests that came at the same time; one that comes alone is a
-batch of its own and waits for nothing. Each batch begins after its requests have come, so nothing that is answered is
-older than its request.
+One read and one write of the database serve many concurrent requests; a single one is a batch of its own and does not
+wait. Each batch starts after its requests have arrived, so no answer is older than its request.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ Result = TypeVar("Result")
 
 
 class Together(Generic[Request, Result]):
-    """`work`, in one thread of its own: a result, or what is to be raised, for each request. What it raises itself is
-    raised for each of them."""
+    """`work`, in one thread of its own: a result or an exception for each request, or one exception for all."""
 
     def __init__(self, name: str, work: Callable[[Sequence[Request]], Sequence[Result | Exception]], most: int) -> None:
         self._work, self._most = work, most
@@ -54,7 +52,7 @@ class Together(Generic[Request, Result]):
         failed = done.exception()
         results = [failed] * len(futures) if failed is not None else done.result()
         for future, result in zip(futures, results, strict=True):
-            if future.done():  # its request was given up
+            if future.done():  # its request was cancelled
                 continue
             if isinstance(result, BaseException):
                 future.set_exception(result)

@@ -1,8 +1,8 @@
 """Winner records in process memory over the database, as the bytes that are sent.
 
-A record is answered from memory for FRESH_SECONDS; then its stamp is asked for, which costs an index look-up and no
-JSON. So every process sees a new revision within that time, with Redis or without. A miss is never remembered: after
-the event that ends a job its winner is found.
+A record is answered from memory for FRESH_SECONDS; then its stamp is read, which costs an index look-up and no JSON.
+So every process has a new revision within that time, with Redis or without. Misses are not cached: after the event
+that ends a job its winner is read.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from storage.database import Database
-from storage.rows import chunks
-from storage.winners import Elsewhere, Stamp, measured_elsewhere, stored_winners, winner_stamps
+from storage.database.session import Database
+from storage.database.sql import chunks
+from storage.entities.winners import Elsewhere, Stamp, measured_elsewhere, stored_winners, winner_stamps
 
 FRESH_SECONDS = 0.05
 CAPACITY_BYTES = 128 << 20
@@ -29,7 +29,7 @@ READ_AT_ONCE = 1_000
 
 @dataclass(frozen=True)
 class Policy:
-    """What a kernel may need, or must be. The default allows every one."""
+    """Requirements on kernels. The default allows all."""
 
     workspace_limit_bytes: int | None = None
     deterministic: bool = False
@@ -73,8 +73,7 @@ class _Entry:
 
 
 class WinnerCache:
-    """Keys → records. Safe to use from any number of threads. The database should be its own: connections that wait
-    for the write lock would else keep lookups waiting."""
+    """Keys → records, for any number of threads; a database of its own, so that lookups wait for no write lock."""
 
     def __init__(
         self,
@@ -89,16 +88,18 @@ class WinnerCache:
 
     def get(self, keys: Iterable[str]) -> dict[str, CachedWinner]:
         """The records that exist, none older than FRESH_SECONDS."""
-        found: dict[str, CachedWinner] = {}
+        winners: dict[str, CachedWinner] = {}
         for some in chunks(dict.fromkeys(keys), READ_AT_ONCE):
             now = self._clock()
             with self._lock:
                 entries = {key: self._entries[key] for key in some if key in self._entries}
-            fresh = {key: one.winner for key, one in entries.items() if now - one.checked_at <= FRESH_SECONDS}
-            found |= fresh
+            fresh = {key: entry.winner for key, entry in entries.items() if now - entry.checked_at <= FRESH_SECONDS}
+            winners |= fresh
             if doubtful := [key for key in some if key not in fresh]:
-                found |= self._ask(doubtful, {key: one.winner for key, one in entries.items() if key not in fresh}, now)
-        return found
+                winners |= self._ask(
+                    doubtful, {key: entry.winner for key, entry in entries.items() if key not in fresh}, now
+                )
+        return winners
 
     def fresh(self, key: str) -> CachedWinner | None:
         """The record where memory alone can answer."""
@@ -107,13 +108,13 @@ class WinnerCache:
         return entry.winner if entry is not None and self._clock() - entry.checked_at <= FRESH_SECONDS else None
 
     def elsewhere(self, asked: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
-        """`storage.winners.measured_elsewhere`. Not remembered, for the sake of misses."""
-        found: dict[int, tuple[str, str]] = {}
+        """`storage.entities.winners.measured_elsewhere`. Not cached, as misses are not."""
+        places: dict[int, tuple[str, str]] = {}
         for first in range(0, len(asked), READ_AT_ONCE):
             with self.database.read() as session:
                 some = measured_elsewhere(session, asked[first : first + READ_AT_ONCE])
-            found.update((first + place, one) for place, one in some.items())
-        return found
+            places.update((first + place, class_and_key) for place, class_and_key in some.items())
+        return places
 
     def close(self) -> None:
         self.database.dispose()
@@ -121,17 +122,17 @@ class WinnerCache:
     def _ask(self, keys: Sequence[str], stale: dict[str, CachedWinner], now: float) -> dict[str, CachedWinner]:
         with self.database.read() as session:
             stamps = winner_stamps(session, list(stale)) if stale else {}
-            found = {key: winner for key, winner in stale.items() if stamps.get(key) == winner.stamp}
-            stored = stored_winners(session, [key for key in keys if key not in found])
-        found |= {key: CachedWinner(one.stamp, one.json) for key, one in stored.items()}
-        self._remember(found, now, gone=[key for key in stale if key not in found])
-        return found
+            winners = {key: winner for key, winner in stale.items() if stamps.get(key) == winner.stamp}
+            stored = stored_winners(session, [key for key in keys if key not in winners])
+        winners |= {key: CachedWinner(record.stamp, record.json) for key, record in stored.items()}
+        self._remember(winners, now, gone=[key for key in stale if key not in winners])
+        return winners
 
-    def _remember(self, found: dict[str, CachedWinner], now: float, gone: Iterable[str]) -> None:
+    def _remember(self, winners: dict[str, CachedWinner], now: float, gone: Iterable[str]) -> None:
         with self._lock:
             for key in gone:
                 self._forget(key)
-            for key, winner in found.items():
+            for key, winner in winners.items():
                 entry = self._entries.get(key)
                 if entry is None or entry.winner.stamp[0] <= winner.stamp[0]:
                     self._forget(key)

@@ -1,1 +1,1 @@
-"""What cukiln remembers: rows, blobs, winner records. The only package that knows SQLAlchemy and obstore."""
+"""All that cukiln stores: rows, blobs, winner records. The only package that imports SQLAlchemy and obstore."""

@@ -1,8 +1,8 @@
-"""What callers of the storage cannot go on from.
+"""Errors from which a caller of the storage cannot continue.
 
 ```
 StorageError
-├── LostClaim         another worker holds the item now, or it was cancelled: the transaction is rolled back
+├── LostClaim         the attempt has no lease any more, or was cancelled: the transaction is rolled back
 ├── ImportWithdrawn   it was withdrawn while it was written
 ├── BlobMissing       no bytes are stored under the digest
 ├── BlobCorrupt       the stored bytes do not have their digest
@@ -16,84 +16,85 @@ StorageError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class StorageError(Exception):
     """Base of all errors of this package."""
 
 
+@dataclass
 class LostClaim(StorageError):
-    """The item of `kind` and `ref` is no longer held under `token`."""
+    """The task of `kind` and `ref` is no longer leased under `token`."""
 
-    def __init__(self, kind: str, ref: str, token: str) -> None:
-        super().__init__(kind, ref, token)
-        self.kind, self.ref, self.token = kind, ref, token
+    kind: str
+    ref: str
+    token: str
 
     def __str__(self) -> str:
-        return f"the {self.kind} item {self.ref} is no longer held by attempt {self.token}; nothing was written"
+        return f"the {self.kind} task {self.ref} is no longer leased to attempt {self.token}; nothing was written"
 
 
+@dataclass
 class ImportWithdrawn(StorageError):
     """The import was withdrawn while it was written."""
 
-    def __init__(self, import_id: str) -> None:
-        super().__init__(import_id)
-        self.import_id = import_id
+    import_id: str
 
     def __str__(self) -> str:
         return f"import {self.import_id} was withdrawn while it was written: send the results again to have them"
 
 
+@dataclass
 class BlobMissing(StorageError):
     """No bytes are stored under `digest`."""
 
-    def __init__(self, digest: str) -> None:
-        super().__init__(digest)
-        self.digest = digest
+    digest: str
 
     def __str__(self) -> str:
         return f"no blob sha256:{self.digest} is stored"
 
 
+@dataclass
 class BlobCorrupt(StorageError):
     """The bytes stored under `digest` have the digest `found`."""
 
-    def __init__(self, digest: str, found: str) -> None:
-        super().__init__(digest, found)
-        self.digest, self.found = digest, found
+    digest: str
+    found: str
 
     def __str__(self) -> str:
         return f"blob sha256:{self.digest} is damaged: its bytes have digest {self.found}; it is not handed out"
 
 
+@dataclass
 class BadCursor(StorageError):
     """A page cursor that this service did not make."""
 
-    def __init__(self, cursor: str) -> None:
-        super().__init__(cursor)
-        self.cursor = cursor
+    cursor: str
 
     def __str__(self) -> str:
         return f"cursor {self.cursor[:80]!r} was not made by this list: take next_cursor of the page before"
 
 
+@dataclass
 class SchemaMissing(StorageError):
     """The database has schema revision `found`, this code needs `expected`."""
 
-    def __init__(self, found: str | None, expected: str) -> None:
-        super().__init__(found, expected)
-        self.found, self.expected = found, expected
+    found: str | None
+    expected: str
 
     def __str__(self) -> str:
         found = self.found or "empty"
         return f"the database schema is {found}, {self.expected} is needed: `cukiln serve` migrates it"
 
 
+@dataclass
 class DatabaseUnusable(StorageError):
     """The database at `where` (without its password) cannot be opened or migrated because of `why`."""
 
-    def __init__(self, where: str, why: str, advice: str) -> None:
-        super().__init__(where, why, advice)
-        self.where, self.why, self.advice = where, why, advice
+    where: str
+    why: str
+    advice: str
 
     def __str__(self) -> str:
         return f"the database {self.where} cannot be used ({self.why}): {self.advice}"

@@ -19,26 +19,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cukiln.errors import (
-    BadRequest,
-    CukilnError,
-    DeviceError,
-    DigestMismatch,
-    LibraryError,
-    NotAuthorised,
-    NotFound,
-    NotLoadable,
-    ProblemError,
-    ServerFailed,
-    ServerMissing,
-    ServiceBusy,
-    ServiceError,
-    ServiceFailed,
-    ServiceUnreachable,
-    UnexpectedAnswer,
-    UsageError,
-    WaitTimeout,
-)
+from cukiln import errors
+from cukiln.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from cukiln.client import Client
@@ -49,50 +31,18 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_LAZY = {
-    "Client": "cukiln.client",
-    "Event": "cukiln.events",
-    "Kernel": "cukiln.load_kernel",
-    "choose": "cukiln.load_kernel",
-    "load": "cukiln.load_kernel",
-    "Job": "cukiln.types",
-    "LookupResult": "cukiln.types",
-    "Progress": "cukiln.types",
-    "WinnerRecord": "cukiln.types",
-    "release_workspaces": "cukiln.workspace_pool",
-}
+__all__ = ["Client", "Event", "Job", "Kernel", "LookupResult", "Progress", "WinnerRecord", "__version__"]
+__all__ += ["choose", "load", "release_workspaces"]
+__all__ += errors.__all__
 
-__all__ = [
-    "BadRequest",
-    "Client",
-    "CukilnError",
-    "DeviceError",
-    "DigestMismatch",
-    "Event",
-    "Job",
-    "Kernel",
-    "LibraryError",
-    "LookupResult",
-    "NotAuthorised",
-    "NotFound",
-    "NotLoadable",
-    "ProblemError",
-    "Progress",
-    "ServerFailed",
-    "ServerMissing",
-    "ServiceBusy",
-    "ServiceError",
-    "ServiceFailed",
-    "ServiceUnreachable",
-    "UnexpectedAnswer",
-    "UsageError",
-    "WaitTimeout",
-    "WinnerRecord",
-    "__version__",
-    "choose",
-    "load",
-    "release_workspaces",
-]
+_MODULES = {
+    "cukiln.client": ["Client"],
+    "cukiln.events": ["Event"],
+    "cukiln.load_kernel": ["Kernel", "choose", "load"],
+    "cukiln.types": ["Job", "LookupResult", "Progress", "WinnerRecord"],
+    "cukiln.workspace_pool": ["release_workspaces"],
+}
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

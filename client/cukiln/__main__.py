@@ -1,5 +1,5 @@
 """`python -m cukiln` is the command `cukiln`."""
 
-from cukiln.cli import main
+from cukiln.cli.main import main
 
 main()

@@ -22,19 +22,19 @@ def check_digest(digest: str) -> str:
 
 def verify(data: bytes, digest: str, what: str) -> bytes:
     """Return `data`; raises `DigestMismatch` unless its SHA-256 is `digest`. `what` names it in the message."""
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
         raise DigestMismatch(
-            f"{what} does not have the promised content: its SHA-256 is {found}, {digest} was promised. "
+            f"{what} does not have the promised content: its SHA-256 is {actual}, {digest} was promised. "
             "It was not used; fetch it again, and if that does not help, distrust where it comes from",
             expected=digest,
-            found=found,
+            found=actual,
         )
     return data
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that another process sees whole or not at all, also after a power cut."""
+    """Write a file that is complete or absent for other processes, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:16]}.")
     try:
@@ -58,7 +58,7 @@ class BlobCache:
         return self.folder / f"{check_digest(digest)}.{kind}"
 
     def get(self, digest: str, kind: str = "so") -> bytes | None:
-        """The blob, or None. A file whose content is wrong is removed: it would never become right again."""
+        """The blob, or None. A file with other content is removed."""
         path = self.path(digest, kind)
         try:
             data = path.read_bytes()

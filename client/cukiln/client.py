@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,11 +17,12 @@ from pydantic import BaseModel, ValidationError
 
 from cukiln.blob_cache import BlobCache, check_digest, verify
 from cukiln.errors import BadRequest, NotFound, UnexpectedAnswer, WaitTimeout
-from cukiln.events import FINAL_STATES, Event, read_events
-from cukiln.job_request import Problem, encode, job_request
+from cukiln.events import Event, read_events
+from cukiln.job_request import Problem, encode
 from cukiln.settings import ClientSettings
 from cukiln.transport import Transport
 from cukiln.types import (
+    ENDED,
     CandidateFacts,
     CandidatePage,
     CandidateReport,
@@ -39,21 +40,21 @@ from cukiln.types import (
 DEFAULT_URL = "http://127.0.0.1:8765"
 LARGEST_LOOKUP = 10_000  # problems in one request
 LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
-REMEMBERED_LOOKUPS = 100_000  # of a client; what was used longest ago is forgotten first
+REMEMBERED_LOOKUPS = 100_000  # of a client; the least recently used are dropped first
 REMEMBERED_RECORDS = 1_000
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _Page = TypeVar("_Page", CandidatePage, ImportPage)
-_Kept = TypeVar("_Kept")
+_Value = TypeVar("_Value")
 ProgressCallback = Callable[[Progress], None]
 
 
 class Client:
     """A connection to the service at `url` (default: `CUKILN_URL`, else the local service).
 
-    `timeout`: seconds that one request may take, not a job. `lookup_seconds`: how long a winner that was looked up is
-    answered from memory before the service is asked for a better one; misses are always asked for. A client may be
-    shared between threads. Every method raises `ServiceError` and what is below it.
+    `timeout`: seconds that one request may take, not a job. `lookup_seconds`: how long a looked-up winner is answered
+    from memory before the service is asked for a better one; misses are always requested. A client may be shared
+    between threads. Every method raises `ServiceError` and its subclasses.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class Client:
         self.blobs = BlobCache(Path(cache_dir) if cache_dir is not None else settings.cache_dir)
         self._lookup_seconds = lookup_seconds
         self._lock = threading.Lock()
-        self._lookups: OrderedDict[str, tuple[float, LookupResult]] = OrderedDict()
-        self._records: OrderedDict[str, tuple[str, WinnerRecord]] = OrderedDict()
+        self._lookups: dict[str, tuple[float, LookupResult]] = {}
+        self._records: dict[str, tuple[str, WinnerRecord]] = {}
 
     @property
     def url(self) -> str:
@@ -113,22 +114,22 @@ class Client:
         `failed` is an answer, not an exception: look at `job.state` and each problem's `error`.
         Raises `BadRequest` when the request is wrong, `WaitTimeout` when the time is over.
         """
-        request = job_request(
-            problems,
-            target=target,
-            search=search,
-            priority=priority,
-            budget=budget,
-            workspace_limit_bytes=workspace_limit_bytes,
-            deterministic=deterministic,
-            device_class=device_class,
-        )
-        job = self.submit(request)
+        options = {
+            "target": target,
+            "search": dict(search) if search is not None else None,
+            "priority": priority,
+            "budget": {"seconds": budget} if budget is not None else None,
+            "workspace_limit_bytes": workspace_limit_bytes,
+            "deterministic": deterministic or None,
+            "device_class": device_class,
+        }
+        request = {name: value for name, value in options.items() if value is not None}
+        job = self.submit({**request, "problems": [dict(problem) for problem in problems]})
         return self.wait(job, progress=progress, timeout=timeout) if wait else job
 
     def submit(self, request: Mapping[str, Any]) -> Job:
         """Send a whole job request (the body of `POST /v1/jobs`); returns at once."""
-        # Not repeatable: a request that was received and answered into a broken connection would become two jobs.
+        # Not repeatable: a request whose answer was lost would become two jobs.
         response = self._transport.request("POST", "/v1/jobs", repeatable=False, content=encode(request))
         return _parse(response, Job)
 
@@ -152,7 +153,7 @@ class Client:
     def candidates(
         self, job_id: str, *, problem: str | None = None, verdict: str | None = None
     ) -> Iterator[CandidateReport]:
-        """Yield what was compiled or judged for the job, with figures, in the order of its problems; of one problem (by
+        """Yield the job's compiled candidates with their figures, in the order of its problems; of one problem (by
         name) or verdict where given. Raises `NotFound`, and `BadRequest` for a problem that the job lacks."""
         for page in self._pages(f"{_job_path(job_id)}/candidates", CandidatePage, problem=problem, verdict=verdict):
             yield from page.candidates
@@ -160,43 +161,42 @@ class Client:
     def _pages(self, path: str, kind: type[_Page], **asked: str | None) -> Iterator[_Page]:
         cursor = None
         while True:
-            wanted = {**asked, "limit": LARGEST_PAGE, "cursor": cursor}
-            query = urlencode({name: value for name, value in wanted.items() if value is not None})
+            parameters = {**asked, "limit": LARGEST_PAGE, "cursor": cursor}
+            query = urlencode({name: value for name, value in parameters.items() if value is not None})
             page = _parse(self._get(f"{path}?{query}"), kind)
             yield page
             if (cursor := page.next_cursor) is None:
                 return
 
     def trace(self, job_id: str) -> dict[str, Any]:
-        """Who worked on the job and when, in Chrome's Trace Event Format: as JSON in a file, ui.perfetto.dev and
-        chrome://tracing open it. Of a running job it is what is known now. Raises `NotFound`."""
+        """The job's work by worker and time, so far, in Chrome's Trace Event Format: ui.perfetto.dev and
+        chrome://tracing open it as a JSON file. Raises `NotFound`."""
         return self._object(f"{_job_path(job_id)}/trace")
 
     def bundle(self, job_id: str) -> dict[str, Any]:
-        """What measures the job on a machine without a service (see `cukiln export-bundle`). Raises `NotFound`."""
+        """The input to measure the job without a service (see `cukiln export-bundle`). Raises `NotFound`."""
         return self._object(f"{_job_path(job_id)}/bundle")
 
     def _object(self, path: str) -> dict[str, Any]:
         """An answer without a type of its own."""
         response = self._get(path)
-        found = response.json()
-        if not isinstance(found, dict):
+        answer = response.json()
+        if not isinstance(answer, dict):
             raise _unexpected(response, "it is not a JSON object")
-        return found
+        return answer
 
     def send_results(self, results: Mapping[str, Any]) -> Job:
-        """Import what such a machine measured; returns the job that publishes it. Sending it twice is sending it once.
-        Raises `BadRequest` where the service finds something wrong in it."""
+        """Import what such a machine measured; returns the job that publishes it. Idempotent. Raises `BadRequest`."""
         response = self._transport.request("POST", "/v1/results", repeatable=True, content=encode(results))
         return _parse(response, Job)
 
     def imports(self) -> Iterator[ImportReport]:
-        """What was sent so, the newest first; with what was withdrawn."""
+        """Imports, the newest first, withdrawn ones included."""
         for page in self._pages("/v1/imports", ImportPage):
             yield from page.imports
 
     def withdraw_import(self, import_id: str) -> ImportReport:
-        """Take an import back: records are what they would be without it. Doing it twice is doing it once. Raises
+        """Take an import back: records are what they would be without it. Idempotent. Raises
         `NotFound`, and `NotAuthorised` where the key neither sent it nor is an admin's."""
         path = f"/v1/imports/{quote(import_id, safe='')}"
         return _parse(self._transport.request("DELETE", path, repeatable=True), ImportReport)
@@ -212,7 +212,7 @@ class Client:
         return _parse(self._get("/v1/targets"), Targets)
 
     def cancel(self, job_id: str) -> Job:
-        """Cancel the job: what is finished stays, nothing new is begun. A job that has already ended stays as it is."""
+        """Cancel the job: finished work stays, nothing new is started. A job that has already ended stays as it is."""
         try:
             self._transport.request("DELETE", _job_path(job_id), repeatable=True)
         except BadRequest as error:
@@ -230,18 +230,19 @@ class Client:
         current = self.job(job) if isinstance(job, str) else job
         report = _Report(progress)
         report(current.progress)
-        while current.state not in FINAL_STATES:
+        while current.state not in ENDED:
             for event in read_events(self._transport, f"{_job_path(current.job)}/events", deadline=deadline):
                 report(progress_of(event))
             current = self.job(current.job)
             report(current.progress)
-            if current.state in FINAL_STATES:
+            if current.state in ENDED:
                 break
             if deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeout(
-                    f"job {current.job} is not finished after {timeout:g} s; it goes on in the service", job=current.job
+                    f"job {current.job} is not finished after {timeout:g} s; the service continues it",
+                    job=current.job,
                 )
-            self._transport.sleep(0.1)  # the last event can be read before the row behind it
+            self._transport.sleep(0.1)  # the last event may arrive before its row is readable
         return current
 
     def lookup(
@@ -268,9 +269,11 @@ class Client:
         }
         shared = {name: value for name, value in asked.items() if value is not None}
         keys = [hashlib.sha256(encode({**shared, "problems": [dict(p)]})).hexdigest() for p in problems]
-        found = {} if refresh else self._remembered(keys)
-        missing = list(dict.fromkeys(key for key in keys if key not in found))
+        now = time.monotonic()
+        cached = {} if refresh else {key: entry for key in keys if (entry := self._lookups.get(key))}
+        answers = {key: result for key, (at, result) in cached.items() if now - at < self._lookup_seconds}
         problem_of = dict(zip(keys, problems, strict=True))
+        missing = [key for key in problem_of if key not in answers]
         for start in range(0, len(missing), LARGEST_LOOKUP):
             part = missing[start : start + LARGEST_LOOKUP]
             body = encode({**shared, "problems": [dict(problem_of[key]) for key in part]})
@@ -278,29 +281,24 @@ class Client:
             results = _parse(response, Lookups).results
             if len(results) != len(part):
                 raise _unexpected(response, f"{len(results)} results for {len(part)} problems")
-            found.update(zip(part, results, strict=True))
-        self._remember({key: found[key] for key in missing})
+            answers.update(zip(part, results, strict=True))
+        hits = {key: cached[key] for key in answers if key in cached and key not in missing}
+        hits |= {key: (time.monotonic(), answers[key]) for key in missing if answers[key].record is not None}
+        self._remember(self._lookups, hits, REMEMBERED_LOOKUPS)
         # A result without a name is named by the service after its place in the request, which is not its place here.
-        return [
-            found[key].model_copy(update={"name": problem.get("name")})
-            for key, problem in zip(keys, problems, strict=True)
-        ]
+        named = zip(keys, problems, strict=True)
+        return [answers[key].model_copy(update={"name": problem.get("name")}) for key, problem in named]
 
     def kernel(self, key: str) -> WinnerRecord:
         """The winner record `key`. A record that has not changed is not sent again. Raises `NotFound`."""
-        with self._lock:
-            known = self._records.get(key)
-            if known:
-                self._records.move_to_end(key)
-        headers = {"If-None-Match": known[0]} if known else {}
-        response = self._get(f"/v1/kernels/{quote(key, safe='')}", headers)
-        if response.status_code == 304 and known:
-            return known[1]
+        stored = self._records.get(key)
+        response = self._get(f"/v1/kernels/{quote(key, safe='')}", {"If-None-Match": stored[0]} if stored else {})
+        if response.status_code == 304 and stored:
+            self._remember(self._records, {key: stored}, REMEMBERED_RECORDS)
+            return stored[1]
         record = _parse(response, WinnerRecord)
-        etag = response.headers.get("ETag")
-        if etag:
-            with self._lock:
-                _keep(self._records, {key: (etag, record)}, REMEMBERED_RECORDS)
+        if etag := response.headers.get("ETag"):
+            self._remember(self._records, {key: (etag, record)}, REMEMBERED_RECORDS)
         return record
 
     def blob(self, digest: str, kind: str = "so") -> bytes:
@@ -319,20 +317,14 @@ class Client:
     def _get(self, path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         return self._transport.request("GET", path, repeatable=True, headers=headers)
 
-    def _remembered(self, keys: Iterable[str]) -> dict[str, LookupResult]:
-        now = time.monotonic()
+    def _remember(self, memory: dict[str, _Value], new: Mapping[str, _Value], at_most: int) -> None:
+        """Add `new` as the most recently used, and drop the least recently used above `at_most`."""
         with self._lock:
-            entries = ((key, self._lookups.get(key)) for key in keys)
-            found = {key: entry[1] for key, entry in entries if entry and now - entry[0] < self._lookup_seconds}
-            for key in found:
-                self._lookups.move_to_end(key)
-            return found
-
-    def _remember(self, results: Mapping[str, LookupResult]) -> None:
-        now = time.monotonic()
-        with self._lock:
-            hits = {key: (now, result) for key, result in results.items() if result.record is not None}
-            _keep(self._lookups, hits, REMEMBERED_LOOKUPS)
+            for key, value in new.items():
+                memory.pop(key, None)
+                memory[key] = value
+            for key in list(islice(memory, max(0, len(memory) - at_most))):
+                del memory[key]
 
 
 class _Report:
@@ -354,15 +346,6 @@ def progress_of(event: Event) -> Progress | None:
         return Progress.model_validate(event.data.get("progress", event.data))
     except ValidationError:
         return None
-
-
-def _keep(memory: OrderedDict[str, _Kept], new: Mapping[str, _Kept], at_most: int) -> None:
-    """Add `new` as what was used last, and forget what was used longest ago."""
-    for key, value in new.items():
-        memory[key] = value
-        memory.move_to_end(key)
-    while len(memory) > at_most:
-        memory.popitem(last=False)
 
 
 def _job_path(job_id: str) -> str:

@@ -6,11 +6,11 @@ Every error that cukiln raises on purpose:
   x ServiceError              a conversation with the service went wrong
     + ServiceUnreachable      no answer: nothing listens there, or the connection broke
     + UnexpectedAnswer        an answer that is not cukiln's
-    + ProblemError            the service said no (RFC 9457 problem details)
+    + ProblemError            the service refused (RFC 9457 problem details)
       - BadRequest            400, 413, 415, 422, …: the request is wrong
       - NotAuthorised         401, 403
       - NotFound              404, 410
-      - ServiceBusy           429, 503, 507: later; knows when
+      - ServiceBusy           429, 503, 507: later; has Retry-After
       - ServiceFailed         any other 5xx
   x WaitTimeout               the job is not finished within the time the caller gave
   x LibraryError              a kernel library cannot be used
@@ -78,7 +78,7 @@ class UnexpectedAnswer(ServiceError):
 
 
 class ProblemError(ServiceError):
-    """The service said no. `detail` holds its problem details, `status` the HTTP status."""
+    """The service refused. `detail` holds its problem details, `status` the HTTP status."""
 
     def __init__(
         self, message: str, *, method: str = "", url: str = "", status: int = 0, detail: ProblemDetail | None = None
@@ -93,15 +93,15 @@ class BadRequest(ProblemError):
 
 
 class NotAuthorised(ProblemError):
-    """The service wants an API key, or another one."""
+    """The service requires an API key, or another one."""
 
 
 class NotFound(ProblemError):
-    """The service knows no such job, kernel or blob."""
+    """The service has no such job, kernel or blob."""
 
 
 class ServiceBusy(ProblemError):
-    """The service is full or starting. `retry_after` is in seconds, None when it did not say."""
+    """The service is full or starting. `retry_after` is in seconds, None without a Retry-After."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class ServiceBusy(ProblemError):
 
 
 class ServiceFailed(ProblemError):
-    """The service failed at its own work; its log says why."""
+    """The service failed; see its log."""
 
 
 class WaitTimeout(CukilnError, TimeoutError):
-    """The job `job` is not finished within the time the caller gave; it goes on in the service."""
+    """The job `job` is not finished within the time the caller gave; the service continues it."""
 
     def __init__(self, message: str, *, job: str = "") -> None:
         super().__init__(message)

@@ -14,8 +14,6 @@ from httpx_sse import EventSource, ServerSentEvent, SSEError
 from cukiln.errors import ServiceBusy, UnexpectedAnswer
 from cukiln.transport import Transport, delay
 
-FINAL_STATES = frozenset({"done", "partial", "failed", "cancelled"})
-
 # The service sends a comment every 15 s at the latest; three missed ones mean that the connection is dead.
 _IDLE_SECONDS = 45.0
 # With a deadline the stream is opened again after this silence, so that the deadline is noticed in time.
@@ -24,7 +22,7 @@ _IDLE_SECONDS_WITH_DEADLINE = 2.0
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to a job. `id` goes into Last-Event-ID to go on after it."""
+    """One thing that happened to a job. `id` goes into Last-Event-ID to continue after it."""
 
     id: str
     type: str

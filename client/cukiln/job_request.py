@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +12,8 @@ from cukiln.errors import UsageError
 Problem = Mapping[str, Any]
 
 
-def job_request(
-    problems: Iterable[Problem],
-    *,
-    target: str | None = None,
-    search: Mapping[str, Any] | None = None,
-    priority: str | None = None,
-    budget: float | None = None,
-    workspace_limit_bytes: int | None = None,
-    deterministic: bool = False,
-    device_class: str | None = None,
-) -> dict[str, Any]:
-    """The body of `POST /v1/jobs`; `budget` is in seconds. What is None is left to the service's defaults."""
-    options: dict[str, Any] = {
-        "target": target,
-        "search": dict(search) if search is not None else None,
-        "priority": priority,
-        "budget": {"seconds": budget} if budget is not None else None,
-        "workspace_limit_bytes": workspace_limit_bytes,
-        "deterministic": deterministic or None,
-        "device_class": device_class,
-    }
-    request = {name: value for name, value in options.items() if value is not None}
-    request["problems"] = [dict(problem) for problem in problems]
-    return request
-
-
 def encode(body: Mapping[str, Any]) -> bytes:
-    """JSON bytes with sorted keys; raises `UsageError` for what JSON cannot say (NaN, sets, arrays, …)."""
+    """JSON bytes with sorted keys; raises `UsageError` for values without a JSON form (NaN, sets, arrays, …)."""
     try:
         return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -49,8 +23,8 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 def read_request(path: str) -> dict[str, Any]:
-    """Read a job request from a file, or from standard input for `-`. Only its outer form is checked here: what a
-    problem may hold, the service says. Raises `UsageError`."""
+    """Read a job request from a file, or from standard input for `-`. Only its outer form is checked here; the
+    service checks the problems. Raises `UsageError`."""
     import sys
 
     name = "standard input" if path == "-" else path

@@ -1,6 +1,6 @@
 """From a winner record, a fetched folder, a file or bytes to a kernel that can be called.
 
-A library's constructors run when it is loaded, so its SHA-256 is checked before, never after.
+A library's constructors run when it is loaded, so its SHA-256 is checked before.
 """
 
 from __future__ import annotations
@@ -59,20 +59,30 @@ class Kernel:
         return int(self._module.get_function("workspace_bytes")(*arguments))
 
     def __call__(
-        self, *tensors: Any, scalars: tuple[float, ...] | None = None, workspace: Any = None, stream: int | None = None
+        self,
+        *tensors: Any,
+        attributes: tuple[int, ...] | None = None,
+        scalars: tuple[float, ...] | None = None,
+        workspace: Any = None,
+        stream: int | None = None,
     ) -> None:
         """Run the kernel; returns when it is queued.
 
-        `tensors`: anything that speaks DLPack (PyTorch, CuPy, JAX), in the record's operand order (matmul: a, b, out,
-        then the epilogue's tensors) and of its dtypes: float32, float16, bfloat16, int8, int32, int64, uint8 (a mask;
-        bool is as good). `scalars`: default those of the record. `workspace`: a GPU tensor of at least
+        `tensors`: anything with DLPack (PyTorch, CuPy, JAX), in the record's operand order (inputs, then
+        outputs; matmul: a, b, the epilogue's tensors, out) and of its dtypes: float32, float16, bfloat16, int8, int32,
+        int64, uint8 (a mask; bool is as good). `attributes` (stride, padding) and `scalars` (the epilogue's numbers):
+        default those of the record. `workspace`: a GPU tensor of at least
         `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where
         that is not 0. `stream`: a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the
         default stream.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
-        recorded = tuple(self.entry.launch.scalars) if self.entry is not None else ()
-        numbers = recorded if scalars is None else scalars
+        launch = None if self.entry is None else self.entry.launch
+        if attributes is None:
+            attributes = tuple(launch.attributes.values()) if launch else ()
+        if scalars is None:
+            scalars = tuple(launch.scalars) if launch else ()
+        numbers = (*attributes, *scalars)
         like = tensors[0] if tensors else None
         try:
             if stream is not None:
@@ -81,12 +91,12 @@ class Kernel:
             needed = 0 if workspace is not None else int(self._module.get_function("workspace_bytes")(*tensors))
             if needed == 0:
                 with _on_stream(tensors, stream):
-                    self._run(*tensors, *numbers, *(() if workspace is None else (workspace,)))
+                    self._run(*tensors, *(() if workspace is None else (workspace,)), *numbers)
                 return
             device = _device_of(tensors)
             queue = _current_stream(device, tensors) if stream is None else stream
             with POOL.lend(device, queue, needed, like) as address, _on_stream(tensors, stream):
-                self._run(*tensors, *numbers, address)
+                self._run(*tensors, address, *numbers)
         except RuntimeError as error:
             raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
 
@@ -104,20 +114,20 @@ def _device_of(tensors: tuple[Any, ...]) -> int:
 
 def _current_stream(device: int, tensors: tuple[Any, ...]) -> int:
     """The stream that tvm-ffi runs a call with these tensors on."""
-    found: int = _ask_stream()(device, *tensors)
-    return found
+    stream: int = _ask_stream()(device, *tensors)
+    return stream
 
 
 @functools.cache
 def _ask_stream() -> Any:
-    """A function that is called as a library's is."""
+    """A function with a library's calling convention."""
     import tvm_ffi
 
     return tvm_ffi.convert(lambda device, *_: tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", device)))
 
 
 def _on_stream(tensors: tuple[Any, ...], stream: int | None) -> AbstractContextManager[Any]:
-    """tvm-ffi hands the library the stream that is set here for the tensors' device."""
+    """Sets the stream that tvm-ffi passes to the library for the tensors' device."""
     if stream is None:
         return nullcontext()
     import tvm_ffi

@@ -1,11 +1,11 @@
-"""Text of others, such as problems' names and compilers' messages, as terminals, logs and pages may show it."""
+"""Foreign text, such as problems' names and compilers' messages, made safe for terminals, logs and pages."""
 
 from __future__ import annotations
 
 import re
 
 # Control characters move the cursor and start commands, C1 ones too (ECMA-48, 5.3); separators break lines; marks of
-# direction turn what follows around (Unicode TR 36, 2.5).
+# direction reorder what follows (Unicode TR 36, 2.5).
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LAYOUT = "\n\t"
 _NAMED = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}

@@ -30,7 +30,7 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _BUSY = {429, 503, 507}
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
 
-# The request never left this machine, so sending it again cannot do anything twice.
+# The request never left this machine, so it is safe to send again.
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
@@ -38,7 +38,7 @@ class Transport:
     """An `httpx.Client` that repeats what may be repeated and raises cukiln's errors.
 
     `attempts` counts the first try. `patience` is the longest time in seconds that one wait for the service may take:
-    a longer Retry-After is the caller's to decide on. `sleep` is the seam for tests.
+    a longer Retry-After is left to the caller. `sleep` is replaced in tests.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Transport:
     ) -> httpx.Response:
         """Send, repeat where that is safe, and return an answer below 400.
 
-        `repeatable`: doing it twice is the same as doing it once. Otherwise only what was certainly not done is sent
-        again: a refused connection, and 429, 503, 507 with a Retry-After.
+        `repeatable`: the request is idempotent. Otherwise it is sent again only where it was certainly not
+        processed: a refused connection, and 429, 503, 507 with a Retry-After.
         """
         sent = dict(headers or {})
         if content is not None:
@@ -116,7 +116,7 @@ class Transport:
     def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx.Response]:
         """Open a GET whose body is read as it comes; `idle` seconds without a byte end it. No repeats.
 
-        Raises `httpx.TransportError` as it is: who reads a stream knows how to go on with it.
+        Raises `httpx.TransportError` unchanged: the reader of a stream reconnects.
         """
         timeout = httpx.Timeout(self._client.timeout.connect, read=idle)
         with self._client.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
@@ -208,7 +208,7 @@ def _problem_detail(response: httpx.Response) -> ProblemDetail | None:
 
 
 def _sentence(detail: ProblemDetail) -> str:
-    """What the service said, with the field and what is allowed where its sentence leaves them out."""
+    """The service's message, with the field and what is allowed where it lacks them."""
     text = detail.detail.rstrip(".") or detail.title
     if detail.field and detail.field not in text:
         text = f"{detail.field}: {text}"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 JobState = Literal["queued", "running", "done", "partial", "failed", "cancelled"]
+ENDED: tuple[JobState, ...] = ("done", "partial", "failed", "cancelled")
 ProblemState = Literal["queued", "running", "done", "failed", "cancelled"]
 VerdictName = Literal["ok", "compile_error", "compile_timeout", "runtime_error", "run_timeout", "incorrect", "skipped"]
 Verified = Literal["gpu", "cpu", "cpu-unconfirmed"]
@@ -26,6 +27,9 @@ class Answer(BaseModel):
 class StageSeconds(Answer):
     wall: float = 0.0
     cpu: float = 0.0
+
+    def __add__(self, other: StageSeconds) -> StageSeconds:
+        return StageSeconds(wall=self.wall + other.wall, cpu=self.cpu + other.cpu)
 
 
 class Seconds(Answer):
@@ -58,7 +62,7 @@ class Measurement(Answer):
 
 
 class Contender(Answer):
-    """One of the last few, from runs that took turns. `ratio`: its time over the best one's, with a 95 % interval of
+    """One of the last few, from interleaved runs. `ratio`: its time over the best one's, with a 95 % interval of
     the ratio; a `tie` with the best one is a difference that is below what is called one, or not certain."""
 
     candidate: str
@@ -75,7 +79,7 @@ class Contender(Answer):
 
 
 class VendorResult(Answer):
-    """The vendor's library on the same problem, in the same process, its runs taking turns with ours."""
+    """The vendor's library on the same problem, in the same process, its runs interleaved with ours."""
 
     library: str
     version: str
@@ -112,7 +116,7 @@ class MeasuredOn(Answer):
     uuid: str
     driver: str
     cold: bool  # whether every run found its operands outside the L2
-    rounds: int | None = None  # of a comparison, in which all contenders took turns; null: it was measured alone
+    rounds: int | None = None  # of a comparison, with interleaved runs of all contenders; null: it was measured alone
     before: dict[str, Any]  # clocks, temperature, power, throttle reasons, other processes
     after: dict[str, Any]
     measured_at: float
@@ -169,7 +173,7 @@ class StageProgress(Answer):
 class Progress(Answer):
     """Counts of a job; `eta_seconds` is an estimate from predicted and observed times, while it runs.
 
-    `done` is what really happened: what a cancel or a spent budget left out counts in `total` alone.
+    `done` counts completed work: what a cancel or a spent budget left out counts in `total` only.
     """
 
     lower: StageProgress  # problems
@@ -180,7 +184,7 @@ class Progress(Answer):
     candidates_done: int
     candidates_failed: int
     eta_seconds: float | None = None
-    waiting_for: str | None = None  # why nothing can go on, where that is known: no GPU, a full disk
+    waiting_for: str | None = None  # why no work can start, if so: no GPU, a full disk
 
 
 class Job(Answer):
@@ -222,7 +226,7 @@ class SharedAccess(Answer):
     bytes: int  # of one lane
     warp_accesses: int
     wavefronts: int  # how often shared memory was busy with the accesses
-    ideal: int  # how often it would have been without bank conflicts
+    ideal: int  # the same without bank conflicts
 
 
 class CandidateReport(Answer):
@@ -235,7 +239,7 @@ class CandidateReport(Answer):
     verdict: VerdictName | None
     message: str | None
     verified: Verified | None
-    max_error: float | None = None  # absolute, the largest over the test plan's random inputs
+    max_error: float | None = None  # absolute, the largest over the verification plan's random inputs
     error_bound: float | None = None  # at the place of max_error
     registers: int | None = None
     shared_bytes: int | None = None
@@ -271,7 +275,7 @@ class CandidateFacts(Answer):
     toolchain: dict[str, Any] | None  # versions and flags of what compiled it
     verdict: VerdictName | None
     message: str | None
-    details: dict[str, Any] | None  # the proof: venue, plan version, seeds, cases
+    details: dict[str, Any] | None  # of the verification: device kind, plan version, seeds, cases
     predicted_us: float | None
     measured_us: float | None
     measurement: Measurement | None
@@ -324,8 +328,8 @@ class Phase(Answer):
 
 
 class GroupReport(Answer):
-    """One .cu file: what a compile worker took at once, for whichever `jobs`. `state`: compiling, compiled; or failed,
-    lost, released or cancelled, and then its kernels are compiled in other groups, where they are still wanted."""
+    """One .cu file: what a compile worker leased at once, for all its `jobs`. `state`: compiling, compiled; or failed,
+    lost, released or cancelled, and then its kernels are compiled in other groups, where they are still needed."""
 
     group: str
     jobs: list[str]
@@ -366,11 +370,13 @@ class LaunchFunction(Answer):
 class Launch(Answer):
     """How to call the library. The plain C entry is
     `int cukiln_launch(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
-    void* workspace, void* stream)`; the tvm-ffi entry is `run(*operands, *scalars)`, with the workspace last where
-    `workspace_bytes` is not 0. `functions` are launched in their order, on one stream."""
+    void* workspace, void* stream)`, whose second array holds extents, then attributes; the tvm-ffi entry is
+    `run(*operands, workspace, *attributes, *scalars)`, with a workspace only where `workspace_bytes` is not 0.
+    `functions` are launched in their order, on one stream."""
 
-    operands: list[Operand]  # in pointer order
-    extents: dict[str, int]  # in array order
+    operands: list[Operand]  # in pointer order: inputs, then outputs
+    extents: dict[str, int]  # what tensors show, in array order
+    attributes: dict[str, int] = {}  # what none shows (stride, padding), in array order
     launch: dict[str, int]  # launch-time tunables in array order
     scalars: list[float]
     functions: list[LaunchFunction]
@@ -378,7 +384,7 @@ class Launch(Answer):
 
 
 class Imported(Answer):
-    """What brought a kernel that was measured elsewhere: an import (its id is its job's) of a key, from a machine."""
+    """The origin of a kernel that was measured elsewhere: an import (its id is its job's) of a key, from a machine."""
 
     id: str
     by: str  # the name of the key that sent it
@@ -417,8 +423,10 @@ class FrontEntry(Answer):
     @property
     def files(self) -> dict[str, str]:
         """What is fetched for it: digests by the suffix that their files get, library, cubin and source first."""
-        found = {"so": self.so_sha256, "cubin": self.cubin_sha256, "cu": self.source_sha256}
-        return found | {kind: kept for kind, kept in (("ptx", self.ptx_sha256), ("sass", self.sass_sha256)) if kept}
+        files = {"so": self.so_sha256, "cubin": self.cubin_sha256, "cu": self.source_sha256}
+        return files | {
+            kind: digest for kind, digest in (("ptx", self.ptx_sha256), ("sass", self.sass_sha256)) if digest
+        }
 
     @property
     def blobs(self) -> tuple[str, ...]:
@@ -437,7 +445,7 @@ class WinnerRecord(Answer):
     device_class: str
     ranked_by: RankedBy
     front: list[FrontEntry] = Field(min_length=1)
-    runner_up: RunnerUp | None = None  # of the measured; null where nothing was measured or nobody else was right
+    runner_up: RunnerUp | None = None  # of the measured; null where nothing was measured or no other was correct
     vendor: VendorResult | None = None  # of the run that measured the front
     searches: list[dict[str, Any]]
     updated_at: float
@@ -454,7 +462,7 @@ class WinnerRecord(Answer):
 
 
 class Forgotten(Answer):
-    """What was remembered and is not any more; the next job that needs it does it again."""
+    """Results that were deleted; the next job that needs them computes them again."""
 
     key: str | None = None  # of the winner record
     builds: list[str] = []  # ids
@@ -499,7 +507,7 @@ class ImportPage(Answer):
 class OperatorReport(Answer):
     operator: str
     schema_: dict[str, Any] = Field(alias="schema")
-    tunables: dict[str, Any]  # name -> {allowed, launch_time, meaning}
+    tunables: dict[str, Any]  # name -> {allowed, default, launch_time, meaning}
     search: dict[str, Any]  # JSON Schema of a search
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, serialize_by_alias=True)
@@ -589,7 +597,7 @@ class Timeline(Answer):
 
 
 class Health(Answer):
-    """Of /healthz and /readyz: what was looked at and found to be there."""
+    """Of /healthz and /readyz: the checks that passed."""
 
     status: Literal["ok"]
     checks: dict[str, Literal["ok"]]

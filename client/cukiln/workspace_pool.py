@@ -23,7 +23,7 @@ LEGACY_STREAMS, STREAM_OF_THREAD = (0, 1), 2
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of a GPU. It is given back when nobody holds `owner` any more."""
+    """Memory of a GPU, freed with the last reference to `owner`."""
 
     address: int
     bytes: int
@@ -31,17 +31,17 @@ class Buffer:
 
 
 class Memory(Protocol):
-    """What the pool needs of a GPU: its only seam."""
+    """The pool's interface to a GPU."""
 
     def capture_of(self, device: int, stream: int) -> int:
         """The number of the capture that the stream is part of; 0: of none."""
 
     def of_framework(self, device: int, stream: int, size: int, tensor: Any) -> Buffer:
-        """Memory that may be given back while kernels on `stream` still use it: whoever gets it next comes after them.
-        From the framework that `tensor` belongs to."""
+        """Memory of the framework that `tensor` belongs to. It may be freed while kernels on `stream` still use it: its
+        next use is ordered after them."""
 
     def of_driver(self, device: int, size: int) -> Buffer:
-        """Memory that no framework knows of, also while a stream is captured. Giving it back waits for the device."""
+        """Memory outside all frameworks, also while a stream is captured. Freeing it waits for the device."""
 
 
 @dataclass
@@ -64,8 +64,8 @@ class WorkspacePool:
     def lend(self, device: int, stream: int, size: int, tensor: Any) -> Iterator[int]:
         """The address of `size` bytes or more for kernels that are queued on `stream` inside the `with`.
 
-        The stream is the caller's alone meanwhile: between the launches of one call no other thread's may come, whose
-        workspace would be the same. Raises `DeviceError` or what the framework raises where there is no memory left.
+        The stream is locked meanwhile: launches of another thread, with the same workspace, must not come between those
+        of one call. Raises `DeviceError` or what the framework raises where there is no memory left.
         """
         capture = self._memory.capture_of(device, stream)
         key = (device, stream, capture, self._thread() if stream == STREAM_OF_THREAD else 0)
@@ -74,7 +74,7 @@ class WorkspacePool:
         with place.lock:
             if not place.buffers or place.buffers[-1].bytes < size:
                 if capture:
-                    # What was recorded so far keeps its buffer: a graph is replayed with the addresses that it has.
+                    # Recorded launches keep their buffer: a graph is replayed with its addresses.
                     place.buffers.append(self._memory.of_driver(device, size))
                 else:
                     place.buffers.clear()  # first: where memory is short, the new buffer may need what the old one had
@@ -86,7 +86,7 @@ class WorkspacePool:
         with self._lock:
             places = [place for key, place in self._places.items() if captured or not key[2]]
         released = 0
-        for place in places:  # which stay: a thread may be about to use one
+        for place in places:  # the places stay: a thread may be about to use one
             with place.lock:
                 released += sum(buffer.bytes for buffer in place.buffers)
                 place.buffers.clear()
@@ -110,11 +110,11 @@ class GpuMemory:
         return 0 if stream in LEGACY_STREAMS else self._open().capture_of(device, stream)
 
     def of_framework(self, device: int, stream: int, size: int, tensor: Any) -> Buffer:
-        # Both keep what is given back for the stream that it was taken on, so they must be told which one that is.
-        # What a tensor belongs to is imported already.
+        # Both reuse freed memory on the stream that it was allocated on, so that stream is made current.
+        # A tensor's framework is imported already.
         torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
         if torch is not None and isinstance(tensor, torch.Tensor):
-            # PyTorch takes 0 as the handle of no stream, and makes a new one.
+            # ExternalStream(0) would make a new stream.
             legacy = stream in LEGACY_STREAMS
             of_call = torch.cuda.default_stream(device) if legacy else torch.cuda.ExternalStream(stream, device=device)
             with torch.cuda.stream(of_call):
@@ -152,8 +152,8 @@ class _Driver:
         if code:
             text = ctypes.c_char_p()
             self._library.cuGetErrorString(code, ctypes.byref(text))
-            words = text.value.decode() if text.value else "unknown error"
-            raise DeviceError(f"no workspace for the call: {name}: {words} (CUDA error {code})")
+            reason = text.value.decode() if text.value else "unknown error"
+            raise DeviceError(f"no workspace for the call: {name}: {reason} (CUDA error {code})")
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
@@ -191,7 +191,7 @@ class _Driver:
 
 
 class _Allocation:
-    """cuMemAlloc until nobody holds it, then cuMemFree, which waits for the kernels that use it."""
+    """cuMemAlloc; cuMemFree with the last reference, which waits for the kernels that use it."""
 
     def __init__(self, driver: _Driver, device: int, size: int) -> None:
         address = ctypes.c_uint64()

@@ -45,7 +45,7 @@ __device__ __forceinline__ void ldmatrix_trans(unsigned (&out)[N], const void* r
 }
 
 // d += a * b, for a of 16 x K row by row and b of K x 8 column by column; which element lies in which register of which
-// lane: tests/lane_tables.py. How results round: cpu/matrix.h.
+// lane: tests/support/lane_tables.py. How results round: cpu/matrix.h.
 
 // Needs sm_80.
 __device__ __forceinline__ void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

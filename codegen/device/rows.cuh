@@ -149,7 +149,7 @@ struct Part {
     for (int i = 0; i < C::vector; ++i) values.data[i] = to_float(vector.data[i]);
     return values;
   }
-  // Where a vector is in shared memory. Nobody but this thread looks there.
+  // Where a vector is in shared memory; read by this thread alone.
   static __device__ __forceinline__ T* place(int step) {
     T* const all = reinterpret_cast<T*>(shared_memory<unsigned>() + reductions * state_words<C>);
     return all + (static_cast<int>(threadIdx.x) / C::row_threads * C::steps * C::row_threads * C::vector + static_cast<int>(column(step)));
@@ -213,13 +213,13 @@ constexpr Plan plan_of = {C::row_threads, C::rows, C::vector, C::algorithm == on
 
 constexpr int64_t largest_extent = INT32_MAX - 1024;
 
-// Pointers: x, out, then gamma and beta where there are any. Extents: rows, columns. Scalars: epsilon where there is one.
+// Pointers: x, gamma and beta where there are any, out. Extents: rows, columns. Scalars: epsilon where there is one.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const double* scalars) {
   Arguments arguments = {};
   arguments.x = pointers[0];
-  arguments.out = pointers[1];
-  if (kernel.scale) arguments.gamma = pointers[2];
-  if (kernel.shift) arguments.beta = pointers[kernel.scale ? 3 : 2];
+  if (kernel.scale) arguments.gamma = pointers[1];
+  if (kernel.shift) arguments.beta = pointers[1 + kernel.scale];
+  arguments.out = pointers[1 + kernel.scale + kernel.shift];
   const bool fits = extents[0] >= 0 && extents[0] <= largest_extent && extents[1] >= 0 && extents[1] <= largest_extent;
   arguments.rows = fits ? static_cast<int>(extents[0]) : -1;
   arguments.columns = fits ? static_cast<int>(extents[1]) : -1;
@@ -249,21 +249,21 @@ template <class C>
 constexpr Types types_of = {element_type<typename C::Input>, element_type<typename C::Output>, sizeof(typename C::Input),
                             sizeof(typename C::Output)};
 
-// Reads x, out, gamma and beta into `extents`; false and a sentence where a call cannot be right. Axes before the last one
+// Reads x, gamma, beta and out into `extents`; false and a sentence where a call cannot be right. Axes before the last one
 // are merged.
 inline bool check(const Plan& kernel, const Types& types, const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  const char* const names[] = {"x", "out", kernel.scale ? "gamma" : "beta", "beta"};
-  const int expected = 2 + kernel.scale + kernel.shift;
+  const int expected = 2 + kernel.scale + kernel.shift, last = expected - 1;
   if (count != expected)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: x, out%s%s", count, expected,
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: x%s%s, out", count, expected,
                   kernel.scale ? ", gamma" : "", kernel.shift ? ", beta" : "");
+  const auto name = [&](int i) { return i == 0 ? "x" : i == last ? "out" : i == 1 && kernel.scale ? "gamma" : "beta"; };
   const auto access = [&](int bytes) { return kernel.vector * bytes < 16 ? kernel.vector * bytes : 16; };
   for (int i = 0; i < count; ++i) {
-    const int bytes = i == 1 ? types.output_bytes : types.input_bytes;
-    if (!check_pointer(names[i], tensors[i], i == 1 ? types.output : types.input, tensors[0].device, access(bytes), complaint, names[0]))
+    const int bytes = i == last ? types.output_bytes : types.input_bytes;
+    if (!check_pointer(name(i), tensors[i], i == last ? types.output : types.input, tensors[0].device, access(bytes), complaint, "x"))
       return false;
   }
-  const TensorView &x = tensors[0], &out = tensors[1];
+  const TensorView &x = tensors[0], &out = tensors[last];
   if (x.rank < 1) CUKILN_REFUSE(complaint, "ValueError: x has rank 0; rank 1 or more is allowed, its last axis is a row");
   if (!check_same_shape("out", out, "x", x, complaint)) return false;
   if (!check_contiguous("x", x, complaint) || !check_contiguous("out", out, complaint)) return false;
@@ -277,11 +277,12 @@ inline bool check(const Plan& kernel, const Types& types, const TensorView* tens
   if (kernel.capacity && columns > kernel.capacity)
     CUKILN_REFUSE(complaint, "ValueError: rows of x have %lld elements; this kernel holds rows of at most %d: look up the kernel of this shape",
                   static_cast<long long>(columns), kernel.capacity);
-  for (int i = 2; i < count; ++i)
-    if (!check_vector(names[i], tensors[i], columns, complaint)) return false;
-  for (int i = 0; i < count; ++i)
-    if (i != 1 && !check_apart(names[i], tensors[i], as_row(i ? columns : rows * columns), types.input_bytes, out,
-                               as_row(rows * columns), types.output_bytes, complaint)) return false;
+  for (int i = 1; i < last; ++i)
+    if (!check_vector(name(i), tensors[i], columns, complaint)) return false;
+  for (int i = 0; i < last; ++i)
+    if (!check_apart(name(i), tensors[i], as_row(i ? columns : rows * columns), types.input_bytes, out, as_row(rows * columns),
+                     types.output_bytes, complaint))
+      return false;
   extents[0] = rows;
   extents[1] = columns;
   return true;

@@ -20,8 +20,8 @@ _LOADED: dict[str, Operator] = {}
 def _packaged() -> dict[str, Operator]:
     """Every folder beside this file is an operator: adding one touches no list."""
     folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
-    found = [importlib.import_module(f"{__name__}.{folder}").OPERATOR for folder in folders]
-    return {one.name: one for one in found}
+    packaged = [importlib.import_module(f"{__name__}.{folder}").OPERATOR for folder in folders]
+    return {operator.name: operator for operator in packaged}
 
 
 def operators() -> dict[str, Operator]:
@@ -31,13 +31,13 @@ def operators() -> dict[str, Operator]:
 
 def operator(name: str) -> Operator:
     """The operator; raises UnknownOperator, which lists what is allowed."""
-    found = _packaged().get(name) or _LOADED.get(name)
-    if found is None:
+    loaded = _packaged().get(name) or _LOADED.get(name)
+    if loaded is None:
         allowed = sorted(operators())
         raise UnknownOperator(
             f"unknown operator {name[:40]!r}; allowed: {', '.join(allowed)}", field="operator", allowed=allowed
         )
-    return found
+    return loaded
 
 
 def load_operators(paths: Iterable[Path]) -> list[Operator]:
@@ -46,21 +46,21 @@ def load_operators(paths: Iterable[Path]) -> list[Operator]:
 
     Loading a folder again is harmless. Raises InvalidOperator, which says what a folder lacks.
     """
-    found = check_operators(paths)
-    for one in found:
-        _LOADED.setdefault(one.name, one)
-    return [_LOADED[one.name] for one in found]
+    checked = check_operators(paths)
+    for loaded in checked:
+        _LOADED.setdefault(loaded.name, loaded)
+    return [_LOADED[loaded.name] for loaded in checked]
 
 
 def check_operators(paths: Iterable[Path]) -> list[Operator]:
     """What `load_operators` would make known, and its errors."""
     checked: dict[str, Operator] = {}
     for path in paths:
-        found = _load_folder(path.resolve())
-        known = operators().get(found.name) or checked.get(found.name)
-        if known is not None and known.folder != found.folder:
-            raise InvalidOperator(f"{path}: an operator called {found.name!r} exists already, from {known.folder}")
-        checked[found.name] = found
+        loaded = _load_folder(path.resolve())
+        namesake = operators().get(loaded.name) or checked.get(loaded.name)
+        if namesake is not None and namesake.folder != loaded.folder:
+            raise InvalidOperator(f"{path}: an operator called {loaded.name!r} exists already, from {namesake.folder}")
+        checked[loaded.name] = loaded
     return list(checked.values())
 
 
@@ -78,11 +78,11 @@ def _load_folder(folder: Path) -> Operator:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever its author's code raises
         raise InvalidOperator(f"{folder}: __init__.py fails with {type(error).__name__}: {error}") from error
-    found = getattr(module, "OPERATOR", None)
-    if not isinstance(found, Operator):
+    loaded = getattr(module, "OPERATOR", None)
+    if not isinstance(loaded, Operator):
         raise InvalidOperator(f"{folder}: __init__.py must define OPERATOR, an instance of codegen.operator.Operator")
-    _require_files(folder, found.files)
-    return found
+    _require_files(folder, loaded.files)
+    return loaded
 
 
 def _require_files(folder: Path, names: Iterable[str]) -> None:

@@ -12,7 +12,6 @@ from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
     Config,
-    ConfigField,
     Cost,
     Float64,
     InputKind,
@@ -20,12 +19,13 @@ from codegen.operator import (
     Operand,
     Operator,
     Work,
+    constants,
 )
 from codegen.problem import Extent, Problem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace, Tunable, build_space
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
 THREADS, TILE_ROWS, TILE_COLUMNS = 64, 32, 32  # as in kernel.cuh
@@ -45,7 +45,7 @@ class Rowsum(Operator):
     problem_type = RowsumProblem
     folder = Path(__file__).parent
     extent_names = ("rows", "columns")
-    tunables = (Tunable("pitch", (32, 36), False, "floats from one row of a tile to the next in shared memory"),)
+    tunables = (Tunable("pitch", (32, 36), False, "floats from one row of a tile to the next in shared memory", 36),)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         return {"dtype": "float32"}
@@ -65,14 +65,11 @@ class Rowsum(Operator):
         )
 
     def config(self, kernel: Kernel) -> Config:
-        return Config((ConfigField("int", "pitch", int(kernel.tunables.get("pitch"))),), ())
+        return Config(tuple(constants(self.tunables, kernel.tunables.as_dict())), ())
 
     def extents(self, problem: Problem) -> list[int]:
         assert isinstance(problem, RowsumProblem)
         return [problem.rows, problem.columns]
-
-    def scalars(self, problem: Problem) -> list[float]:
-        return []
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         rows, columns = self.extents(problem)

@@ -43,14 +43,14 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     if (step + 1 < steps) start_tile<C>(arguments, next, step + 1);
     cp_async_commit();
     cp_async_wait<1>();  // this thread's copies of the tile have landed, all but those of the next one
-    __syncthreads();     // and everybody else's
+    __syncthreads();     // and those of all other threads
 #pragma unroll
     for (int column = 0; column < tile_columns / 2; column += 4) {
       const Vector<float, 4> four = load_shared<4>(tile + row * C::pitch + half * (tile_columns / 2) + column);
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum += four.data[i];
     }
-    __syncthreads();  // everybody has read the tile before it is overwritten
+    __syncthreads();  // all threads have read the tile before it is overwritten
   }
   sum += shuffle_xor(sum, 1);
   const int out_row = static_cast<int>(blockIdx.x) * tile_rows + row;

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from alembic import context
 
-from storage.tables import Base
+from storage.database.tables import Base
 
 
 def run() -> None:
     connection = context.config.attributes.get("connection")
     if connection is None:  # the alembic command line of a developer
-        from storage.database import Database
-        from storage.settings import load_settings
+        from storage.config.settings import load_settings
+        from storage.database.session import Database
 
         connection = Database(load_settings().database_url).engine.connect()
     # SQLite cannot alter most of a table: batch mode copies it instead.

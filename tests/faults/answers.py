@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from service.answers import PROBLEM_JSON
-from service.errors import KINDS, TYPE_PREFIX
+from service.http.answers import PROBLEM_JSON
+from service.http.errors import KINDS, TYPE_PREFIX
 
 TRY_AGAIN = (429, 503, 507)
 

@@ -6,12 +6,11 @@ import time
 
 from sqlalchemy import select
 
-from storage.blobs import BlobStore
-from storage.damage import check_blobs
-from storage.database import Database
-from storage.judge import LIVE
-from storage.settings import Settings
-from storage.tables import BuildRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow, VerdictRow
+from storage.blobs.blob_store import BlobStore
+from storage.config.settings import Settings
+from storage.database.session import Database
+from storage.database.tables import LIVE, BuildRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow, VerdictRow
+from storage.maintenance.damage import check_blobs
 
 SETTLED_SECONDS = 60.0
 
@@ -19,9 +18,9 @@ SETTLED_SECONDS = 60.0
 def once_settled(settings: Settings) -> list[str]:
     """What is in the database that must not be, and stays there: a worker that was paused has its lease to lose."""
     deadline = time.monotonic() + SETTLED_SECONDS
-    while (found := in_database(settings)) and time.monotonic() < deadline:
+    while (faults := in_database(settings)) and time.monotonic() < deadline:
         time.sleep(1.0)
-    return found
+    return faults
 
 
 def in_database(settings: Settings) -> list[str]:
@@ -48,6 +47,6 @@ def damaged(settings: Settings) -> list[str]:
     database = Database(settings.database_url)
     try:
         store = BlobStore(database, settings.blobs_url)
-        return [f"blob {one.blob.digest}: {one.damage.why}" for one in check_blobs(database, store) if one.damage]
+        return [f"blob {blob.blob.digest}: {blob.damage.why}" for blob in check_blobs(database, store) if blob.damage]
     finally:
         database.dispose()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx
 
-from storage.judge import LIVE
+from storage.database.tables import LIVE
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 CANCEL_SECONDS = 0.2
 ALL = "examples,coverage,fuzzing,stateful"

@@ -21,15 +21,15 @@ from sqlalchemy import make_url
 
 from cukiln import Client
 from cukiln.errors import CukilnError
-from storage.settings import load_settings
+from storage.config.settings import load_settings
 from tests.faults import schedule
 from tests.faults.schedule import Fault
-from tests.fixtures_queue import processes_of
-from workers.embedded_valkey import url_file
-from workers.serve import child_environment
-from workers.start_checks import free_port
+from tests.support.fixtures_queue import processes_of
+from tests.support.places import ROOT
+from workers.supervisor.serve import child_environment
+from workers.supervisor.start_checks import free_port
+from workers.wake_ups import url_file
 
-ROOT = Path(__file__).parents[2]
 T = TypeVar("T")
 PATIENCE_SECONDS = 2.0  # until a process of the kind that was drawn is there: tools come and go
 TOOLS = (
@@ -67,7 +67,7 @@ class KilledService:
             )
 
     def keep(self) -> None:
-        """Start the supervisor again where it has ended, and let go on what was paused for long enough."""
+        """Start the supervisor again where it has ended, and let continue what was paused for long enough."""
         if self._supervisor.poll() is not None:
             self._supervisor = self._start()
         self._wake(time.monotonic())
@@ -189,13 +189,13 @@ def _pick(processes: list[psutil.Process], fault: Fault) -> psutil.Process | Non
 
 
 def _kind_of(process: psutil.Process) -> str | None:
-    """By the names that processes give themselves: a horse has that of its worker, which is its parent."""
+    """By the names that processes give themselves: a worker child has that of its worker, which is its parent."""
     try:
         name, parent = process.name(), process.parent()
         if name in ("api", "api bodies", "valkey-server", "reconcile", "fork server", "fence server"):
             return {"api bodies": "bodies", "valkey-server": "valkey", "fence server": "fence"}.get(name, name)
         if name.startswith(("plan", "compile")):
-            return "horse" if parent is not None and parent.name() == name else "worker"
+            return "worker child" if parent is not None and parent.name() == name else "worker"
         return "tool" if name in TOOLS else None
     except psutil.NoSuchProcess:
         return None

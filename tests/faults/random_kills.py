@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from cukiln.types import Job
-from storage.judge import LIVE
+from storage.database.tables import LIVE
 from tests.faults.asker import Asker
 from tests.faults.checks import damaged, once_settled
 from tests.faults.contract import check_contract
 from tests.faults.killed_service import KilledService, leave_environment, request, wait_until_ready
-from tests.postgres_server import running_postgres
+from tests.support.postgres_server import running_postgres
 
 PAUSE_SECONDS = 1.0  # between two kills
 ANOTHER_AFTER = 7  # kills: something else than a kill
@@ -116,7 +116,7 @@ def _kill_and_check(
         ids = asker.seen.jobs
         _kill_while_they_run(service, ids, kills, outcome)
         reports = _wait_for_the_end(service, ids, within)
-        found = winners_of(service, ids)
+        winners = winners_of(service, ids)
         outcome.faults += once_settled(service.settings) + damaged(service.settings)
     finally:
         asker.stop()
@@ -125,9 +125,9 @@ def _kill_and_check(
     outcome.faults += asker.wrong
     outcome.done = sum(report.state == "done" for report in reports)
     outcome.faults += [_words(report) for report in reports if report.state != "done"]
-    wrong = {name for name in expected if found.get(name) != expected[name]}
+    wrong = {name for name in expected if winners.get(name) != expected[name]}
     outcome.wrong_winners = len(wrong)
-    outcome.faults += [f"{name}: {found.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
+    outcome.faults += [f"{name}: {winners.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
 
 
 def _kill_while_they_run(service: KilledService, ids: list[str], kills: int, outcome: Outcome) -> None:
@@ -154,5 +154,5 @@ def _wait_for_the_end(service: KilledService, ids: list[str], within: float) -> 
 
 
 def _words(report: Job) -> str:
-    problems = [(one.name, one.state, dict(one.verdicts), one.error) for one in report.problems]
+    problems = [(problem.name, problem.state, dict(problem.verdicts), problem.error) for problem in report.problems]
     return f"job {report.job} is {report.state}: {problems}"

@@ -8,17 +8,18 @@ from dataclasses import dataclass
 
 # How often each kind of process is killed, of a hundred kills.
 KINDS = {
-    "tool": 24, "horse": 26, "worker": 15, "fence": 8, "api": 8, "bodies": 3, "valkey": 6, "reconcile": 4,
+    "tool": 24, "worker child": 26, "worker": 15, "fence": 8, "api": 8, "bodies": 3, "valkey": 6, "reconcile": 4,
     "fork server": 4, "supervisor": 2,
 }  # fmt: skip
 # How often anything else is done to it, after one kill in seven.
 OTHERS = {
-    "pause worker": 4, "pause horse": 2, "pause fork server": 2, "pause api": 2, "pause bodies": 2, "pause valkey": 2,
+    "pause worker": 4, "pause worker child": 2, "pause fork server": 2, "pause api": 2, "pause bodies": 2,
+    "pause valkey": 2,
     "empty queue": 2, "torn log": 1, "database": 2,
 }  # fmt: skip
 # What is taken, in this order, where the kind that was drawn has no process. None of it lives while the service starts:
 # then the fault waits, and a service that starts is not killed over and over.
-INSTEAD = ("horse", "worker")
+INSTEAD = ("worker child", "worker")
 OTHERS_INSTEAD = ("pause worker",)
 PAUSES = (1.0, 12.0)  # seconds: shorter and longer than the leases, and than what a silent API is given
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from storage.judge import LIVE
+from storage.database.tables import LIVE
 
 
 @dataclass

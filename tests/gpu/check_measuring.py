@@ -22,7 +22,7 @@ from codegen.operators.matmul.problem import MatmulProblem
 from workers.gpu.interface import Gpu, GpuError, GpuFault, GpuMissing, list_devices, open_gpu
 from workers.gpu.leftovers import belongings, leftover, thread_names
 
-MODULE = "workers.gpu.cupy_gpu"
+MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU = 0, 1, 2
 Check = Callable[[Any], str]
 CHECKS: dict[str, Check] = {}
@@ -61,11 +61,11 @@ def require(condition: bool, words: str) -> None:
 
 @check("device")
 def device(gpu: Any) -> str:
-    found = gpu.device
-    require(found.uuid.startswith("GPU-") and len(found.uuid) == 40, f"the UUID is {found.uuid}")
-    require(found.multiprocessors > 0 and found.l2_bytes > 0 and found.memory_bytes > 2**30, f"it is {found}")
-    require(open_gpu(MODULE, found.uuid).device == found, "its UUID opens another device")
-    return f"{found.name}, {found.uuid}, driver {found.driver}, {found.multiprocessors} multiprocessors"
+    device = gpu.device
+    require(device.uuid.startswith("GPU-") and len(device.uuid) == 40, f"the UUID is {device.uuid}")
+    require(device.multiprocessors > 0 and device.l2_bytes > 0 and device.memory_bytes > 2**30, f"it is {device}")
+    require(open_gpu(MODULE, device.uuid).device == device, "its UUID opens another device")
+    return f"{device.name}, {device.uuid}, driver {device.driver}, {device.multiprocessors} multiprocessors"
 
 
 @check("copies")
@@ -121,9 +121,9 @@ def timer(gpu: Any) -> str:
 
     copy()
     gpu.synchronize()
-    one, four = (gpu.timer([copy] * count) for count in (1, 4))
-    require(one.recorded and four.recorded, f"the calls were not recorded: {one.why or four.why}")
-    times = [median(each.sample() for _ in range(15)) for each in (one, four)]
+    single, four = (gpu.timer([copy] * count) for count in (1, 4))
+    require(single.recorded and four.recorded, f"the calls were not recorded: {single.why or four.why}")
+    times = [median(each.sample() for _ in range(15)) for each in (single, four)]
     plain = gpu.timer([copy])
     plain._graph = None  # as where a call cannot be recorded
     times.append(median(plain.sample() for _ in range(15)))
@@ -149,7 +149,7 @@ def short_timer(gpu: Any) -> str:
 
 @check("poison")
 def poison(gpu: Any) -> str:
-    """A kernel that reads shared memory nobody wrote finds the poison."""
+    """A kernel that reads unwritten shared memory gets the poison."""
     text = """
     extern "C" __global__ void look(unsigned words, unsigned* found) {
       extern __shared__ unsigned shared[];
@@ -162,22 +162,22 @@ def poison(gpu: Any) -> str:
     # As many bytes as the poison takes: with less the driver may divide L1 and shared memory anew, which empties both.
     size = gpu.shared_bytes
     look = gpu.kernel(text, "look", shared_bytes=size)
-    found = gpu.arrays.zeros(gpu.device.multiprocessors, np.uint32)
+    result = gpu.arrays.zeros(gpu.device.multiprocessors, np.uint32)
     gpu.poison_shared()
     gpu.synchronize()
-    look((gpu.device.multiprocessors,), (256,), (np.uint32(size // 4), np.uint64(gpu.address(found))))
-    share = float(gpu.to_host(found).sum()) / (gpu.device.multiprocessors * size // 4)
+    look((gpu.device.multiprocessors,), (256,), (np.uint32(size // 4), np.uint64(gpu.address(result))))
+    share = float(gpu.to_host(result).sum()) / (gpu.device.multiprocessors * size // 4)
     require(share > 0.5, f"only {share:.1%} of the words are poison")
     return f"{share:.1%} of the words are poison"
 
 
 @check("state")
 def state(gpu: Any) -> str:
-    found = gpu.state()
-    require("nvml" not in found, f"no state: {found.get('nvml')}")
+    state = gpu.state()
+    require("nvml" not in state, f"no state: {state.get('nvml')}")
     for name in ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle"):
-        require(name in found, f"{name} is not told; told are {sorted(found)}")
-    return ", ".join(f"{name} {value}" for name, value in found.items())
+        require(name in state, f"{name} is not told; told are {sorted(state)}")
+    return ", ".join(f"{name} {value}" for name, value in state.items())
 
 
 @check("fault")
@@ -209,7 +209,7 @@ def make_fault(uuid: str) -> int:
 
 @check("vendor")
 def vendor(gpu: Any) -> str:
-    """Every type, layout and kind of epilogue on small, ragged and padded problems."""
+    """Every type, layout and kind of epilogue on small, tail and padded problems."""
     count, worst = 0, 0.0
     for fields in vendor_problems():
         problem = operator("matmul").parse({"operator": "matmul", **fields})
@@ -257,13 +257,17 @@ def vendor_error(gpu: Gpu, problem: MatmulProblem) -> float:
 
 @check("ceilings")
 def ceilings(gpu: Any) -> str:
-    found = gpu.ceilings()
+    ceilings = gpu.ceilings()
     peak = peak_gb_s(gpu)
-    require(0.3 * peak < found["copy_gb_s"] < 1.05 * peak, f"a copy moves {found['copy_gb_s']:.0f} of {peak:.0f} GB/s")
+    require(
+        0.3 * peak < ceilings["copy_gb_s"] < 1.05 * peak, f"a copy moves {ceilings['copy_gb_s']:.0f} of {peak:.0f} GB/s"
+    )
     for name in ("float16", "bfloat16", "tf32", "float32", "int8"):
-        require(found.get(f"tflops_{name}", 0.0) > 0.0, f"no rate of {name}: {found}")
-    require(found["tflops_float16"] > found["tflops_tf32"] > found["tflops_float32"], f"the rates are {found}")
-    return ", ".join(f"{name} {value:.0f}" for name, value in found.items())
+        require(ceilings.get(f"tflops_{name}", 0.0) > 0.0, f"no rate of {name}: {ceilings}")
+    require(
+        ceilings["tflops_float16"] > ceilings["tflops_tf32"] > ceilings["tflops_float32"], f"the rates are {ceilings}"
+    )
+    return ", ".join(f"{name} {value:.0f}" for name, value in ceilings.items())
 
 
 def peak_gb_s(gpu: Any) -> float:
@@ -280,9 +284,9 @@ def peak_gb_s(gpu: Any) -> float:
 
 def run_checks(gpu: Any, checks: dict[str, Check]) -> int:
     wrong = 0
-    for name, one in checks.items():
+    for name, check in checks.items():
         try:
-            print(f"{name}: {one(gpu)}", flush=True)
+            print(f"{name}: {check(gpu)}", flush=True)
         except (NotRight, GpuError, subprocess.TimeoutExpired) as error:
             wrong += 1
             print(f"{name}: WRONG: {error}", flush=True)

@@ -19,15 +19,15 @@ import numpy as np
 import cukiln
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.search import Search
+from codegen.search.search import Search
 from codegen.targets import targets
 from cukiln.workspace_pool import POOL
-from workers.build_winner import build_winner
+from workers.compile.build_winner import build_winner
+from workers.compile.toolchain import find_toolchain
 from workers.gpu.interface import GpuMissing, list_devices
-from workers.processes import Limits, Processes
-from workers.toolchain import find_toolchain
+from workers.processes.processes import Limits, Processes
 
-MODULE = "workers.gpu.cupy_gpu"
+MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU = 0, 1, 2
 SHAPE = {"m": 384, "n": 256, "k": 4096, "layout": "nt"}
 WAYS = {"tile_k": [32], "split": ["workspace"], "split_k": [8]}
@@ -37,7 +37,7 @@ LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_
 
 def split_kernel(capability: tuple[int, int]) -> cukiln.Kernel:
     problem = operator("matmul").parse({"operator": "matmul", "dtype": "float16", **SHAPE})
-    sheet = next(one for one in targets().values() if one.capability == 10 * capability[0] + capability[1])
+    sheet = next(target for target in targets().values() if target.capability == 10 * capability[0] + capability[1])
     (candidate, *_) = lower(problem, sheet, Search.model_validate({"tunables": WAYS})).candidates
     processes = Processes()
     try:
@@ -125,7 +125,7 @@ def check_torch(kernel: cukiln.Kernel) -> str:
     def kept_for(stream: Any) -> int:
         """Bytes in use of what the allocator took for the stream."""
         segments = torch.cuda.memory_snapshot()
-        return sum(int(one["allocated_size"]) for one in segments if one["stream"] == stream.cuda_stream)
+        return sum(int(segment["allocated_size"]) for segment in segments if segment["stream"] == stream.cuda_stream)
 
     torch.cuda.synchronize()
     needed = kernel.workspace_bytes(*sets[0])

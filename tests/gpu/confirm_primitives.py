@@ -1,4 +1,4 @@
-"""Runs every primitive on the GPU beside its CPU twin and writes down which gave the same results: `make test-gpu`.
+"""Runs every primitive on the GPU and in its CPU emulation and records which gave the same results: `make test-gpu`.
 
 Needs Python, NumPy, CuPy, nvcc and g++, and nothing else of this repository than codegen/device and this folder.
 Exit status: 0 all primitives that this GPU has are confirmed, 1 one differs, 2 there is no GPU.
@@ -50,35 +50,35 @@ def random_of(check: Check) -> np.random.Generator:
     return np.random.default_rng(list(check.name.encode()))
 
 
-def say_difference(check: Check, found: Comparison) -> str:
+def say_difference(check: Check, comparison: Comparison) -> str:
     """The first difference for a person: "" where there is none."""
-    if (one := found.difference) is None:
+    if (difference := comparison.difference) is None:
         return ""
-    place = f"block {one.block}, word {one.word} of {check.words_out}"
-    return f"{place}: the GPU gives 0x{one.gpu:08x}, the CPU twin 0x{one.cpu:08x}"
+    place = f"block {difference.block}, word {difference.word} of {check.words_out}"
+    return f"{place}: the GPU gives 0x{difference.gpu:08x}, the CPU twin 0x{difference.cpu:08x}"
 
 
 def check_on_cpu(check: Check, twins: CpuTwins) -> Outcome:
-    """The twin alone: it runs, and its results do not depend on the order of the warps."""
+    """The emulation alone: it runs, and its results do not depend on the order of the warps."""
     words = check.inputs(random_of(check))
     try:
         results = [twins.run(check, words, order) for order in ORDERS]
     except RunFailed as error:
         return Outcome(check, 0, 0.0, str(error))
-    same = all(np.array_equal(results[0], one) for one in results[1:])
+    same = all(np.array_equal(results[0], result) for result in results[1:])
     return Outcome(check, results[0].size, 0.0, "" if same else "its results depend on the order of the warps")
 
 
 def check_on_gpu(check: Check, twins: CpuTwins, gpu: Gpu) -> Outcome:
-    """GPU and twin on the same inputs."""
+    """GPU and emulation on the same inputs."""
     words = check.inputs(random_of(check))
     try:
-        found = check.compare(
+        comparison = check.compare(
             words, gpu.run(check, words), twins.run(check, words), lambda other: twins.run(check, other)
         )
     except RunFailed as error:
         return Outcome(check, 0, 0.0, str(error))
-    return Outcome(check, found.values, found.worst, say_difference(check, found))
+    return Outcome(check, comparison.values, comparison.worst, say_difference(check, comparison))
 
 
 def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[str, Any]) -> dict[str, Any]:
@@ -98,12 +98,12 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
         own = [outcome for outcome in outcomes if name in outcome.check.primitives]
         confirmed[name] = {
             "digest": primitive_digest(name),
-            "values": sum(one.values for one in own),
-            "worst": round(max(one.worst for one in own), 4),
+            "values": sum(outcome.values for outcome in own),
+            "worst": round(max(outcome.worst for outcome in own), 4),
             **source,
         }
-    kept = {name: confirmed[name] for name in sorted(confirmed) if name in primitives()}
-    return {**source, "primitives": kept, "failed": dict(sorted(failed.items()))}
+    retained = {name: confirmed[name] for name in sorted(confirmed) if name in primitives()}
+    return {**source, "primitives": retained, "failed": dict(sorted(failed.items()))}
 
 
 def confirm(gpu: Gpu, twins: CpuTwins, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
@@ -111,16 +111,16 @@ def confirm(gpu: Gpu, twins: CpuTwins, cuda: str, target: Path, checks: Sequence
     outcomes = [check_on_gpu(check, twins, gpu) for check in checks if runs_on(check, gpu.arch)]
     report(outcomes)
     before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
-    found = confirmation(outcomes, gpu, cuda, before)
-    target.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(found['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
-    return DIFFERS if found["failed"] else CONFIRMS
+    record = confirmation(outcomes, gpu, cuda, before)
+    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(record['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
+    return DIFFERS if record["failed"] else CONFIRMS
 
 
 def report(outcomes: Sequence[Outcome]) -> None:
-    for one in outcomes:
-        agrees = f"agree, at most {one.worst:.0%} of what is allowed apart" if one.worst else "agree"
-        print(f"{one.check.name}: {one.failure or f'{one.values} values {agrees}'}")
+    for outcome in outcomes:
+        agrees = f"agree, at most {outcome.worst:.0%} of what is allowed apart" if outcome.worst else "agree"
+        print(f"{outcome.check.name}: {outcome.failure or f'{outcome.values} values {agrees}'}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 twins = CpuTwins(CHECKS, folder)
                 outcomes = [check_on_cpu(check, twins) for check in CHECKS]
                 report(outcomes)
-                return DIFFERS if any(one.failure for one in outcomes) else CONFIRMS
+                return DIFFERS if any(outcome.failure for outcome in outcomes) else CONFIRMS
             try:
                 gpu = CupyGpu()
             except RunFailed as error:

@@ -56,7 +56,7 @@ class Check:
     @property
     def function(self) -> str:
         """An identifier for the kernel."""
-        return "confirm_" + "".join(one if one.isalnum() else "_" for one in self.name)
+        return "confirm_" + "".join(character if character.isalnum() else "_" for character in self.name)
 
 
 def _compared(gpu: Words, cpu: Words, wrong: NDArray[np.bool_] | np.bool_, worst: float = 0.0) -> Comparison:

@@ -58,33 +58,33 @@ def every_half(random: np.random.Generator) -> Words:
 
 def operands_of_shuffles(random: np.random.Generator) -> Words:
     """Operands of 0 to 31, and in the last blocks of any size."""
-    found = random.integers(0, 2**32, (BLOCKS, 32, 2), np.uint32)
-    found[:48, :, 1] %= 32
-    return found.reshape(BLOCKS, 64)
+    words = random.integers(0, 2**32, (BLOCKS, 32, 2), np.uint32)
+    words[:48, :, 1] %= 32
+    return words.reshape(BLOCKS, 64)
 
 
 def votes(random: np.random.Generator) -> Words:
     """Of all lanes, of none, of one, of any."""
-    found = random.integers(0, 2, (BLOCKS, 32)).astype(np.uint32)
-    found[0], found[1] = 0, 1
-    found[2:34], found[34:50] = np.eye(32), 1 - np.eye(32)[:16]
-    return found
+    words = random.integers(0, 2, (BLOCKS, 32)).astype(np.uint32)
+    words[0], words[1] = 0, 1
+    words[2:34], words[34:50] = np.eye(32), 1 - np.eye(32)[:16]
+    return words
 
 
 def addends(random: np.random.Generator) -> Words:
     """Of a thread: a float to start from and one to add, one whose sums are exact; then integers."""
-    found = random.integers(0, 2**32, (256, 32, 6), np.uint32)
-    found[:, :, :2] = floats(64)(random).reshape(256, 32, 2)
-    found[:, :, 2] = random.integers(-1000, 1001, (256, 32)).astype(np.float32).view(np.uint32)
-    return found.reshape(256, 192)
+    words = random.integers(0, 2**32, (256, 32, 6), np.uint32)
+    words[:, :, :2] = floats(64)(random).reshape(256, 32, 2)
+    words[:, :, 2] = random.integers(-1000, 1001, (256, 32)).astype(np.float32).view(np.uint32)
+    return words.reshape(256, 192)
 
 
 def rows(random: np.random.Generator) -> Words:
     """16 bytes of each lane, then whose row each lane passes: its own in the first blocks, then any."""
-    found = random.integers(0, 2**32, (BLOCKS, 160), np.uint32)
-    found[:, 128:] %= 32
-    found[:8, 128:] = np.arange(32)
-    return found
+    words = random.integers(0, 2**32, (BLOCKS, 160), np.uint32)
+    words[:, 128:] %= 32
+    words[:8, 128:] = np.arange(32)
+    return words
 
 
 # --- mma: registers of the 32 lanes, d, then a, then b of each
@@ -180,10 +180,10 @@ def any_bytes(kind: Kind) -> Inputs:
 
     def made(random: np.random.Generator) -> Words:
         d, a, b = kind.registers
-        found = random.integers(0, 2**32, (BLOCKS, 32, d + a + b), np.uint32)
-        found[:8, :, :d] = random.choice(np.array([0x7FFFFFFF, 0x80000000, 0x7FFFFF00], np.uint32), (8, 32, d))
-        found[:4, :, d:] = 0x80808080
-        found[4:8, :, d:] = random.choice(np.array([0x80808080, 0x7F7F7F7F], np.uint32), (4, 32, a + b))
-        return found.reshape(BLOCKS, -1)
+        words = random.integers(0, 2**32, (BLOCKS, 32, d + a + b), np.uint32)
+        words[:8, :, :d] = random.choice(np.array([0x7FFFFFFF, 0x80000000, 0x7FFFFF00], np.uint32), (8, 32, d))
+        words[:4, :, d:] = 0x80808080
+        words[4:8, :, d:] = random.choice(np.array([0x80808080, 0x7F7F7F7F], np.uint32), (4, 32, a + b))
+        return words.reshape(BLOCKS, -1)
 
     return made

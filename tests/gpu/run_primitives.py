@@ -23,8 +23,8 @@ from tests.gpu.primitive_inputs import Words
 
 DEVICE = Path(__file__).resolve().parents[2] / "codegen" / "device"
 KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
-# Those of codegen/render_group.py and codegen/render_cpu.py without what is not of primitives, and their flags;
-# tests/test_confirm_primitives.py compares them.
+# Those of codegen/text/render_group.py and codegen/text/render_cpu.py without what is not of primitives, and their
+# flags; tests/device/test_confirm_primitives.py compares them.
 DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
 CPU_HEADERS = (
     "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h", "cpu/watch.h",
@@ -81,9 +81,9 @@ class Gpu(Protocol):
 
 
 def _header(name: str, text: str) -> str:
-    """As codegen/render_cpu.py: under its own name and lines."""
-    kept = ["" if line.startswith(('#include "', "#pragma once")) else line for line in text.splitlines()]
-    return f'#line 1 "{name}"\n' + "\n".join(kept) + "\n"
+    """As codegen/text/render_cpu.py: under its own name and lines."""
+    lines = ["" if line.startswith(('#include "', "#pragma once")) else line for line in text.splitlines()]
+    return f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
 
 
 def _texts(headers: Sequence[str]) -> str:
@@ -138,19 +138,19 @@ class CpuTwins:
 
     def run(self, check: Check, words: Words, order: str = "ascending") -> Words:
         """The results of the check's kernel, of one block per row of `words`. Raises RunFailed."""
-        found = np.full((len(words), check.words_out), 0xFFFFFFFF, np.uint32)
+        outputs = np.full((len(words), check.words_out), 0xFFFFFFFF, np.uint32)
         try:
-            given, made = (self._allocate(name, array) for name, array in ((b"in", words), (b"out", found)))
+            given, made = (self._allocate(name, array) for name, array in ((b"in", words), (b"out", outputs)))
             status = self._library.confirm_run(
                 self._functions[check.name], given, made, len(words), check.threads, check.shared_bytes,
                 ORDERS.index(order), ctypes.c_double(CPU_SECONDS),
             )  # fmt: skip
-            ctypes.memmove(found.ctypes.data, made, found.nbytes)
+            ctypes.memmove(outputs.ctypes.data, made, outputs.nbytes)
         finally:
             self._library.cukiln_free_all()
         if status:
             raise RunFailed(self._library.cukiln_message().decode(errors="replace"))
-        return found
+        return outputs
 
     def _allocate(self, name: bytes, array: Words) -> ctypes.c_void_p:
         address = self._library.cukiln_allocate(
@@ -168,8 +168,8 @@ def find_nvcc() -> str:
         return named
     spec = importlib.util.find_spec("nvidia")
     for place in (spec.submodule_search_locations or []) if spec else []:
-        if found := sorted(Path(place).glob("cu*/bin/nvcc"), reverse=True):
-            return str(found[0])
+        if compilers := sorted(Path(place).glob("cu*/bin/nvcc"), reverse=True):
+            return str(compilers[0])
     if found_in_path := shutil.which("nvcc"):
         return found_in_path
     raise BuildFailed(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
@@ -191,7 +191,7 @@ def nvcc_version() -> str:
 
 def runs_on(check: Check, arch: str) -> bool:
     """Whether GPUs of this architecture have the check's instructions."""
-    return int("".join(one for one in arch if one.isdigit())) >= check.capability
+    return int("".join(digit for digit in arch if digit.isdigit())) >= check.capability
 
 
 class CupyGpu:
@@ -226,7 +226,7 @@ class CupyGpu:
             made = cupy.full((len(words), check.words_out), 0xFFFFFFFF, cupy.uint32)
             kernel = self._module.get_function(check.function)
             kernel((len(words),), (check.threads,), (given, made), shared_mem=check.shared_bytes)
-            found: Words = cupy.asnumpy(made)
+            outputs: Words = cupy.asnumpy(made)
         except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
             raise RunFailed(str(error)) from error
-        return found
+        return outputs

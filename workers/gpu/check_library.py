@@ -1,10 +1,10 @@
-"""Whether a group's library is one of ours, read from its file: nobody's code runs before this process has looked.
+"""Whether a group's library is one of ours, read from its file: none of its code runs before this check.
 
 What the dynamic loader runs or fetches by itself is all that counts here: initialisers, resolvers of indirect
 functions, libraries that are needed, symbols that are taken from others. The lists are what libraries of this project
-have, built by g++ with LINK_FLAGS of `workers.toolchain` (no start files, so no initialiser at all), on x86-64 and on
-aarch64, with the additions of distributions that fortify by default. Read by the loader's own way, through the program
-headers: section headers may say anything.
+have, built by g++ with LINK_FLAGS of `workers.compile.toolchain` (no start files, so no initialiser at all), on x86-64
+and on aarch64, with the additions of distributions that fortify by default. Read by the loader's own way, through the
+program headers: section headers may say anything.
 
 System V gABI, "Program Loading and Dynamic Linking"; https://flapenguin.me/elf-dt-gnu-hash for the hash table.
 """
@@ -16,7 +16,7 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from codegen.elf import NotElf
+from codegen.text.elf import NotElf
 
 NEEDED = frozenset(
     {
@@ -87,7 +87,7 @@ def _refusal(image: _Image, kernels: Collection[str]) -> str | None:
             return f"it needs the library {name}; no library of ours does"
     symbols = image.symbols()
     for symbol in symbols:
-        # What is weak and not found stays 0; who calls it crashes. It is still not ours where it might be found.
+        # What is weak and not found stays 0; a call of it crashes. It is still not ours where it might be found.
         if not symbol.defined and symbol.name and symbol.name not in IMPORTS:
             return f"it imports {symbol.name}, which no library of ours does"
         if symbol.kind == _STT_GNU_IFUNC:
@@ -129,11 +129,11 @@ class _Image:
 
     @staticmethod
     def _entries(data: bytes) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
+        entries: list[tuple[int, int]] = []
         for tag, value in struct.iter_unpack("<QQ", data[: len(data) // 16 * 16]):
             if tag == 0:
-                return found
-            found.append((tag, value))
+                return entries
+            entries.append((tag, value))
         raise NotElf("the dynamic section has no end")
 
     def needed(self) -> list[str]:
@@ -192,7 +192,7 @@ class _Image:
         """Bytes of the file by their address once loaded."""
         for _, _, offset, begin, _, in_file, _, _ in self._segments:
             if begin <= address and address + size <= begin + in_file:
-                found = self._data[offset + address - begin : offset + address - begin + size]
-                if len(found) == size:
-                    return found
+                data = self._data[offset + address - begin : offset + address - begin + size]
+                if len(data) == size:
+                    return data
         raise NotElf(f"{size} bytes at address {address:#x} are not in the file")

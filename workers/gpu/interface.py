@@ -1,12 +1,14 @@
-"""The one seam to a GPU: what proving and measuring need of one. Only a child process goes through it, never a worker.
+"""The one interface to a GPU: what verifying and measuring need of one. Only a child process goes through it, never a
+worker.
 
 ```
 GpuError                 what was asked cannot be done
-├── GpuMissing           no such device, no driver, no CuPy: nobody can be measured here
+├── GpuMissing           no such device, no driver, no CuPy: nothing can be measured here
 ├── LaunchRefused        the library's launch code refused the call; the process is unharmed
 └── GpuFault             the device reports an error of the last launches: the context is lost, the process must end
 ```
-`workers.gpu.cupy_gpu` drives a real one. The tests' simulated GPU has the same functions; the settings name the module.
+`workers.cuda.cupy_gpu` drives a real one. The tests' simulated GPU has the same functions; the settings name the
+module.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy.typing as npt
 from codegen.kernel import Kernel
 from codegen.problem import Problem
 
-DEFAULT_MODULE = "workers.gpu.cupy_gpu"  # of CUKILN_GPU_MODULE
+DEFAULT_MODULE = "workers.cuda.cupy_gpu"  # of CUKILN_GPU_MODULE
 # An array of `Gpu.arrays`: in the device's memory.
 DeviceArray = Any
 
@@ -67,14 +69,14 @@ class Device:
 class KernelLibrary(Protocol):
     """A group's loaded library, ready on the device. A kernel is named by its id."""
 
-    def workspace_bytes(self, kernel: str, extents: Sequence[int], launch: Sequence[int]) -> int:
+    def workspace_bytes(self, kernel: str, integers: Sequence[int], launch: Sequence[int]) -> int:
         """Of one call; negative where the kernel has none for these extents."""
 
     def launch(
         self,
         kernel: str,
         pointers: Sequence[int],
-        extents: Sequence[int],
+        integers: Sequence[int],
         launch: Sequence[int],
         scalars: Sequence[float],
         workspace: int,
@@ -86,8 +88,7 @@ class Timer(Protocol):
     """Calls that were recorded once and are replayed as often as wanted."""
 
     def sample(self) -> float:
-        """Run all calls once and wait; microseconds between the events before the first and after the last. Raises
-        GpuFault."""
+        """Run all calls once; microseconds from the first event to the last. Raises GpuFault."""
 
 
 class VendorCall(Protocol):
@@ -133,8 +134,8 @@ class Gpu(Protocol):
         none where it has nothing. `inputs` are host arrays as `Operator.make_inputs` gives them."""
 
     def warm_up(self, beat: Callable[[str], None]) -> None:
-        """Do one of everything that proving and timing do, but with no candidate: what a driver starts and compiles
-        when it is first needed is there before the first candidate, which it would be blamed on. `beat` is told what
+        """Do one of everything that verifying and timing do, but with no candidate: what a driver starts and compiles
+        when it is first needed is there before the first candidate, which it would be blamed on. `beat` gets what
         takes long. May be missing: then there is nothing to warm up. Raises GpuFault."""
 
     def state(self) -> dict[str, Any]:
@@ -152,8 +153,17 @@ def open_gpu(module: str, device: str) -> Gpu:
 
 def list_devices(module: str) -> list[Device]:
     """The GPUs that the module finds. Raises GpuMissing where it cannot look."""
-    found: list[Device] = _driver(module).list_devices()
-    return found
+    devices: list[Device] = _driver(module).list_devices()
+    return devices
+
+
+def choose_device(devices: Sequence[Device], wanted: str) -> Device:
+    """The one with that UUID, or that number in the order of the driver. Raises GpuMissing."""
+    for number, device in enumerate(devices):
+        if wanted.lower() in (device.uuid.lower(), str(number)):
+            return device
+    there = ", ".join(f"{number} = {device.name} {device.uuid}" for number, device in enumerate(devices)) or "none"
+    raise GpuMissing(f"there is no GPU {wanted} on this machine: it has {there}")
 
 
 def warm_up(gpu: Gpu, beat: Callable[[str], None]) -> None:

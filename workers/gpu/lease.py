@@ -1,7 +1,7 @@
 """The lease of a GPU: a lock on a file, held by one process at a time and given back by the kernel when that one ends.
 
 The folder of the files is shared by all services on a machine, perhaps of several users. So a file is opened as it is
-and never followed as a link, and whoever may only read it can still lock it.
+and never followed as a link, and a user who may only read it can still lock it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ASK_SECONDS = 0.2
 TRIES_PER_WORD = 5
-_SHARED_FOLDER = 0o1777  # as /tmp: everybody may add, nobody may remove what is another's
+_SHARED_FOLDER = 0o1777  # as /tmp: all users may add files, each may remove its own alone
 _SHARED_FILE = 0o666
 _MOST_WORDS = 500
 
@@ -32,16 +32,16 @@ class GpuLease:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        found = os.fstat(descriptor)
-        self._file = (found.st_dev, found.st_ino)
+        status = os.fstat(descriptor)
+        self._file = (status.st_dev, status.st_ino)
 
     def held(self) -> bool:
-        """Whether nobody has closed the file: code that shares this process can."""
+        """Whether the file is still open: code that shares this process can close it."""
         try:
-            found = os.fstat(self._descriptor)
+            status = os.fstat(self._descriptor)
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._file
+        return (status.st_dev, status.st_ino) == self._file
 
     def release(self) -> None:
         os.close(self._descriptor)
@@ -50,8 +50,7 @@ class GpuLease:
 def take_lease(
     path: Path, purpose: str, waiting: Callable[[str], None], *, sleep: Callable[[float], None] = time.sleep
 ) -> GpuLease:
-    """Wait for the lease. `waiting` is told about once a second who has it. `purpose`: a sentence for people who look
-    into the file. Raises LeaseRefused."""
+    """Wait for the lease; `waiting` gets its holder every second, the file `purpose`. Raises LeaseRefused."""
     make_folder(path.parent)
     descriptor = _open(path)
     for tries in count():
@@ -96,16 +95,15 @@ def make_folder(folder: Path) -> None:
         pass
     except OSError as error:
         raise LeaseRefused(f"the folder of the GPU leases cannot be made: {error}; set CUKILN_GPU_LOCKS") from error
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise LeaseRefused(f"{folder} is no folder, or a link: remove it, or set CUKILN_GPU_LOCKS to another folder")
-    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise LeaseRefused(f"anybody may remove files of others in {folder}: chmod 1777 it, or set CUKILN_GPU_LOCKS")
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise LeaseRefused(f"any user may remove files of others in {folder}: chmod 1777 it, or set CUKILN_GPU_LOCKS")
 
 
 def _open(path: Path) -> int:
-    """Opens what is there before it makes a file: Linux refuses O_CREAT on another user's file in a folder like /tmp
-    (fs.protected_regular)."""
+    """Opens before it makes a file: Linux refuses O_CREAT on another user's file in /tmp (fs.protected_regular)."""
     ways = (os.O_RDWR, os.O_RDWR | os.O_CREAT | os.O_EXCL, os.O_RDWR, os.O_RDONLY)
     problem: OSError | None = None
     for way in ways:
@@ -126,12 +124,17 @@ def _open(path: Path) -> int:
 
 
 def _write(descriptor: int, words: str) -> None:
-    with contextlib.suppress(OSError):  # opened to read only: the lock counts, the words are for people
+    with contextlib.suppress(OSError):  # opened to read only: the lock counts, the text is for people
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, words.encode(), 0)
 
 
 def _holder(descriptor: int) -> str:
-    """What the file says of who has it; it may be half written."""
+    """The holder, as the file names it; it may be half written."""
     words = os.pread(descriptor, _MOST_WORDS, 0).decode("utf-8", "replace").split("\n")
     return f"process {words[0]}: {words[1]}" if len(words) > 1 else "another process"
+
+
+def lease_file(folder: Path, uuid: str) -> Path:
+    """What is locked while the GPU is used: the same file for all services of the machine."""
+    return folder / f"{uuid}.lock"

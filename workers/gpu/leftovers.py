@@ -2,7 +2,7 @@
 
 What counts is what appears while a candidate runs. The CUDA driver starts threads of its own when something is first
 needed, and names them by way of /proc/self/task/<number>/comm: in a PID namespace with another one's /proc there is no
-such file, and they keep the name of the process, as a candidate's own would. So names tell a part only; the rest is
+such file, and they keep the name of the process, as a candidate's own would. So names cover a part only; the rest is
 that the child does one of everything (`workers.gpu.interface.Gpu.warm_up`) before its first candidate, by when those
 threads are there.
 """
@@ -14,8 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers import process_tree
 from workers.gpu.lease import own_pid
+from workers.processes import process_tree
 
 # The CUDA driver's own threads, where it can name them, are called cuda-EvtHandlr, cuda00001400006 and the like.
 DRIVER_THREADS = "cuda"

@@ -45,24 +45,24 @@ class Libraries:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel with the extents of a problem and launch-time values: everything but the buffers."""
+    """A kernel with the numbers of a problem and launch-time values: everything but the buffers."""
 
     library: KernelLibrary
     kernel: Kernel
-    extents: tuple[int, ...]
+    integers: tuple[int, ...]  # extents, then attributes
     launch: tuple[int, ...]
     scalars: tuple[float, ...]
 
     def workspace_bytes(self, most: int) -> int:
         """Raises LaunchRefused where that is not between 0 and `most`."""
-        size = self.library.workspace_bytes(self.kernel.id, self.extents, self.launch)
+        size = self.library.workspace_bytes(self.kernel.id, self.integers, self.launch)
         if not 0 <= size <= most:
             raise LaunchRefused(f"the kernel asks for a workspace of {size} bytes; the GPU has {most}")
         return size
 
     def run(self, pointers: Sequence[int], workspace: int) -> None:
         """Queue it. `workspace` is an address, 0 for none."""
-        self.library.launch(self.kernel.id, pointers, self.extents, self.launch, self.scalars, workspace)
+        self.library.launch(self.kernel.id, pointers, self.integers, self.launch, self.scalars, workspace)
 
 
 def call_of(library: KernelLibrary, operator: Operator, candidate: Candidate) -> Call:
@@ -71,7 +71,7 @@ def call_of(library: KernelLibrary, operator: Operator, candidate: Candidate) ->
     return Call(
         library,
         candidate.kernel,
-        tuple(operator.extents(candidate.problem)),
+        tuple(operator.integers(candidate.problem)),
         tuple(launch),
         tuple(operator.scalars(candidate.problem)),
     )

@@ -1,8 +1,8 @@
-"""Have candidates proved and timed by a child that owns the GPU and may die, and see to it that each gets a verdict.
+"""Have candidates verified and timed by a child that owns the GPU and may die, and see to it that each gets a verdict.
 
-A child judges many candidates and streams a line for each. One that crashes, hangs or may have damaged its process ends
-with a verdict of its own; another child takes up the rest. Only a GPU that does not answer the next child either stops
-the work.
+A child verifies many candidates and streams a line for each. One that crashes, hangs or may have damaged its process
+ends with a verdict of its own; another child takes up the rest. Only a GPU that does not answer the next child either
+stops the work.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from workers.cause import MACHINE_SIGNALS
-from workers.child_lines import Hearing, new_key
+from storage.config.gpu_plan_version import CHILD
+from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.lease import LeaseRefused, make_folder
-from workers.gpu.plan_version import CHILD
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
-from workers.job_files import write_text
-from workers.processes import Finished, InfrastructureError, Limits, Processes
+from workers.processes.cause import MACHINE_SIGNALS
+from workers.processes.child_protocol import Hearing, new_key
+from workers.processes.job_files import write_text
+from workers.processes.processes import Finished, InfrastructureError, Limits, Processes
 
-MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
 # What a driver, CuPy and the loader need of the worker's environment. Nothing else is inherited: no credentials.
 INHERITED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 INHERITED_PREFIX = "NVIDIA_"
 # How often a candidate is looked at whose child was killed, as a machine without memory does; or reached a limit.
 KILLS, LATE = 3, 2
-_ROOT = Path(__file__).parents[2]
 
 
 class GpuGone(InfrastructureError):
-    """The GPU does not answer, not even to a new child: nobody can be measured on it until a person has looked."""
+    """The GPU does not answer, not even to a new child: nothing can be measured on it until a person has looked."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Outcome:
 
 def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
     """The GPUs that `module` (see `workers.gpu.interface`) finds, asked in a child: a driver that hangs or crashes
-    harms nobody else. Raises GpuMissing where it cannot look, InfrastructureError where the child failed."""
+    harms nothing else. Raises GpuMissing where it cannot look, InfrastructureError where the child failed."""
     with processes.private_folder("gpu") as folder:
         command = [sys.executable, "-m", CHILD, "--list", module]
         finished = processes.run(command, cwd=folder, limits=limits, env=child_environment(folder), device=True)
@@ -67,7 +66,7 @@ def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
     for line in finished.stdout.splitlines():
         answer = hear(line)
         if "devices" in answer:
-            return [Device.from_dict(one) for one in answer["devices"]]
+            return [Device.from_dict(device) for device in answer["devices"]]
         if "gone" in answer:
             raise GpuMissing(answer["gone"])
     raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
@@ -93,26 +92,27 @@ def run_gpu_task(
     InfrastructureError where the machine failed and not a candidate.
     """
     with processes.private_folder("gpu") as folder:
-        children = _Children(task, processes, limits, folder, cache, cancel, on_result, silence_seconds)
+        children = _GpuChildren(task, processes, limits, folder, cache, cancel, on_result, silence_seconds)
         began = time.monotonic()
         children.run()
         wall = time.monotonic() - began
-    done = [children.results[one.candidate] for one in task.candidates if one.candidate in children.results]
+    done = [children.results[entry.candidate] for entry in task.candidates if entry.candidate in children.results]
     return Outcome(children.device, done, children.comparison, wall, children.cpu_seconds)
 
 
 def child_environment(cache: Path) -> dict[str, str]:
-    """What a child that uses the GPU gets besides the minimal environment."""
+    """What a child that uses the GPU gets besides the minimal environment. The folders of our own PYTHONPATH too: on a
+    machine without a network packages are installed beside Python's own."""
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    further = [str(Path(folder).resolve()) for folder in folders if folder]
     inherited = {
         name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(INHERITED_PREFIX)
     }
     return {
         **inherited,
-        "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "client"), *_further_packages())),
+        **CHILD_ENVIRONMENT,  # a thread of a BLAS would count as one that a candidate started
+        "PYTHONPATH": os.pathsep.join((CHILD_ENVIRONMENT["PYTHONPATH"], *further)),
         "CUPY_CACHE_DIR": str(cache),
-        # A thread of a BLAS would count as one that a candidate started.
-        "OPENBLAS_NUM_THREADS": "1",
-        "OMP_NUM_THREADS": "1",
     }
 
 
@@ -126,16 +126,11 @@ def shared_folders(task: GpuTask, *more: Path) -> list[Path]:
     return [*more, lease]
 
 
-def _further_packages() -> list[str]:
-    """The folders of our own PYTHONPATH: on a machine without a network packages are installed beside Python's own."""
-    return [str(Path(folder).resolve()) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-
-
 @dataclass
 class _Life:
     """What one child has done. `running`: what it touches now. `doing`: what it said last of what takes long. `failed`:
-    its own words where Python failed. `garbage`: a line that somebody else wrote. `forger`: whose result that may be as
-    well."""
+    its own message where Python failed. `garbage`: a line that is not the child's own. `forger`: the candidate whose
+    result may be forged as well."""
 
     ready: bool = False
     running: str | None = None
@@ -151,30 +146,23 @@ class _Life:
     reported_cpu: float = 0.0
 
 
-class _Children:
+@dataclass
+class _GpuChildren:
     """Runs one child after the other until the task is done."""
 
-    def __init__(
-        self,
-        task: GpuTask,
-        processes: Processes,
-        limits: Limits,
-        folder: Path,
-        cache: Path,
-        cancel: threading.Event | None,
-        on_result: Callable[[CandidateResult], None] | None,
-        silence_seconds: float,
-    ) -> None:
-        self._task = task
-        self._processes = processes
-        self._limits = limits
-        self._folder = folder
-        self._cancel = cancel
-        self._on_result = on_result
-        self._silence = silence_seconds
-        self._environment = child_environment(cache)
-        self._writes = shared_folders(task, cache)
-        self._waiting = {one.candidate: one for one in task.candidates}
+    task: GpuTask
+    processes: Processes
+    limits: Limits
+    folder: Path
+    cache: Path
+    cancel: threading.Event | None
+    on_result: Callable[[CandidateResult], None] | None
+    silence_seconds: float
+
+    def __post_init__(self) -> None:
+        self._environment = child_environment(self.cache)
+        self._writes = shared_folders(self.task, self.cache)
+        self._waiting = {entry.candidate: entry for entry in self.task.candidates}
         self._vendor_missing: str | None = None
         self._again: Counter[str] = Counter()  # whose child ended for no reason that is surely theirs
         self._in_doubt = False  # the last child ended badly: the next one must find the GPU in order
@@ -185,33 +173,33 @@ class _Children:
         self.cpu_seconds = 0.0
 
     def run(self) -> None:
-        while self._waiting and not self._compared and not (self._cancel and self._cancel.is_set()):
+        while self._waiting and not self._compared and not (self.cancel and self.cancel.is_set()):
             life, finished = self._one_child()
             self.cpu_seconds += finished.cpu_seconds
-            if self._cancel and self._cancel.is_set():
+            if self.cancel and self.cancel.is_set():
                 return
             if life.garbage is None and finished.ended_by == "cancelled":
                 return
-            self._bury(life, finished)
+            self._settle(life, finished)
 
     def _one_child(self) -> tuple[_Life, Finished]:
         life, key = _Life(), new_key()
         hear = Hearing(key)
         argv = [sys.executable, "-m", CHILD, self._request()]
-        with self._processes.stream(
+        with self.processes.stream(
             argv,
-            cwd=self._folder,
-            limits=self._limits,
+            cwd=self.folder,
+            limits=self.limits,
             env=self._environment,
-            cancel=self._cancel,
+            cancel=self.cancel,
             device=True,
             writes=self._writes,
             stdin=key,
         ) as stream:
-            for line in stream.lines(self._silence):
+            for line in stream.lines(self.silence_seconds):
                 life.heard = time.monotonic()
                 try:
-                    if self._hear(hear(line), life) in ("waiting", "ready"):
+                    if self._receive(hear(line), life) in ("waiting", "ready"):
                         # Another process's time on the GPU is not this task's.
                         stream.restart_wall()
                 except (KeyError, TypeError, ValueError):
@@ -224,26 +212,26 @@ class _Children:
 
     def _request(self) -> str:
         rest = replace(
-            self._task,
+            self.task,
             candidates=tuple(self._waiting.values()),
             best_us=self._best(),
-            vendor=self._task.vendor and self._vendor_missing is None,
+            vendor=self.task.vendor and self._vendor_missing is None,
         )
-        path = self._folder / "task.json"
+        path = self.folder / "task.json"
         write_text(path, json.dumps(rest.to_json()))
         return str(path)
 
     def _best(self) -> dict[int, float]:
         """The best time so far by problem."""
-        best = dict(self._task.best_us)
-        for one in self._task.candidates:
-            result = self.results.get(one.candidate)
+        best = dict(self.task.best_us)
+        for entry in self.task.candidates:
+            result = self.results.get(entry.candidate)
             if result is not None and result.measurement is not None:
                 median = float(result.measurement["median_us"])
-                best[one.problem] = min(median, best.get(one.problem, median))
+                best[entry.problem] = min(median, best.get(entry.problem, median))
         return best
 
-    def _hear(self, answer: Mapping[str, Any], life: _Life) -> str:
+    def _receive(self, answer: Mapping[str, Any], life: _Life) -> str:
         """The kind of an answer. Raises KeyError, TypeError or ValueError where it is none of the child's."""
         ((kind, value),) = answer.items()
         if life.garbage is not None:
@@ -283,30 +271,30 @@ class _Children:
 
     def _in_turn(self, candidate: str, life: _Life) -> bool:
         """Of a comparison, those that are wrong come together at its end."""
-        return self._task.kind == "compare" or candidate == life.running
+        return self.task.kind == "compare" or candidate == life.running
 
     def _suspect(self, line: bytes, life: _Life) -> None:
-        """Somebody's code has written a line. Whose, where nobody's is running: of whom a result was heard last, and
+        """Code under test has written a line. Where no candidate is running, that of the last result is suspected, and
         it may well be the forged one, since the child's own lines make no sense after it."""
         life.garbage = line[:200].decode("utf-8", "replace")
-        if life.forger is None and life.running is None and life.judged and self._task.kind == "measure":
+        if life.forger is None and life.running is None and life.judged and self.task.kind == "measure":
             life.forger = life.judged[-1]
 
-    def _disbelieve(self, candidate: str, life: _Life) -> None:
+    def _invalidate(self, candidate: str, life: _Life) -> None:
         words = f"wrote into the pipe to its parent: {life.garbage!r}"
         heard = self.results[candidate]
-        self._tell(replace(heard, verdict="runtime_error", message=words, measurement=None, tainted=True))
+        self._report(replace(heard, verdict="runtime_error", message=words, measurement=None, tainted=True))
 
     def _keep(self, result: CandidateResult) -> None:
         self._waiting.pop(result.candidate)
-        self._tell(result)
+        self._report(result)
 
-    def _tell(self, result: CandidateResult) -> None:
+    def _report(self, result: CandidateResult) -> None:
         self.results[result.candidate] = result
-        if self._on_result is not None:
-            self._on_result(result)
+        if self.on_result is not None:
+            self.on_result(result)
 
-    def _bury(self, life: _Life, finished: Finished) -> None:
+    def _settle(self, life: _Life, finished: Finished) -> None:
         """What the end of a child says. Raises GpuGone and InfrastructureError."""
         words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_WORDS:]
         if life.failed is not None:
@@ -320,12 +308,12 @@ class _Children:
             return
         self._in_doubt = True
         if self._compared and life.garbage is not None:
-            raise InfrastructureError(f"somebody wrote into the pipe of the comparison: {life.garbage!r}")
+            raise InfrastructureError(f"code under test wrote into the pipe of the comparison: {life.garbage!r}")
         if life.forger is not None:
-            self._disbelieve(life.forger, life)
-            return  # whoever runs now, if anybody, is looked at again
-        silent = time.monotonic() - life.heard >= self._silence
-        if self._task.kind == "compare" and finished.ended_by is not None and life.garbage is None and not silent:
+            self._invalidate(life.forger, life)
+            return  # a candidate that runs now is tried again
+        silent = time.monotonic() - life.heard >= self.silence_seconds
+        if self.task.kind == "compare" and finished.ended_by is not None and life.garbage is None and not silent:
             raise InfrastructureError(f"the comparison reached its limit on {finished.ended_by}")
         # A child that used up its limits over many candidates says nothing about the last one: it is tried again,
         # unless the child fell silent over it.
@@ -349,24 +337,24 @@ class _Children:
             return
         wall = time.monotonic() - life.running_since
         cpu = max(0.0, finished.cpu_seconds - life.reported_cpu)
-        details = self._limits.as_details(finished.ended_by)
-        self._keep(CandidateResult(life.running, verdict, message, details, None, wall, cpu, 0.0, 0.0, True))
+        details = self.limits.as_details(finished.ended_by)
+        self._keep(CandidateResult(life.running, verdict, message, details, None, wall, cpu, tainted=True))
 
     def _never_ready(self, life: _Life, finished: Finished, words: str) -> None:
         """Not ready is bad luck once, and a GPU that is gone where the child before had ended badly too."""
-        silent = time.monotonic() - life.heard >= self._silence
+        silent = time.monotonic() - life.heard >= self.silence_seconds
         if life.gone is None and finished.ended_by is not None and not silent:
             return  # the limits were reached while another process had the GPU
         if self._in_doubt:
             reason = life.gone or _end_words(finished, words)
-            name = f"{self.device.name} {self.device.uuid}" if self.device else self._task.device
+            name = f"{self.device.name} {self.device.uuid}" if self.device else self.task.device
             raise GpuGone(
                 f"the GPU {name} does not answer a new process: {reason}; look at nvidia-smi and the kernel log"
             )
         self._in_doubt = True
 
     def _death(self, life: _Life, finished: Finished, words: str) -> tuple[str, str]:
-        """The verdict of what a child died of, and its words."""
+        """The verdict of what a child died of, and its message."""
         if life.garbage is not None:
             return "runtime_error", f"wrote into the pipe to its parent: {life.garbage!r}"
         if finished.ended_by in ("wall", "cpu"):
@@ -386,7 +374,7 @@ def _end_words(finished: Finished, words: str) -> str:
 
 
 def _ended_early(life: _Life, finished: Finished, words: str) -> InfrastructureError:
-    """A child that was touching nobody's code."""
+    """Of a child that ran no code under test."""
     doing = f" while {life.doing}" if life.doing else ""
     end = _end_words(finished, words)
     return InfrastructureError(f"the child that uses the GPU ended before its task{doing}: {end}")

@@ -1,4 +1,5 @@
-"""Prove one candidate on the GPU: run the cases of `codegen.gpu_plan` in guarded, poisoned memory and judge them."""
+"""Verify one candidate on the GPU: run the cases of `codegen.plan.gpu_verification_plan` in guarded, poisoned memory
+and compare what comes out with the references."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.arrays import Array
-from codegen.gpu_plan import GpuCase
 from codegen.kernel import Kernel
 from codegen.operator import Operator
-from codegen.test_plan import differing, judge
-from workers.case_details import keep_worst
+from codegen.operators import operator
+from codegen.plan.gpu_verification_plan import GpuCase
+from codegen.plan.verification_plan import differing, judge
+from workers.cpu.cpu_check import keep_worst
 from workers.gpu.interface import Gpu, KernelLibrary
 from workers.gpu.libraries import Call
 from workers.gpu.references import Prepared, References
@@ -30,9 +32,8 @@ class Wrong:
         return replace(self, message=f"{self.message} [{place}]")
 
 
-class Proof:
-    """Runs cases of one kernel. `cases` grow one by one, so that a failure keeps what was right before it. `beat` is
-    called before each case."""
+class Verifier:
+    """Runs cases of one kernel, of which `cases` keeps those before a failure. `beat` is called before each."""
 
     def __init__(
         self, gpu: Gpu, operator: Operator, kernel: Kernel, references: References, beat: Callable[[str], None]
@@ -56,13 +57,16 @@ class Proof:
             self._beat(f"{case.kind} inputs, extents {list(extents)}")
             prepared = self._references.of(self._operator, case, keep=keep)
             if operands is None or held != case.problem.digest:
-                # Else in the same buffers: that shows who remembers an answer by address.
+                # Else in the same buffers: so an answer that is remembered by address shows.
                 operands, held = None, case.problem.digest
                 operands = Operands(self._gpu, self._operator.operands(case.problem), proving=True)
             operands.write(prepared.inputs)
-            scalars = tuple(self._operator.scalars(case.problem))
+            integers, scalars = (
+                tuple(self._operator.integers(case.problem)),
+                tuple(self._operator.scalars(case.problem)),
+            )
             for launch in case.launches:
-                call = Call(library, self._kernel, extents, launch, scalars)
+                call = Call(library, self._kernel, integers, launch, scalars)
                 if wrong := self._launch(call, case, prepared, operands, described):
                     return wrong
         return None
@@ -95,7 +99,7 @@ def run_once(
     space: DeviceTensor | None,
     described: dict[str, Any],
 ) -> Wrong | None:
-    """One run from poisoned memory, judged; what is wrong, or null. The error goes into the case's description."""
+    """One run from poisoned memory; what is wrong, or null. The error goes into the case's description."""
     operands.out.poison()
     if space is not None:
         space.poison()
@@ -111,4 +115,5 @@ def run_once(
 
 
 def where(case: GpuCase, call: Call) -> str:
-    return f"{case.kind} inputs, extents {list(call.extents)}, launch {list(call.launch)}"
+    extents = operator(case.problem.operator).extents(case.problem)
+    return f"{case.kind} inputs, extents {extents}, launch {list(call.launch)}"

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.arrays import Array, Float64
-from codegen.gpu_plan import GpuCase
 from codegen.operator import Operator
+from codegen.plan.gpu_verification_plan import GpuCase
 from workers.gpu.interface import Gpu
 from workers.gpu.tensors import on_device
 
@@ -27,7 +27,7 @@ class Prepared:
 
 
 class References:
-    """Keeps what was made until `forget`: between problems the memory is needed for the next one. `beat` is told what
+    """Keeps what was made until `forget`: between problems the memory is needed for the next one. `beat` gets what
     is made, before it is: large ones take long."""
 
     def __init__(self, gpu: Gpu, beat: Callable[[str], None]) -> None:

@@ -2,8 +2,8 @@
 
 `python -m workers.gpu.run_on_gpu TASK` where TASK is a JSON file with a `workers.gpu.task.GpuTask`; what it says stands
 there too. The key that its lines are marked with is read from stdin. `python -m workers.gpu.run_on_gpu --list MODULE`
-says `{"devices": [Device]}` or `{"gone": words}`. What kernels and libraries print goes to stderr. It stops early, with
-exit status 0, after a candidate that may have damaged this process; the parent starts another child for the rest.
+says `{"devices": [Device]}` or `{"gone": message}`. What kernels and libraries print goes to stderr. It stops early,
+with exit status 0, after a candidate that may have damaged this process; the parent starts another child for the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,20 +21,20 @@ from typing import Any, NoReturn
 import numpy as np
 
 from codegen.operators import load_operators, operator, operators
-from workers.child_lines import Saying
-from workers.gpu.compare import ComparisonTask, Harmed, Loser
+from workers.gpu.compare import ComparisonTask, Harmed
 from workers.gpu.interface import Gpu, GpuError, GpuFault, list_devices, open_gpu, warm_up
 from workers.gpu.lease import GpuLease, take_lease
 from workers.gpu.leftovers import thread_names
 from workers.gpu.measure import MeasureTask, Say, candidates_of, libraries_of
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
+from workers.processes.child_protocol import Saying
 
 _HEALTH_ELEMENTS = 1 << 16
-FAULTED = 3  # exit status: the context was lost while nobody's code ran but the vendor's or this project's own
+FAULTED = 3  # exit status: the context was lost while no code ran but the vendor's or this project's own
 LEASE_CLOSED = 4  # exit status: what holds the GPU's lease was closed, and not by us
 
 
-class _Unwell(GpuError):
+class _Unhealthy(GpuError):
     """The GPU took what it was sent and gave something else back."""
 
 
@@ -42,19 +42,19 @@ def run_task(task: GpuTask, say: Say) -> None:
     """From the wait for the lease to the last line."""
     load_operators([Path(folder) for name, folder in task.operators.items() if name not in operators()])
     purpose = f"cukiln {task.kind}: {len(task.candidates)} candidates"
-    lease = take_lease(Path(task.lease), purpose, lambda who: say({"waiting": who}))
+    lease = take_lease(Path(task.lease), purpose, lambda holder: say({"waiting": holder}))
     try:
         gpu = open_gpu(task.gpu, task.device)
         warm_up(gpu, lambda what: say({"beat": what}))
         _check_health(gpu)
-        # Not to stderr: the last words there become those of a candidate that the process dies of.
+        # Not to stderr: the last lines there become the message of a candidate that the process dies of.
         say({"ready": {"device": gpu.device.as_dict(), "state": gpu.state(), "threads": thread_names()}})
     except GpuError as error:
         say({"gone": str(error)})
         return
 
     def say_while_leased(message: dict[str, Any]) -> None:
-        _insist_on(lease)
+        _require(lease)
         say(message)
 
     if task.kind == "measure":
@@ -63,7 +63,7 @@ def run_task(task: GpuTask, say: Say) -> None:
         _compare(gpu, task, say_while_leased)
 
 
-def _insist_on(lease: GpuLease) -> None:
+def _require(lease: GpuLease) -> None:
     """Code under test that closes our files gives the GPU away: whatever was measured since is worth nothing."""
     if not lease.held():
         with contextlib.suppress(OSError):  # stderr may be closed as well
@@ -79,12 +79,12 @@ def _check_health(gpu: Gpu) -> None:
     gpu.synchronize()
     total = int(gpu.to_host((array & 0xFFFF).astype(np.int64).sum()))
     if not np.array_equal(gpu.to_host(array), sent) or total != int((sent & 0xFFFF).astype(np.int64).sum()):
-        raise _Unwell(f"{gpu.device.name} {gpu.device.uuid} gives back something else than it was sent")
+        raise _Unhealthy(f"{gpu.device.name} {gpu.device.uuid} gives back something else than it was sent")
 
 
 def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
     candidates = candidates_of(task)
-    paths = {one.candidate: one.library for one in task.candidates}
+    paths = {entry.candidate: entry.library for entry in task.candidates}
     (name,) = {candidate.problem.operator for candidate in candidates.values()}
     touched = [""]
 
@@ -96,39 +96,31 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
         gpu,
         operator(name),
         libraries_of(gpu, task, candidates),
-        {one: (candidate, paths[one]) for one, candidate in candidates.items()},
+        {candidate_id: (candidate, paths[candidate_id]) for candidate_id, candidate in candidates.items()},
         seed=task.seed,
         seconds=task.seconds,
         vendor=task.vendor,
         touch=touch,
         beat=lambda what: say({"beat": what}),
     )
+    wrong: Sequence[CandidateResult]
+    last: list[dict[str, Any]] = []
     try:
-        comparison = _faults_first(gpu, comparing.run)
+        last = [{"comparison": _faults_first(gpu, comparing.run)}]
+        wrong = comparing.wrong
     except GpuFault as error:
         if touched[0] == VENDOR:
             raise
-        # The parent goes on without whom it was, in a new child.
-        result = CandidateResult(touched[0], "runtime_error", str(error), {}, None, 0.0, 0.0, 0.0, 0.0, tainted=True)
-        say({"candidate": asdict(result)})
-        return
+        # The parent continues without this candidate, in a new child.
+        wrong = [CandidateResult(touched[0], "runtime_error", str(error), tainted=True)]
     except Harmed as error:
-        for loser in error.wrong:
-            say({"candidate": asdict(_lost(loser))})
-        return
-    for loser in comparing.wrong:
-        say({"candidate": asdict(_lost(loser))})
-    say({"comparison": comparison})
-
-
-def _lost(loser: Loser) -> CandidateResult:
-    return CandidateResult(
-        loser.candidate, loser.verdict, loser.message, loser.details, None, 0.0, 0.0, 0.0, 0.0, tainted=loser.harmed
-    )
+        wrong = error.wrong
+    for message in [*({"candidate": asdict(result)} for result in wrong), *last]:
+        say(message)
 
 
 def _faults_first(gpu: Gpu, work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Where the context is lost, that is the reason, whoever noticed it first. Raises GpuFault."""
+    """Where the context is lost, that is the reason, wherever it showed first. Raises GpuFault."""
     try:
         return work()
     except (GpuError, Harmed):

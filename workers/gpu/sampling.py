@@ -1,9 +1,9 @@
-"""How often to measure, and what the samples say: intervals of the median, early ends, and contenders that take turns.
+"""How often to measure, and what the samples say: intervals of the median, early ends, and finalists that take turns.
 
 Pure: what is measured is a function that returns microseconds, and the only clock is the one that is given. All
 intervals come from order statistics, so they assume no shape of the noise: outliers, heavy tails and steps of the clock
 move a median little, and an interval honestly. Two things no interval here can see: a timer whose step is coarser than
-the noise (whoever makes the samples puts enough launches into each), and a state of the machine that lasts throughout.
+the noise (each sample has to hold enough launches), and a state of the machine that lasts throughout.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ Clock = Callable[[], float]
 """Seconds since some moment."""
 
 CONFIDENCE = 0.95  # of every interval that is reported
-# Of what ends a contender's part, or all of it, before its time: it is looked at again and again, and with 95 % one
+# Of what ends a finalist's part, or all of it, before its time: it is looked at again and again, and with 95 % one
 # look in twenty errs.
 STOP_CONFIDENCE = 0.99
 
 # The first sample uploads the recorded launches and finds caches, TLB and page tables cold, the second the clocks still
 # rising; the third is one to spare.
 WARM_UPS = 3
-# 95 % of a median needs 6 samples at least (2 × 0.5^6 = 0.03); whoever lies above the line with all of 6 is a loser.
+# 95 % of a median needs 6 samples at least (2 × 0.5^6 = 0.03); a candidate that lies above the line with all of 6 is a
+# loser.
 FEWEST_SAMPLES = 6
 # An interval may be narrow by luck where samples are few. With 1 % of noise 20 samples are within ±0.6 %.
 FEWEST_TIGHT = 20
 TIGHT = 0.01  # of the median, to either side
 # How much slower than the best makes a loser. Clocks differ by several per cent between a cool and a warm GPU and by
-# ten between power states; beyond 15 % no change of state turns the order round. Nobody this far behind is among the
-# last few that are compared in turns.
+# ten between power states; beyond 15 % no change of state turns the order round. No candidate this far behind is among
+# the last few that are compared in turns.
 LOSER_MARGIN = 1.15
 
 # What differs by less is called equal. Two runs of the same code differ by some tenths of a per cent from where its
@@ -44,7 +45,7 @@ BAND = math.log(1.01)
 FEWEST_ROUNDS = 8  # the fewest with which a 99 % interval exists (2 × 0.5^8 = 0.008)
 # A ratio known to ±0.5 % is known well enough, wherever it lies: half of the band.
 NARROW = math.log(1.005)
-CLEAR_LOSER = math.log(1.05)  # who is slower by more, for certain, can leave: the others need the time
+CLEAR_LOSER = math.log(1.05)  # one that is slower by more, for certain, leaves: the others need the time
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,10 @@ def sample_until_tight(sample: Sample, now: Clock, *, seconds: float, best: floa
     while True:
         samples.append(_checked(sample()))
         if len(samples) >= look:
-            found = interval(samples)
-            if best is not None and found.low > LOSER_MARGIN * best:
+            estimate = interval(samples)
+            if best is not None and estimate.low > LOSER_MARGIN * best:
                 return _sampling(samples, "loser")
-            if len(samples) >= FEWEST_TIGHT and found.is_within(TIGHT):
+            if len(samples) >= FEWEST_TIGHT and estimate.is_within(TIGHT):
                 return _sampling(samples, "tight")
             look = _next_look(look)
         if now() >= end:
@@ -142,20 +143,20 @@ def sample_until_tight(sample: Sample, now: Clock, *, seconds: float, best: floa
 def rank_by_turns(
     samplers: Mapping[str, Sample], now: Clock, *, seconds: float, beside: Collection[str] = ()
 ) -> Ranking:
-    """Rank contenders by samples taken in turns. In a round everybody still there gives two samples, in an order and
+    """Rank finalists by samples taken in turns. In a round each one still there gives two samples, in an order and
     then in the reverse of it, and its time of the round is their geometric mean: a drift within the round cancels, one
     between rounds does not reach the ratios. The orders are those of a Williams design (E. J. Williams, Australian J.
-    Sci. Res. A2, 1949, p. 149): everybody comes after everybody else equally often.
+    Sci. Res. A2, 1949, p. 149): each comes after each other equally often.
 
-    The best is who beats, or nearly beats, each other one in half of their common rounds. The ratio of another one's
-    time to its is settled once it is known to ±0.5 %, or lies outside of the band of ±1 % with 99 %, or within it with
-    95 %. All settled, or no time for another turn of `seconds`: done. Who is clearly slower (by more than 5 % with
-    99 %) leaves early and keeps its figures. Those `beside` take turns and are placed; they never leave and are never
-    best.
+    The best is the one that beats, or nearly beats, each other one in half of their common rounds. The ratio of another
+    one's time to its is settled once it is known to ±0.5 %, or lies outside of the band of ±1 % with 99 %, or within it
+    with 95 %. All settled, or no time for another turn of `seconds`: done. One that is clearly slower (by more than 5 %
+    with 99 %) leaves early and keeps its figures. Those `beside` take turns and are placed; they never leave and are
+    never best.
 
-    A first turn to warm up does not count. Everybody gives one sample at least, however long it takes; where the
+    A first turn to warm up does not count. Each gives one sample at least, however long it takes; where the
     warm-up leaves no time for another turn, its samples are those. What a sampler raises goes through. Raises
-    ValueError where nobody can be best.
+    ValueError where none can be best.
     """
     turns = _Turns(samplers, now, seconds, frozenset(beside))
     turns.warm_up()
@@ -174,7 +175,7 @@ class _Turns:
 
     def __init__(self, samplers: Mapping[str, Sample], now: Clock, seconds: float, beside: frozenset[str]) -> None:
         if beside >= samplers.keys():
-            raise ValueError(f"nobody to rank: {len(samplers)} take turns, and all of them stand beside")
+            raise ValueError(f"nothing to rank: {len(samplers)} take turns, and all of them stand beside")
         self._samplers, self._now, self._end = samplers, now, now() + seconds
         self._beside = beside
         self._active = list(samplers)
@@ -201,9 +202,9 @@ class _Turns:
 
     def _turn(self, order: Sequence[str]) -> dict[str, float]:
         began = self._now()
-        found = {name: _checked(self._samplers[name]()) for name in order}
+        times = {name: _checked(self._samplers[name]()) for name in order}
         self._turn_seconds = self._now() - began
-        return found
+        return times
 
     def _keep(self, turns: Sequence[Mapping[str, float]]) -> None:
         for name in self._active:
@@ -225,15 +226,17 @@ class _Turns:
         return settled
 
     def _is_settled(self, name: str, best: str) -> bool:
-        known, certain = self._ratio(name, best), self._ratio(name, best, STOP_CONFIDENCE)
-        narrow = max(known.high - known.median, known.median - known.low) <= NARROW
-        equal = known.low >= -BAND and known.high <= BAND
+        ratio, certain = self._ratio(name, best), self._ratio(name, best, STOP_CONFIDENCE)
+        narrow = max(ratio.high - ratio.median, ratio.median - ratio.low) <= NARROW
+        equal = ratio.low >= -BAND and ratio.high <= BAND
         return narrow or equal or _is_outside_band(certain)
 
     def _best(self) -> str:
-        """The one whose worst duel is the best one: it beats everybody, if anybody does."""
+        """The one whose worst duel is the best one: it beats all others, if any does."""
         runners = [name for name in self._active if name not in self._beside]
-        return max(runners, key=lambda one: min((self._ratio(other, one).median for other in runners), default=0.0))
+        return max(
+            runners, key=lambda runner: min((self._ratio(other, runner).median for other in runners), default=0.0)
+        )
 
     def _ratio(self, name: str, other: str, confidence: float = CONFIDENCE) -> Interval:
         """Of the logarithm of one's time over the other's, from their common rounds."""

@@ -1,11 +1,11 @@
-"""What the child that owns a GPU is told and what it answers, as JSON: a task file, then one line per answer.
+"""What the child that owns a GPU reads and what it answers, as JSON: a task file, then one line per answer.
 
-Lines, each marked (`workers.child_lines`): `{"waiting": who}` while another process has the GPU, `{"ready": {"device":
-…, "state": …, "threads": …}}` once it is ours and has computed something right, `{"start": candidate}` before anything
-of a candidate is run (`VENDOR`: of the vendor's library), `{"beat": what}` where something takes long,
-`{"candidate": CandidateResult}` after it,
+Lines, each marked (`workers.processes.child_protocol`): `{"waiting": holder}` while another process has the GPU,
+`{"ready": {"device": …, "state": …, "threads": …}}` once it is ours and has computed something right, `{"start":
+candidate}` before anything of a candidate is run (`VENDOR`: of the vendor's library), `{"beat": what}` where something
+takes long, `{"candidate": CandidateResult}` after it,
 `{"comparison": Comparison}` at the end of a compare task, null where no candidate was left to compare. Or
-`{"gone": words}`: there is no such GPU, or it computes nothing right; `{"failed": words}`: the child itself failed.
+`{"gone": message}`: there is no such GPU, or it computes nothing right; `{"failed": message}`: the child itself failed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VENDOR = "vendor"  # no candidate has that name
 @dataclass(frozen=True)
 class TaskCandidate:
     """`problem` indexes the task's problems; `library` is the path of a library that holds its kernel. `proven`: its
-    code has passed the reduced test plan on such a GPU before, so only its own problem is left to be proved."""
+    code has passed the reduced test plan on such a GPU before, so only its own problem is left to be verified."""
 
     candidate: str
     problem: int
@@ -32,12 +32,12 @@ class TaskCandidate:
 
 @dataclass(frozen=True)
 class GpuTask:
-    """`measure`: prove and time each candidate. `compare`: time all candidates, which are right and belong to the one
+    """`measure`: verify and time each candidate. `compare`: time all candidates, which are right and belong to the one
     problem, against each other and the vendor's library, in one process.
 
     `gpu` names the module that drives the device (see `workers.gpu.interface`), `device` its UUID, `lease` the file
     that is locked while it is used. `problems` are canonical, `operators` the folders of the operators by name.
-    `best_us`: the best time so far by problem index; who is clearly slower is dropped early. `seconds`: of one
+    `best_us`: the best time so far by problem index; one that is clearly slower is dropped early. `seconds`: of one
     candidate's samples. `vendor`: whether to compare with the vendor's library.
     """
 
@@ -45,10 +45,10 @@ class GpuTask:
     gpu: str
     device: str
     lease: str
-    operators: Mapping[str, str]
-    seed: int
-    problems: tuple[Mapping[str, Any], ...]
-    candidates: tuple[TaskCandidate, ...]
+    operators: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    problems: tuple[Mapping[str, Any], ...] = ()
+    candidates: tuple[TaskCandidate, ...] = ()
     best_us: Mapping[int, float] = field(default_factory=dict)
     seconds: float = 0.3
     vendor: bool = True
@@ -62,7 +62,7 @@ class GpuTask:
             **{
                 **data,
                 "problems": tuple(data["problems"]),
-                "candidates": tuple(TaskCandidate(**one) for one in data["candidates"]),
+                "candidates": tuple(TaskCandidate(**entry) for entry in data["candidates"]),
                 "best_us": {int(index): us for index, us in data["best_us"].items()},
             }
         )
@@ -71,16 +71,16 @@ class GpuTask:
 @dataclass(frozen=True)
 class CandidateResult:
     """What became of one candidate. `details`: seeds, cases, errors against their bounds, as the CPU's verdicts keep
-    them. `measurement`: `cukiln.types.Measurement` as JSON; None where it is not right. `tainted`: the process may be
-    damaged, and has ended. Seconds are of this candidate alone."""
+    them. `measurement`: `cukiln.types.Measurement` as JSON; None where it is not right. Seconds are of this candidate
+    alone. `tainted`: the process may be damaged, and has ended."""
 
     candidate: str
     verdict: str
     message: str
-    details: dict[str, Any]
-    measurement: dict[str, Any] | None
-    verify_wall: float
-    verify_cpu: float
-    measure_wall: float
-    measure_cpu: float
+    details: dict[str, Any] = field(default_factory=dict)
+    measurement: dict[str, Any] | None = None
+    verify_wall: float = 0.0
+    verify_cpu: float = 0.0
+    measure_wall: float = 0.0
+    measure_cpu: float = 0.0
     tainted: bool = False

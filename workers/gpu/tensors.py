@@ -1,4 +1,4 @@
-"""Operands in a GPU's memory between zones that nobody may touch, poisoned before each run and looked at after it."""
+"""Operands in a GPU's memory between zones that must stay untouched, poisoned before each run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from codegen.arrays import Array, as_float64, joined
 from codegen.dtypes import dtype
 from codegen.operand import Operand
-from codegen.test_plan import differing
-from workers.cpu_library import POISON, WIDEST_ACCESS, alignment_of
+from codegen.plan.verification_plan import differing
+from workers.cpu.library import POISON, WIDEST_ACCESS, alignment_of
 from workers.gpu.interface import Gpu
 
-# A kernel that writes beside a buffer begins right beside it. The wide zones stand where a kernel is proved; there may
-# be thousands of buffers to time it with.
+# A kernel that writes beside a buffer begins right beside it. The wide zones stand where a kernel is verified; there
+# may be thousands of buffers to time it with.
 WIDE_GUARD = 64 * 1024
 NARROW_GUARD = 4096
 # What cudaMalloc and frameworks align to: the address that a kernel is timed with.
@@ -155,8 +155,7 @@ class Operands:
         self.write(self._written)
 
     def harm(self) -> str | None:
-        """What runs did that they must not: something written beside a buffer, or an input that is no longer what
-        `write` put there."""
+        """What runs did that they must not: something written beside a buffer, or an input that was changed."""
         for tensor in self._tensors:
             if words := tensor.harm():
                 return words
@@ -182,13 +181,13 @@ def bytes_of(operands: Sequence[Operand]) -> int:
 def on_device(gpu: Gpu, inputs: Mapping[str, np.ndarray[Any, Any]], operands: Sequence[Operand]) -> dict[str, Array]:
     """Host inputs, as `Operator.make_inputs` gives them, in the GPU's memory, of their logical shapes."""
     types = {operand.name: stored_as(operand.dtype) for operand in operands}
-    found = {}
+    arrays = {}
     for name, values in inputs.items():
         # What a stride of 0 repeats is sent once.
         once = values[tuple(slice(1 if stride == 0 else None) for stride in values.strides)]
         sent = gpu.arrays.asarray(np.ascontiguousarray(once).view(types[name]).reshape(once.shape))
-        found[name] = gpu.arrays.broadcast_to(sent, values.shape)
-    return found
+        arrays[name] = gpu.arrays.broadcast_to(sent, values.shape)
+    return arrays
 
 
 def stored_as(name: str) -> np.dtype[Any]:

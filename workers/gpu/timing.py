@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from codegen.arrays import Array
-from codegen.gpu_plan import GpuCase
 from codegen.operator import Operator
+from codegen.plan.gpu_verification_plan import GpuCase
 from codegen.problem import Problem
 from cukiln.types import Measurement
 from workers.gpu.interface import Device, Gpu, Timer
@@ -42,12 +42,12 @@ class OperandSets:
     def harm(self) -> str | None:
         """The first that is found in those sets that are looked at."""
         looked_at = self.sets[:: max(1, len(self.sets) // LOOKED_AT)]
-        return next((words for one in looked_at if (words := one.harm())), None)
+        return next((words for operand_set in looked_at if (words := operand_set.harm())), None)
 
     def restore(self) -> None:
         """What earlier runs did to them is no later one's fault."""
-        for one in self.sets:
-            one.restore()
+        for operand_set in self.sets:
+            operand_set.restore()
 
 
 def set_count(device: Device, one_set: int) -> tuple[int, bool]:
@@ -63,14 +63,14 @@ def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepa
     operands = operator.operands(problem)
     count, cold = set_count(gpu.device, bytes_of(operands))
     sets = tuple(Operands(gpu, operands, proving=False) for _ in range(count))
-    for one in sets:
-        one.write(prepared.inputs)
+    for operand_set in sets:
+        operand_set.write(prepared.inputs)
     return OperandSets(sets, prepared.inputs, cold)
 
 
 class RotatingSampler:
-    """Samples of calls, one per set of operands: each sample goes on with the sets that the last one left alone for the
-    longest. `launches`: calls in a sample."""
+    """Samples of calls, one per set of operands: each sample continues with the sets that the last one left alone for
+    the longest. `launches`: calls in a sample."""
 
     def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
         for call in calls:
@@ -122,7 +122,9 @@ class Timing:
 
     def sampler(self) -> RotatingSampler:
         space = 0 if self.space is None else self.space.pointer
-        return RotatingSampler(self._gpu, [partial(self._call.run, one.pointers, space) for one in self._sets.sets])
+        return RotatingSampler(
+            self._gpu, [partial(self._call.run, operand_set.pointers, space) for operand_set in self._sets.sets]
+        )
 
     def check_again(self, case: GpuCase, prepared: Prepared, described: dict[str, Any]) -> Wrong | None:
         """Whether it is still right: other inputs in the buffers that it was timed with, outputs poisoned anew. Finds
@@ -131,13 +133,13 @@ class Timing:
         harm = self._sets.harm() or (self.space.harm() if self.space is not None else None)
         if harm is not None:
             return Wrong(f"after it was timed: {harm}", harmed=True).at(where(case, self._call))
-        for one in dict.fromkeys((sets[0], sets[-1])):
-            one.write(prepared.inputs)
-            wrong = run_once(self._gpu, self._call, case, prepared, one, self.space, described)
+        for operand_set in dict.fromkeys((sets[0], sets[-1])):
+            operand_set.write(prepared.inputs)
+            wrong = run_once(self._gpu, self._call, case, prepared, operand_set, self.space, described)
             if wrong is not None:
                 return replace(wrong, message=f"after it was timed: {wrong.message}").at(where(case, self._call))
             # The next candidate must find other inputs here than those it is checked with.
-            one.write(self._sets.inputs)
+            operand_set.write(self._sets.inputs)
         return None
 
 
@@ -145,16 +147,16 @@ def measure(gpu: Gpu, timing: Timing, *, cold: bool, seconds: float, best: float
     """`cukiln.types.Measurement` as JSON. Raises GpuFault."""
     sampler = timing.sampler()
     before = gpu.state()
-    found: Sampling = sample_until_tight(sampler, time.monotonic, seconds=seconds, best=best)
+    sampling: Sampling = sample_until_tight(sampler, time.monotonic, seconds=seconds, best=best)
     measurement = Measurement(
-        median_us=found.interval.median,
-        low_us=found.interval.low,
-        high_us=found.interval.high,
-        spread=found.spread,
-        samples=len(found.samples),
+        median_us=sampling.interval.median,
+        low_us=sampling.interval.low,
+        high_us=sampling.interval.high,
+        spread=sampling.spread,
+        samples=len(sampling.samples),
         launches_per_sample=sampler.launches,
         cold=cold,
-        stopped=found.stopped,
+        stopped=sampling.stopped,
         device=gpu.device.name,
         uuid=gpu.device.uuid,
         driver=gpu.device.driver,

@@ -1,6 +1,6 @@
 """run.py of a folder that `cukiln reproduce` wrote: builds one candidate and says whether it is what was recorded.
 
-It runs where nothing of cukiln is installed, on copies of the modules that judged the candidate; it needs NumPy, and
+It runs where nothing of cukiln is installed, on copies of the modules that verified the candidate; it needs NumPy, and
 CuPy for a GPU. `AGREES`, `DIFFERS` and `CANNOT` begin the lines that count; the exit status is 0 where all agree, 1
 where something differs, 2 where something could not be looked at.
 """
@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.cubin import code_digest_of, read_cubin
-from codegen.elf import NotElf
-from workers.cause import cause_of, signed
-from workers.nvidia_wheels import nvcc_in, wheel_folders
+from codegen.text.cubin import code_digest_of, read_cubin
+from codegen.text.elf import NotElf
+from workers.compile.nvidia_wheels import nvcc_in, wheel_folders
+from workers.processes.cause import cause_of, signed
 
 AGREES, DIFFERS, CANNOT = "AGREES ", "DIFFERS", "CANNOT "
 CHILD_SECONDS = 600.0  # of the process that runs the kernel
 MAX_WORDS = 1500  # characters of what a tool said that are shown
-# What no second run can repeat, because it tells of the machine and its limits.
+# What no second run can repeat, because it comes from the machine and its limits.
 NOT_REPEATABLE = ("compile_timeout", "run_timeout", "skipped")
 
 
@@ -69,7 +69,7 @@ class Compiler:
 
 @dataclass(frozen=True)
 class Code:
-    """What came of kernel.cu. `compiles`: null where nobody could tell. `other_compiler`: why the record cannot be
+    """What came of kernel.cu. `compiles`: null where that is not known. `other_compiler`: why the record cannot be
     compared with code that was made here; null where it can."""
 
     compiles: bool | None
@@ -137,20 +137,20 @@ def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compile
     made_by = ", ".join(f"{part} {version}" for part, version in versions.items()) or "compilers that are not recorded"
     report.note(f"candidate {facts['candidate']}, {facts['operator']}, {facts['target']}, {facts['device_class']}")
     report.note(f"recorded with {made_by}")
-    for one in (nvcc, cxx):
-        if one.is_there:
-            lines = [line for line in _words_of(one.program).splitlines() if line.strip()]
+    for compiler in (nvcc, cxx):
+        if compiler.is_there:
+            lines = [line for line in _words_of(compiler.program).splitlines() if line.strip()]
             shown = next((line for line in lines if "release" in line), lines[0] if lines else "")
-            report.note(f"here: {one.program}, {one.found_in}: {shown}")
+            report.note(f"here: {compiler.program}, {compiler.found_in}: {shown}")
 
 
 def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
-    """Runs a part of build.sh: whether it succeeded, and the tool's words; null where the tool is not there, or the
+    """Runs a part of build.sh: whether it succeeded, and the tool's messages; null where the tool is not there, or the
     machine ended it. One that crashes is run once more."""
     program = shutil.which(compiler.program)
     if program is None:
         return None, f"there is no {compiler.program} here: install it, or name one with {compiler.variable}=..."
-    # build.sh works in another folder; the words that tell who is to blame are English.
+    # build.sh works in another folder; the messages that `cause_of` reads are English.
     environment = {**os.environ, compiler.variable: str(Path(program).absolute()), "LC_ALL": "C"}
     for _ in range(2):
         done = subprocess.run(
@@ -181,7 +181,7 @@ def _other_compiler(facts: dict[str, Any], nvcc: Compiler) -> str | None:
 
 def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> Code:
     """Whether kernel.cu compiles, and whether it gives the recorded code. Another nvcc makes other code of the same
-    text: where it happens to make the same, that agrees all the same; else it tells nothing."""
+    text: where it happens to make the same, that agrees all the same; else it shows nothing."""
     built, words = _build(folder, "device", nvcc)
     other = _other_compiler(facts, nvcc)
     if built is None:
@@ -195,26 +195,26 @@ def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvc
         return Code(False, other)
     try:
         kernels = read_cubin((folder / "build" / recipe["cubin"]).read_bytes()).kernels
-        found = code_digest_of([kernels[symbol] for symbol in recipe["symbols"]])
+        digest = code_digest_of([kernels[symbol] for symbol in recipe["symbols"]])
     except (KeyError, NotElf) as error:
         report.line(DIFFERS, f"code digest: the cubin is not that of this kernel: {error}")
         return Code(True, other)
     recorded = facts["code_digest"]
     if recorded is None:
-        report.note(f"code digest: {found}; none is recorded")
-    elif found == recorded:
-        report.line(AGREES, f"code digest: {found}")
+        report.note(f"code digest: {digest}; none is recorded")
+    elif digest == recorded:
+        report.line(AGREES, f"code digest: {digest}")
         return Code(True)
     elif other is not None:
         report.line(CANNOT, f"code digest: {other}; the code cannot be compared; set NVCC=... to the recorded one")
     else:
-        report.line(DIFFERS, f"code digest: {found}, recorded {recorded}: other code of the same compiler")
+        report.line(DIFFERS, f"code digest: {digest}, recorded {recorded}: other code of the same compiler")
     return Code(True, other)
 
 
 def _check_compile_error(code: Code, report: Report) -> None:
     if code.compiles is None:
-        report.line(CANNOT, "verdict: compile_error is recorded; without nvcc nobody can tell")
+        report.line(CANNOT, "verdict: compile_error is recorded; without nvcc it cannot be compared")
     elif code.other_compiler is not None:
         here = "compiles" if code.compiles else "does not compile either"
         report.line(CANNOT, f"verdict: compile_error is recorded, here it {here}; {code.other_compiler}; set NVCC=...")
@@ -235,23 +235,23 @@ def _check_runs(
     if not built:
         report.line(DIFFERS, f"verdict: build.sh {part} fails:\n{words}")
         return
-    found = _run_child(folder, venue, device)
-    if "cannot" in found:
-        report.line(CANNOT, f"verdict on the {venue.upper()}: {found['cannot']}")
+    outcome = _run_child(folder, venue, device)
+    if "cannot" in outcome:
+        report.line(CANNOT, f"verdict on the {venue.upper()}: {outcome['cannot']}")
         return
-    for case in found.get("cases", []):
+    for case in outcome.get("cases", []):
         report.note(case)
-    _check_verdict(facts, venue, found, report)
-    if venue == "gpu" and found["verdict"] == "ok":
-        _check_time(facts, found, code, report)
+    _check_verdict(facts, venue, outcome, report)
+    if venue == "gpu" and outcome["verdict"] == "ok":
+        _check_time(facts, outcome, code, report)
 
 
-def _check_verdict(facts: dict[str, Any], venue: str, found: dict[str, Any], report: Report) -> None:
+def _check_verdict(facts: dict[str, Any], venue: str, outcome: dict[str, Any], report: Report) -> None:
     recorded = facts["verdict"]
-    words = f"{found['verdict']} on the {venue.upper()}" + (f": {found['message']}" if found["message"] else "")
+    words = f"{outcome['verdict']} on the {venue.upper()}" + (f": {outcome['message']}" if outcome["message"] else "")
     if recorded is None or recorded in NOT_REPEATABLE:
         report.note(f"verdict: {words}; recorded is {recorded}, which no second run can repeat")
-    elif recorded == found["verdict"]:
+    elif recorded == outcome["verdict"]:
         report.line(AGREES, f"verdict: {words}")
     else:
         where = (facts["details"] or {}).get("venue")
@@ -260,17 +260,17 @@ def _check_verdict(facts: dict[str, Any], venue: str, found: dict[str, Any], rep
         )
 
 
-def _check_time(facts: dict[str, Any], found: dict[str, Any], code: Code, report: Report) -> None:
-    recorded, here = facts["measurement"], found.get("time")
+def _check_time(facts: dict[str, Any], outcome: dict[str, Any], code: Code, report: Report) -> None:
+    recorded, here = facts["measurement"], outcome.get("time")
     if here is None:
-        report.line(CANNOT, f"time: {found['time_missing']}")
+        report.line(CANNOT, f"time: {outcome['time_missing']}")
         return
-    words = f"{here['median']:.3f} µs a run ({here['low']:.3f} to {here['high']:.3f}) on {found['device']}"
+    words = f"{here['median']:.3f} µs a run ({here['low']:.3f} to {here['high']:.3f}) on {outcome['device']}"
     if recorded is None:
         report.note(f"time: {words}; none is recorded")
         return
     then = f"{recorded['median_us']:.3f} µs ({recorded['low_us']:.3f} to {recorded['high_us']:.3f})"
-    if recorded["device"] != found["device"]:
+    if recorded["device"] != outcome["device"]:
         report.note(f"time: {words}; recorded is {then} on {recorded['device']}, which compares with nothing here")
         return
     if code.other_compiler is not None:
@@ -293,8 +293,8 @@ def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
         return {"verdict": "run_timeout", "message": f"still running after {CHILD_SECONDS:g} s"}
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
-        found: dict[str, Any] = json.loads(lines[-1])
-        return found
+        outcome: dict[str, Any] = json.loads(lines[-1])
+        return outcome
     if cause_of(done.returncode, done.stderr) == "machine":
         return {"cannot": f"the child was ended by this machine: {done.stderr.strip()[-MAX_WORDS:] or done.returncode}"}
     if done.returncode < 0:
@@ -303,15 +303,15 @@ def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
 
 
 def _child(folder: Path, venue: str, device: int) -> int:
-    found = _on_cpu(folder) if venue == "cpu" else _on_gpu(folder, device)
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    outcome = _on_cpu(folder) if venue == "cpu" else _on_gpu(folder, device)
+    sys.stdout.write("\n" + json.dumps(outcome) + "\n")
     return 0
 
 
 def _on_cpu(folder: Path) -> dict[str, Any]:
     try:
-        from workers.cpu_library import CpuLibrary
-        from workers.cpu_test import KernelTest
+        from workers.cpu.cpu_check import KernelTest
+        from workers.cpu.library import CpuLibrary
         from workers.reproduce.recorded_case import RecordedOperator
     except ModuleNotFoundError as error:
         return {"cannot": f"this Python has no {error.name}: `pip install numpy`"}
@@ -330,7 +330,7 @@ def _on_cpu(folder: Path) -> dict[str, Any]:
     return {
         "verdict": failure.verdict if failure else "ok",
         "message": failure.message if failure else "",
-        "cases": [_case_words(case) for case in test.cases],
+        "cases": [_case_words(case) for case in test.described],
     }
 
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from codegen.arrays import as_float64, joined
 from codegen.dtypes import dtype
 from codegen.operand import Operand
-from codegen.test_plan import differing, judge
-from workers.cpu_library import POISON
+from codegen.plan.verification_plan import differing, judge
+from workers.cpu.library import POISON
 from workers.gpu.sampling import sample_until_tight
 from workers.reproduce.recorded_case import RecordedCase, RecordedOperator
 
@@ -46,13 +46,13 @@ def run_on_gpu(folder: Path, number: int) -> dict[str, Any]:
         name = cupy.cuda.runtime.getDeviceProperties(number)["name"]
         recipe = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
         kernel = _Kernel(cupy, folder / "build" / "library.so", number)
-        found: dict[str, Any] = {"device": name.decode() if isinstance(name, bytes) else name, "cases": []}
+        outcome: dict[str, Any] = {"device": name.decode() if isinstance(name, bytes) else name, "cases": []}
         recorded = RecordedOperator(folder / "cases")
         for case in recorded.cases("gpu"):
-            wrong = _wrong(cupy, kernel, recorded, case, found["cases"])
+            wrong = _wrong(cupy, kernel, recorded, case, outcome["cases"])
             if wrong is not None:
-                return {**found, "verdict": wrong[0], "message": wrong[1]}
-        return {**found, "verdict": "ok", "message": "", **_time(cupy, kernel, recipe)}
+                return {**outcome, "verdict": wrong[0], "message": wrong[1]}
+        return {**outcome, "verdict": "ok", "message": "", **_time(cupy, kernel, recipe)}
 
 
 def _cupy(number: int) -> Any:
@@ -82,14 +82,14 @@ class _Kernel:
     def last_error(self) -> str:
         return str(self._library.cukiln_last_error().decode("utf-8", "replace"))
 
-    def workspace(self, extents: Sequence[int], launch: Sequence[int]) -> Any:
-        size = self._library.cukiln_workspace_bytes(_array(ctypes.c_int64, extents), _array(ctypes.c_int32, launch))
+    def workspace(self, integers: Sequence[int], launch: Sequence[int]) -> Any:
+        size = self._library.cukiln_workspace_bytes(_array(ctypes.c_int64, integers), _array(ctypes.c_int32, launch))
         return self._cupy.full(max(size, 1), POISON, dtype=np.uint8)
 
     def call(
         self,
         memories: Sequence[Any],
-        extents: Sequence[int],
+        integers: Sequence[int],
         launch: Sequence[int],
         scalars: Sequence[float],
         workspace: Any,
@@ -97,7 +97,7 @@ class _Kernel:
         """A launch to be made again and again; false where it was refused."""
         arguments = (
             _array(ctypes.c_void_p, [memory.data.ptr for memory in memories]),
-            _array(ctypes.c_int64, extents),
+            _array(ctypes.c_int64, integers),
             _array(ctypes.c_int32, launch),
             _array(ctypes.c_double, scalars),
             ctypes.c_void_p(workspace.data.ptr),
@@ -123,13 +123,13 @@ def _wrong(
     inputs = recorded.make_inputs(case, case.kind, np.random.default_rng())
     expected, bound = recorded.reference(case, inputs)
     host = [_Memory(operand, inputs.get(operand.name)) for operand in case.operands]
-    memories = [cupy.asarray(one.bytes) for one in host]
+    memories = [cupy.asarray(image.bytes) for image in host]
     outs = [pair for pair in zip(host, memories, strict=True) if pair[0].operand.role == "out"]
     largest = 0.0
     for launch in case.launches:
         first: list[NDArray[Any]] = []
-        workspace = kernel.workspace(case.extents, launch)
-        call = kernel.call(memories, case.extents, launch, case.scalars, workspace)
+        workspace = kernel.workspace(case.integers, launch)
+        call = kernel.call(memories, case.integers, launch, case.scalars, workspace)
         for _ in range(REPEATS):
             for _, memory in outs:
                 memory.fill(POISON)
@@ -140,7 +140,7 @@ def _wrong(
                 bits = [out.values(cupy.asnumpy(memory)) for out, memory in outs]
             except Exception as error:  # noqa: BLE001 - CuPy has a type of its own for each part of CUDA that fails
                 return "runtime_error", str(error)
-            got = joined([as_float64(one, out.operand.dtype) for one, (out, _) in zip(bits, outs, strict=True)])
+            got = joined([as_float64(values, out.operand.dtype) for values, (out, _) in zip(bits, outs, strict=True)])
             judgement = judge(got, expected, bound, exact=case.exact)
             where = f"[{case.kind} inputs, extents {list(case.extents)}, launch {list(launch)}]"
             if not judgement.ok:
@@ -173,8 +173,8 @@ class _Memory:
 
 def _time(cupy: Any, kernel: _Kernel, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Microseconds of a run on the candidate's own extents, as an interval; why there is none."""
-    operands = [Operand(**one) for one in recipe["operands"]]
-    sizes = [one.elements * dtype(one.dtype).bytes for one in operands]
+    operands = [Operand(**operand) for operand in recipe["operands"]]
+    sizes = [operand.elements * dtype(operand.dtype).bytes for operand in operands]
     recorded = recipe["timing"]
     l2 = cupy.cuda.Device().attributes["L2CacheSize"]
     sets = max(2, 1 + 2 * l2 // max(1, sum(sizes))) if recorded["cold"] else 1
@@ -183,19 +183,21 @@ def _time(cupy: Any, kernel: _Kernel, recipe: Mapping[str, Any]) -> dict[str, An
     rng = np.random.default_rng(recipe["seed"])
     # Small integers: in every element type they are ordinary numbers, which take the time of ordinary numbers.
     patterns = [
-        rng.integers(0, 3, max(1, size // dtype(one.dtype).bytes)) for one, size in zip(operands, sizes, strict=True)
+        rng.integers(0, 3, max(1, size // dtype(operand.dtype).bytes))
+        for operand, size in zip(operands, sizes, strict=True)
     ]
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        workspace = kernel.workspace(recipe["extents"], recipe["launch"])
+        workspace = kernel.workspace(recipe["integers"], recipe["launch"])
         calls = []
         keep = []
         for _ in range(sets):
             memories = [
-                cupy.asarray(_bytes_of(pattern, one.dtype)) for pattern, one in zip(patterns, operands, strict=True)
+                cupy.asarray(_bytes_of(pattern, operand.dtype))
+                for pattern, operand in zip(patterns, operands, strict=True)
             ]
             keep.append(memories)
-            calls.append(kernel.call(memories, recipe["extents"], recipe["launch"], recipe["scalars"], workspace))
+            calls.append(kernel.call(memories, recipe["integers"], recipe["launch"], recipe["scalars"], workspace))
         if not all(call() for call in calls):
             return {"time_missing": kernel.last_error()}
         stream.synchronize()
@@ -220,8 +222,8 @@ def _time(cupy: Any, kernel: _Kernel, recipe: Mapping[str, Any]) -> dict[str, An
         first = sampler(launches)
         first()  # the first run of a graph also brings it to the device
         launches = max(launches, min(MOST_LAUNCHES, math.ceil(SAMPLE_US / max(first(), 0.01))))
-        found = sample_until_tight(sampler(launches), time.monotonic, seconds=SECONDS)
-    interval = found.interval
+        sampling = sample_until_tight(sampler(launches), time.monotonic, seconds=SECONDS)
+    interval = sampling.interval
     return {"time": {"median": interval.median, "low": interval.low, "high": interval.high}}
 
 

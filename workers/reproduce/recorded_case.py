@@ -1,7 +1,7 @@
-"""A case of a test plan as files: operands, inputs, reference and bound, for whoever has no operator to ask.
+"""A case of a test plan as files: operands, inputs, reference and bound, for machines without the operator.
 
 ```
-cases/NAME/case.json       RecordedCase: operands, extents, scalars, how it is judged, the runs
+cases/NAME/case.json       RecordedCase: operands, extents, attributes, scalars, how it is judged, the runs
 cases/NAME/OPERAND.npy     one for each input, of its logical shape; of bfloat16 the bits as uint16
 cases/NAME/expected.npy    float64, as is bound.npy: what |out - expected| may be
 ```
@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from codegen.dtypes import dtype
 from codegen.operand import Operand
-from codegen.test_plan import Case, Kind, Run
+from codegen.plan.verification_plan import Case, Kind, Run
 
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """`runs`: of the CPU, in an order of warps; on a GPU each launch of theirs runs twice. `same_bits`: both give the
-    same ones."""
+    """`runs`: of the CPU, in an order of warps; on a GPU each launch runs twice, with equal bits if `same_bits`."""
 
     name: str
     venue: Literal["cpu", "gpu"]
@@ -35,12 +34,17 @@ class RecordedCase:
     seed: int
     same_bits: bool
     extents: tuple[int, ...]
+    attributes: tuple[int, ...]
     scalars: tuple[float, ...]
     operands: tuple[Operand, ...]
     runs: tuple[Run, ...]
 
-    # What a test plan's problem has; the proof that was recorded says it.
+    # What a test plan's problem has; the verification that was recorded says it.
     sum_length = None
+
+    @property
+    def integers(self) -> tuple[int, ...]:
+        return (*self.extents, *self.attributes)
 
     @property
     def launches(self) -> tuple[tuple[int, ...], ...]:
@@ -63,11 +67,11 @@ class RecordedCase:
     def read(folder: Path) -> RecordedCase:
         data = json.loads((folder / "case.json").read_text(encoding="utf-8"))
         operands = tuple(
-            Operand(**{**one, "shape": tuple(one["shape"]), "strides": tuple(one["strides"])})
-            for one in data.pop("operands")
+            Operand(**{**fields, "shape": tuple(fields["shape"]), "strides": tuple(fields["strides"])})
+            for fields in data.pop("operands")
         )
-        runs = tuple(Run(**{**one, "launch": tuple(one["launch"])}) for one in data.pop("runs"))
-        lists: dict[str, Any] = {name: tuple(data.pop(name)) for name in ("extents", "scalars")}
+        runs = tuple(Run(**{**fields, "launch": tuple(fields["launch"])}) for fields in data.pop("runs"))
+        lists: dict[str, Any] = {name: tuple(data.pop(name)) for name in ("extents", "attributes", "scalars")}
         return RecordedCase(**data, **lists, operands=operands, runs=runs)
 
 
@@ -78,8 +82,8 @@ class RecordedOperator:
         self._folder = folder
 
     def cases(self, venue: Literal["cpu", "gpu"]) -> list[RecordedCase]:
-        found = [RecordedCase.read(path.parent) for path in sorted(self._folder.glob("*/case.json"))]
-        return [case for case in found if case.venue == venue]
+        cases = [RecordedCase.read(path.parent) for path in sorted(self._folder.glob("*/case.json"))]
+        return [case for case in cases if case.venue == venue]
 
     def plan(self) -> list[Case]:
         """The CPU's cases as those of a test plan."""
@@ -87,6 +91,9 @@ class RecordedOperator:
 
     def extents(self, problem: RecordedCase, /) -> list[int]:
         return list(problem.extents)
+
+    def integers(self, problem: RecordedCase, /) -> list[int]:
+        return list(problem.integers)
 
     def scalars(self, problem: RecordedCase, /) -> list[float]:
         return list(problem.scalars)
@@ -96,7 +103,7 @@ class RecordedOperator:
 
     def make_inputs(self, problem: RecordedCase, kind: Kind, rng: np.random.Generator, /) -> dict[str, NDArray[Any]]:
         inputs = (operand for operand in problem.operands if operand.role == "in")
-        return {one.name: self._load(problem, one.name).view(dtype(one.dtype).numpy) for one in inputs}
+        return {operand.name: self._load(problem, operand.name).view(dtype(operand.dtype).numpy) for operand in inputs}
 
     def reference(
         self, problem: RecordedCase, inputs: Mapping[str, Any], /, exact: bool = False

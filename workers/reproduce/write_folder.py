@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,29 +17,28 @@ import numpy as np
 from pydantic import ValidationError
 
 from codegen.errors import CodegenError
-from codegen.gpu_plan import GpuCase, full_cases, reduced_cases
 from codegen.kernel import Candidate
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.problem import Problem
-from codegen.render_cpu import render_cpu
-from codegen.render_group import render_device, slice_digest, symbols
-from codegen.render_library import EMBED_ASSEMBLY, render_library
-from codegen.schedule import Schedule
-from codegen.test_plan import Case, Kind, Run, plan_cases
+from codegen.plan.gpu_verification_plan import GpuCase, full_cases, reduced_cases
+from codegen.plan.verification_plan import Case, Run, plan_cases
+from codegen.search.schedule import Schedule
+from codegen.text.render_cpu import render_cpu
+from codegen.text.render_group import render_device, slice_digest, symbols
+from codegen.text.render_library import EMBED_ASSEMBLY, render_library
 from cukiln.types import CandidateFacts
+from storage.config.module_texts import module_files
+from storage.config.operator_path import load_operator_path
+from storage.config.settings import load_settings
 from storage.errors import SettingsError
-from storage.operator_path import load_operator_path
-from storage.settings import load_settings
-from workers.build_cpu import CPU_FLAGS
-from workers.compile_file import CUBIN, EMBED, LIBRARY, OBJECT, PHASES
+from workers.compile.compile_file import CUBIN, EMBED, LIBRARY, OBJECT, PHASES
+from workers.compile.toolchain import Toolchain, ToolchainMissing, tvm_ffi_include
+from workers.cpu.build import CPU_FLAGS
+from workers.cpu.verify import KERNEL_CPU_SECONDS
 from workers.reproduce.recorded_case import RecordedCase
-from workers.reproduce.self_contained import module_files
-from workers.toolchain import Toolchain, ToolchainMissing, tvm_ffi_include
-from workers.verify_cpu import KERNEL_CPU_SECONDS
 
 DRIVERS = ("workers.reproduce.driver", "workers.reproduce.on_gpu")
-DEFAULT_SEED = 1  # where no proof is recorded
+DEFAULT_SEED = 1  # where no verification is recorded
 # Inputs on the problem's own extents are written only so far: reference and files would take minutes and gigabytes.
 MOST_BYTES = 64 << 20
 MOST_FLOPS = 10**10
@@ -98,7 +97,7 @@ def _candidate(facts: CandidateFacts) -> Candidate:
     try:
         candidate = own.candidate(own.parse(facts.problem), Schedule.of(facts.schedule))
     except (KeyError, ValidationError) as error:
-        raise CannotReproduce(f"this checkout does not know the candidate's problem or schedule: {error}") from error
+        raise CannotReproduce(f"this checkout does not have the candidate's problem or schedule: {error}") from error
     other = "The service runs another version of cukiln: reproduce the candidate with a checkout of that version."
     for what, recorded, made in (
         ("candidate id", facts.candidate, candidate.id),
@@ -140,16 +139,17 @@ def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / "build.sh").chmod(0o755)
-    for name, data in {**_headers(library), **_below("lib", module_files(DRIVERS))}.items():
+    modules = {f"lib/{name}": data for name, data in module_files(DRIVERS).items()}
+    for name, data in {**_headers(library), **modules}.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
-    for case in [*_cpu_cases(own, candidate, facts, seed), *_gpu_cases(own, candidate, seed)]:
-        _write_case(folder / "cases", own, case)
+    for chosen in [*_cpu_cases(own, candidate, facts, seed), *_gpu_cases(own, candidate, seed)]:
+        _write_case(folder / "cases", own, *chosen)
 
 
 def _recipe(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: int) -> dict[str, Any]:
-    """What run.py is told beside the facts."""
+    """What run.py reads beside the facts."""
     measured = facts.measurement
     return {
         "namespace": candidate.kernel.namespace,
@@ -158,8 +158,8 @@ def _recipe(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: in
         "deterministic": own.deterministic(candidate.kernel),
         "cpu_seconds": KERNEL_CPU_SECONDS,
         "seed": seed,
-        "operands": [asdict(one) for one in own.operands(candidate.problem)],
-        "extents": own.extents(candidate.problem),
+        "operands": [asdict(operand) for operand in own.operands(candidate.problem)],
+        "integers": own.integers(candidate.problem),
         "launch": own.launch_values(candidate.schedule),
         "scalars": own.scalars(candidate.problem),
         "timing": {
@@ -175,18 +175,8 @@ def _recipe(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: in
 _AnyCase = TypeVar("_AnyCase", Case, GpuCase)
 
 
-class _Chosen:
-    """A case of one of the two plans with its name in the folder."""
-
-    def __init__(self, name: str, venue: Literal["cpu", "gpu"], case: Case | GpuCase, same_bits: bool) -> None:
-        self.name, self.venue, self.same_bits = name, venue, same_bits
-        self.problem: Problem = case.problem
-        self.kind: Kind = case.kind
-        self.exact, self.seed = case.exact, case.seed
-        if isinstance(case, Case):
-            self.runs = case.runs
-        else:
-            self.runs = tuple(Run("ascending", launch, case.seed) for launch in case.launches)
+_Chosen = tuple[str, Case | GpuCase, bool]
+"""Name in the folder, case, and whether its runs must give the same bits."""
 
 
 def _cpu_cases(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: int) -> Iterator[_Chosen]:
@@ -198,21 +188,21 @@ def _cpu_cases(own: Operator, candidate: Candidate, facts: CandidateFacts, seed:
     for kind in ("integer", "normal"):
         telling = next((case for case in wrong if case.kind == kind), None)
         case = telling or _ragged([case for case in cases if case.kind == kind])
-        yield _Chosen(f"cpu-{kind}", "cpu", case, own.deterministic(candidate.kernel))
+        yield f"cpu-{kind}", case, own.deterministic(candidate.kernel)
 
 
 def _gpu_cases(own: Operator, candidate: Candidate, seed: int) -> Iterator[_Chosen]:
     cases = list(reduced_cases(own, candidate.kernel, seed))
     for kind in ("integer", "normal"):
         case = _ragged([case for case in cases if case.kind == kind])
-        yield _Chosen(f"gpu-{kind}", "gpu", case, case.same_bits)
+        yield f"gpu-{kind}", case, case.same_bits
     if is_written(own, candidate):
         whole = next(case for case in full_cases(own, candidate, seed) if case.kind == "normal")
-        yield _Chosen("gpu-whole", "gpu", whole, whole.same_bits)
+        yield "gpu-whole", whole, whole.same_bits
 
 
 def _ragged(cases: Sequence[_AnyCase]) -> _AnyCase:
-    """Operators give the even extents first and the ragged ones next (`Operator.test_problems`): these tell more."""
+    """Operators give the even extents first and the ragged ones next (`Operator.test_problems`): these show more."""
     return cases[min(1, len(cases) - 1)]
 
 
@@ -223,20 +213,26 @@ def is_written(own: Operator, candidate: Candidate) -> bool:
     return 8 * elements <= MOST_BYTES and cost.flops <= MOST_FLOPS
 
 
-def _write_case(folder: Path, own: Operator, case: _Chosen) -> None:
+def _write_case(folder: Path, own: Operator, name: str, case: Case | GpuCase, same_bits: bool) -> None:
+    venue: Literal["cpu", "gpu"]
+    if isinstance(case, Case):
+        venue, runs = "cpu", case.runs
+    else:
+        venue, runs = "gpu", tuple(Run("ascending", launch, case.seed) for launch in case.launches)
     inputs = own.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
     expected, bound = own.reference(case.problem, inputs, exact=case.exact)
     recorded = RecordedCase(
-        name=case.name,
-        venue=case.venue,
+        name=name,
+        venue=venue,
         kind=case.kind,
         exact=case.exact,
         seed=case.seed,
-        same_bits=case.same_bits,
+        same_bits=same_bits,
         extents=tuple(own.extents(case.problem)),
+        attributes=tuple(own.attributes(case.problem)),
         scalars=tuple(own.scalars(case.problem)),
         operands=own.operands(case.problem),
-        runs=case.runs,
+        runs=runs,
     )
     recorded.write(folder, inputs, expected, bound)
 
@@ -253,10 +249,6 @@ def _headers(library: str) -> dict[str, bytes]:
             files[f"include/{name}"] = path.read_bytes()
             waiting += re.findall(r"^ *# *include <(.+?)>", path.read_text(encoding="utf-8"), re.MULTILINE)
     return files
-
-
-def _below(folder: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    return {f"{folder}/{name}": data for name, data in files.items()}
 
 
 def _build_sh(facts: CandidateFacts) -> str:
@@ -284,8 +276,8 @@ def _readme(facts: CandidateFacts, candidate: Candidate, seed: int) -> str:
     versions = (facts.toolchain or {}).get("versions", {})
     time = "not measured"
     if facts.measurement is not None:
-        one = facts.measurement
-        time = f"{one.median_us:.3f} µs ({one.low_us:.3f} to {one.high_us:.3f}) on {one.device}, driver {one.driver}"
+        run = facts.measurement
+        time = f"{run.median_us:.3f} µs ({run.low_us:.3f} to {run.high_us:.3f}) on {run.device}, driver {run.driver}"
     whole = "" if is_written(operator(facts.operator), candidate) else " Its own extents are too large to be written."
     fields = {
         "CANDIDATE": facts.candidate,
@@ -301,7 +293,7 @@ def _readme(facts: CandidateFacts, candidate: Candidate, seed: int) -> str:
         "SEED": str(seed),
         "WHOLE": whole,
     }
-    return re.sub(r"@([A-Z_]+)@", lambda found: fields[found[1]], _template("README.md"))
+    return re.sub(r"@([A-Z_]+)@", lambda match: fields[match[1]], _template("README.md"))
 
 
 def _template(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The steps of a job, one module each, in the order that an item goes through them."""
+"""The steps of a job, one module each, in the order that a task goes through them."""
 
 from __future__ import annotations
 

@@ -3,101 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from codegen.operators import operator
-from codegen.schedule import Schedule
+from codegen.search.schedule import Schedule
 from cukiln.types import Comparison, StageSeconds
-from storage.candidates import StoredCandidate, candidates_of_problem
-from storage.front import Point
-from storage.measurements import WrongContender, condemn_contenders, record_compared
-from storage.problems import JobProblem, load_problem
+from storage.entities.candidates import StoredCandidate, candidates_of_problem
+from storage.entities.pareto_front import Point
+from storage.entities.problems import JobProblem, load_problem
+from storage.transitions.measure import WrongContender, condemn_contenders, record_compared
 from workers.gpu.measure_on_gpu import Outcome
+from workers.gpu.rank_measured import contenders, point_of, without
 from workers.gpu.task import TaskCandidate
-from workers.group_libraries import fetch_libraries
-from workers.rank_measured import contenders, without
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.measure import forget_libraries, gpu_task, run_task
+from workers.steps.measure import fetch_libraries, forget_libraries, gpu_task, run_task
 from workers.steps.progress import tell
 
 
 def compare(context: StepContext) -> None:
-    """Time the contenders of the item's problem against each other; whoever is found wrong on the way, or cannot
-    be run, is out."""
+    """Time the finalists of the task's problem against each other; one that is wrong or does not run is out."""
     with context.database.read() as session:
         problem = load_problem(session, int(context.claim.ref))
         stored = candidates_of_problem(session, problem.id) if problem else []
     if problem is None:
         raise GiveUp(f"problem {context.claim.ref} does not exist")
     chosen = _contenders(problem, stored)
-    found = _Found()
+    outcome: Outcome | None = None
     with context.processes.private_folder("compare") as folder:
-        # Who has lost its library is not compared: the finish step builds whoever it publishes anew.
-        libraries = fetch_libraries(context.blobs, (one.library for one in chosen if one.library is not None), folder)
+        # A candidate without its library is not compared: the finish step builds what it publishes anew.
+        libraries = fetch_libraries(
+            context.blobs, (contender.library for contender in chosen if contender.library is not None), folder
+        )
         candidates = [
-            TaskCandidate(one.candidate, 0, one.schedule, str(path), proven=True)
-            for one in chosen
-            if (path := libraries.paths.get(one.library or "")) is not None
+            TaskCandidate(contender.candidate, 0, contender.schedule, str(path), proven=True)
+            for contender in chosen
+            if (path := libraries.paths.get(contender.library or "")) is not None
         ]
         if candidates:
             task = gpu_task(context, "compare", [(problem.operator, problem.problem)], candidates, _best(chosen))
-            found = _found(run_task(context, task, []))
+            outcome = run_task(context, task, [])
     context.check()
+    results = [result for result in outcome.results if result.verdict != "ok"] if outcome else []
+    wrong = [WrongContender(result.candidate, result.verdict, result.message, result.details) for result in results]
+    comparison = _without_wrong(outcome.comparison if outcome else None, wrong)
+    spent = StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds) if outcome else StageSeconds()
     judged = forget_libraries(context, libraries)
-    judged += context.in_parts(lambda session: condemn_contenders(session, context.claim, found.wrong))
+    judged += context.in_parts(lambda session: condemn_contenders(session, context.claim, wrong))
     with context.database.write() as session:
-        following = record_compared(session, context.claim, found.comparison, measure=found.spent)
+        following = record_compared(session, context.claim, comparison, measure=spent)
     context.wake((), following)
     tell(context, [*judged, *following])
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What a comparison came to."""
-
-    comparison: dict[str, Any] | None = None
-    wrong: Sequence[WrongContender] = ()
-    spent: StageSeconds = field(default_factory=StageSeconds)
-
-
-def _found(outcome: Outcome) -> _Found:
-    wrong = [
-        WrongContender(one.candidate, one.verdict, one.message, one.details)
-        for one in outcome.results
-        if one.verdict != "ok"
-    ]
-    spent = StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds)
-    return _Found(_kept(outcome.comparison, [one.candidate for one in wrong]), wrong, spent)
 
 
 def points_of(problem: JobProblem, measured: Sequence[StoredCandidate]) -> list[Point]:
     """What measured candidates are chosen by, with the times that they were measured to take alone."""
     kind = operator(problem.operator)
     parsed = kind.parse(problem.problem)
-    found = []
-    for one in measured:
-        if one.measured_us is None:
-            continue
-        candidate = kind.candidate(parsed, Schedule.of(one.schedule))
-        workspace = kind.cost(parsed, candidate.schedule).workspace_bytes
-        found.append(Point(one.candidate, one.measured_us, workspace, kind.deterministic(candidate.kernel)))
-    return found
+    return [
+        point_of(kind, kind.candidate(parsed, Schedule.of(stored.schedule)), stored.measured_us)
+        for stored in measured
+        if stored.measured_us is not None
+    ]
 
 
 def _contenders(problem: JobProblem, stored: Sequence[StoredCandidate]) -> list[StoredCandidate]:
-    by_id = {one.candidate: one for one in stored if one.verdict == "ok"}
+    by_id = {candidate.candidate: candidate for candidate in stored if candidate.verdict == "ok"}
     return [by_id[point.candidate] for point in contenders(points_of(problem, list(by_id.values())))]
 
 
 def _best(chosen: Sequence[StoredCandidate]) -> Mapping[int, float]:
-    times = [one.measured_us for one in chosen if one.measured_us is not None]
+    times = [contender.measured_us for contender in chosen if contender.measured_us is not None]
     return {0: min(times)} if times else {}
 
 
-def _kept(comparison: dict[str, Any] | None, wrong: Sequence[str]) -> dict[str, Any] | None:
-    """The comparison without those that are wrong; None where nobody is left in it."""
+def _without_wrong(comparison: dict[str, Any] | None, wrong: Sequence[WrongContender]) -> dict[str, Any] | None:
+    """None where no candidate is left in it."""
     if comparison is None:
         return None
-    kept = without(Comparison.model_validate(comparison), wrong)
-    return kept.model_dump(mode="json") if kept.contenders else None
+    rest = without(Comparison.model_validate(comparison), [contender.candidate for contender in wrong])
+    return rest.model_dump(mode="json") if rest.contenders else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from codegen.compiler_log import telling_line
 from codegen.kernel import Kernel
-from codegen.render_group import render_device
 from codegen.targets import target as find_target
+from codegen.text.compiler_log import telling_line
+from codegen.text.render_group import render_device
 from cukiln.types import StageSeconds
-from storage.group_rows import kernels_of, load_group
-from storage.groups import (
+from storage.database.sql import chunks
+from storage.entities.groups import kernels_of, load_group
+from storage.queue.new_tasks import COMPILE
+from storage.transitions.compile import (
     BUILDS_AT_ONCE,
     BuildOutcome,
     GroupFiles,
@@ -17,16 +19,11 @@ from storage.groups import (
     record_builds,
     what_follows,
 )
-from storage.new_items import COMPILE
-from storage.pending_builds import pending_counts
-from storage.rows import chunks
-from workers.compile_file import Phase
-from workers.compile_group import GroupOutcome, compile_group, stored_resources
-from workers.limits import process_limits
+from storage.transitions.pending_builds import pending_counts
+from workers.compile.compile_group import GroupOutcome, compile_group, stored_resources
+from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.phases import placed
 from workers.steps.progress import tell
-from workers.stopwatch import Stopwatch
 
 
 class WrongToolchain(Exception):
@@ -34,7 +31,7 @@ class WrongToolchain(Exception):
 
 
 def compile_kernels(context: StepContext) -> None:
-    """Compile the group of the item; record its builds and artifacts, and what gets them judged."""
+    """Compile the group of the task; record its builds and artifacts, and what gets them verified."""
     with context.database.read() as session:
         group = load_group(session, context.claim.ref)
     if group is None:
@@ -51,27 +48,22 @@ def compile_kernels(context: StepContext) -> None:
         find_target(group.target),
         toolchain,
         context.processes,
-        process_limits(context.settings.compile_limits),
+        context.settings.compile_limits,
         context.cancel,
         context.stopwatch,
     )
-    codegen = _own_seconds(stopwatch, outcome)
+    spent = stopwatch.read()
+    # What was not the tools': rendering, the assertions, reading the cubin.
+    codegen = StageSeconds(wall=max(0.0, spent.wall - outcome.wall_seconds), cpu=spent.cpu)
     context.check()
     _record(context, kernels, outcome, codegen)
-
-
-def _own_seconds(stopwatch: Stopwatch, outcome: GroupOutcome) -> StageSeconds:
-    """What of `compile_group` was not the tools': rendering, the assertions, reading the cubin."""
-    spent = stopwatch.read()
-    return StageSeconds(wall=max(0.0, spent.wall - outcome.wall_seconds), cpu=spent.cpu)
 
 
 def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutcome, codegen: StageSeconds) -> None:
     """The builds a part at a time, then the group: whatever of it a crash leaves out is compiled again."""
     shown = outcome.artifact
     source = shown.source if shown else render_device(list(kernels)).text
-    uploading_at = context.stopwatch.read().wall
-    blobs = context.blobs.put_many(
+    (text, log, *rest), upload = context.uploaded(
         [
             (source.encode(), "text/x-cuda"),
             (_log(outcome).encode(), "text/plain"),
@@ -80,8 +72,6 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
             *([(shown.library, "application/x-sharedlib")] if shown else []),
         ]
     )
-    upload = Phase("upload", context.stopwatch.read().wall - uploading_at, uploading_at)
-    text, log, *rest = [blob.digest for blob in blobs]
     cubin, ptx, library = rest or (None, None, None)
     made = GroupFiles(
         source=text,
@@ -89,7 +79,7 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
         library=library,
         cubin=cubin,
         ptx=ptx,
-        phases=placed([*outcome.phases, upload], context.since_claim, list(kernels)),
+        phases=context.placed([*outcome.phases, upload], list(kernels)),
         codegen=codegen,
         compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
     )
@@ -105,12 +95,12 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
             context.database.pause()
     judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
     with context.database.read() as session:
-        follows = what_follows(session, context.claim, made)
+        unjudged, spent = what_follows(session, context.claim, made)
     why = telling_line(outcome.why) or "the compiler died or hung" if outcome.left else None
     most = context.settings.max_attempts
     waiting = context.complete(
-        follows.spent,
-        lambda session: complete_group(session, context.claim, made, follows.unjudged, why, most),
+        spent,
+        lambda session: complete_group(session, context.claim, made, unjudged, why, most),
     )
     with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}
@@ -119,14 +109,26 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
 
 
 def _log(outcome: GroupOutcome) -> str:
-    """The words of the tools: of the file that compiled, then of every kernel that failed."""
-    failed = [f"== {kernel}: {found.status}\n{found.log}" for kernel, found in outcome.outcomes.items() if found.log]
+    """The messages of the tools: of the file that compiled, then of every kernel that failed."""
+    failed = [
+        f"== {kernel}: {kernel_outcome.status}\n{kernel_outcome.log}"
+        for kernel, kernel_outcome in outcome.outcomes.items()
+        if kernel_outcome.log
+    ]
     left = [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
     return "\n".join([*([outcome.artifact.log] if outcome.artifact else []), *failed, *left])
 
 
 def _build_outcome(build: str, kernel: Kernel, outcome: GroupOutcome, library: str | None) -> BuildOutcome:
-    found = outcome.outcomes[kernel.id]
-    resources = stored_resources(kernel, found.resources) if found.resources is not None else None
-    holds = library if found.status == "ok" else None
-    return BuildOutcome(build, found.status, found.code_digest, resources, found.log, holds, found.limit)
+    kernel_outcome = outcome.outcomes[kernel.id]
+    resources = stored_resources(kernel, kernel_outcome.resources) if kernel_outcome.resources is not None else None
+    holds = library if kernel_outcome.status == "ok" else None
+    return BuildOutcome(
+        build,
+        kernel_outcome.status,
+        kernel_outcome.code_digest,
+        resources,
+        kernel_outcome.log,
+        holds,
+        kernel_outcome.limit,
+    )

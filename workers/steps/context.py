@@ -1,48 +1,52 @@
-"""What a step is given: the item it works on, the stores, and the word to stop."""
+"""What a step is given: the task it works on, the stores, and the request to stop."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from redis import Redis
 from redis.exceptions import RedisError
 
-from storage.blobs import BlobStore
-from storage.database import Database, Session
-from storage.devices import drivers_of
-from storage.items import Claim, hold
-from storage.judge import Judged
-from storage.judging_work import Versions
-from storage.lease_builds import FileLimits
-from storage.new_items import COMPILE
-from storage.pauses import is_paused, set_pause
-from storage.rows import chunks
-from storage.seconds import PROBLEMS_AT_ONCE, Spent, add_seconds
-from storage.settings import Settings
-from storage.verdicts import CPU, GPU
-from workers import tickets
-from workers.able import why_unable
-from workers.compile_file import Phase
+from codegen.identity import PlanVersions
+from codegen.kernel import Kernel
+from storage.blobs.blob_store import BlobStore
+from storage.config.gpu_plan_version import gpu_plans
+from storage.config.settings import Settings
+from storage.database.session import Database, Session
+from storage.database.sql import chunks
+from storage.entities.devices import drivers_of
+from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
+from storage.entities.verdicts import CPU, GPU
+from storage.queue.new_tasks import COMPILE
+from storage.queue.pauses import is_paused, set_pause
+from storage.queue.tasks import Claim, hold
+from storage.transitions.judge import Judged
+from storage.transitions.lease_builds import FileLimits
+from storage.transitions.pending_verification import Versions
+from workers import wake_ups
+from workers.compile.compile_file import Phase
+from workers.compile.toolchain import Toolchain, find_toolchain
+from workers.cpu.verify import cpu_plans
 from workers.gpu.interface import Device
-from workers.gpu.plan_version import gpu_plan_version
-from workers.limits import process_limits
-from workers.processes import Processes
-from workers.stopwatch import Stopwatch
-from workers.toolchain import Toolchain, find_toolchain
-from workers.verify_cpu import plan_version
+from workers.processes.processes import InfrastructureError, Processes
+from workers.processes.stopwatch import Stopwatch
 
 T = TypeVar("T")
 StopReason = Literal["lost", "cancelled", "deadline", "stopping"]
+ROOM_BYTES = 4 << 20
+"""A group's source, PTX, cubin and library together take less."""
 
 
 class Cancelled(Exception):
-    """The step was told to stop and did. `reason`: the lease was lost, the job cancelled, its budget spent, or the
-    worker is stopping and the item will be done by another."""
+    """The step stopped on request. `reason`: the lease was lost, the job cancelled, its budget spent, or the
+    worker is stopping and the task will be done by another."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason)
@@ -50,11 +54,11 @@ class Cancelled(Exception):
 
 
 class GiveUp(Exception):
-    """The item cannot be done, now or later: it is failed without another attempt. The message goes to the user."""
+    """The task cannot be done, now or later: it is failed without another attempt. The message goes to the user."""
 
 
 class HandBack(Exception):
-    """The step has done a part, and the item waits again for the rest, because it is another job's turn."""
+    """The step has done a part, and the task waits again for the rest, because it is another job's turn."""
 
 
 class Cancel(threading.Event):
@@ -72,7 +76,7 @@ class Cancel(threading.Event):
 
 @dataclass
 class Workplace:
-    """What the items of one worker share. Made once in the worker, before it forks."""
+    """What the tasks of one worker share. Made once in the worker, before it forks."""
 
     settings: Settings
     database: Database
@@ -80,16 +84,15 @@ class Workplace:
     redis: Redis
     processes: Processes
     name: str  # of the worker, as `items.worker` shows it
-    targets: tuple[str, ...] | None = None  # which targets' items it takes; None: plan items, which have none
+    targets: tuple[str, ...] | None = None  # which targets' tasks it takes; None: plan tasks, which have none
     device: Device | None = None  # of a worker that measures; its targets are the device's class
     progress_told_at: dict[str, float] = field(default_factory=dict)  # by job, `time.monotonic()`
     in_doubt: bool = True  # whether this machine can do any work, until it was looked at
 
     def compile_workers(self, target: str) -> int:
-        """Live compile workers of the target, on whichever machine; where none is known, as many as the settings
-        say."""
+        """Live compile workers of the target; where none is known, as many as the settings say."""
         try:
-            live = len(tickets.live_workers(self.redis, tickets.queue_name(tickets.COMPILE, target)))
+            live = len(wake_ups.live_workers(self.redis, wake_ups.queue_name(wake_ups.COMPILE, target)))
         except RedisError:
             live = 0
         return live or self.settings.workers
@@ -105,7 +108,7 @@ class Workplace:
 
     def why_paused(self) -> str | None:
         """Why this machine can do no work now, where the machine has failed an attempt, or was never looked at: then it
-        is looked at, and others are told."""
+        is looked at, and the database has the result."""
         if not self.in_doubt:
             return None
         reason = why_unable(self.processes, self.blobs)
@@ -125,10 +128,10 @@ class Workplace:
 
 @dataclass(frozen=True)
 class StepContext:
-    """One attempt at one item.
+    """One attempt at one task.
 
-    A step either ends the item itself, in the transaction that writes its results, or returns, and the item is
-    completed then; both under the claim, so that an attempt that has lost its lease writes nothing. It raises
+    A step either ends the task itself, in the transaction that writes its results, or returns, and the task is
+    completed then; both under the lease, so that an attempt that has lost its lease writes nothing. It raises
     `Cancelled` (see `check`) where `cancel` was set, `GiveUp` where another attempt is useless; anything else is
     tried again.
     """
@@ -164,20 +167,33 @@ class StepContext:
         return self.workplace.toolchain
 
     @property
-    def plan_version(self) -> str:
+    def cpu_plans(self) -> PlanVersions:
         """Of the CPU verdicts that count here."""
-        return plan_version(sanitize=self.settings.verify_sanitize)
+        return cpu_plans(sanitize=self.settings.verify_sanitize)
 
     @property
-    def gpu_plan_version(self) -> str:
+    def gpu_plans(self) -> PlanVersions:
         """Of the verdicts and measurements of GPUs that count here."""
-        return gpu_plan_version()
+        return gpu_plans()
 
-    @property
-    def since_claim(self) -> float:
-        """Seconds from the claim to the start of the stopwatch."""
-        since = self.database.clock.now() - self.claim.claimed_at
-        return max(0.0, since - self.stopwatch.read().wall)
+    def uploaded(self, files: Sequence[tuple[bytes, str]]) -> tuple[list[str], Phase]:
+        """The digests of the files, bytes with a media type, that are stored now; and how long that took."""
+        start = self.stopwatch.read().wall
+        digests = [blob.digest for blob in self.blobs.put_many(files)]
+        return digests, Phase("upload", self.stopwatch.read().wall - start, start)
+
+    def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
+        """As the database keeps them. Starts count from the lease; kernels are named by their place among `kernels`,
+        and not at all where a phase was of every one of them."""
+        since_claim = max(0.0, self.database.clock.now() - self.claim.claimed_at - self.stopwatch.read().wall)
+        place_of = {kernel.id: place for place, kernel in enumerate(kernels)}
+        rows: list[dict[str, Any]] = []
+        for phase in phases:
+            rows.append({"name": phase.name, "seconds": phase.seconds, "start": since_claim + phase.start})
+            places = [place_of[id] for id in phase.kernels if id in place_of]
+            if 0 < len(places) < len(place_of):
+                rows[-1]["kernels"] = places
+        return rows
 
     def drivers(self, session: Session) -> dict[str, str]:
         """Today's driver of each device class with a live GPU: only times that were measured under it count."""
@@ -185,7 +201,7 @@ class StepContext:
 
     @property
     def device(self) -> Device:
-        """The GPU of this worker. Raises GiveUp where it has none: the item came to the wrong kind of worker."""
+        """The GPU of this worker. Raises GiveUp where it has none: the task came to the wrong kind of worker."""
         if self.workplace.device is None:
             raise GiveUp(f"{self.claim.kind} {self.claim.ref} needs a worker with a GPU")
         return self.workplace.device
@@ -194,11 +210,11 @@ class StepContext:
         """What counts as known of builds here, today."""
         settings = self.settings
         by_venue = {COMPILE: settings.compile_limits, CPU: settings.verify_limits, GPU: settings.measure_limits}
-        limits = {name: process_limits(one).by_name for name, one in by_venue.items()}
-        return Versions(self.plan_version, self.gpu_plan_version, self.drivers(session), limits)
+        limits = {name: limit_settings.by_name for name, limit_settings in by_venue.items()}
+        return Versions(self.cpu_plans, self.gpu_plans, self.drivers(session), limits)
 
     def fresh_seed(self) -> int:
-        """Drawn anew for every proof. 12 digits of hex: exact also in JSON readers that know doubles only."""
+        """Drawn anew for every verification. 12 digits of hex: exact also in JSON readers with doubles only."""
         return int(self.database.clock.new_id()[:12], 16)
 
     def check(self) -> None:
@@ -207,13 +223,13 @@ class StepContext:
             raise Cancelled(self.cancel.reason or "stopping")
 
     def publish(self, type: str, data: Mapping[str, Any], *, job_id: str | None = None) -> None:
-        """Tell the watchers of the item's jobs, or of `job_id`. Best effort."""
+        """Publish to the watchers of the task's jobs, or of `job_id`. Best effort."""
         for job in self.claim.jobs if job_id is None else (job_id,):
-            tickets.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
+            wake_ups.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
 
     def in_parts(self, part: Callable[[Session], tuple[list[Judged], bool]]) -> list[Judged]:
         """Run write transactions of `part` as long as it says that there may be more; others have the database between
-        them. Wakes what goes on, and returns all of it."""
+        them. Wakes what continues, and returns all of it."""
         judged: list[Judged] = []
         more = True
         while more:
@@ -226,7 +242,7 @@ class StepContext:
         return judged
 
     def complete(self, spent: Spent, end: Callable[[Session], T]) -> T:
-        """End the item by `end`, in one transaction with the last part of what was `spent`; other parts have theirs
+        """End the task by `end`, in one transaction with the last part of what was `spent`; other parts have theirs
         before. Raises `LostClaim`."""
         *parts, last = list(chunks(spent, PROBLEMS_AT_ONCE)) or [[]]
         for some in parts:
@@ -240,15 +256,44 @@ class StepContext:
         return ended
 
     def wake(self, waiting: Iterable[tuple[str, str | None]], judged: Iterable[Judged] = ()) -> None:
-        """Write tickets for work (kind and target) that was just committed: one each, and for pending builds as many
+        """Write wake-ups for work (kind and target) that was just committed: one each, and for pending builds as many
         as there are workers to take them. Best effort: the reconciler finds missing ones."""
-        counts = Counter([*waiting, *((one.kind, one.target) for one in judged)])
+        counts = Counter([*waiting, *((entry.kind, entry.target) for entry in judged)])
         for (kind, target), count in counts.items():
-            if kind == tickets.COMPILE:
+            if kind == wake_ups.COMPILE:
                 workers = self.workplace.compile_workers(str(target))
-                tickets.ensure_tickets(self.redis, kind, target, min(count, workers))
+                wake_ups.ensure_tickets(self.redis, kind, target, min(count, workers))
             else:
-                tickets.add_tickets(self.redis, kind, target, count)
+                wake_ups.add_tickets(self.redis, kind, target, count)
 
 
 Step = Callable[[StepContext], None]
+
+
+def why_unable(processes: Processes, blobs: BlobStore) -> str | None:
+    """What is wrong, and what to do; None where all is well."""
+    try:
+        with processes.private_folder("room") as folder:
+            _fill(folder / "room")
+    except (OSError, InfrastructureError) as error:
+        return f"temporary files cannot be written ({_reason(error)}): make room, or set TMPDIR to another disk"
+    try:
+        blobs.try_out()
+    except Exception as error:  # noqa: BLE001 - each kind of store has its own
+        return f"the blob store takes no bytes ({_reason(error)}): make room in it, or bring it back"
+    return None
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb") as file:
+        file.write(bytes(ROOM_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _reason(error: BaseException) -> str:
+    """Without the path, which is another one each time."""
+    reason = error.__cause__ if isinstance(error, InfrastructureError) and error.__cause__ is not None else error
+    if isinstance(reason, OSError) and reason.strerror:
+        return reason.strerror
+    return type(reason).__name__

@@ -1,7 +1,7 @@
 """Lower one problem of a job within the settings' bounds.
 
 On the way a check ends it: by `Cancelled` where the step should stop, else by the sentence with which the problem
-fails. So a hostile or unlucky problem costs a bounded time, and the others of its job go on.
+fails. So a hostile or unlucky problem costs a bounded time, and the others of its job continue.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import replace
 from codegen.errors import InvalidSearch, SpaceTooLarge
 from codegen.lower import Lowered, Progress, lower
 from codegen.operators import operator
-from codegen.search import Search
-from codegen.space_bound import require_bounded
+from codegen.search.search import Search
+from codegen.search.space_bound import require_bounded
 from codegen.targets import target as find_target
-from storage.jobs import JobStatus
-from storage.problems import JobProblem
+from storage.entities.jobs import JobStatus
+from storage.entities.problems import JobProblem
+from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import StepContext
-from workers.stopwatch import Stopwatch
 
 _FEWER = "give a limit, keep, or shorter lists"
 

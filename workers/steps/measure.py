@@ -1,21 +1,24 @@
-"""Measure: the candidates of a group are proved right on the GPU, then timed, while other groups still compile."""
+"""Measure: the candidates of a group are verified on the GPU, then timed, while other groups still compile."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from codegen.operators import operator
 from cukiln.types import StageSeconds
-from storage import losses
-from storage.clock import Clock
-from storage.errors import LostClaim
-from storage.jobs import last_deadline
-from storage.judge import Judged
-from storage.measurements import (
+from storage.blobs.blob_store import BlobStore
+from storage.database.clock import Clock
+from storage.entities.jobs import last_deadline
+from storage.errors import BlobCorrupt, BlobMissing, LostClaim
+from storage.queue import losses
+from storage.transitions.judge import Judged
+from storage.transitions.measure import (
     Measured,
     ToMeasure,
     best_measured,
@@ -25,22 +28,20 @@ from storage.measurements import (
     judge_results,
     record_measured,
 )
+from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind
-from workers.gpu_worker import lease_file
-from workers.group_libraries import Libraries, fetch_libraries
-from workers.limits import process_limits
-from workers.processes import InfrastructureError
+from workers.processes.processes import InfrastructureError
 from workers.steps.context import Cancel, StepContext
 from workers.steps.progress import tell
 
 log = logging.getLogger("cukiln.measure")
 
 MOST_CANDIDATES = 40
-"""Of one attempt, about 20 seconds: then they are recorded, and the item waits again for the rest. So a budget that
+"""Of one attempt, about 20 seconds: then they are recorded, and the task waits again for the rest. So a budget that
 ends cuts off little that was done, and a more urgent job has its turn soon; a child that starts takes two seconds."""
 BEFORE_DEADLINE_SECONDS = 1.0
-"""Before the budgets of the item's jobs end the child is stopped, where there is something to record: once the
+"""Before the budgets of the task's jobs end the child is stopped, where there is something to record: once the
 reconciler, which looks every second, has ended the budget, what is not recorded is skipped."""
 
 
@@ -60,20 +61,19 @@ class Ending(threading.Event):
 
 
 def measure(context: StepContext) -> None:
-    """Judge and time what the item's group compiled and nobody has measured on this class of device; after losses one
-    candidate at a time."""
+    """Verify and time what the group compiled and this device class has no verdict on; after losses one candidate."""
     with context.database.read() as session:
-        waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plan_version)
+        waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plans)
         waiting = waiting[: 1 if context.claim.is_alone else MOST_CANDIDATES]
-        best = best_measured(session, {one.problem_id for one in waiting})
+        best = best_measured(session, {candidate.problem_id for candidate in waiting})
         deadline = last_deadline(session, context.claim.jobs)
     done: list[CandidateResult] = []
     ending = Ending(context.cancel, context.database.clock, deadline, done)
     with context.processes.private_folder("measure") as folder:
-        libraries = fetch_libraries(context.blobs, (one.library for one in waiting), folder)
-        present = [one for one in waiting if one.library in libraries.paths]
+        libraries = fetch_libraries(context.blobs, (candidate.library for candidate in waiting), folder)
+        present = [candidate for candidate in waiting if candidate.library in libraries.paths]
         if context.claim.is_lost:
-            done += [_lost(one) for one in present]
+            done += [_lost(candidate) for candidate in present]
         try:
             if len(present) > len(done):
                 run_task(context, _task(context, present, libraries, best), done, ending)
@@ -82,7 +82,7 @@ def measure(context: StepContext) -> None:
             if done and context.cancel.reason != "lost":
                 _record(context, present, done, libraries)
             raise
-    # Whoever is told to stop keeps what there is, unless another has the item by now.
+    # A step that is stopped keeps what there is, unless another has the task by now.
     if context.cancel.reason == "lost" or not done:
         context.check()
     _record(context, present, done, libraries)
@@ -101,7 +101,7 @@ def gpu_task(
         kind=kind,
         gpu=settings.gpu_module,
         device=device.uuid,
-        lease=str(lease_file(settings, device)),
+        lease=str(lease_file(settings.gpu_lock_dir, device.uuid)),
         operators={name: str(operator(name).folder) for name, _ in problems},
         seed=context.fresh_seed(),
         problems=tuple(problem for _, problem in problems),
@@ -119,7 +119,7 @@ def run_task(
     outcome = run_gpu_task(
         task,
         context.processes,
-        process_limits(context.settings.measure_limits),
+        context.settings.measure_limits,
         cache=context.settings.data_dir / "gpu-cache",
         cancel=cancel or context.cancel,
         on_result=done.append,
@@ -138,19 +138,18 @@ def run_task(
 def _task(
     context: StepContext, present: Sequence[ToMeasure], libraries: Libraries, best: Mapping[int, float]
 ) -> GpuTask:
-    """One task for the candidates of all problems. They stand problem by problem: the child keeps the inputs and the
-    reference of one at a time."""
-    problems = {one.problem_id: (one.operator, one.problem) for one in present}
+    """One task, problem by problem: the child keeps the inputs and the reference of one at a time."""
+    problems = {candidate.problem_id: (candidate.operator, candidate.problem) for candidate in present}
     index_of = {problem_id: index for index, problem_id in enumerate(problems)}
     candidates = [
         TaskCandidate(
-            candidate=one.candidate,
-            problem=index_of[one.problem_id],
-            schedule=one.schedule,
-            library=str(libraries.paths[one.library]),
-            proven=one.proven,
+            candidate=candidate.candidate,
+            problem=index_of[candidate.problem_id],
+            schedule=candidate.schedule,
+            library=str(libraries.paths[candidate.library]),
+            proven=candidate.proven,
         )
-        for one in present
+        for candidate in present
     ]
     best_us = {index: best[problem_id] for problem_id, index in index_of.items() if problem_id in best}
     return gpu_task(context, "measure", list(problems.values()), candidates, best_us)
@@ -160,27 +159,55 @@ def _record(
     context: StepContext, present: Sequence[ToMeasure], done: Sequence[CandidateResult], libraries: Libraries
 ) -> None:
     """What is found stands from the first transaction on. What waits for a library that is lost is skipped, and
-    compiled by the next job. Of an item that was cancelled meanwhile, what was found is kept all the same. Raises
+    compiled by the next job. Of a task that was cancelled meanwhile, what was found is kept all the same. Raises
     LostClaim."""
     by_candidate = {result.candidate: result for result in done}
-    results = [_measured(one, by_candidate[one.candidate]) for one in present if one.candidate in by_candidate]
-    version, device_class = context.gpu_plan_version, context.device.name
+    results = [
+        _measured(candidate, by_candidate[candidate.candidate])
+        for candidate in present
+        if candidate.candidate in by_candidate
+    ]
+    plans, device_class = context.gpu_plans, context.device.name
     with context.database.write() as session:
-        record_measured(session, context.claim, results, driver=context.device.driver, plan_version=version)
+        record_measured(session, context.claim, results, driver=context.device.driver, plans=plans)
     judged = forget_libraries(context, libraries)
-    judged += context.in_parts(lambda session: judge_results(session, results, device_class, version))
+    judged += context.in_parts(lambda session: judge_results(session, results, device_class, plans))
     try:
         with context.database.write() as session:
             most = context.settings.max_attempts
-            again = complete_measured(session, context.claim, results, plan_version=version, max_attempts=most)
+            again = complete_measured(session, context.claim, results, plans=plans, max_attempts=most)
         context.wake((), again)
-    except LostClaim as lost:  # nobody waits for the rest any more
+    except LostClaim as lost:  # no job needs the rest any more
         log.debug("%s", lost)
     tell(context, judged)
 
 
+@dataclass
+class Libraries:
+    """Files by blob digest; `lost`: why a digest has none."""
+
+    paths: dict[str, Path] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+def fetch_libraries(blobs: BlobStore, digests: Iterable[str], folder: Path) -> Libraries:
+    """Write each library into the folder, checked against its digest. Raises what the store raises where it is away."""
+    libraries = Libraries()
+    for digest in dict.fromkeys(digests):
+        try:
+            data = blobs.get(digest)
+        except (BlobMissing, BlobCorrupt) as error:
+            libraries.lost[digest] = str(error)
+            continue
+        path = folder / f"{digest}.so"
+        path.write_bytes(data)
+        path.chmod(0o500)
+        libraries.paths[digest] = path
+    return libraries
+
+
 def forget_libraries(context: StepContext, libraries: Libraries) -> list[Judged]:
-    """Those whose bytes are lost; returns the problems that go on."""
+    """Those whose bytes are lost; returns the problems that continue."""
     judged: list[Judged] = []
     for digest, why in libraries.lost.items():
         judged += context.in_parts(partial(forget_group_library, digest=digest))
@@ -188,16 +215,17 @@ def forget_libraries(context: StepContext, libraries: Libraries) -> list[Judged]
     return judged
 
 
-def _lost(one: ToMeasure) -> CandidateResult:
+def _lost(candidate: ToMeasure) -> CandidateResult:
     why = losses.why_skipped("while it was measured")
-    return CandidateResult(one.candidate, "skipped", why, {}, None, 0.0, 0.0, 0.0, 0.0)
+    return CandidateResult(candidate.candidate, "skipped", why)
 
 
-def _measured(one: ToMeasure, result: CandidateResult) -> Measured:
+def _measured(candidate: ToMeasure, result: CandidateResult) -> Measured:
     return Measured(
-        problem_id=one.problem_id,
-        candidate=one.candidate,
-        code_digest=one.code_digest,
+        problem_id=candidate.problem_id,
+        operator=candidate.operator,
+        candidate=candidate.candidate,
+        code_digest=candidate.code_digest,
         verdict=result.verdict,
         message=result.message or None,
         details=result.details,

@@ -5,36 +5,35 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 
-from codegen.compile_cost import kernel_bytes, kernel_seconds
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered
-from codegen.render_group import slice_digest
-from cukiln.types import StageSeconds
-from storage import losses
-from storage.builds import NewBuild
-from storage.items import yields
-from storage.jobs import job_state
-from storage.judge import Judged
-from storage.plans import CANDIDATES_AT_ONCE, NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.problems import JobProblem, candidates_of_job, problems_to_plan
-from storage.turns import spend
-from workers import tickets
+from codegen.predict.compile_cost import kernel_bytes, kernel_seconds
+from codegen.text.render_group import slice_digest
+from storage.entities.builds import NewBuild
+from storage.entities.jobs import job_state
+from storage.entities.problems import JobProblem, candidates_of_job, problems_to_plan
+from storage.queue import losses
+from storage.queue.tasks import yields
+from storage.queue.turns import spend
+from storage.transitions.judge import Judged
+from storage.transitions.plan import CANDIDATES_AT_ONCE, NewCandidate, PlannedProblem, end_plan, record_candidates
+from workers import wake_ups
+from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import HandBack, StepContext
 from workers.steps.lowering import lower_problem
 from workers.steps.progress import publish_problems, publish_progress
-from workers.stopwatch import Stopwatch
 
 RECORD_SECONDS = 0.25
 """So long at most what is lowered is held back, to be recorded with more: compilers wait for it."""
 TELL_SECONDS = 1.0
 """Between two `progress` events while one problem is recorded: counting takes longer the more it has."""
 TURN_SECONDS = 0.5
-"""Before a plan item gives way to that of another job, between two problems."""
+"""Before a plan task gives way to that of another job, between two problems."""
 
 
 def plan(context: StepContext) -> None:
-    """Lower the item's problems one after the other, and record them a part at a time. Raises HandBack before all of
+    """Lower the task's problems one after the other, and record them a part at a time. Raises HandBack before all of
     them are planned where it is another job's turn, and after losses: then each has an attempt of its own."""
     with context.database.read() as session:
         problems = problems_to_plan(session, context.claim)
@@ -57,7 +56,7 @@ def plan(context: StepContext) -> None:
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()
             with context.database.read() as session:
-                give_way = yields(session, context.claim, tickets.ITEMS_OF[tickets.PLAN])
+                give_way = yields(session, context.claim, wake_ups.ITEMS_OF[wake_ups.PLAN])
             if give_way:
                 raise HandBack
     recorder.record()
@@ -91,7 +90,7 @@ class _Recorder:
             self.record()
 
     def record(self) -> None:
-        """Everything that was added since the last time, in one transaction; then wake whatever goes on with it."""
+        """Everything that was added since the last time, in one transaction; then wake whatever continues with it."""
         if not (self._candidates or self._ended):
             return
         context = self._context
@@ -131,12 +130,11 @@ def _new_build(kernel: Kernel, target: str, toolchain: str) -> NewBuild:
 
 
 def _planned(problem: JobProblem, lowered: Lowered, stopwatch: Stopwatch) -> PlannedProblem:
-    spent = stopwatch.read()
     return PlannedProblem(
         id=problem.id,
         candidate_count=len(lowered.candidates),
         space_size=lowered.space_size,
         rejections={rule: rejection.to_json() for rule, rejection in lowered.rejections.items()},
-        lower=StageSeconds(wall=spent.wall, cpu=spent.cpu),
+        lower=stopwatch.read(),
         error=lowered.why_empty,
     )

@@ -5,38 +5,38 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from storage.judge import LIVE, Judged
-from storage.problems import load_problem
-from storage.progress import job_progress
+from storage.database.tables import LIVE
+from storage.entities.problems import load_problem
+from storage.reports.progress import job_progress
+from storage.transitions.judge import Judged
 from workers.steps.context import StepContext
 
 MOST_TOLD = 16
-"""Jobs that hear of one step: where more share a group, the others hear of their own steps."""
+"""Jobs that get events of one step: where more share a group, the others get those of their own steps."""
 PROGRESS_SECONDS = 0.2
-"""Between two such events of a job from one process: short steps are told together, the last of them by the API, which
-compares with the database."""
+"""Between two such events of a job from one process; the API compares with the database."""
 
 
 def tell(context: StepContext, judged: Sequence[Judged]) -> None:
     """What a step came to, for the watchers."""
-    publish_problems(context, [one.problem for one in judged])
+    publish_problems(context, [entry.problem for entry in judged])
     publish_progress(context)
 
 
 def publish_progress(context: StepContext) -> None:
-    """One `progress` event to each job of the item, with its counts as they are now."""
+    """One `progress` event to each job of the task, with its counts as they are now."""
     for job in context.claim.jobs[:MOST_TOLD]:
         if not _is_due(context.workplace.progress_told_at, job):
             continue
         with context.database.read() as session:
-            found = job_progress(session, job, context.settings.toolchain_live_seconds)
-        if found is not None:
+            report = job_progress(session, job, context.settings.toolchain_live_seconds)
+        if report is not None:
             context.publish(
                 "progress",
                 {
-                    "state": found.state,
-                    "progress": found.progress.model_dump(mode="json"),
-                    "seconds": found.seconds.model_dump(mode="json"),
+                    "state": report.state,
+                    "progress": report.progress.model_dump(mode="json"),
+                    "seconds": report.seconds.model_dump(mode="json"),
                 },
                 job_id=job,
             )
@@ -46,7 +46,7 @@ def _is_due(told_at: dict[str, float], job: str) -> bool:
     now = time.monotonic()
     if now - told_at.get(job, 0.0) < PROGRESS_SECONDS:
         return False
-    for ended in [one for one, at in told_at.items() if now - at >= PROGRESS_SECONDS]:
+    for ended in [other for other, at in told_at.items() if now - at >= PROGRESS_SECONDS]:
         del told_at[ended]
     told_at[job] = now
     return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from codegen.dtypes import dtype
 from codegen.operator import Operand
 from workers.gpu.interface import DeviceArray, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.tensors import stored_as
+from workers.vendor.epilogue import NAME, After
 
 HostArray = npt.NDArray[Any]
 
@@ -32,6 +34,39 @@ class Bench(Protocol):
 
     def kernel(self, text: str, name: str) -> Callable[..., None]:
         """A kernel from CUDA C++, called with grid, block and arguments (NumPy scalars)."""
+
+
+@dataclass(frozen=True)
+class OperandSet:
+    """A set of operands: flat arrays by name. `product`: what the library writes, `out` or a buffer of its own."""
+
+    arrays: Mapping[str, DeviceArray]
+    product: DeviceArray
+    out: DeviceArray
+
+    def copies(self, count: int) -> tuple[OperandSet, ...]:
+        """`count` sets: this one and copies of it."""
+        return (self, *(self._copy() for _ in range(count - 1)))
+
+    def _copy(self) -> OperandSet:
+        product = self.product.copy()
+        out = product if self.out is self.product else self.out.copy()
+        return OperandSet({name: array.copy() for name, array in self.arrays.items()}, product, out)
+
+
+def kernel_after(bench: Bench, work: After, names: Sequence[str]) -> Callable[[OperandSet], None]:
+    """Compiles the kernel after the library's; what is returned queues it. `names`: the operands that it reads."""
+    kernel = bench.kernel(work.device_text(), NAME)
+    rows, columns, batch, *steps = work.extents()
+    fixed = (*map(np.int32, (rows, columns, batch)), *map(np.int64, steps))
+    values = tuple(map(np.float32, work.scalars()))
+
+    def queue(operands: OperandSet) -> None:
+        tensors = (bench.address(operands.arrays[name]) for name in names)
+        pointers = (bench.address(operands.product), bench.address(operands.out))
+        kernel(work.grid, work.block, (*map(np.uint64, pointers), *fixed, *map(np.uint64, tensors), *values))
+
+    return queue
 
 
 def laid_out(operand: Operand, values: HostArray) -> HostArray:

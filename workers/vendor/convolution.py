@@ -1,10 +1,9 @@
-"""A convolution or a gradient of one by cuDNN, and by one kernel after it where its graphs do not reach: the peer in a
-comparison."""
+"""A convolution or a gradient of one by cuDNN, and by one kernel after it: the peer in a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,15 @@ import numpy as np
 from codegen.arrays import as_float64
 from codegen.operator import Operand
 from codegen.operators import operator
+from codegen.operators.conv2d.problem import Convolution
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
-from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
-from workers.vendor.convolution_plan import Convolution, ConvolutionPlan, after, of_convolution, plans
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, LibraryMissing
-from workers.vendor.epilogue import NAME
+from workers.vendor.bench import Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs
+from workers.vendor.convolution_plan import ConvolutionPlan, after, plans
+from workers.vendor.cublaslt import LibraryMissing
+from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph
+from workers.vendor.epilogue import output_of
 
 PLANS = 8
 # Kernels for channels last compute problems with channels first, with room for copies of all tensors.
@@ -28,32 +29,22 @@ BUILD_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Set:
-    """One set of operands in the device's memory: flat arrays by the operand's name; `product` is what cuDNN writes,
-    the output or a buffer of its own."""
-
-    arrays: Mapping[str, DeviceArray]
-    product: DeviceArray
-    out: DeviceArray
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A plan with its graph and operands: what its engines share. `after` queues the kernel behind it."""
 
     plan: ConvolutionPlan
     graph: Graph
-    sets: tuple[Set, ...]
+    sets: tuple[OperandSet, ...]
     workspace: DeviceArray
-    after: Callable[[Set], None] | None
+    after: Callable[[OperandSet], None] | None
 
 
 class ConvolutionCall:
     """One plan of cuDNN; a `workers.gpu.interface.VendorCall`."""
 
-    def __init__(self, bench: Bench, version: str, out: Operand, prepared: Prepared, found: Found) -> None:
+    def __init__(self, bench: Bench, version: str, out: Operand, prepared: Prepared, engine: Found) -> None:
         self._bench, self._version, self._out = bench, version, out
-        self._prepared, self._found = prepared, found
+        self._prepared, self._found = prepared, engine
 
     def describe(self) -> dict[str, Any]:
         words = [word for word in (self._found.name, self._prepared.plan.words()) if word]
@@ -84,14 +75,16 @@ class ConvolutionCall:
 def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[ConvolutionCall]:
     """The plans that cuDNN deems best and that run, those with most of the epilogue in one graph first. Raises GpuError
     where there is no library, no plan, or no memory for the operands; GpuFault."""
-    convolution, operands = of_convolution(problem), operator(problem.operator).operands(problem)
+    if not isinstance(problem, Convolution):
+        raise TypeError(f"a convolution is expected, not {problem.operator}")
+    operands = operator(problem.operator).operands(problem)
     calls: list[ConvolutionCall] = []
     refused: CudnnError | None = None
     try:
         library = Cudnn()
         library.open(bench.stream)
         made = _upload(bench, operands, inputs, sets)
-        ways = plans(convolution, operands)
+        ways = plans(problem, operands)
         for plan in ways:
             if len(calls) == PLANS:
                 break
@@ -102,8 +95,10 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
                 refused = error
                 continue
             if built:
-                prepared = _prepare(bench, convolution, plan, graph, operands, made, built)
-                offered = [ConvolutionCall(bench, library.version, _out(operands), prepared, one) for one in built]
+                prepared = _prepare(bench, problem, plan, graph, operands, made, built)
+                offered = [
+                    ConvolutionCall(bench, library.version, output_of(operands), prepared, engine) for engine in built
+                ]
                 calls += [call for call in offered if runs(bench, call)]
     except LibraryMissing as error:
         raise GpuError(str(error)) from error
@@ -122,40 +117,28 @@ def _prepare(
     plan: ConvolutionPlan,
     graph: Graph,
     operands: Sequence[Operand],
-    made: Sequence[Set],
+    made: Sequence[OperandSet],
     built: Sequence[Found],
 ) -> Prepared:
     with bench.faults():
-        workspace = bench.arrays.empty(max(1, *(one.workspace_bytes for one in built)), np.uint8)
-    queue = _after(bench, problem, plan, operands) if plan.needs_kernel else None
-    return Prepared(plan, graph, tuple(_with_product(bench, plan, operands, one) for one in made), workspace, queue)
+        workspace = bench.arrays.empty(max(1, *(engine.workspace_bytes for engine in built)), np.uint8)
+    queue = kernel_after(bench, after(problem, plan, operands), plan.rest_operands) if plan.needs_kernel else None
+    with_products = tuple(_with_product(bench, plan, output_of(operands), operand_set) for operand_set in made)
+    return Prepared(plan, graph, with_products, workspace, queue)
 
 
-def _after(
-    bench: Bench, problem: Convolution, plan: ConvolutionPlan, operands: Sequence[Operand]
-) -> Callable[[Set], None]:
-    work = after(problem, plan, operands)
-    kernel = bench.kernel(work.device_text(), NAME)
-    rows, columns, batch, *steps = work.extents()
-    fixed = (*map(np.int32, (rows, columns, batch)), *map(np.int64, steps))
-    values = tuple(map(np.float32, work.scalars()))
-
-    def queue(one: Set) -> None:
-        tensors = (bench.address(one.arrays[name]) for name in plan.rest_operands)
-        pointers = (bench.address(one.product), bench.address(one.out))
-        kernel(work.grid, work.block, (*map(np.uint64, pointers), *fixed, *map(np.uint64, tensors), *values))
-
-    return queue
-
-
-def _upload(bench: Bench, operands: Sequence[Operand], inputs: Mapping[str, HostArray], sets: int) -> tuple[Set, ...]:
+def _upload(
+    bench: Bench, operands: Sequence[Operand], inputs: Mapping[str, HostArray], sets: int
+) -> tuple[OperandSet, ...]:
     """The operands as the problem has them. Outputs are NaN."""
-    out = _out(operands)
-    flat = {one.name: laid_out(one, _numbers(inputs[one.name])) for one in operands if one.role == "in"}
+    out = output_of(operands)
+    flat = {
+        operand.name: laid_out(operand, _numbers(inputs[operand.name])) for operand in operands if operand.role == "in"
+    }
     with bench.faults():
         written = poisoned(bench, out.elements, stored_as(out.dtype))
-        first = Set({name: bench.arrays.asarray(array) for name, array in flat.items()}, written, written)
-        return (first, *(_copy(first) for _ in range(sets - 1)))
+        arrays = {name: bench.arrays.asarray(array) for name, array in flat.items()}
+        return OperandSet(arrays, written, written).copies(sets)
 
 
 def _numbers(values: HostArray) -> HostArray:
@@ -164,18 +147,8 @@ def _numbers(values: HostArray) -> HostArray:
     return np.where(unseen, np.zeros((), values.dtype), values) if unseen.any() else values
 
 
-def _copy(one: Set) -> Set:
-    written = one.out.copy()
-    return Set({name: array.copy() for name, array in one.arrays.items()}, written, written)
-
-
-def _with_product(bench: Bench, plan: ConvolutionPlan, operands: Sequence[Operand], one: Set) -> Set:
+def _with_product(bench: Bench, plan: ConvolutionPlan, out: Operand, made: OperandSet) -> OperandSet:
     if plan.in_place:
-        return one
+        return made
     with bench.faults():
-        return Set(one.arrays, poisoned(bench, _out(operands).elements, stored_as(plan.product.dtype)), one.out)
-
-
-def _out(operands: Sequence[Operand]) -> Operand:
-    (out,) = (one for one in operands if one.role == "out")
-    return out
+        return replace(made, product=poisoned(bench, out.elements, stored_as(plan.product.dtype)))

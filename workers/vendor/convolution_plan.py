@@ -10,45 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, Protocol, cast
+from typing import Literal
 
 from codegen.epilogue import Bias, Node, operand_names
 from codegen.operator import Operand
-from codegen.problem import Problem
-from workers.vendor.epilogue import After, Matrices
+from codegen.operators.conv2d.problem import Convolution
+from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
 
-CONVERSION = "the conversion to the output's type"
 # Nodes that a graph of cuDNN computes as `codegen.epilogue` defines them: its gelu is the exact one, by erf. A clip, a
 # mask and a cast are left to the kernel after it.
 FUSED = ("bias", "residual", "scale", "relu", "leaky_relu", "gelu", "silu", "tanh", "sigmoid")
 
 
-class Convolution(Protocol):
-    """What the problems of all three operators have; `codegen.operators.conv2d.problem` says what it means."""
-
-    @property
-    def operator(self) -> str: ...
-    @property
-    def layout(self) -> Literal["nhwc", "nchw"]: ...
-    @property
-    def stride(self) -> tuple[int, int]: ...
-    @property
-    def dilation(self) -> tuple[int, int]: ...
-    @property
-    def padding(self) -> tuple[tuple[int, int], tuple[int, int]]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def out_dtype(self) -> str: ...
-    @property
-    def allow_tf32(self) -> bool: ...
-    @property
-    def epilogue(self) -> tuple[Node, ...]: ...
-
-
 @dataclass(frozen=True)
 class Form:
-    """An operator in cuDNN's words: the method of a graph, our operand for each of its tensors, and the dimension of
+    """An operator in cuDNN's terms: the method of a graph, our operand for each of its tensors, and the dimension of
     cuDNN's output along which a bias has its numbers."""
 
     method: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"]
@@ -65,7 +41,7 @@ FORMS: Mapping[str, Form] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """As cuDNN is told of it: four extents and their strides in elements."""
+    """As cuDNN takes it: four extents and their strides in elements."""
 
     dtype: str
     extents: tuple[int, ...]
@@ -98,23 +74,15 @@ class ConvolutionPlan:
 
     def words(self) -> str:
         """What is done where, for a person."""
-        found = [f"{', '.join(node.op for node in self.fused)} in its graph"] if self.fused else []
+        parts = [f"{', '.join(node.op for node in self.fused)} in its graph"] if self.fused else []
         if self.needs_kernel:
             nodes = [node.op for node in self.rest]
-            found.append(f"{', '.join(nodes or [CONVERSION])} in a kernel after it")
-        return "; ".join(found)
-
-
-def of_convolution(problem: Problem) -> Convolution:
-    """Raises TypeError for another operator's problem."""
-    if problem.operator not in FORMS:
-        raise TypeError(f"a convolution is expected, not {problem.operator}")
-    return cast(Convolution, problem)
+            parts.append(f"{', '.join(nodes or [CONVERSION])} in a kernel after it")
+        return "; ".join(parts)
 
 
 def plans(problem: Convolution, operands: Sequence[Operand]) -> tuple[ConvolutionPlan, ...]:
-    """The ways to try, those with most in one graph first: cuDNN has kernels for few graphs. `operands`: all of the
-    problem's."""
+    """The ways to try, those with most in one graph first: cuDNN has kernels for few graphs."""
     most = 0
     while most < len(problem.epilogue) and problem.epilogue[most].op in FUSED:
         most += 1
@@ -126,16 +94,15 @@ def plans(problem: Convolution, operands: Sequence[Operand]) -> tuple[Convolutio
 
 def _plan(problem: Convolution, operands: Sequence[Operand], nodes: int, dtype: str) -> ConvolutionPlan:
     form = FORMS[problem.operator]
-    by_name = {one.name: one for one in operands}
+    by_name = {operand.name: operand for operand in operands}
     last = problem.layout == "nhwc"
     names = operand_names(problem.epilogue)
-    out = _out(operands)
     tensors = {name: tensor(by_name[name], last) for name in form.tensors.values()}
     for node, name in zip(problem.epilogue[:nodes], names[:nodes], strict=True):
         if name is not None:
-            one = by_name[name]
-            tensors[name] = _along(one, form.bias) if node.op == "bias" else tensor(one, last)
-    product = tensor(out, last)
+            operand = by_name[name]
+            tensors[name] = _along(operand, form.bias) if node.op == "bias" else tensor(operand, last)
+    product = tensor(output_of(operands), last)
     return ConvolutionPlan(
         form=form,
         tensors=tensors,
@@ -165,7 +132,7 @@ def tensor(operand: Operand, channels_last: bool) -> Tensor:
 def after(problem: Convolution, plan: ConvolutionPlan, operands: Sequence[Operand]) -> After:
     """The kernel that follows cuDNN's. The output is a batch of matrices of which a bias has the rows, or the columns
     where its numbers lie along the last axis."""
-    out = _out(operands)
+    out = output_of(operands)
     axis = plan.form.bias
     if problem.layout == "nhwc" and axis == 1:
         axis = len(out.shape) - 1
@@ -191,8 +158,3 @@ def _along(operand: Operand, dimension: int) -> Tensor:
     (count,) = operand.shape
     extents = tuple(count if axis == dimension else 1 for axis in range(4))
     return Tensor(operand.dtype, extents, tuple(count if axis < dimension else 1 for axis in range(4)))
-
-
-def _out(operands: Sequence[Operand]) -> Operand:
-    (out,) = (one for one in operands if one.role == "out")
-    return out

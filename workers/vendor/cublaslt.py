@@ -63,7 +63,7 @@ _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes
 
 
 class LibraryMissing(Exception):
-    """There is no libcublasLt; the message says what was tried and what to install."""
+    """A vendor's library, or the package for it, is not there; the message says what was tried and what to install."""
 
 
 class CublasError(Exception):
@@ -200,8 +200,7 @@ class CublasLt:
         return made
 
     def preference(self, workspace_bytes: int, reductions: int, alignments: Sequence[int]) -> Descriptor:
-        """`reductions`: which sums of split products are allowed beside unsplit ones; `alignments` of A, B, C and D in
-        bytes."""
+        """`reductions`: sums of split products that are allowed; `alignments` of A, B, C and D in bytes."""
         made = Descriptor(self, "MatmulPreference")
         made.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, _u64(workspace_bytes))
         made.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, _u32(reductions))
@@ -218,20 +217,19 @@ class CublasLt:
     def heuristics(
         self, product: Descriptor, matrices: Sequence[Descriptor], preference: Descriptor, count: int
     ) -> list[Found]:
-        """At most `count` algorithms for A, B, C and D, those that the library deems fastest first; none where it has
-        none."""
-        results, found = (HeuristicResult * count)(), ctypes.c_int()
+        """At most `count` algorithms for A, B, C and D, those that the library deems fastest first."""
+        results, written = (HeuristicResult * count)(), ctypes.c_int()
         try:
             self.call(
-                "cublasLtMatmulAlgoGetHeuristic", self.handle, product.handle, *(one.handle for one in matrices),
-                preference.handle, count, results, ctypes.byref(found),
+                "cublasLtMatmulAlgoGetHeuristic", self.handle, product.handle, *(matrix.handle for matrix in matrices),
+                preference.handle, count, results, ctypes.byref(written),
             )  # fmt: skip
         except CublasError as error:
             if error.status != CUBLAS_STATUS_NOT_SUPPORTED:
                 raise
             return []
-        usable = [one for one in results[: found.value] if one.state == CUBLAS_STATUS_SUCCESS]
-        return [Found(one.algo, int(one.workspaceSize), self._describe(one.algo)) for one in usable]
+        usable = [result for result in results[: written.value] if result.state == CUBLAS_STATUS_SUCCESS]
+        return [Found(result.algo, int(result.workspaceSize), self._describe(result.algo)) for result in usable]
 
     def multiply(
         self,
@@ -243,9 +241,8 @@ class CublasLt:
         workspace: tuple[int, int],
         stream: int,
     ) -> None:
-        """Queues the product of A, B, C and D (`pointers`, `matrices`). `factors`: alpha and beta as ctypes values;
-        `workspace`: address and bytes."""
-        a, b, c, d = zip(map(ctypes.c_void_p, pointers), (one.handle for one in matrices), strict=True)
+        """Queues a product. `factors`: alpha and beta as ctypes values; `workspace`: address and bytes."""
+        a, b, c, d = zip(map(ctypes.c_void_p, pointers), (matrix.handle for matrix in matrices), strict=True)
         alpha, beta = map(ctypes.byref, factors)
         self.call(
             "cublasLtMatmul", self.handle, product.handle, alpha, *a, *b, beta, *c, *d, ctypes.byref(algorithm),
@@ -253,7 +250,7 @@ class CublasLt:
         )  # fmt: skip
 
     def _describe(self, algorithm: Algorithm) -> str:
-        """The numbers by which the library knows an algorithm; of those that it says nothing about, nothing."""
+        """The numbers by which the library names an algorithm; of those that it says nothing about, nothing."""
         words = []
         for name, attribute in _DESCRIBED:
             value, written = _i32(), ctypes.c_size_t()
@@ -279,9 +276,9 @@ def _load() -> tuple[str, ctypes.CDLL]:
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        found = load_nvidia_dynamic_lib("cublasLt").abs_path
-        if found:
-            return found, ctypes.CDLL(found)
+        path = load_nvidia_dynamic_lib("cublasLt").abs_path
+        if path:
+            return path, ctypes.CDLL(path)
     except ImportError as error:
         tried.append(str(error))
     except (RuntimeError, OSError) as error:  # its DynamicLibNotFoundError is a RuntimeError

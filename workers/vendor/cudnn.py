@@ -25,6 +25,7 @@ from typing import Any
 
 from workers.vendor import cublaslt
 from workers.vendor.convolution_plan import ConvolutionPlan, Tensor
+from workers.vendor.cublaslt import LibraryMissing
 
 SONAME = "libcudnn.so.9"
 HOW_TO_INSTALL = (
@@ -35,12 +36,8 @@ DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
 OUTPUT = 1000  # id of the tensor that a graph writes; those that it reads count from 1
 
 
-class LibraryMissing(Exception):
-    """There is no cuDNN, or no package for its graphs; the message says what was tried and what to install."""
-
-
 class CudnnError(Exception):
-    """A call failed, with cuDNN's words."""
+    """A call failed, with cuDNN's messages."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +125,10 @@ class Graph:
                 self._library.call(graph.build_plan_at_index, index)
             except CudnnError:
                 continue  # left out by its notes, or not for this device
-            found = Found(index, name, int(graph.get_workspace_size_plan_at_index(index)))
-            if found.workspace_bytes <= workspace_bytes:
+            built = Found(index, name, int(graph.get_workspace_size_plan_at_index(index)))
+            if built.workspace_bytes <= workspace_bytes:
                 seen.add(name)
-                yield found
+                yield built
 
     def execute(self, index: int, pointers: Mapping[str, int], output: int, workspace: int) -> None:
         """Queues a plan. `pointers`: by the operand's name."""
@@ -210,8 +207,8 @@ def libraries() -> list[Path]:
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     folders.append(Path(sysconfig.get_path("purelib"), "nvidia", "cudnn", "lib"))
     for package, inside in (("nvidia", "cudnn/lib"), ("torch", "lib")):
-        found = importlib.util.find_spec(package)
-        folders += [Path(root, inside) for root in (found.submodule_search_locations or ())] if found else []
+        spec = importlib.util.find_spec(package)
+        folders += [Path(root, inside) for root in (spec.submodule_search_locations or ())] if spec else []
     return [folder / SONAME for folder in folders if (folder / SONAME).exists()]
 
 
@@ -224,7 +221,7 @@ def _load() -> Any:
             ctypes.CDLL(str(there[0]))
         package: Any = import_module("cudnn")
         package.backend_version()
-    except (ImportError, OSError, RuntimeError, cublaslt.LibraryMissing) as error:
+    except (ImportError, OSError, RuntimeError, LibraryMissing) as error:
         looked = f"tried {there[0]}" if there else f"no {SONAME} beside PyTorch, in a wheel or in LD_LIBRARY_PATH"
         raise LibraryMissing(f"no cuDNN: {error}; {looked}. {HOW_TO_INSTALL}") from error
     return package
@@ -234,7 +231,7 @@ def _require_cublas(there: Sequence[Path]) -> None:
     """cuDNN ends the process where it finds no cuBLASLt: loaded, or in the places that its own parts name."""
     try:
         cublaslt.CublasLt()
-    except cublaslt.LibraryMissing:
+    except LibraryMissing:
         name = "libcublasLt.so.*"
-        if not any((*one.parent.glob(name), *one.parents[2].glob(f"*/lib/{name}")) for one in there[:1]):
+        if not any((*library.parent.glob(name), *library.parents[2].glob(f"*/lib/{name}")) for library in there[:1]):
             raise

@@ -6,14 +6,16 @@ typed nodes only. Where rows allow it a thread moves 16 bytes at once: the vendo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen.dtypes import dtype
 from codegen.epilogue import Node, chain_type, scalars, structures
-from codegen.render_group import header_text
+from codegen.operand import Operand
+from codegen.text.render_group import header_text
 
 NAME = "cukiln_after_vendor"
+CONVERSION = "the conversion to the output's type"
 THREADS = 256
 LARGEST_GRID = 65535  # of y and z
 DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "epilogue.cuh")
@@ -67,6 +69,12 @@ __device__ __forceinline__ void finish(const Arguments arguments) {{
 """
 
 
+def output_of(operands: Iterable[Operand]) -> Operand:
+    """The one output of a problem."""
+    (out,) = (operand for operand in operands if operand.role == "out")
+    return out
+
+
 @dataclass(frozen=True)
 class Matrices:
     """Where a batch of row-major matrices lies, in elements."""
@@ -92,7 +100,7 @@ class After:
         """Elements that a thread moves at once: what 16 bytes hold of the wider type, where every row allows it."""
         widest = 16 // max(dtype(self.product.dtype).bytes, dtype(self.out.dtype).bytes)
         sides = (self.product, self.out)
-        steps = [self.columns, *(one.pitch for one in sides), *(one.stride for one in sides if self.batch > 1)]
+        steps = [self.columns, *(side.pitch for side in sides), *(side.stride for side in sides if self.batch > 1)]
         return next(width for width in (8, 4, 2, 1) if width <= widest and all(step % width == 0 for step in steps))
 
     @property

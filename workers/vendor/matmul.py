@@ -10,43 +10,30 @@ from typing import Any
 import numpy as np
 
 from codegen.arrays import as_float64
-from codegen.operator import Operand
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor import cublaslt
-from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
+from workers.vendor.bench import Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs
 from workers.vendor.cublaslt import CublasError, CublasLt, Descriptor, Found, Layout
-from workers.vendor.epilogue import NAME, After, Matrices
+from workers.vendor.epilogue import After, Matrices, output_of
 from workers.vendor.plan import ProductPlan, plans
 
 ALGORITHMS = 8
 WORKSPACE_BYTES = 64 * 2**20
-LARGEST_ALIGNMENT = 256  # that cuBLASLt's heuristics tell apart
-
-
-@dataclass(frozen=True)
-class Operands:
-    """One set, in the device's memory: flat arrays by the name of the operand; `first` and `second` are the library's A
-    and B, `product` its D, which is `out` where the plan says so."""
-
-    first: DeviceArray
-    second: DeviceArray
-    product: DeviceArray
-    out: DeviceArray
-    others: Mapping[str, DeviceArray]
+LARGEST_ALIGNMENT = 256  # that cuBLASLt's heuristics distinguish
 
 
 class MatmulCall:
     """One algorithm of the library for one plan; a `workers.gpu.interface.VendorCall`."""
 
     def __init__(
-        self, bench: Bench, library: CublasLt, problem: MatmulProblem, prepared: Prepared, found: Found
+        self, bench: Bench, library: CublasLt, problem: MatmulProblem, prepared: Prepared, algorithm: Found
     ) -> None:
         self._bench, self._library, self._problem = bench, library, problem
-        self._prepared, self._found = prepared, found
+        self._prepared, self._found = prepared, algorithm
 
     def describe(self) -> dict[str, Any]:
         words = [word for word in (self._found.description, self._prepared.plan.words()) if word]
@@ -65,11 +52,11 @@ class MatmulCall:
         if plan.scale == cublaslt.CUDA_R_32I:
             scalar = _int32
         d = address(operands.product)
-        c = address(operands.others[plan.fused.residual]) if plan.fused.residual else d
+        c = address(operands.arrays[plan.fused.residual]) if plan.fused.residual else d
         try:
             self._library.multiply(
                 prepared.products[number],
-                (address(operands.first), address(operands.second), c, d),
+                (address(operands.arrays["b"]), address(operands.arrays["a"]), c, d),  # it computes the transpose
                 prepared.matrices,
                 (scalar(plan.fused.alpha), scalar(1.0 if plan.fused.residual else 0.0)),
                 self._found.algorithm,
@@ -83,7 +70,7 @@ class MatmulCall:
 
     def result(self, number: int) -> DeviceArray:
         operands, p = self._prepared.sets[number], self._problem
-        out = _out(p)
+        out = output_of(operator("matmul").operands(p))
         flat, strides = operands.out, out.strides
         if self._prepared.plan.packed and self._prepared.plan.in_place:
             d = self._prepared.plan.d
@@ -101,9 +88,9 @@ class Prepared:
     plan: ProductPlan
     matrices: tuple[Descriptor, ...]
     products: tuple[Descriptor, ...]
-    sets: tuple[Operands, ...]
+    sets: tuple[OperandSet, ...]
     workspace: DeviceArray
-    after: Callable[[Operands], None] | None
+    after: Callable[[OperandSet], None] | None
 
 
 def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:
@@ -136,32 +123,32 @@ def _calls(
 ) -> list[MatmulCall]:
     first = upload(bench, problem, plan, inputs)
     with bench.faults():
-        made = [first, *(_copy(first) for _ in range(sets - 1))]
+        made = first.copies(sets)
     a, b, d = (library.matrix(layout) for layout in (plan.a, plan.b, plan.d))
     bias = plan.fused.bias
     if bias is None:
         products = (_product(library, plan, None),) * sets
     else:
-        products = tuple(_product(library, plan, bench.address(one.others[bias])) for one in made)
+        products = tuple(_product(library, plan, bench.address(operand_set.arrays[bias])) for operand_set in made)
     residual = plan.fused.residual
     alignments = [
         min(alignment(bench.address(array)) for array in arrays)
         for arrays in (
-            [one.first for one in made],
-            [one.second for one in made],
-            [one.others[residual] if residual else one.product for one in made],
-            [one.product for one in made],
+            [operand_set.arrays["b"] for operand_set in made],
+            [operand_set.arrays["a"] for operand_set in made],
+            [operand_set.arrays[residual] if residual else operand_set.product for operand_set in made],
+            [operand_set.product for operand_set in made],
         )
     ]
     preference = library.preference(WORKSPACE_BYTES, plan.reductions, alignments)
-    found = library.heuristics(products[0], (a, b, d, d), preference, ALGORITHMS)
-    if not found:
+    algorithms = library.heuristics(products[0], (a, b, d, d), preference, ALGORITHMS)
+    if not algorithms:
         return []
     with bench.faults():
-        workspace = bench.arrays.empty(max(1, *(one.workspace_bytes for one in found)), np.uint8)
-    after = _after(bench, problem, plan) if plan.needs_kernel else None
-    prepared = Prepared(plan, (a, b, d, d), products, tuple(made), workspace, after)
-    calls = [MatmulCall(bench, library, problem, prepared, one) for one in found]
+        workspace = bench.arrays.empty(max(1, *(algorithm.workspace_bytes for algorithm in algorithms)), np.uint8)
+    queue = kernel_after(bench, after(problem, plan), plan.rest_operands) if plan.needs_kernel else None
+    prepared = Prepared(plan, (a, b, d, d), products, made, workspace, queue)
+    calls = [MatmulCall(bench, library, problem, prepared, algorithm) for algorithm in algorithms]
     return [call for call in calls if runs(bench, call)]
 
 
@@ -174,23 +161,8 @@ def _int32(value: float) -> ctypes.c_int32:
 
 
 def alignment(address: int) -> int:
-    """The largest power of two that divides an address, as far as the library tells them apart."""
+    """The largest power of two that divides an address, as far as the library distinguishes them."""
     return min(LARGEST_ALIGNMENT, address & -address) if address else LARGEST_ALIGNMENT
-
-
-def _after(bench: Bench, problem: MatmulProblem, plan: ProductPlan) -> Callable[[Operands], None]:
-    work = after(problem, plan)
-    kernel = bench.kernel(work.device_text(), NAME)
-    rows, columns, batch, *steps = work.extents()
-    fixed = (*map(np.int32, (rows, columns, batch)), *map(np.int64, steps))
-    values = tuple(map(np.float32, work.scalars()))
-
-    def queue(operands: Operands) -> None:
-        tensors = (bench.address(operands.others[name]) for name in plan.rest_operands)
-        pointers = (bench.address(operands.product), bench.address(operands.out))
-        kernel(work.grid, work.block, (*map(np.uint64, pointers), *fixed, *map(np.uint64, tensors), *values))
-
-    return queue
 
 
 def after(problem: MatmulProblem, plan: ProductPlan) -> After:
@@ -206,25 +178,17 @@ def after(problem: MatmulProblem, plan: ProductPlan) -> After:
     )
 
 
-def upload(bench: Bench, problem: MatmulProblem, plan: ProductPlan, inputs: Mapping[str, HostArray]) -> Operands:
-    """A set of the operands as the plan wants them. Outputs are NaN."""
-    operands = {one.name: one for one in operator("matmul").operands(problem)}
-    flat = {name: laid_out(one, inputs[name]) for name, one in operands.items() if one.role == "in"}
+def upload(bench: Bench, problem: MatmulProblem, plan: ProductPlan, inputs: Mapping[str, HostArray]) -> OperandSet:
+    """A set of the operands as the plan needs them. Outputs are NaN."""
+    operands = {operand.name: operand for operand in operator("matmul").operands(problem)}
+    flat = {name: laid_out(operand, inputs[name]) for name, operand in operands.items() if operand.role == "in"}
     if plan.packed:
         flat["a"], flat["b"] = packed(problem, plan, inputs)
     with bench.faults():
         moved = {name: bench.arrays.asarray(array) for name, array in flat.items()}
         product = poisoned(bench, _elements(plan.d), stored_as(plan.d.dtype))
         out = product if plan.in_place else poisoned(bench, operands["out"].elements, stored_as(problem.out_dtype))
-    # The library computes the transpose: its A is B.
-    return Operands(moved.pop("b"), moved.pop("a"), product, out, moved)
-
-
-def _copy(one: Operands) -> Operands:
-    product = one.product.copy()
-    out = product if one.out is one.product else one.out.copy()
-    others = {name: array.copy() for name, array in one.others.items()}
-    return Operands(one.first.copy(), one.second.copy(), product, out, others)
+    return OperandSet(moved, product, out)
 
 
 def packed(problem: MatmulProblem, plan: ProductPlan, inputs: Mapping[str, HostArray]) -> tuple[HostArray, HostArray]:
@@ -248,8 +212,3 @@ def _padded(values: HostArray, layout: Layout) -> HostArray:
 
 def _elements(layout: Layout) -> int:
     return (layout.batch - 1) * layout.stride + (layout.columns - 1) * layout.pitch + layout.rows
-
-
-def _out(problem: MatmulProblem) -> Operand:
-    (out,) = (one for one in operator("matmul").operands(problem) if one.role == "out")
-    return out

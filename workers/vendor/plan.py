@@ -10,13 +10,13 @@ function than the exact gelu of `codegen.epilogue`: gelu is never fused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.epilogue import AnyNode, operand_names
 from codegen.operators.matmul.problem import MatmulProblem
 from workers.vendor import cublaslt
 from workers.vendor.cublaslt import Layout
+from workers.vendor.epilogue import CONVERSION
 
 # cuBLAS, "cublasLtMatmul()": int8 products in regular order need A transposed, B not, m, k and leading dimensions that
 # are multiples of 4, and pointers aligned to 4; 16 is advised.
@@ -26,13 +26,12 @@ COMPUTE_DTYPES = {
     cublaslt.CUBLAS_COMPUTE_32F_FAST_TF32: "float32",
     cublaslt.CUBLAS_COMPUTE_32I: "int32",
 }
-CONVERSION = "the conversion to the output's type"
 
 
 @dataclass(frozen=True)
 class Fused:
     """What of an epilogue the library's kernel does: max(alpha product + residual + bias, 0). `nodes`: how many of the
-    chain that covers; `residual`, `bias`: names of the operands, in the problem's words."""
+    chain that covers; `residual`, `bias`: names of the operands, as the problem names them."""
 
     nodes: int = 0
     alpha: float = 1.0
@@ -61,10 +60,10 @@ class ProductPlan:
 
     @property
     def epilogue(self) -> int:
-        found = (cublaslt.CUBLASLT_EPILOGUE_BIAS if self.fused.bias else 0) | (
+        flags = (cublaslt.CUBLASLT_EPILOGUE_BIAS if self.fused.bias else 0) | (
             cublaslt.CUBLASLT_EPILOGUE_RELU if self.fused.relu else 0
         )
-        return found or cublaslt.CUBLASLT_EPILOGUE_DEFAULT
+        return flags or cublaslt.CUBLASLT_EPILOGUE_DEFAULT
 
     @property
     def needs_kernel(self) -> bool:
@@ -92,13 +91,13 @@ class ProductPlan:
             )
             if used
         ]
-        found = [f"{', '.join(fused)} in its kernel"] if fused else []
+        parts = [f"{', '.join(fused)} in its kernel"] if fused else []
         if self.packed:
-            found.append("operands transposed and padded beforehand")
+            parts.append("operands transposed and padded beforehand")
         if self.needs_kernel:
             nodes: list[str] = [node.op for node in self.rest]
-            found.append(f"{', '.join(nodes or [CONVERSION])} in a kernel after it")
-        return "; ".join(found)
+            parts.append(f"{', '.join(nodes or [CONVERSION])} in a kernel after it")
+        return "; ".join(parts)
 
 
 def plans(problem: MatmulProblem) -> tuple[ProductPlan, ...]:
@@ -113,34 +112,33 @@ def fused(problem: MatmulProblem) -> Fused:
     """The longest beginning of the chain that one kernel of the library computes: a scale, then residual and bias along
     n in either order, each at most once, then relu."""
     names = operand_names(problem.epilogue)
-    found = Fused()
+    covered = Fused()
     for node, name in zip(problem.epilogue, names, strict=True):
-        following = _with(found, node, name)
+        following = _with(covered, node, name)
         if following is None:
             break
-        found = following
-    return found
+        covered = following
+    return covered
 
 
-def _with(found: Fused, node: AnyNode, name: str | None) -> Fused | None:
+def _with(covered: Fused, node: AnyNode, name: str | None) -> Fused | None:
     """`found` and one more node; None where the library's kernel cannot do it there."""
-    count = found.nodes + 1
-    if found.relu:
+    count = covered.nodes + 1
+    if covered.relu:
         return None
-    if node.op == "scale" and found.nodes == 0 and node.value != 0.0:  # BLAS: alpha 0 does not read A and B at all
+    if node.op == "scale" and covered.nodes == 0 and node.value != 0.0:  # BLAS: alpha 0 does not read A and B at all
         return Fused(count, node.value)
-    if node.op == "residual" and found.residual is None:
-        return Fused(count, found.alpha, name, found.bias)
-    if node.op == "bias" and node.axis == "n" and found.bias is None:
-        return Fused(count, found.alpha, found.residual, name)
+    if node.op == "residual" and covered.residual is None:
+        return Fused(count, covered.alpha, name, covered.bias)
+    if node.op == "bias" and node.axis == "n" and covered.bias is None:
+        return Fused(count, covered.alpha, covered.residual, name)
     if node.op == "relu":
-        return Fused(count, found.alpha, found.residual, found.bias, True)
+        return Fused(count, covered.alpha, covered.residual, covered.bias, True)
     return None
 
 
 def _product_dtype(problem: MatmulProblem) -> str:
-    """What the library writes (cuBLAS, "cublasLtMatmul()", table of supported types): int32 of int8; else float32, or
-    the type of the inputs."""
+    """What the library writes (cuBLAS, "cublasLtMatmul()"): int32 of int8; else float32 or the inputs' type."""
     if problem.dtype == "int8":
         return "int32"
     return problem.out_dtype if problem.out_dtype in ("float32", problem.dtype) else "float32"
@@ -173,13 +171,9 @@ def _plan(problem: MatmulProblem, fused: Fused) -> ProductPlan:
         packed=problem.dtype == "int8",
         fused=fused,
         rest=rest,
-        rest_operands=_names(operand_names(problem.epilogue)[fused.nodes :]),
+        rest_operands=tuple(name for name in operand_names(problem.epilogue)[fused.nodes :] if name is not None),
         in_place=in_place,
     )
-
-
-def _names(names: Sequence[str | None]) -> tuple[str, ...]:
-    return tuple(name for name in names if name is not None)
 
 
 def _column_major(dtype: str, rows: int, columns: int, pitch: int, batch: int, stride: int) -> Layout:
@@ -196,7 +190,7 @@ def _as_stored(problem: MatmulProblem, operand: str) -> Layout:
 
 
 def _packed(problem: MatmulProblem) -> tuple[Layout, Layout, Layout]:
-    """int8 operands as the library wants them: both with k along the columns' elements, k and n padded with zeros."""
+    """int8 operands as the library needs them: both with k along the columns' elements, k and n padded with zeros."""
     k, n = _up(problem.k, INT8_DEPTH), _up(problem.n, INT8_ROWS)
     first = Layout("int8", k, n, k, problem.batch, k * n if problem.batch > 1 and problem.stride_b else 0)
     second = Layout(

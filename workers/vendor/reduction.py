@@ -61,13 +61,12 @@ class ReductionCall:
 
 
 def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[ReductionCall]:
-    """CuPy's function, where one call of it is the whole problem. Raises GpuError where the GPU has no memory for the
-    operands, GpuFault."""
+    """CuPy's function, where one call of it is the whole problem. Raises GpuError (no memory), GpuFault."""
     if not isinstance(problem, ReduceProblem):
         raise TypeError(f"a reduction is expected, not {problem.operator}")
     if not computes(problem):
         return []
-    (x,) = (one for one in operator("reduce").operands(problem) if one.name == "x")
+    (x,) = (operand for operand in operator("reduce").operands(problem) if operand.name == "x")
     flat = laid_out(x, inputs["x"])
     try:
         with bench.faults():
@@ -88,8 +87,10 @@ def computes(problem: ReduceProblem) -> bool:
     argmax one axis or all of them; no mean of whole numbers, which CuPy does not round."""
     plain = problem.map == "identity" and not problem.epilogue and not problem.write_map
     all_or_one = problem.fn != "argmax" or len(problem.axes) in (1, len(problem.shape))
-    known = problem.fn in FUNCTIONS and problem.dtype != "bfloat16" and (problem.fn, problem.dtype) != ("mean", "int32")
-    return plain and all_or_one and known and 0 not in problem.shape
+    is_known = (
+        problem.fn in FUNCTIONS and problem.dtype != "bfloat16" and (problem.fn, problem.dtype) != ("mean", "int32")
+    )
+    return plain and all_or_one and is_known and 0 not in problem.shape
 
 
 def axes_of(problem: ReduceProblem) -> Any:

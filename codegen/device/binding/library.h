@@ -94,7 +94,7 @@ inline int prepare(int64_t device) {
   return status;
 }
 
-// For the first launch on a device that nobody prepared.
+// For the first launch on a device that was not prepared.
 inline int prepare_for_launch(int device, void* stream) {
   pthread_mutex_lock(mutex());
   const Driver* driver = load_driver();
@@ -149,7 +149,7 @@ inline int submit(const Loaded& loaded, int first_function, void* arguments, con
 // What launching has to know of a kernel. Pointers to functions, not a template's parameter: of a group's dozens of kernels
 // g++ then compiles only what differs.
 struct KernelEntry {
-  int operands, extents, scalars, first_function;
+  int operands, extents, attributes, scalars, first_function;  // extents: the attributes among them, behind the others
   const int32_t* launch;  // the values that the library was built with
   int64_t (*workspace_bytes)(const int64_t* extents, const int32_t* launch);
   // Writes the arguments that all launches of a call take, and the launches; returns how many they are.
@@ -168,7 +168,7 @@ int plan_call(void* const* pointers, const int64_t* extents, const int32_t* laun
 
 // Of a kernel's Binding.
 template <class B>
-constexpr KernelEntry entry_of = {B::operands, B::extents,          B::scalars,  B::first_function,
+constexpr KernelEntry entry_of = {B::operands, B::extents, B::attributes,      B::scalars,  B::first_function,
                                   B::launch,   B::workspace_bytes, plan_call<B>};
 
 // Launches one call on a device. Null `launch` means the values the library was built with.
@@ -187,7 +187,7 @@ inline int launch_on(const KernelEntry& kernel, int device, void* const* pointer
   const int count = kernel.plan(pointers, extents, values, scalars, workspace, arguments, launches);
   if (count < 1)
     return fail("ValueError: an extent is below 1 or beyond what the kernel can index%s",
-                kernel.scalars > 0 ? ", or the scalars (such as stride and padding) do not fit the tensors" : "");
+                kernel.attributes > 0 ? ", or the attributes (such as stride and padding) do not fit the tensors" : "");
   return submit(*loaded, kernel.first_function, arguments, launches, count, stream);
 }
 

@@ -3,7 +3,7 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-// Weak: the library must load by plain dlopen too, where nobody offers these. Only tvm-ffi calls the entries that use them.
+// Weak: the library must load by plain dlopen too, where these are missing. Only tvm-ffi calls the entries that use them.
 #pragma weak TVMFFIErrorSetRaisedFromCStr
 #pragma weak TVMFFIEnvGetStream
 
@@ -54,6 +54,15 @@ inline int give(TVMFFIAny* result, int32_t type_index, int64_t value) {
   return 0;
 }
 
+inline bool read_attribute(const TVMFFIAny& value, int index, const char* name, int64_t* out) {
+  if (value.type_index != kTVMFFIInt) {
+    fail("TypeError: argument %d, %s, must be an integer", index, name);
+    return false;
+  }
+  *out = value.v_int64;
+  return true;
+}
+
 inline bool read_scalar(const TVMFFIAny& value, int index, double* out) {
   if (value.type_index == kTVMFFIFloat) *out = value.v_float64;
   else if (value.type_index == kTVMFFIInt) *out = static_cast<double>(value.v_int64);
@@ -64,7 +73,7 @@ inline bool read_scalar(const TVMFFIAny& value, int index, double* out) {
   return true;
 }
 
-// The workspace stands last: a tensor, or an address as an integer or an opaque pointer.
+// The workspace: a tensor, or an address as an integer or an opaque pointer.
 inline bool read_workspace(const TVMFFIAny& value, int64_t needed, int device, void** out) {
   if (value.type_index == kTVMFFIOpaquePtr || value.type_index == kTVMFFIInt) {
     *out = value.v_ptr;
@@ -86,14 +95,14 @@ inline bool read_workspace(const TVMFFIAny& value, int64_t needed, int device, v
   return true;
 }
 
-// What a call was given: its operands, checked and read into extents, and its scalars. DLPack leaves strides out where a
+// What a call was given: its operands, checked and read into extents, its attributes behind them, and its scalars. DLPack leaves strides out where a
 // tensor is contiguous; they are filled in here.
 template <class B>
 struct Call {
   TensorView views[B::operands];
   void* pointers[B::operands];
   int64_t strides[B::operands][max_rank];
-  int64_t extents[B::extents];
+  int64_t extents[B::extents] = {};
   double scalars[B::scalars + 1];
   int count = 0;
 
@@ -126,29 +135,34 @@ struct Call {
     return true;
   }
 
-  bool read_scalars(const TVMFFIAny* values) {
+  // The numbers of a call, which begin with argument `first`.
+  bool read_numbers(const TVMFFIAny* values, int first) {
+    for (int i = 0; i < B::attributes; ++i)
+      if (!read_attribute(values[first + i], first + i, B::attribute_names[i], &extents[B::extents - B::attributes + i])) return false;
+    first += B::attributes;
     for (int i = 0; i < B::scalars; ++i)
-      if (!read_scalar(values[B::operands + i], B::operands + i, &scalars[i])) return false;
+      if (!read_scalar(values[first + i], first + i, &scalars[i])) return false;
     return true;
   }
 };
 
-// run(*operands, *scalars[, workspace]) on the stream that tvm-ffi holds for the operands' device.
+// run(*inputs, *outputs[, workspace], *attributes, *scalars) on the stream that tvm-ffi holds for the operands' device.
 template <class B>
 int run_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
   Call<B> call;
   if (!call.read_operands(values, given)) return raise_last_error();
   const int64_t needed = B::workspace_bytes(call.extents, nullptr);
-  const int expected = B::operands + B::scalars + (needed > 0 ? 1 : 0);
+  const int first_number = B::operands + (needed > 0 ? 1 : 0), numbers = B::attributes + B::scalars;
+  const int expected = first_number + numbers;
   if (given != expected) {
-    fail("TypeError: %d arguments were given; this call takes %d tensors, then %d numbers%s", given, B::operands, B::scalars,
-         needed > 0 ? ", then the workspace" : "");
+    fail("TypeError: %d arguments were given; this call takes %d tensors%s, then %d numbers", given, B::operands,
+         needed > 0 ? ", the workspace" : "", numbers);
     return raise_last_error();
   }
   const int device = call.views[0].device;
   void* workspace = nullptr;
-  if (!call.read_scalars(values)) return raise_last_error();
-  if (needed > 0 && !read_workspace(values[expected - 1], needed, device, &workspace)) return raise_last_error();
+  if (!call.read_numbers(values, first_number)) return raise_last_error();
+  if (needed > 0 && !read_workspace(values[B::operands], needed, device, &workspace)) return raise_last_error();
   void* stream = TVMFFIEnvGetStream(kDLCUDA, device);
   if (launch_on(entry_of<B>, device, call.pointers, call.extents, nullptr, call.scalars, workspace, stream)) return raise_last_error();
   return give(result, kTVMFFINone, 0);
@@ -158,16 +172,17 @@ int run_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
 template <class B>
 int workspace_bytes_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
   if (given > 0 && values[0].type_index == kTVMFFIInt) {
-    int64_t extents[B::extents];
-    for (int i = 0; i < given && i < B::extents; ++i) {
+    constexpr int shown = B::extents - B::attributes;
+    int64_t extents[B::extents] = {};
+    for (int i = 0; i < given && i < shown; ++i) {
       if (values[i].type_index != kTVMFFIInt) {
         fail("TypeError: extent %d must be an integer", i);
         return raise_last_error();
       }
       extents[i] = values[i].v_int64;
     }
-    if (given != B::extents) {
-      fail("TypeError: %d extents were given; this kernel has %d", given, B::extents);
+    if (given != shown) {
+      fail("TypeError: %d extents were given; this kernel has %d", given, shown);
       return raise_last_error();
     }
     return give(result, kTVMFFIInt, B::workspace_bytes(extents, nullptr));

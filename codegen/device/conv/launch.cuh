@@ -7,6 +7,7 @@ namespace conv {
 #if defined(CUKILN_HOST)
 
 // What a call's tensors show, in the order of the launch ABI's extents.
+constexpr int shape_extents = 10;
 struct Shape {
   int64_t images, height, width, channels, filters, filter_height, filter_width, out_height, out_width, groups;
 
@@ -16,24 +17,22 @@ struct Shape {
         groups(extents[9] < 1 ? 1 : extents[9]) {}
 };
 
-// The scalars that stand before those of the epilogue: no tensor shows them.
-enum { stride_h, stride_w, top, bottom, left, right, dilation_h, dilation_w, geometry_scalars };
+// The attributes, which stand behind them: no tensor shows them.
+enum { stride_h = shape_extents, stride_w, top, bottom, left, right, dilation_h, dilation_w };
 
-// As int; -1, which no geometry has, where it is none.
-inline int as_distance(double value) {
-  const int whole = value >= 0.0 && value <= INT32_MAX ? static_cast<int>(value) : -1;
-  return whole == value ? whole : -1;
-}
+// As int; -1, which no geometry has, where it does not fit.
+inline int as_distance(int64_t value) { return value >= 0 && value <= INT32_MAX ? static_cast<int>(value) : -1; }
 
 // An axis of the image with its padding; 0 where that does not fit.
-inline int padded_extent(int64_t extent, double before, double behind) {
-  const int first = as_distance(before), last = as_distance(behind);
+inline int padded_extent(int64_t extent, int64_t before, int64_t behind) {
+  const int64_t first = as_distance(before), last = as_distance(behind);
   return first < 0 || last < 0 ? 0 : gemm::as_extent(extent + first + last);
 }
 
 // The geometry's members of an operator's Arguments; `channels` are those of a group.
 template <class Arguments>
-void bind_geometry(const Shape& shape, const double* scalars, Arguments& arguments) {
+void bind_geometry(const int64_t* extents, Arguments& arguments) {
+  const Shape shape(extents);
   arguments.images = gemm::as_extent(shape.images);
   arguments.height = gemm::as_extent(shape.height);
   arguments.width = gemm::as_extent(shape.width);
@@ -44,14 +43,14 @@ void bind_geometry(const Shape& shape, const double* scalars, Arguments& argumen
   arguments.out_width = gemm::as_extent(shape.out_width);
   arguments.groups = gemm::as_extent(shape.groups);
   arguments.channels = gemm::as_extent(shape.channels / shape.groups);
-  arguments.stride_h = as_distance(scalars[stride_h]);
-  arguments.stride_w = as_distance(scalars[stride_w]);
-  arguments.padding_h = as_distance(scalars[top]);
-  arguments.padding_w = as_distance(scalars[left]);
-  arguments.padded_height = padded_extent(shape.height, scalars[top], scalars[bottom]);
-  arguments.padded_width = padded_extent(shape.width, scalars[left], scalars[right]);
-  arguments.dilation_h = as_distance(scalars[dilation_h]);
-  arguments.dilation_w = as_distance(scalars[dilation_w]);
+  arguments.stride_h = as_distance(extents[stride_h]);
+  arguments.stride_w = as_distance(extents[stride_w]);
+  arguments.padding_h = as_distance(extents[top]);
+  arguments.padding_w = as_distance(extents[left]);
+  arguments.padded_height = padded_extent(shape.height, extents[top], extents[bottom]);
+  arguments.padded_width = padded_extent(shape.width, extents[left], extents[right]);
+  arguments.dilation_h = as_distance(extents[dilation_h]);
+  arguments.dilation_w = as_distance(extents[dilation_w]);
 }
 
 // Output pixels along a padded axis; 0 where there are none.
@@ -138,7 +137,7 @@ inline bool read_extents(const Tensors& tensors, bool channels_last, int64_t* ex
     CUKILN_REFUSE(complaint, "ValueError: %lld filters cannot be divided among %lld groups", static_cast<long long>(w[0]),
                   static_cast<long long>(groups));
   const int64_t values[] = {x[0], x[row], x[column], x[channel], w[0], w[row], w[column], out[row], out[column], groups};
-  for (int i = 0; i < 10; ++i) extents[i] = values[i];
+  for (int i = 0; i < shape_extents; ++i) extents[i] = values[i];
   return true;
 }
 

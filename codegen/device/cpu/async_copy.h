@@ -26,7 +26,7 @@ struct Copies {
 
 inline Copies copies[max_threads];
 
-// Copies that nobody waited for end with their block.
+// Copies without a wait end with their block.
 inline void forget_copies() {
   for (int i = 0; i < thread_count; ++i) {
     Copies& held = copies[i];

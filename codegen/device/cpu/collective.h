@@ -65,7 +65,7 @@ __attribute__((noinline)) inline void meet(void (*operation)(void* const*), void
   }
   warp.lanes[self % warp_size] = lane;
   warp.meeting |= lane_bit(self);
-  // Where some lanes never come, nobody is ready in the end and the scheduler sees who still waits in a meeting.
+  // Where some lanes never come, no lane is ready in the end and the scheduler sees which are still in a meeting.
   if (warp.meeting == whole_warp && !warp.diverged) {
     if (watching) settle_instructions();
     warp.ready = whole_warp;

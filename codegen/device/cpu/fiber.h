@@ -105,7 +105,7 @@ inline size_t page_bytes() {
   return bytes;
 }
 
-// One fiber. `stack` is its lowest usable address, above `guard_bytes` that nobody may touch.
+// One fiber. `stack` is its lowest usable address, above `guard_bytes` that must not be touched.
 struct Fiber {
   char* stack;
   void* saved;       // stack pointer while it does not run
@@ -186,7 +186,7 @@ inline void fiber_entered(int index) {
 #endif
 }
 
-// Leaves the fiber `index`, which is running; returns when somebody switches to it again.
+// Leaves the fiber `index`, which is running; returns at the next switch to it.
 inline void switch_to_scheduler(int index) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fibers[index].fake_stack, scheduler_stack, scheduler_stack_bytes);

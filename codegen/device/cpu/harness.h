@@ -12,7 +12,7 @@ constexpr int max_launches = 16;
 // shared memory and count its bank conflicts, which takes several times as long.
 struct Call {
   void* const* pointers;
-  const int64_t* extents;
+  const int64_t* integers;  // extents, then attributes
   const int32_t* launch;
   const double* scalars;
   void* workspace;
@@ -158,7 +158,7 @@ inline void check_launch(const Launch& launch, int functions) {
     refuse_launch("the kernel function", static_cast<unsigned long long>(launch.function) + 1, static_cast<unsigned long long>(functions));
 }
 
-// Sets up the block's threads. False: memory ran out, which is nobody's verdict.
+// Sets up the block's threads. False: memory ran out, which is no verdict.
 inline bool prepare_launch(const Launch& launch) {
   gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   blockDim = {launch.block[0], launch.block[1], launch.block[2]};

@@ -1,4 +1,4 @@
-// The memory a kernel may see: global buffers between pages nobody may touch, and one block's shared memory.
+// The memory a kernel may see: global buffers between guard pages, and one block's shared memory.
 #pragma once
 
 #include "fiber.h"
@@ -31,8 +31,8 @@ inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + page_by
 inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - page_bytes(); }
 
 // Maps a buffer and fills its canaries. It starts at a multiple of `alignment` and of nothing better, up to the 16 bytes
-// of the widest access: a vector access that the operand's alignment does not promise must not work by luck. Pages that
-// nobody touches take no memory, so that rows may lie as far apart as a caller's. Returns its data, or null where memory
+// of the widest access: a vector access that the operand's alignment does not promise must not work by luck.
+// Untouched pages take no memory, so that rows may lie as far apart as a caller's. Returns its data, or null where memory
 // or room for buffers ran out.
 inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, bool writable) {
   if (buffer_count == max_buffers) return nullptr;

@@ -18,7 +18,7 @@ namespace cpu {
 
 struct Clock {
   uint32_t seen[max_warps];
-  uint32_t least;  // of those of the block's warps: whatever is older happened before, whoever did it
+  uint32_t least;  // of those of the block's warps: whatever is older happened before, by any thread
 };
 
 inline uint32_t epochs[max_warps];
@@ -217,7 +217,7 @@ inline void split_word(size_t word) {
   }
 }
 
-// The block is over and nobody waited for a copy to there.
+// The block is over and a copy to there was not waited for.
 inline void forget_pending(size_t offset, size_t bytes) {
   for (size_t at = offset; at < offset + bytes; ++at) last_writes[at / 4].epoch = last_writes[word_count + at].epoch = 0;
 }

@@ -17,7 +17,7 @@ struct uint3 {
 };
 using dim3 = uint3;
 
-// What kernels read. Whoever switches to a thread writes them before.
+// What kernels read; written before a switch to a thread.
 inline uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace cukiln {
@@ -130,7 +130,7 @@ inline int next_thread(const Warp& warp) {
 }
 
 // The running thread has stopped and is ready no more, or its whole warp is ready again: the next lane of the warp goes
-// on, and where none is ready the scheduler decides. Returns once somebody lets this thread go on.
+// on, and where none is ready the scheduler decides. Returns once this thread is resumed.
 inline void pass_on() {
   const Warp& warp = warp_of(current);
   if (warp.ready == 0) return leave_fiber();

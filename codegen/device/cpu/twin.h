@@ -65,7 +65,7 @@ CUKILN_INLINE bool fits(const void* at, size_t room) {
 
 // `pure` is true of what a kernel's own code can see: nothing that it has in registers must be read again after the call,
 // which would make the path that is not taken slow the other one down (8 % of a kernel of 8 x 8 outputs per thread). That
-// is why the address goes through it: a pure call whose result nobody uses is none.
+// is why the address goes through it: a pure call whose result is unused is none.
 template <int bytes>
 __attribute__((noinline, cold, pure)) const void* look_at_shared(Access access, const void* at, int line, const char* file) {
   if (!fits<bytes>(at, shared_bytes)) refuse_shared(access, at, bytes, line, file);

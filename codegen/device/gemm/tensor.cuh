@@ -15,6 +15,10 @@ namespace tensor {
 // Floats between the rows of a warp's exchange buffer beyond its columns: rows 4 apart then start in different banks.
 enum { exchange_padding = 8 };
 
+// Config::copy and Config::epilogue_path.
+enum { copy_cp_async, copy_registers };
+enum { epilogue_direct, epilogue_shared };
+
 #if defined(CUKILN_DEVICE)
 
 constexpr int chunk_bytes = 16;  // what ldmatrix reads per row, and the widest copy
@@ -64,7 +68,7 @@ struct Copier {
   using V = Vectors<C, stored_along_k ? tile_outer : C::tile_k, stored_along_k ? C::tile_k : tile_outer, align>;
   static constexpr int per_chunk = chunk_bytes / static_cast<int>(sizeof(T));
 
-  Vector<T, align> held[C::async_copies ? 1 : V::per_thread];
+  Vector<T, align> held[C::copy == copy_cp_async ? 1 : V::per_thread];
 
   static __device__ __forceinline__ bool wanted(int i, int outer_left, int k_left) {
     const int outer = stored_along_k ? V::row(i) : V::column(i), k = stored_along_k ? V::column(i) : V::row(i);
@@ -405,7 +409,7 @@ __device__ __forceinline__ constexpr int next_of(int stage, int stages) { return
 // cp.async pipeline with one barrier per step: the stage that is filled is the one that all warps left at that barrier.
 template <class C, class Feed>
 __device__ __forceinline__ void multiply_async(WarpTile<C, Feed>& warp, Feed& feed, char* shared, int steps) {
-  static_assert(C::stages >= 2, "a copy needs a stage that nobody reads");
+  static_assert(C::stages >= 2, "a copy needs a stage that is not being read");
 #pragma unroll
   for (int i = 0; i < C::stages - 1; ++i) feed.start(stage_at<Feed>(shared, i));  // stage: first fill
   int reading = 0, filling = C::stages - 1;
@@ -440,7 +444,7 @@ __device__ __forceinline__ void multiply_async(WarpTile<C, Feed>& warp, Feed& fe
           cp_async_wait<C::stages - 2>();  // the next step's tiles have landed
           __syncthreads();  // for all threads; and every warp has read the stage that is filled next
         }
-        // Behind the last step this reads a stage whose values nobody uses.
+        // Behind the last step this reads a stage whose values are unused.
         if (k % 2 == 0) {
           warp.load(odd, stage_at<Feed>(shared, reading), k + 1);  // stage: read ahead
           warp.multiply(even);
@@ -562,12 +566,12 @@ __device__ __forceinline__ void compute(const Arguments& arguments, const Tile& 
   char* const shared = shared_memory<char>();
   Feed feed(arguments, tile, share);
   WarpTile<C, Feed> warp;
-  if constexpr (C::async_copies) {
+  if constexpr (C::copy == copy_cp_async) {
     multiply_async<C>(warp, feed, shared, steps);
   } else {
     multiply_registers<C>(warp, feed, shared, steps);
   }
-  if constexpr (C::shared_epilogue) {
+  if constexpr (C::epilogue_path == epilogue_shared) {
     write_shared<C>(arguments, tile, warp, shared);
   } else {
     write_direct<C>(arguments, tile, warp);
@@ -602,7 +606,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 template <class C>
 constexpr uint32_t shared_bytes() {
   constexpr int ring = C::stages * (C::tile_m + C::tile_n) * C::tile_k * static_cast<int>(sizeof(typename C::Input));
-  constexpr int exchange = C::shared_epilogue ? C::warps_m * C::warps_n * 16 * (C::tile_n / C::warps_n + exchange_padding) * 4 : 0;
+  constexpr int exchange = C::epilogue_path == epilogue_shared ? C::warps_m * C::warps_n * 16 * (C::tile_n / C::warps_n + exchange_padding) * 4 : 0;
   return ring > exchange ? ring : exchange;
 }
 

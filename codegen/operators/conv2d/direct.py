@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
+from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of
-from codegen.operator import Cost, Work
+from codegen.kernel import Kernel
+from codegen.operator import ConfigField, Cost, Work, constants
 from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d.product import aligns
 from codegen.operators.matmul import grid
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search_space import Tunable
+from codegen.operators.matmul.simt_work import node_seconds
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
-ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed")
+ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed", "direct", constant=False)
 THREADS, THREADS_K = (64, 96, 128, 192, 256), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-# Columns of filters whose number a kernel may know.
+# Columns of filters that a kernel may have as a constant.
 WINDOWS = (3, 5, 7)
 TUNABLES = (
     ALGORITHM,
-    Tunable("threads", THREADS, False, "threads of a block"),
-    Tunable("threads_k", THREADS_K, False, "threads of a block along the filters"),
-    Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
-    Tunable("pixels", (1, 2, 4, 8), False, "output pixels of a thread"),
+    Tunable("threads", THREADS, False, "threads of a block", 128),
+    Tunable("threads_k", THREADS_K, False, "threads of a block along the filters", 1),
+    Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread", 1),
+    Tunable("pixels", (1, 2, 4, 8), False, "output pixels of a thread", 1),
     Tunable(
         "window", (0, *WINDOWS), False,
         "depthwise, columns of the filters: a thread's pixels are neighbours and share what they load; 0: any filters",
+        0,
     ),
-    Tunable("taps", (16, 32, 64), False, "products of a sum whose filters are in shared memory at a time"),
+    Tunable("taps", (16, 32, 64), False, "products of a sum whose filters are in shared memory at a time", 32),
 )  # fmt: skip
 Lists = dict[str, tuple[Value, ...]]
 
@@ -53,6 +56,22 @@ LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
 WINDOW_LOAD_INSTRUCTIONS = 9.5
 
 
+def fields(kernel: Kernel, out_align: int) -> list[ConfigField]:
+    """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
+    s = kernel.signature_dict
+    last = s["layout"] == "nhwc"
+    aligns = {
+        "align_a": s["align_x"] if last and s["depthwise"] else 1,
+        "align_b": 1,
+        "align_c": out_align if last else 1,
+    }
+    return [
+        ConfigField("bool", "tensor_cores", False),
+        *(ConfigField("int", name, value) for name, value in aligns.items()),
+        *constants(TUNABLES, kernel.tunables.as_dict()),
+    ]
+
+
 def block(tunables: Mapping[str, Any]) -> tuple[int, int]:
     """Output pixels and filters of a block."""
     t = tunables
@@ -69,8 +88,8 @@ def blocks(problem: Convolution, tunables: Mapping[str, Any]) -> tuple[int, int]
 
 def shared_bytes(tunables: Mapping[str, Any]) -> int:
     """As `shared_bytes` in direct.cuh."""
-    found: int = 4 * tunables["taps"] * (block(tunables)[1] + TAP_PADDING)
-    return found
+    size: int = 4 * tunables["taps"] * (block(tunables)[1] + TAP_PADDING)
+    return size
 
 
 def registers(tunables: Mapping[str, Any], size: int) -> int:
@@ -110,7 +129,7 @@ def worth(problem: Convolution) -> bool:
 def levels(problem: Convolution, window: int) -> dict[int, Lists]:
     """Level 1 (a dozen) and level 2; 1 is inside 2. `window`: which the problem can have; it is tried beside none, and
     blocks of one size are."""
-    widest = min(_most_filters(problem), grid.power_of_two(problem.k))
+    widest = min(_most_filters(problem), power_of_two(problem.k))
     threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
     threads: tuple[int, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
     outputs, rows = problem.n * problem.p * problem.q, int(threads[0]) // threads_k[-1]
@@ -140,23 +159,23 @@ def _most_filters(problem: Convolution) -> int:
 def _threads_k(across: int, most: int) -> tuple[int, ...]:
     """The two numbers of threads along the filters that leave the fewest idle; of those the largest, whose accesses are
     longest. `across`: how many threads all filters need."""
-    counts = [count for count in THREADS_K if count <= min(most, grid.power_of_two(across))]
+    counts = [count for count in THREADS_K if count <= min(most, power_of_two(across))]
     return tuple(sorted(sorted(counts, key=lambda count: (-(-across // count) * count, -count))[:2]))
 
 
 def _pixels_fit(of_block: int, pixels: int) -> bool:
     """Whether a block is not mostly padding."""
-    return of_block < 2 * grid.power_of_two(pixels)
+    return of_block < 2 * power_of_two(pixels)
 
 
 def default(problem: Convolution, window: int, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: many filters and many pixels in a thread first,
     with the window. Where all break one, the first of all."""
-    return first_accepted((one for lists in levels(problem, window).values() for one in _in_order(lists)), judge)
+    return first_accepted(chain.from_iterable(map(_in_order, levels(problem, window).values())), judge)
 
 
 def _in_order(lists: Lists) -> Iterator[Schedule]:
-    for values in product(*(reversed(one) for one in lists.values())):
+    for values in product(*(reversed(list) for list in lists.values())):
         yield Schedule.of(dict(zip(lists, values, strict=True)))
 
 
@@ -174,10 +193,10 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
         )
         or check(
-            filters <= max(1, grid.power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
+            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
         )
         or check(
-            block(t)[1] < 2 * max(filters, grid.power_of_two(p.k)),
+            block(t)[1] < 2 * max(filters, power_of_two(p.k)),
             "threads_k",
             f"blocks of {block(t)[1]} filters are mostly padding for k = {p.k}",
         )
@@ -206,7 +225,7 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
 
 
 def work(problem: Convolution, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
-    """Counts for the roofline. Neighbouring windows overlap: what of the image L1 does not hold, L2 is asked for."""
+    """Counts for the roofline. Neighbouring windows overlap: what of the image L1 misses comes from L2."""
     p, t = problem, tunables
     across, down = blocks(p, t)
     pixels, filters = block(t)
@@ -236,6 +255,6 @@ def work(problem: Convolution, tunables: Mapping[str, Any], least: Cost, target:
 
 def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:
     """CPU seconds of nvcc for one more kernel of a group: grows with the outputs of a thread."""
-    nodes = sum(0.0003 if node_of(part).exact else 0.0019 for part in epilogue)
+    nodes = node_seconds(epilogue)
     outputs = int(tunables["pixels"]) * int(tunables["filters"])
     return 0.05 + outputs * (0.002 + nodes)

@@ -7,29 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.joined_space import Kind
 from codegen.operator import Cost, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
 from codegen.operators.conv2d.problem import Conv2dProblem
-from codegen.operators.conv2d.product import (
-    aligns,
-    implicit_schedule,
-    matmul_tunables,
-    of_product,
-    product,
-    without_static_k,
-)
+from codegen.operators.conv2d.product import aligns, implicit_schedule, of_product, product, without_static_k
+from codegen.operators.convolution import matmul_tunables
 from codegen.operators.matmul import simt_rules, simt_space, simt_work, tensor_rules, tensor_space, tensor_work, traffic
-from codegen.operators.matmul.path import is_tensor, on_tensor_cores
-from codegen.rules import ACCEPTED, Accepted, Rejected, check
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import Linked, Tunable
+from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
-ALGORITHM = Tunable("algorithm", ("implicit_gemm",), False, "how the convolution is computed")
+ALGORITHM = Tunable(
+    "algorithm", ("implicit_gemm",), False, "how the convolution is computed", "implicit_gemm", constant=False
+)
 # The length of a sum is a run-time argument: its taps are counted, not unrolled.
-TENSOR_TUNABLES = (ALGORITHM, *(one for one in tensor_space.TUNABLES if one.name != "static_k"))
+TENSOR_TUNABLES = (ALGORITHM, *(tunable for tunable in tensor_space.TUNABLES if tunable.name != "static_k"))
 SIMT_TUNABLES = (ALGORITHM, *simt_space.TUNABLES)
 
 
@@ -47,34 +44,52 @@ def tunables(problem: Conv2dProblem, target: Target) -> tuple[Tunable, ...]:
 
 def kind(problem: Conv2dProblem, target: Target, search: Search) -> Kind:
     """What searches try."""
-    own, as_matmul = tunables(problem, target), product(problem)
-    if own is TENSOR_TUNABLES:
-        found = tensor_space.levels(as_matmul, target, _aligns(problem))
+    return kind_of_product(product(problem), _aligns(problem), target, search)
+
+
+def kind_of_product(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, search: Search) -> Kind:
+    """Matmul's levels. `aligned`: elements per access of A and B."""
+    if on_tensor_cores(as_matmul, target):
+        own, levels = TENSOR_TUNABLES, tensor_space.levels(as_matmul, target, aligned)
         every_way = tensor_space.every_way(target)
     else:
-        found, every_way = simt_space.levels(as_matmul, target), simt_space.EVERY_WAY
-    lists = {
-        level: {"algorithm": ("implicit_gemm",), **without_static_k(values)} for level, (values, _) in found.items()
-    }
-    ways: dict[int, Linked] = {level: division for level, (_, division) in found.items()}
+        own, levels, every_way = SIMT_TUNABLES, simt_space.levels(as_matmul, target), simt_space.EVERY_WAY
+    ways = {level: division for level, (_, division) in levels.items()}
     if not set(every_way.names).isdisjoint(search.tunables or ()):
         ways[1] = every_way
-    return Kind(own, lists, ways)
+    return Kind(own, lists_of_product({level: values for level, (values, _) in levels.items()}), ways)
+
+
+def lists_of_product(levels: Mapping[int, simt_space.Lists]) -> dict[int, simt_space.Lists]:
+    """Matmul's value lists as those of an implicit product."""
+    return {level: {"algorithm": ("implicit_gemm",), **without_static_k(lists)} for level, lists in levels.items()}
 
 
 def default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
+    return default_of_product(product(problem), _aligns(problem), _input_bytes(problem), target, judge)
+
+
+def default_of_product(
+    as_matmul: MatmulProblem,
+    aligned: tuple[int, int],
+    stored_bytes: float,
+    target: Target,
+    judge: Callable[[Schedule], Accepted | Rejected],
+    slices: tuple[int, ...] | None = None,
+) -> Schedule:
+    """`stored_bytes`: of the convolution's operands; `slices`: of k, the few that seem useful where that is None."""
 
     def judge_product(schedule: Schedule) -> Accepted | Rejected:
         values = schedule.as_dict()
         constant = values.get("static_k", 0) != 0
         return check(not constant, "static_k", "k is no constant here") or judge(implicit_schedule(values))
 
-    as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
-        found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, _input_bytes(problem))
-        return implicit_schedule(found.as_dict())
-    return implicit_schedule(simt_space.default(as_matmul, target, judge_product).as_dict())
+        schedule = tensor_space.default(as_matmul, target, aligned, judge_product, stored_bytes, slices)
+    else:
+        schedule = simt_space.default(as_matmul, target, judge_product, slices)
+    return implicit_schedule(schedule.as_dict())
 
 
 def rules(
@@ -86,13 +101,13 @@ def rules(
         return Rejected(
             "algorithm", f"{problem.groups} products with one column each are mostly padding: direct computes them"
         )
-    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
-    if problem.pointwise:
-        return judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
-    if broken := _gather_rule(problem, t):
+    if not problem.pointwise and (broken := _gather_rule(problem, t)):
         return broken
-    found = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
-    return found if isinstance(found, Rejected) else _register_rule(problem, t, target) or ACCEPTED
+    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
+    if isinstance(outcome, Rejected) or problem.pointwise:
+        return outcome
+    return _register_rule(problem, t, target) or ACCEPTED
 
 
 def _gather_rule(problem: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | None:
@@ -117,7 +132,7 @@ def _register_rule(problem: Conv2dProblem, t: Mapping[str, Any], target: Target)
 
 
 def register_rule(wanted: int, t: Mapping[str, Any], target: Target) -> Rejected | None:
-    """Whether a thread of an implicit product may take as many registers as it wants."""
+    """Whether a thread of an implicit product may take as many registers as it needs."""
     allowed = tensor_rules.launch_bounds(t).registers(target) if is_tensor(t) else target.registers_per_thread
     limit = min(allowed, target.registers_per_sm // (threads(t) * t["min_blocks"]))
     return check(
@@ -151,28 +166,41 @@ def registers(t: Mapping[str, Any], channels_last: bool, x_w_out: tuple[int, int
 
 
 def product_registers(t: Mapping[str, Any], stored: tensor_rules.Stored) -> int:
-    """What a thread needs beside the gather; where it is told how many it may take, with that it manages."""
+    """What a thread needs beside the gather: the least where the launch bounds limit its registers."""
     if not is_tensor(t):
         return simt_rules.registers(t)
-    told = t["maxnreg"] or t["min_blocks"] > 1
-    return tensor_rules.least_registers(t, stored) if told else tensor_rules.registers(t, stored)
+    limited = t["maxnreg"] or t["min_blocks"] > 1
+    return tensor_rules.least_registers(t, stored) if limited else tensor_rules.registers(t, stored)
 
 
 def work(problem: Conv2dProblem, schedule: Schedule, least: Cost, target: Target) -> Work:
-    """Matmul's counts for the product: the L2 is asked for every tap, the DRAM for the image once."""
-    t, as_matmul = matmul_tunables(schedule.as_dict()), product(problem)
-    inputs = _input_bytes(problem)
-    expanded = replace(least, bytes_read=least.bytes_read - inputs + int(traffic.input_bytes(as_matmul)))
-    x_w_out = (*_aligns(problem), aligns(problem)[2])
-    found = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, x_w_out, expanded, target)
-    gathered = 0.0
-    if not problem.pointwise:
-        tiles = traffic.tile_bytes(as_matmul, t) / dtype(problem.dtype).bytes
-        gathered = GATHER_INSTRUCTIONS * tiles / 2.0 / aligns(problem)[0]
+    """Matmul's counts for the product: every tap comes from L2, the image from DRAM once."""
+    x, _, out = aligns(problem)
+    per_access = 0 if problem.pointwise else GATHER_INSTRUCTIONS
+    inputs, aligned = _input_bytes(problem), (*_aligns(problem), out)
+    return work_of_product(product(problem), schedule, aligned, least, target, inputs, per_access, x)
+
+
+def work_of_product(
+    as_matmul: MatmulProblem,
+    schedule: Schedule,
+    aligned: tuple[int, int, int],
+    least: Cost,
+    target: Target,
+    stored_bytes: int,
+    per_access: int,
+    width: int,
+) -> Work:
+    """`stored_bytes`: of the convolution's operands. A gathered access of `width` elements takes `per_access`
+    instructions beside those of a copy."""
+    t = matmul_tunables(schedule.as_dict())
+    expanded = replace(least, bytes_read=least.bytes_read - stored_bytes + int(traffic.input_bytes(as_matmul)))
+    counts = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, aligned, expanded, target)
+    tiles = traffic.tile_bytes(as_matmul, t) / dtype(as_matmul.dtype).bytes
     return replace(
-        found,
-        dram_bytes=found.dram_bytes - traffic.input_traffic(as_matmul, t, target) + inputs,
-        other_instructions=found.other_instructions + gathered,
+        counts,
+        dram_bytes=counts.dram_bytes - traffic.input_traffic(as_matmul, t, target) + stored_bytes,
+        other_instructions=counts.other_instructions + per_access * tiles / 2.0 / width,
     )
 
 

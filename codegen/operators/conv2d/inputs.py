@@ -6,7 +6,7 @@ would be right on every number, and wrong on an image with an infinity there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +15,7 @@ from codegen.operator import Array, InputKind, Operand
 from codegen.operators.conv2d.problem import Conv2dProblem, Convolution
 from codegen.operators.conv2d.product import product
 from codegen.operators.matmul.inputs import draw_inputs, kept_products
-
-_NAMES = {"x": "a", "w": "b"}
+from codegen.operators.matmul.problem import MatmulProblem
 
 
 def elements_seen(problem: Convolution) -> Array:
@@ -37,12 +36,29 @@ def make_inputs(
     problem: Conv2dProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
 ) -> dict[str, Array]:
     """Arrays of the operands' dtypes and logical shapes; see `codegen/operators/matmul/inputs.py` for their values."""
-    renamed = [replace(one, name=_NAMES.get(one.name, one.name)) for one in operands]
-    made, terms = draw_inputs(product(problem), renamed, kind, rng)
+    made, terms = draw_operands(product(problem), {"x": "a", "w": "b"}, operands, kind, rng)
     if kind == "integer" and problem.taps > terms:
-        kept = kept_products(problem.taps, terms, made["b"].dtype, rng)
-        made["b"] = made["b"] * kept.reshape(made["b"].shape[1:])
-    seen = elements_seen(problem)
-    if not seen.all():
-        made["a"] = np.where(seen, made["a"], np.array(np.nan, dtype=made["a"].dtype))
-    return {one.name: made[as_drawn.name] for one, as_drawn in zip(operands, renamed, strict=True) if one.role == "in"}
+        factors = kept_products(problem.taps, terms, made["w"].dtype, rng)
+        made["w"] = made["w"] * factors.reshape(made["w"].shape[1:])
+    return {**made, "x": nan_outside(elements_seen(problem), made["x"])}
+
+
+def draw_operands(
+    product: MatmulProblem,
+    names: Mapping[str, str],
+    operands: Sequence[Operand],
+    kind: InputKind,
+    rng: np.random.Generator,
+) -> tuple[dict[str, Array], int]:
+    """As `draw_inputs`, for operands whose names in the product are `names`."""
+    made, terms = draw_inputs(
+        product, [replace(operand, name=names.get(operand.name, operand.name)) for operand in operands], kind, rng
+    )
+    return {
+        operand.name: made[names.get(operand.name, operand.name)] for operand in operands if operand.role == "in"
+    }, terms
+
+
+def nan_outside(used: Array, values: Array) -> Array:
+    """The values, NaN where they are not `used`."""
+    return values if used.all() else np.where(used, values, np.array(np.nan, dtype=values.dtype))

@@ -133,8 +133,8 @@ constexpr Plan make_plan() {
 template <class C>
 constexpr Plan plan_of = make_plan<C>();
 
-// Pointers: x, w, out, then the epilogue's tensors. Extents: n, h, w, c, k, r, s, p, q, groups. Launch: raster, slices of k,
-// blocks of stream-K. Scalars: the geometry, then those of the epilogue.
+// Pointers: x, w, the epilogue's tensors, out. Extents: n, h, w, c, k, r, s, p, q, groups, then the geometry. Launch: raster,
+// slices of k, blocks of stream-K. Scalars: those of the epilogue.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   const Shape shape(extents);
   const gemm::Extents product = shape.product(kernel.channels_last);
@@ -143,9 +143,9 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   Arguments arguments = {};
   arguments.a = pointers[image_is_a ? 0 : 1];
   arguments.b = pointers[image_is_a ? 1 : 0];
-  arguments.out = kernel.in_workspace ? workspace : pointers[2];
+  arguments.out = kernel.in_workspace ? workspace : pointers[2 + kernel.product.epilogue_tensors];
   arguments.workspace = workspace;
-  arguments.result = pointers[2];
+  arguments.result = pointers[2 + kernel.product.epilogue_tensors];
   arguments.batch = gemm::as_extent(product.batch);
   arguments.m = gemm::as_extent(kernel.direct ? shape.images * out_pixels : product.m);
   arguments.n = gemm::as_extent(product.n);
@@ -172,8 +172,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
     arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
   }
-  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + conv::geometry_scalars, arguments.epilogue);
-  conv::bind_geometry(shape, scalars, arguments);
+  gemm::bind_epilogue(kernel.product, pointers + 2, scalars, arguments.epilogue);
+  conv::bind_geometry(extents, arguments);
 
   // `plan` refuses what does not fit 32 bits.
   arguments.image_pitch = static_cast<int>(shape.channels * pixels);
@@ -246,11 +246,11 @@ int plan(const Arguments& arguments, Launch* out) {
   return plan(plan_of<C>, arguments, out);
 }
 
-// Reads x, w, out and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+// Reads x, w, the epilogue's tensors and out into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
   if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: x, w, out and %d of the epilogue", count,
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: x, w, %d of the epilogue and out", count,
                   3 + C::Epilogue::tensors, C::Epilogue::tensors);
   const char* const names[] = {"x", "w", "out"};
   const char* const last[] = {"n, h, w, c", "k, r, s, c / groups", "n, p, q, k"};
@@ -259,13 +259,14 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   constexpr int align_w = C::channels_last || C::direct ? C::align_b : C::align_a;
   constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
   constexpr int aligns[] = {align_x, align_w, C::align_c};
+  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint, names[0]))
+    if (!check_pointer(names[i], *given[i], i < 2 ? input : output, given[0]->device, sizes[i] * aligns[i], complaint, names[0]))
       return false;
-    if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+    if (!conv::check_packed(names[i], *given[i], C::channels_last ? last[i] : first[i], complaint)) return false;
   }
-  const conv::Tensors named = {"x", "w", "out", tensors[0], tensors[1], tensors[2]};
+  const conv::Tensors named = {"x", "w", "out", *given[0], *given[1], *given[2]};
   if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
   if (!conv::check_window<C>(shape, complaint)) return false;
@@ -280,9 +281,9 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   }
   if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, align_w, complaint)) return false;
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint))
+    if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint))
       return false;
-  return conv::check_epilogue<C>(tensors + 3, tensors[2], "out", shape.filters, complaint);
+  return conv::check_epilogue<C>(tensors + 2, *given[2], "out", shape.filters, complaint);
 }
 
 #endif  // CUKILN_HOST

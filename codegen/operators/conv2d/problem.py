@@ -79,8 +79,8 @@ def _or_one(number: Any, two: Any) -> BeforeValidator:
             return value
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise refuse("number_or_two", "should be a number, or an array of two")
-        one = adapter.validate_python(value)
-        return one, one
+        number = adapter.validate_python(value)
+        return number, number
 
     return BeforeValidator(pair, json_schema_input_type=number | two)
 
@@ -158,6 +158,21 @@ class Convolution(Problem):
         return self.k // self.groups
 
     @property
+    def x_shape(self) -> tuple[int, int, int, int]:
+        return self._in_layout(self.n, self.h, self.w, self.c)
+
+    @property
+    def w_shape(self) -> tuple[int, int, int, int]:
+        return self._in_layout(self.k, self.r, self.s, self.group_channels)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        return self._in_layout(self.n, self.p, self.q, self.k)
+
+    def _in_layout(self, first: int, rows: int, columns: int, channels: int) -> tuple[int, int, int, int]:
+        return (first, rows, columns, channels) if self.channels_last else (first, channels, rows, columns)
+
+    @property
     def taps(self) -> int:
         """Products in a sum."""
         return self.r * self.s * self.group_channels
@@ -185,8 +200,8 @@ class Convolution(Problem):
     @property
     def pointwise(self) -> bool:
         """Whether it is a product of stored matrices; with channels first the images of one group are one."""
-        one = (self.r, self.s, *self.stride, *self.padded) == (1, 1, 1, 1, self.h, self.w)
-        return one and not self.depthwise and (self.channels_last or self.groups == 1)
+        single = (self.r, self.s, *self.stride, *self.padded) == (1, 1, 1, 1, self.h, self.w)
+        return single and not self.depthwise and (self.channels_last or self.groups == 1)
 
     @field_validator("groups", mode="after")
     @classmethod
@@ -208,7 +223,7 @@ class Convolution(Problem):
     @classmethod
     def _means_something(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
         # One spelling for what a single element does not show, so that they share a key.
-        return tuple(1 if info.data.get(name) == 1 else one for name, one in zip("rs", value, strict=True))  # type: ignore[return-value]
+        return tuple(1 if info.data.get(name) == 1 else step for name, step in zip("rs", value, strict=True))  # type: ignore[return-value]
 
     @field_validator("padding", mode="after")
     @classmethod

@@ -1,21 +1,21 @@
 """The product of matrices that a convolution is, where one operand is gathered from the image: what of it is matmul's
-(tiles, splits, rules, costs) is asked of that product."""
+(tiles, splits, rules, costs) is that of this product."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import TypeVar
 
-from codegen.alignment import classes, needs_cuda_cores
+from codegen.alignment import needs_cuda_cores, widest
 from codegen.operators.conv2d.problem import Conv2dProblem, Convolution, with_axes
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.schedule import Schedule, Value
+from codegen.search.schedule import Schedule, Value
 
 T = TypeVar("T")
 
 
-@lru_cache(maxsize=1024)  # lowering asks once for every schedule
+@lru_cache(maxsize=1024)  # called for every schedule
 def product(problem: Conv2dProblem) -> MatmulProblem:
     """Channels last: image x filters, a matrix for each group. Channels first: filters x image, a matrix for each image
     and group. Its operands are never stored, so they may be larger than any matmul's."""
@@ -37,28 +37,25 @@ def product(problem: Conv2dProblem) -> MatmulProblem:
 def aligns(problem: Convolution) -> tuple[int, int, int]:
     """Elements per access of x, w and out. With channels last vectors are of channels of one group, or of neighbouring
     groups where each has one; with channels first the image is gathered element by element."""
-    p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)
-
-    def widest(element: str, extent: int) -> int:
-        return next(width for width in classes(element, quads=quads) if extent % width == 0)
-
+    p = problem
+    width = partial(widest, quads=needs_cuda_cores(p.dtype, p.allow_tf32))
     if p.channels_last:
         x = p.c if p.depthwise else p.group_channels
         out = p.k if p.depthwise else p.group_filters
     else:
         x, out = p.h * p.w if p.pointwise else 1, p.p * p.q
-    return widest(p.dtype, x), widest(p.dtype, p.taps), widest(p.out_dtype, out)
+    return width(p.dtype, x), width(p.dtype, p.taps), width(p.out_dtype, out)
+
+
+def aligns_of(signature: Mapping[str, int]) -> tuple[int, int, int]:
+    """The classes in a signature, as `aligns` has them."""
+    return signature["align_x"], signature["align_w"], signature["align_out"]
 
 
 def of_product(channels_last: bool, aligns: tuple[int, int, int]) -> tuple[int, int]:
     """Elements per access of the product's A and B."""
     x, w, _ = aligns
     return (x, w) if channels_last else (w, x)
-
-
-def matmul_tunables(tunables: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule of the implicit product as matmul's rules read it: its length is never a constant of the code."""
-    return {"static_k": 0, **tunables}
 
 
 def without_static_k(tunables: Mapping[str, T]) -> dict[str, T]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from codegen.alignment import classes, needs_cuda_cores
+from codegen.alignment import needs_cuda_cores, widest
 from codegen.epilogue import AnyNode as MatrixNode
 from codegen.epilogue import Bias, node_of
 from codegen.operators.conv2d import direct
 from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Conv2dProblem, Padding
-from codegen.operators.conv2d.product import matmul_tunables, of_product
+from codegen.operators.conv2d.product import aligns_of, of_product
+from codegen.operators.convolution import matmul_tunables
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 
-# Elements beyond what is wished for among which one of the right class is looked for.
+# Extents beyond the wished one among which one of the right class is searched.
 ROOM = 128
 
 
@@ -58,7 +59,7 @@ class Wish:
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[Conv2dProblem]:
-    """Even, ragged, smallest, many tiles: of the product what matmul has, of the geometry another each: padding,
+    """Even, tail tiles, smallest, many tiles: of the product what matmul has, of the geometry another each: padding,
     strides that leave elements unseen, dilation, windows that lie in the padding altogether, several images and
     groups."""
     wishes = _direct(signature, tunables) if tunables["algorithm"] == "direct" else _implicit(signature, tunables)
@@ -66,30 +67,34 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
 
 
 def _implicit(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, tuple[AnyNode, ...]]]:
-    last, (align_a, align_b) = s["layout"] == "nhwc", of_product(s["layout"] == "nhwc", _aligns(s))
+    last, (align_a, align_b) = s["layout"] == "nhwc", of_product(s["layout"] == "nhwc", aligns_of(s))
     as_matmul = {
         **{name: s[name] for name in ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue")},
         "layout": "nt" if last else "nn", "align_a": align_a, "align_b": align_b, "align_c": s["align_out"],
     }  # fmt: skip
-    for number, one in enumerate(reduced_products(as_matmul, matmul_tunables(t))):
+    for number, matmul in enumerate(reduced_products(as_matmul, matmul_tunables(t))):
         geometry = POINTWISE if s["pointwise"] else GEOMETRIES[number]
         images = 1 if number == 0 else 2
         if last:
-            groups, pixels, filters = one.batch, -(-one.m // images), one.n
+            groups, pixels, filters = matmul.batch, -(-matmul.m // images), matmul.n
         else:
-            images = one.batch if s["pointwise"] else images
-            groups, pixels, filters = (1 if s["pointwise"] else one.batch), one.n, one.m
+            images = matmul.batch if s["pointwise"] else images
+            groups, pixels, filters = (
+                (1 if s["pointwise"] else matmul.batch),
+                matmul.n,
+                matmul.m,
+            )
         rows = max(1, math.isqrt(pixels) if number else pixels // 8)
         taps = math.prod(geometry.taps[0])
-        per_group = max(1, -(-one.k // taps))
-        chain = _of_channels(one.epilogue)
+        per_group = max(1, -(-matmul.k // taps))
+        chain = with_channel_bias(matmul.epilogue)
         yield Wish(images, rows, -(-pixels // rows), groups, per_group, filters, geometry), chain
 
 
 def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, tuple[AnyNode, ...]]]:
     pixels, filters = direct.block(t)
     taps, unit = int(t["taps"]), int(t["filters"])
-    chain = _of_channels(node_of(part) for part in s["epilogue"])
+    chain = with_channel_bias(node_of(part) for part in s["epilogue"])
     # More taps than come at once; blocks along both axes; less than a block.
     long = max(2, math.isqrt(taps) + 1)
     for number, (images, blocks, more, groups) in enumerate(((1, 1, 0, 1), (2, 2, 3, 3), (1, 0, 0, 2), (3, 1, 1, 1))):
@@ -129,24 +134,21 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
     g, last, depthwise = wish.geometry, s["layout"] == "nhwc", bool(s["depthwise"])
     quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
 
-    def widest(element: str, extent: int) -> int:
-        return next(width for width in classes(s[element], quads=quads) if extent % width == 0)
-
     def is_x(extent: int) -> bool:
-        return widest("dtype", extent) == int(s["align_x"])
+        return widest(s["dtype"], extent, quads=quads) == int(s["align_x"])
 
     def is_out(extent: int) -> bool:
-        return widest("out_dtype", extent) == int(s["align_out"])
+        return widest(s["out_dtype"], extent, quads=quads) == int(s["align_out"])
 
     counts = range(1, 2) if depthwise else range(wish.per_group, wish.per_group + ROOM)
     r, s_, channels = next(
         (r, c, count)
-        for r, c in _filters(g)
+        for r, c in filters_to_try(g)
         for count in counts
-        if widest("dtype", r * c * count) == s["align_w"] and (depthwise or not last or is_x(count))
+        if widest(s["dtype"], r * c * count, quads=quads) == s["align_w"] and (depthwise or not last or is_x(count))
     )
     rows, columns = (
-        max(wanted, 1 + -(-max(0, 1 - _seen(g, axis, 1, taps)) // g.stride[axis]))
+        max(wanted, 1 + -(-max(0, 1 - image_extent(g, axis, 1, taps)) // g.stride[axis]))
         for axis, (wanted, taps) in enumerate(((wish.rows, r), (wish.columns, s_)))
     )
     if not last:
@@ -161,7 +163,7 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         counts = range(max(2, filters), filters + ROOM)
         groups, filters = next(count for count in counts if not last or (is_x(count) and is_out(count))), 1
     else:
-        if last and widest("out_dtype", wish.unit) > int(s["align_out"]):
+        if last and widest(s["out_dtype"], wish.unit, quads=quads) > int(s["align_out"]):
             groups = 1  # whole threads in each group are of a wider class
         unit = wish.unit if groups > 1 else 1
         counts = range(-(-filters // unit) * unit, filters + 8 * ROOM, unit)
@@ -169,29 +171,25 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         if filters == channels == 1:
             groups = 1  # else it would be depthwise
     return Conv2dProblem(
-        n=wish.images, h=_seen(g, 0, rows, r), w=_seen(g, 1, columns, s_), c=groups * channels, k=groups * filters,
-        r=r, s=s_, groups=groups, layout=s["layout"], stride=g.stride, dilation=g.dilation, padding=g.padding,
-        dtype=s["dtype"], out_dtype=s["out_dtype"], allow_tf32=s["allow_tf32"], epilogue=chain,
+        n=wish.images, h=image_extent(g, 0, rows, r), w=image_extent(g, 1, columns, s_), c=groups * channels,
+        k=groups * filters, r=r, s=s_, groups=groups, layout=s["layout"], stride=g.stride, dilation=g.dilation,
+        padding=g.padding, dtype=s["dtype"], out_dtype=s["out_dtype"], allow_tf32=s["allow_tf32"], epilogue=chain,
     )  # fmt: skip
 
 
-def _seen(g: Geometry, axis: int, outputs: int, taps: int) -> int:
+def image_extent(g: Geometry, axis: int, outputs: int, taps: int) -> int:
     """The image's extent that gives so many outputs; below 1 where there is none."""
     window = g.dilation[axis] * (taps - 1) + 1
     return (outputs - 1) * g.stride[axis] + window - sum(g.padding[axis]) + g.beyond[axis]
 
 
-def _of_channels(chain: Iterable[MatrixNode]) -> tuple[AnyNode, ...]:
+def with_channel_bias(chain: Iterable[MatrixNode]) -> tuple[AnyNode, ...]:
     """A bias along an axis of the matrix of outputs is one of the channels."""
     return tuple(ChannelBias() if isinstance(node, Bias) else node for node in chain)
 
 
-def _filters(geometry: Geometry) -> Iterator[tuple[int, int]]:
+def filters_to_try(geometry: Geometry) -> Iterator[tuple[int, int]]:
     """The geometry's own, then those of any other class."""
     yield from geometry.taps
     if geometry is not POINTWISE:
         yield from ((r, s) for r, s in product(range(1, 9), range(1, 9)) if r * s > 1)
-
-
-def _aligns(signature: Mapping[str, Any]) -> tuple[int, int, int]:
-    return signature["align_x"], signature["align_w"], signature["align_out"]

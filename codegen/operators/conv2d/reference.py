@@ -12,28 +12,27 @@ from functools import partial
 
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of
-from codegen.epilogue import operand_names
+from codegen.epilogue import tensor_nodes
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
-from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
+from codegen.operators.conv2d.problem import Conv2dProblem, Convolution, with_axes
 from codegen.operators.matmul.reference import accumulated
 
 
 def reference(problem: Conv2dProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound), both of out's logical shape, in the inputs' namespace."""
     p = problem
-    x, w = (_last(p, as_float64(inputs[name], p.dtype)) for name in ("x", "w"))
-    # What no window meets may be anything, but here it would be asked how precise it is.
+    x, w = (channels_last(p, as_float64(inputs[name], p.dtype)) for name in ("x", "w"))
+    # What no window meets may be anything: NaN would spoil the bound.
     x = namespace_of(x).nan_to_num(x)
     multiply = partial(convolve, p)
     on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
     bound = accumulated(multiply, x, w, p.taps, on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32)
     # Channels are the last axis here, whatever the layout is.
     chain = with_axes(p.epilogue, "nhwc")
-    unpacked = unpacked_masks(chain, inputs, (p.n, p.p, p.q, p.k) if p.channels_last else (p.n, p.k, p.p, p.q))
+    unpacked = unpacked_masks(chain, inputs, p.out_shape)
     tensors = {
-        name: inputs[name] if node.op == "bias" else _last(p, unpacked[name])
-        for node, name in zip(chain, operand_names(chain), strict=True)
-        if name is not None
+        name: inputs[name] if node.op == "bias" else channels_last(p, unpacked[name])
+        for node, name, _ in tensor_nodes(chain, p.out_dtype)
     }
     final = stored(p.out_dtype, apply_chain(chain, Bounded(multiply(x, w), bound), tensors, exact, p.out_dtype))
     if p.channels_last:
@@ -59,6 +58,6 @@ def convolve(problem: Conv2dProblem, x: Float64, w: Float64) -> Float64:
     return out
 
 
-def _last(problem: Conv2dProblem, values: Array) -> Array:
+def channels_last(problem: Convolution, values: Array) -> Array:
     """With channels as the last axis."""
     return values if problem.channels_last else values.transpose(0, 2, 3, 1)

@@ -1,43 +1,46 @@
 """The gradient of a convolution's image: phase by phase a convolution of the output's gradient, as an implicit product
-(`implicit_gemm`) or without one (`direct`). Kernels are asked about as conv2d's are."""
+(`implicit_gemm`) or without one (`direct`). Kernels have conv2d's interface."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files as packaged_files
 from typing import Any
 
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import operand_names as epilogue_operand_names
-from codegen.epilogue import structures
+from codegen.epilogue import structures, tensor_nodes
 from codegen.kernel import Kernel
-from codegen.operator import Array, Config, ConfigField, Cost, Float64, InputKind, Operand, Work
-from codegen.operators.conv2d import Conv2d, direct_fields, divided, packed
-from codegen.operators.conv2d.product import matmul_tunables, of_product
+from codegen.operator import Array, ConfigField, Cost, Float64, InputKind, Operand, Work
+from codegen.operators.conv2d import direct as forward
+from codegen.operators.conv2d import implicit as forward_implicit
+from codegen.operators.conv2d.product import aligns_of, of_product
 from codegen.operators.conv2d_dgrad import direct, implicit, inputs
 from codegen.operators.conv2d_dgrad import space as spaces
-from codegen.operators.conv2d_dgrad.phases import phases
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import aligns, layout_of, product
 from codegen.operators.conv2d_dgrad.reduced import reduced_problems
 from codegen.operators.conv2d_dgrad.reference import reference
-from codegen.operators.matmul import config_fields, split, tensor_rules
-from codegen.problem import Problem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace
+from codegen.operators.conv2d_dgrad.residue_classes import phases
+from codegen.operators.convolution import ConvolutionOperator, divided, input_bytes, packed
+from codegen.operators.matmul import split, tensor_rules
+from codegen.problem import Problem, require
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
 from codegen.targets import Target
 
 
-class Conv2dDgrad(Conv2d):
+class Conv2dDgrad(ConvolutionOperator):
     """dx = epilogue(gradient of x); see Conv2dDgradProblem for shapes. In a signature x is what is read, so dy, and out
     what is written, so dx."""
 
     name = "conv2d_dgrad"
     problem_type = Conv2dDgradProblem
+    tunables = spaces.TUNABLES
+    flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")
 
@@ -62,41 +65,15 @@ class Conv2dDgrad(Conv2d):
             return broken
         return direct.rules(p, schedule, target) if is_direct else implicit.rules(p, schedule, target, workspace_limit)
 
-    def config(self, kernel: Kernel) -> Config:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        last, is_direct = s["layout"] == "nhwc", t["algorithm"] == "direct"
-        fields = [
-            ConfigField("bool", "direct", is_direct),
-            ConfigField("bool", "channels_last", last),
-            ConfigField("bool", "pointwise", s["pointwise"]),
-            ConfigField("bool", "depthwise", s["depthwise"]),
-            ConfigField("bool", "strided", s["strided"]),
-        ]
-        if is_direct:
-            fields += direct_fields(s, t)
-        else:
-            stored = self.stored(kernel)
-            fields += config_fields(matmul_tunables(t), stored.layout, (*stored.aligns, s["align_out"]))
-        types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
-        return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
-
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed. Accesses go over the ends of rows, so their alignment is said."""
         p = _dgrad(problem)
-        if p.channels_last:
-            dy, w, dx = (p.n, p.p, p.q, p.k), (p.k, p.r, p.s, p.group_channels), (p.n, p.h, p.w, p.c)
-        else:
-            dy, w, dx = (p.n, p.k, p.p, p.q), (p.k, p.group_channels, p.r, p.s), (p.n, p.c, p.h, p.w)
-        extra, aligned = [], aligns(p)
-        for node, name in zip(p.epilogue, epilogue_operand_names(p.epilogue), strict=True):
-            element = node.operand_dtype(p.out_dtype)
-            if name is not None and element is not None:
-                extra.append(packed(name, element, "in", dx, aligned[2]))
+        dy, w, dx = aligns(p)
         return (
-            packed("dy", p.dtype, "in", dy, aligned[0]),
-            packed("w", p.dtype, "in", w, aligned[1]),
-            packed("dx", p.out_dtype, "out", dx, aligned[2]),
-            *extra,
+            packed("dy", p.dtype, "in", p.out_shape, dy),
+            packed("w", p.dtype, "in", p.w_shape, w),
+            *(packed(name, dtype, "in", p.x_shape, dx) for _, name, dtype in tensor_nodes(p.epilogue, p.out_dtype)),
+            packed("dx", p.out_dtype, "out", p.x_shape, dx),
         )
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
@@ -118,12 +95,11 @@ class Conv2dDgrad(Conv2d):
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         """Of the taps that a pixel has, not of the stride's zeros between them."""
         p, t = _dgrad(problem), divided(schedule.as_dict())
-        products = sum(number * one.rows * one.columns * one.taps for number, one in phases(p)) * p.n * p.c
+        products = sum(number * phase.rows * phase.columns * phase.taps for number, phase in phases(p)) * p.n * p.c
         pixels = p.n * p.h * p.w * p.c
-        operands = self.operands(p)
         return Cost(
             flops=2 * products + pixels * len(p.epilogue),
-            bytes_read=sum(one.elements * dtype(one.dtype).bytes for one in operands if one.role == "in"),
+            bytes_read=implicit.bytes_of(operand for operand in self.operands(p) if operand.role == "in"),
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
             workspace_bytes=split.workspace_bytes(product(p), t),
@@ -137,19 +113,30 @@ class Conv2dDgrad(Conv2d):
 
     def stored(self, kernel: Kernel) -> tensor_rules.Stored:
         s = kernel.signature_dict
-        aligned = of_product(s["layout"] == "nhwc", (s["align_x"], s["align_w"], s["align_out"]))
-        return tensor_rules.Stored(dtype(s["dtype"]).bytes, aligned, layout_of(s["layout"], pointwise=s["pointwise"]))
+        aligned = of_product(s["layout"] == "nhwc", aligns_of(s))
+        return tensor_rules.Stored(input_bytes(kernel), aligned, layout_of(s["layout"], pointwise=s["pointwise"]))
+
+    def out_align(self, kernel: Kernel) -> int:
+        return int(kernel.signature_dict["align_out"])
 
     def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
-        s = kernel.signature_dict
-        aligned = (s["align_x"], s["align_w"], s["align_out"])
-        return implicit.registers(kernel.tunables.as_dict(), s["layout"] == "nhwc", aligned, of_product_alone)
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        of_image = forward_implicit.registers(t, s["layout"] == "nhwc", aligns_of(s), of_product_alone)
+        return of_image + implicit.WEIGHT_REGISTERS
+
+    def direct_fields(self, kernel: Kernel) -> Iterable[ConfigField]:
+        return forward.fields(kernel, self.out_align(kernel))
+
+    def direct_registers(self, kernel: Kernel) -> int:
+        return forward.registers(kernel.tunables.as_dict(), input_bytes(kernel))
+
+    def direct_shared_bytes(self, kernel: Kernel) -> int:
+        return forward.shared_bytes(kernel.tunables.as_dict())
+
+    def direct_compile_seconds(self, kernel: Kernel) -> float:
+        return forward.compile_seconds(kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"]))
 
 
-def _dgrad(problem: Problem) -> Conv2dDgradProblem:
-    if not isinstance(problem, Conv2dDgradProblem):
-        raise TypeError(f"conv2d_dgrad got a problem of operator {problem.operator!r}")
-    return problem
-
+_dgrad = require(Conv2dDgradProblem)
 
 OPERATOR = Conv2dDgrad()

@@ -1,17 +1,16 @@
-"""Phases without a product: conv2d's direct kernel, asked for each of them."""
+"""Phases without a product: conv2d's direct kernel, once for each of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.dtypes import dtype
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d import direct as forward
-from codegen.operators.conv2d_dgrad.implicit import share, together
-from codegen.operators.conv2d_dgrad.phases import count, largest, phases
+from codegen.operators.conv2d_dgrad.implicit import bytes_of, share, together
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.rules import Accepted, Rejected, check
-from codegen.schedule import Schedule
+from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
+from codegen.search.rules import Accepted, Rejected, check
+from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
 
@@ -44,9 +43,8 @@ def work(
     parts = []
     for number, phase in phases(problem):
         written = share(phase, problem, least, operands)
-        found = forward.work(phase, t, written, target)
+        counts = forward.work(phase, t, written, target)
         if phase.taps == 0:
-            found = replace(found, l2_bytes=float(written.bytes_read + written.bytes_written))
-        parts.append((number, found))
-    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
-    return together(parts, across * down * count(problem), inputs)
+            counts = replace(counts, l2_bytes=float(written.bytes_read + written.bytes_written))
+        parts.append((number, counts))
+    return together(parts, across * down * count(problem), bytes_of(operands[:2]))

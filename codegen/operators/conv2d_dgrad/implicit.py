@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.joined_space import Kind
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d import implicit as forward
 from codegen.operators.conv2d.direct import LARGEST_INDEX
-from codegen.operators.conv2d.product import implicit_schedule, matmul_tunables, of_product, without_static_k
-from codegen.operators.conv2d_dgrad.phases import Phase, phases
+from codegen.operators.conv2d.product import of_product
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import aligns, layout_of, of_phase, product
+from codegen.operators.conv2d_dgrad.residue_classes import Phase, phases
+from codegen.operators.convolution import matmul_tunables
 from codegen.operators.matmul import (
     simt_rules,
-    simt_space,
     simt_work,
     split,
     tensor_rules,
-    tensor_space,
     tensor_work,
     traffic,
 )
-from codegen.operators.matmul.path import is_tensor, on_tensor_cores
-from codegen.rules import ACCEPTED, Accepted, Rejected, check
-from codegen.schedule import Schedule, Value
-from codegen.search import Search
-from codegen.search_space import Linked, Tunable
+from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.search.joined_space import Kind
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
 # Registers of the filters' odometer beside those of a gathered image; an estimate.
@@ -44,41 +43,16 @@ def tunables(problem: Conv2dDgradProblem, target: Target) -> tuple[Tunable, ...]
 
 def kind(problem: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
     """What searches try."""
-    own, as_matmul = tunables(problem, target), product(problem)
-    with_stream = own is forward.TENSOR_TUNABLES
-    if with_stream:
-        found = tensor_space.levels(as_matmul, target, _aligns(problem))
-        every_way = tensor_space.every_way(target)
-    else:
-        found, every_way = simt_space.levels(as_matmul, target), simt_space.EVERY_WAY
-    lists: dict[int, dict[str, tuple[Value, ...]]] = {
-        level: {
-            "algorithm": ("implicit_gemm",),
-            **without_static_k(values),
-        }
-        for level, (values, _) in found.items()
-    }
-    ways: dict[int, Linked] = {level: division for level, (_, division) in found.items()}
-    if problem.strided:
-        ways = dict.fromkeys(ways, split.linked(split.ways(()), with_stream=with_stream))
-    elif not set(every_way.names).isdisjoint(search.tunables or ()):
-        ways[1] = every_way
-    return Kind(own, lists, ways)
+    of_product = forward.kind_of_product(product(problem), _aligns(problem), target, search)
+    if not problem.strided:
+        return of_product
+    undivided = split.linked(split.ways(()), with_stream=of_product.tunables is forward.TENSOR_TUNABLES)
+    return replace(of_product, linked=dict.fromkeys(of_product.levels, undivided))
 
 
 def default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
-
-    def judge_product(schedule: Schedule) -> Accepted | Rejected:
-        values = schedule.as_dict()
-        constant = values.get("static_k", 0) != 0
-        return check(not constant, "static_k", "k is no constant here") or judge(implicit_schedule(values))
-
-    as_matmul = product(problem)
-    if on_tensor_cores(as_matmul, target):
-        found = tensor_space.default(as_matmul, target, _aligns(problem), judge_product, _input_bytes(problem))
-        return implicit_schedule(found.as_dict())
-    return implicit_schedule(simt_space.default(as_matmul, target, judge_product).as_dict())
+    return forward.default_of_product(product(problem), _aligns(problem), _input_bytes(problem), target, judge)
 
 
 def rules(
@@ -91,13 +65,13 @@ def rules(
         return Rejected(
             "algorithm", f"{problem.groups} products with one column each are mostly padding: direct computes them"
         )
-    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
-    if problem.pointwise:
-        return judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
-    if broken := _split_rule(problem, t) or _gather_rule(problem, t):
+    if not problem.pointwise and (broken := _split_rule(problem, t) or _gather_rule(problem, t)):
         return broken
-    found = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
-    return found if isinstance(found, Rejected) else _register_rule(problem, t, target) or ACCEPTED
+    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
+    if isinstance(outcome, Rejected) or problem.pointwise:
+        return outcome
+    return _register_rule(problem, t, target) or ACCEPTED
 
 
 def _split_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected | None:
@@ -133,7 +107,8 @@ def _gather_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected 
 
 def _register_rule(problem: Conv2dDgradProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
     alone = forward.product_registers(t, tensor_rules.Stored.of(product(problem), _aligns(problem)))
-    return forward.register_rule(registers(t, problem.channels_last, aligns(problem), alone), t, target)
+    wanted = forward.registers(t, problem.channels_last, aligns(problem), alone) + WEIGHT_REGISTERS
+    return forward.register_rule(wanted, t, target)
 
 
 def index_rule(problem: Conv2dDgradProblem, *, whole: bool) -> Rejected | None:
@@ -154,20 +129,14 @@ def index_rule(problem: Conv2dDgradProblem, *, whole: bool) -> Rejected | None:
     )
 
 
-def registers(t: Mapping[str, Any], channels_last: bool, dy_w_dx: tuple[int, int, int], of_product_alone: int) -> int:
-    """An estimate of a thread's registers where both operands are gathered."""
-    return forward.registers(t, channels_last, dy_w_dx, of_product_alone) + WEIGHT_REGISTERS
-
-
 def work(
     problem: Conv2dDgradProblem, schedule: Schedule, least: Cost, operands: tuple[Operand, ...], target: Target
 ) -> Work:
-    """Matmul's counts for each phase's product, together: the L2 is asked for every tap, the DRAM for dy once. Blocks
+    """Matmul's counts for each phase's product, together: every tap comes from L2, dy from DRAM once. Blocks
     beyond a phase's own only start."""
     t, blocks = matmul_tunables(schedule.as_dict()), split.grid_blocks(product(problem), schedule.as_dict())
     parts = [(count, _of_phase(problem, phase, t, least, operands, target)) for count, phase in phases(problem)]
-    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
-    return together(parts, blocks, inputs)
+    return together(parts, blocks, bytes_of(operands[:2]))
 
 
 def together(parts: list[tuple[int, Work]], blocks: int, dram_bytes: float) -> Work:
@@ -175,10 +144,10 @@ def together(parts: list[tuple[int, Work]], blocks: int, dram_bytes: float) -> W
     parts."""
 
     def all_of(name: str) -> float:
-        return float(sum(count * getattr(one, name) for count, one in parts))
+        return float(sum(count * getattr(part, name) for count, part in parts))
 
-    steps = sum(count * one.blocks * one.steps for count, one in parts)
-    most = max((one for _, one in parts), key=lambda one: one.steps)
+    steps = sum(count * part.blocks * part.steps for count, part in parts)
+    most = max((work for _, work in parts), key=lambda work: work.steps)
     return replace(
         most, blocks=blocks, steps=max(1, -(-steps // blocks)), longest=most.steps,
         dram_bytes=all_of("dram_bytes") + dram_bytes, fma=all_of("fma"), mma=all_of("mma"),
@@ -196,35 +165,41 @@ def _of_phase(
     target: Target,
 ) -> Work:
     """Of one phase; of DRAM what it writes and what its epilogue reads."""
-    one = of_phase(phase, layout_of(problem.layout, pointwise=problem.pointwise))
+    as_matmul = of_phase(phase, layout_of(problem.layout, pointwise=problem.pointwise))
     written = share(phase, problem, least, operands)
-    as_stored = replace(written, bytes_read=written.bytes_read + int(traffic.input_bytes(one)))
+    as_stored = replace(written, bytes_read=written.bytes_read + int(traffic.input_bytes(as_matmul)))
     dy_w_dx = (*_aligns(problem), aligns(problem)[2])
-    found = (tensor_work.work if is_tensor(t) else simt_work.work)(one, t, dy_w_dx, as_stored, target)
+    counts = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, dy_w_dx, as_stored, target)
     if phase.taps == 0:
         moved = float(written.bytes_read + written.bytes_written)
+        outputs = as_matmul.batch * as_matmul.m * as_matmul.n
         return replace(
-            found, fma=0.0, mma=0.0, other_instructions=8.0 * one.batch * one.m * one.n / dy_w_dx[2], shared_bytes=0.0,
+            counts, fma=0.0, mma=0.0, other_instructions=8.0 * outputs / dy_w_dx[2], shared_bytes=0.0,
             l2_bytes=moved, dram_bytes=moved, steps=0,
         )  # fmt: skip
     gathered = 0.0
     if not problem.pointwise:
-        tiles = traffic.tile_bytes(one, t) / dtype(problem.dtype).bytes / 2.0
+        tiles = traffic.tile_bytes(as_matmul, t) / dtype(problem.dtype).bytes / 2.0
         gathered = forward.GATHER_INSTRUCTIONS * (tiles / dy_w_dx[0] + tiles / dy_w_dx[1])
     return replace(
-        found,
-        dram_bytes=found.dram_bytes - traffic.input_traffic(one, t, target),
-        other_instructions=found.other_instructions + gathered,
+        counts,
+        dram_bytes=counts.dram_bytes - traffic.input_traffic(as_matmul, t, target),
+        other_instructions=counts.other_instructions + gathered,
     )
 
 
 def share(phase: Phase, problem: Conv2dDgradProblem, least: Cost, operands: tuple[Operand, ...]) -> Cost:
     """Of the bytes that the result and the epilogue's tensors take, those of a phase."""
     of_all = phase.rows * phase.columns / (problem.h * problem.w)
-    inputs = sum(one.elements * dtype(one.dtype).bytes for one in operands[:2])
+    inputs = bytes_of(operands[:2])
     return replace(
         least, bytes_read=int((least.bytes_read - inputs) * of_all), bytes_written=int(least.bytes_written * of_all)
     )
+
+
+def bytes_of(operands: Iterable[Operand]) -> int:
+    """Of all their elements, each once."""
+    return sum(operand.elements * dtype(operand.dtype).bytes for operand in operands)
 
 
 def _input_bytes(problem: Conv2dDgradProblem) -> int:

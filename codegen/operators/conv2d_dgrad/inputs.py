@@ -7,16 +7,14 @@ right on every number, and wrong on an infinity there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from codegen.operator import Array, InputKind, Operand
+from codegen.operators.conv2d.inputs import draw_operands, nan_outside
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import product
-from codegen.operators.matmul.inputs import draw_inputs, kept_products
-
-_NAMES = {"dy": "a", "w": "b"}
+from codegen.operators.matmul.inputs import kept_products
 
 
 def elements_used(problem: Conv2dDgradProblem) -> Array:
@@ -36,13 +34,9 @@ def make_inputs(
 ) -> dict[str, Array]:
     """Arrays of the operands' dtypes and logical shapes; see `codegen/operators/matmul/inputs.py` for their values."""
     p = problem
-    renamed = [replace(one, name=_NAMES.get(one.name, one.name)) for one in operands]
-    made, terms = draw_inputs(product(p), renamed, kind, rng)
+    made, terms = draw_operands(product(p), {"dy": "a", "w": "b"}, operands, kind, rng)
     if kind == "integer" and product(p).k > terms:
-        kept = kept_products(p.group_filters * p.r * p.s, terms, made["b"].dtype, rng)
-        filters = np.tile(kept.reshape(p.group_filters, p.r, p.s), (p.groups, 1, 1))
-        made["b"] = made["b"] * np.expand_dims(filters, 3 if p.channels_last else 1)
-    used = elements_used(p)
-    if not used.all():
-        made["a"] = np.where(used, made["a"], np.array(np.nan, dtype=made["a"].dtype))
-    return {one.name: made[as_drawn.name] for one, as_drawn in zip(operands, renamed, strict=True) if one.role == "in"}
+        factors = kept_products(p.group_filters * p.r * p.s, terms, made["w"].dtype, rng)
+        filters = np.tile(factors.reshape(p.group_filters, p.r, p.s), (p.groups, 1, 1))
+        made["w"] = made["w"] * np.expand_dims(filters, 3 if p.channels_last else 1)
+    return {**made, "dy": nan_outside(elements_used(p), made["dy"])}

@@ -117,7 +117,7 @@ template <class C>
 constexpr Plan plan_of = make_plan<C>();
 
 // Without phases where a distance is none.
-inline Along along_of(int64_t extent, int64_t taps, double stride_, double before, double behind, double dilation_) {
+inline Along along_of(int64_t extent, int64_t taps, int64_t stride_, int64_t before, int64_t behind, int64_t dilation_) {
   const int stride = conv::as_distance(stride_), padding = conv::as_distance(before), dilation = conv::as_distance(dilation_);
   const int padded = conv::padded_extent(extent, before, behind);
   Along along = {gemm::as_extent(extent), gemm::as_extent(taps), stride, padding, dilation, padded, 0, 0, 0};
@@ -146,20 +146,20 @@ inline gemm::Extents product(const Plan& kernel, const Shape& shape, const Along
   return {shape.images * shape.groups * phases, channels, pixels, k};
 }
 
-// Pointers: dy, w, dx, then the epilogue's tensors. Extents: n, h, w, c, k, r, s, p, q, groups. Launch: raster, slices of k,
-// blocks of stream-K. Scalars: the geometry, then those of the epilogue.
+// Pointers: dy, w, the epilogue's tensors, dx. Extents: n, h, w, c, k, r, s, p, q, groups, then the geometry. Launch: raster,
+// slices of k, blocks of stream-K. Scalars: those of the epilogue.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   const Shape shape(extents);
   const bool last = kernel.channels_last, dy_is_a = last || kernel.direct;
   Arguments arguments = {};
   arguments.a = pointers[dy_is_a ? 0 : 1];
   arguments.b = pointers[dy_is_a ? 1 : 0];
-  arguments.out = pointers[2];
+  arguments.out = pointers[2 + kernel.product.epilogue_tensors];
   arguments.workspace = workspace;
-  arguments.h = along_of(shape.height, shape.filter_height, scalars[conv::stride_h], scalars[conv::top], scalars[conv::bottom],
-                         scalars[conv::dilation_h]);
-  arguments.w = along_of(shape.width, shape.filter_width, scalars[conv::stride_w], scalars[conv::left], scalars[conv::right],
-                         scalars[conv::dilation_w]);
+  arguments.h = along_of(shape.height, shape.filter_height, extents[conv::stride_h], extents[conv::top], extents[conv::bottom],
+                         extents[conv::dilation_h]);
+  arguments.w = along_of(shape.width, shape.filter_width, extents[conv::stride_w], extents[conv::left], extents[conv::right],
+                         extents[conv::dilation_w]);
   const gemm::Extents extent = product(kernel, shape, arguments.h, arguments.w);
   arguments.batch = gemm::as_extent(extent.batch);
   arguments.m = gemm::as_extent(extent.m);
@@ -176,7 +176,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.ldb = last ? channels : dy_pixels;
   arguments.ldc = last ? shape.channels : pixels;
   if (kernel.pointwise && !dy_is_a) arguments.stride_a = 0;  // every image has the same filters
-  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + conv::geometry_scalars, arguments.epilogue);
+  gemm::bind_epilogue(kernel.product, pointers + 2, scalars, arguments.epilogue);
   if (!kernel.direct) {
     arguments.raster = launch[0];
     arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
@@ -268,11 +268,11 @@ int plan(const Arguments& arguments, Launch* out) {
   return plan(plan_of<C>, arguments, out);
 }
 
-// Reads dy, w, dx and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+// Reads dy, w, the epilogue's tensors and dx into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
   if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, w, dx and %d of the epilogue", count,
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, w, %d of the epilogue and dx", count,
                   3 + C::Epilogue::tensors, C::Epilogue::tensors);
   const char* const names[] = {"dy", "w", "dx"};
   const char* const last[] = {"n, p, q, k", "k, r, s, c / groups", "n, h, w, c"};
@@ -281,14 +281,15 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   constexpr bool dy_is_a = C::channels_last || C::direct;
   constexpr int align_dy = dy_is_a ? C::align_a : C::align_b, align_w = dy_is_a ? C::align_b : C::align_a;
   constexpr int aligns[] = {align_dy, align_w, C::align_c};
+  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint, names[0]))
+    if (!check_pointer(names[i], *given[i], i < 2 ? input : output, given[0]->device, sizes[i] * aligns[i], complaint, names[0]))
       return false;
-    if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+    if (!conv::check_packed(names[i], *given[i], C::channels_last ? last[i] : first[i], complaint)) return false;
   }
-  const conv::Tensors given = {"dx", "w", "dy", tensors[2], tensors[1], tensors[0]};
-  if (!conv::read_extents(given, C::channels_last, extents, complaint)) return false;
+  const conv::Tensors named = {"dx", "w", "dy", *given[2], *given[1], *given[0]};
+  if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
   if (!conv::check_window<C>(shape, complaint)) return false;
   if (C::channels_last) {
@@ -301,10 +302,10 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   }
   if (!conv::check_multiple("c / groups", shape.channels / shape.groups, align_w, complaint)) return false;
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint,
+    if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint,
                      names[2]))
       return false;
-  return conv::check_epilogue<C>(tensors + 3, tensors[2], "dx", shape.channels, complaint);
+  return conv::check_epilogue<C>(tensors + 2, *given[2], "dx", shape.channels, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -16,7 +16,7 @@ from codegen.operators.conv2d.problem import Convolution, Padding
 from codegen.problem import LARGEST_EXTENT, refuse
 
 AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
-# Residues of a stride that are told apart along an axis: whoever asks for more has no convolution in mind.
+# Residues of a stride along an axis at most; no convolution in use has as many.
 MOST_RESIDUES = 65536
 
 

@@ -1,16 +1,16 @@
-"""The product of matrices that a phase is: what of it is matmul's (tiles, splits, rules, costs) is asked of that."""
+"""The product of matrices that a phase is: its tiles, splits, rules and costs are matmul's."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from codegen.alignment import classes, needs_cuda_cores
-from codegen.operators.conv2d_dgrad.phases import Phase, count, largest
+from codegen.alignment import needs_cuda_cores, widest
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
+from codegen.operators.conv2d_dgrad.residue_classes import Phase, count, largest
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 
 
-@lru_cache(maxsize=1024)  # lowering asks once for every schedule
+@lru_cache(maxsize=1024)  # called for every schedule
 def product(problem: Conv2dDgradProblem) -> MatmulProblem:
     """What a launch is made for: as many products of the largest phase as there are phases."""
     return of_phase(largest(problem), layout_of(problem.layout, pointwise=problem.pointwise), count(problem))
@@ -43,15 +43,12 @@ def aligns(problem: Conv2dDgradProblem) -> tuple[int, int, int]:
     """Elements per access of dy, w and dx. With channels last vectors are of channels of one group, or of neighbouring
     groups where each has one; with channels first operands are gathered element by element, and pixels of a phase are
     no neighbours."""
-    p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)
-
-    def widest(element: str, extent: int) -> int:
-        return next(width for width in classes(element, quads=quads) if extent % width == 0)
-
+    p = problem
+    width = partial(widest, quads=needs_cuda_cores(p.dtype, p.allow_tf32))
     if p.channels_last:
         dy, w = p.k if p.depthwise else p.group_filters, p.group_channels
         dx = p.c if p.depthwise else p.group_channels
     else:
         dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
         dx = 1 if p.strided else p.h * p.w
-    return widest(p.dtype, dy), widest(p.dtype, w), widest(p.out_dtype, dx)
+    return width(p.dtype, dy), width(p.dtype, w), width(p.out_dtype, dx)

@@ -7,18 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.alignment import classes, needs_cuda_cores
+from codegen.alignment import needs_cuda_cores, widest
 from codegen.epilogue import node_of
 from codegen.operators.conv2d import direct
 from codegen.operators.conv2d.problem import Padding
-from codegen.operators.conv2d.product import matmul_tunables, of_product
-from codegen.operators.conv2d.reduced import strip_columns
+from codegen.operators.conv2d.product import aligns_of, of_product
+from codegen.operators.conv2d.reduced import ROOM, strip_columns
 from codegen.operators.conv2d_dgrad.problem import AnyNode, Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.product import layout_of
+from codegen.operators.convolution import matmul_tunables
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
-
-# Elements beyond what is wished for among which one of the right class is looked for.
-ROOM = 128
 
 
 @dataclass(frozen=True)
@@ -65,28 +63,32 @@ class Wish:
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[Conv2dDgradProblem]:
-    """Even, ragged, smallest, many tiles: of the product what matmul has, of the geometry another each."""
+    """Even, tail tiles, smallest, many tiles: of the product what matmul has, of the geometry another each."""
     wishes = _direct(signature, tunables) if tunables["algorithm"] == "direct" else _implicit(signature, tunables)
     chain = tuple(node_of(part) for part in signature["epilogue"])
     return [_granted(signature, wish, chain) for wish in wishes]  # type: ignore[arg-type]
 
 
 def _implicit(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
-    last, (align_a, align_b) = s["layout"] == "nhwc", of_product(s["layout"] == "nhwc", _aligns(s))
+    last, (align_a, align_b) = s["layout"] == "nhwc", of_product(s["layout"] == "nhwc", aligns_of(s))
     as_matmul = {
         **{name: s[name] for name in ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue")},
         "layout": layout_of(s["layout"], pointwise=s["pointwise"]),
         "align_a": align_a, "align_b": align_b, "align_c": s["align_out"],
     }  # fmt: skip
-    for number, one in enumerate(reduced_products(as_matmul, matmul_tunables(t))):
+    for number, matmul in enumerate(reduced_products(as_matmul, matmul_tunables(t))):
         geometry = _geometry(s, number)
         images = 1 if number == 0 else 2
         if last:
-            groups, pixels, channels = one.batch, -(-one.m // images), one.n
+            groups, pixels, channels = matmul.batch, -(-matmul.m // images), matmul.n
         else:
-            images = one.batch if s["pointwise"] else images
-            groups, pixels, channels = (1 if s["pointwise"] else one.batch), one.n, one.m
-        # The pixels of a phase, of which even kernels have all that matmul wants and the others as many in all.
+            images = matmul.batch if s["pointwise"] else images
+            groups, pixels, channels = (
+                (1 if s["pointwise"] else matmul.batch),
+                matmul.n,
+                matmul.m,
+            )
+        # The pixels of a phase, of which even kernels have as many as matmul's and the others as many in all.
         rows = max(1, math.isqrt(pixels) if number else pixels // 8)
         columns = -(-pixels // rows)
         if number == 0:
@@ -95,7 +97,7 @@ def _implicit(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
             -(-taps // (step // math.gcd(step, apart)))
             for taps, step, apart in zip(geometry.taps, geometry.stride, geometry.dilation, strict=True)
         )
-        yield Wish(images, rows, columns, groups, channels, max(1, -(-one.k // (taps_h * taps_w))), geometry)
+        yield Wish(images, rows, columns, groups, channels, max(1, -(-matmul.k // (taps_h * taps_w))), geometry)
 
 
 def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
@@ -143,12 +145,11 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
     g, last, depthwise = wish.geometry, s["layout"] == "nhwc", bool(s["depthwise"])
     quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
 
-    def widest(operand: str, extent: int) -> int:
-        element = s["out_dtype" if operand == "out" else "dtype"]
-        return next(width for width in classes(element, quads=quads) if extent % width == 0)
+    def width(operand: str, extent: int) -> int:
+        return widest(s["out_dtype" if operand == "out" else "dtype"], extent, quads=quads)
 
     def is_of(operand: str, extent: int) -> bool:
-        return widest(operand, extent) == int(s[f"align_{operand}"])
+        return width(operand, extent) == int(s[f"align_{operand}"])
 
     # A window must fit, and no phase be left out.
     rows, columns = (
@@ -169,7 +170,7 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         counts = range(max(2, channels), channels + ROOM)
         groups, channels, filters = next(c for c in counts if not last or (is_of("x", c) and is_of("out", c))), 1, 1
     else:
-        if last and any(widest(operand, wish.unit) > int(s[f"align_{operand}"]) for operand in ("w", "out")):
+        if last and any(width(operand, wish.unit) > int(s[f"align_{operand}"]) for operand in ("w", "out")):
             groups = 1  # whole threads in each group are of a wider class
         unit = wish.unit if groups > 1 else 1
         counts = range(-(-channels // unit) * unit, channels + 8 * ROOM, unit)
@@ -189,7 +190,3 @@ def _has_channels(s: Mapping[str, Any], channels: int, is_of: Any) -> bool:
     if s["layout"] == "nhwc":
         return bool(is_of("w", channels) and is_of("out", channels))
     return not s["pointwise"] or bool(is_of("w", channels))
-
-
-def _aligns(signature: Mapping[str, Any]) -> tuple[int, int, int]:
-    return signature["align_x"], signature["align_w"], signature["align_out"]

@@ -12,8 +12,9 @@ from math import gcd
 
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of
-from codegen.epilogue import operand_names
+from codegen.epilogue import tensor_nodes
 from codegen.epilogue_reference import Bounded, apply_chain, stored
+from codegen.operators.conv2d.reference import channels_last
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.matmul.reference import accumulated
 
@@ -21,13 +22,13 @@ from codegen.operators.matmul.reference import accumulated
 def reference(problem: Conv2dDgradProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound), both of dx's logical shape, in the inputs' namespace."""
     p = problem
-    dy, w = (_last(p, as_float64(inputs[name], p.dtype)) for name in ("dy", "w"))
-    # What no pixel of dx depends on may be anything, but here it would be asked how precise it is.
+    dy, w = (channels_last(p, as_float64(inputs[name], p.dtype)) for name in ("dy", "w"))
+    # What no pixel of dx depends on may be anything: NaN would spoil the bound.
     dy = namespace_of(dy).nan_to_num(dy)
     multiply = partial(scatter, p)
     on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
     bound = accumulated(multiply, dy, w, longest_sum(p), on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32)
-    tensors = {name: _last(p, inputs[name]) for name in operand_names(p.epilogue) if name is not None}
+    tensors = {name: channels_last(p, inputs[name]) for _, name, _ in tensor_nodes(p.epilogue, p.out_dtype)}
     final = stored(p.out_dtype, apply_chain(p.epilogue, Bounded(multiply(dy, w), bound), tensors, exact, p.out_dtype))
     if p.channels_last:
         return final.value, final.error
@@ -58,8 +59,3 @@ def scatter(problem: Conv2dDgradProblem, dy: Float64, w: Float64) -> Float64:
             padded[:, rows, columns] += parts.transpose(1, 0, 2).reshape(p.n, p.p, p.q, p.c)
     dx: Float64 = padded[:, top : top + p.h, left : left + p.w]
     return dx
-
-
-def _last(problem: Conv2dDgradProblem, values: Array) -> Array:
-    """With channels as the last axis."""
-    return values if problem.channels_last else values.transpose(0, 2, 3, 1)

@@ -1,21 +1,25 @@
-"""Conv2d_dgrad's search spaces: those of each algorithm that is worth trying for a problem on a target. The tunables
-are conv2d's."""
+"""Conv2d_dgrad's search spaces: those of each algorithm that is worth trying for a problem on a target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d import direct as forward
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS
+from codegen.operators.conv2d import implicit as forward_implicit
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, default_of, together
 from codegen.operators.conv2d_dgrad import direct, implicit
-from codegen.operators.conv2d_dgrad.phases import largest
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.rules import Accepted, Rejected, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search import Search
-from codegen.search_space import SearchSpace, Tunable
+from codegen.operators.conv2d_dgrad.residue_classes import largest
+from codegen.search.joined_space import Kind, build_joined
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
+
+# The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
+TUNABLES = together(forward_implicit.SIMT_TUNABLES, forward_implicit.TENSOR_TUNABLES, forward.TUNABLES)
 
 
 def space(
@@ -37,10 +41,9 @@ def space(
 def _default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: directly where both the channels and the filters of a group are few; the other way where no
     schedule of that one is left."""
-    ways: list[Callable[[], Schedule]] = []
+    directly = None
     if direct.worth(problem):
-        ways.append(lambda: forward.default(largest(problem), forward.window_of(problem), judge))
-    if not problem.depthwise:
-        ways.append(lambda: implicit.default(problem, target, judge))
+        directly = partial(forward.default, largest(problem), forward.window_of(problem), judge)
+    as_product = None if problem.depthwise else partial(implicit.default, problem, target, judge)
     few = problem.group_filters <= forward.MOST_CHANNELS and problem.group_channels < MANY_FILTERS
-    return first_accepted((way() for way in (ways if few else ways[::-1])), judge)
+    return default_of(directly, as_product, judge, direct_first=few)

@@ -4,7 +4,7 @@ parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.resources import files as packaged_files
 from typing import Any
@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import operand_names as epilogue_operand_names
-from codegen.epilogue import structures
+from codegen.epilogue import structures, tensor_nodes
 from codegen.kernel import Kernel
 from codegen.operator import (
     GEMM,
     Array,
-    Config,
     ConfigField,
     Cost,
     Float64,
@@ -26,24 +24,23 @@ from codegen.operator import (
     Operand,
     Work,
 )
-from codegen.operators.conv2d import Conv2d, packed
-from codegen.operators.conv2d.product import matmul_tunables
 from codegen.operators.conv2d_wgrad import direct, implicit, inputs
 from codegen.operators.conv2d_wgrad import space as spaces
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
 from codegen.operators.conv2d_wgrad.product import aligns, product
 from codegen.operators.conv2d_wgrad.reduced import reduced_problems
 from codegen.operators.conv2d_wgrad.reference import reference
-from codegen.operators.matmul import config_fields, split, tensor_rules, traffic
-from codegen.problem import Problem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace
+from codegen.operators.convolution import ConvolutionOperator, input_bytes, packed
+from codegen.operators.matmul import split, tensor_rules, traffic
+from codegen.problem import Problem, require
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
 from codegen.targets import Target
 
 
-class Conv2dWgrad(Conv2d):
+class Conv2dWgrad(ConvolutionOperator):
     """dw = epilogue(dy * x); see Conv2dWgradProblem for shapes."""
 
     name = "conv2d_wgrad"
@@ -75,40 +72,18 @@ class Conv2dWgrad(Conv2d):
         judge = direct.rules if is_direct else implicit.rules
         return judge(p, schedule, target, workspace_limit)
 
-    def config(self, kernel: Kernel) -> Config:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        last, is_direct = s["layout"] == "nhwc", t["algorithm"] == "direct"
-        fields = [
-            ConfigField("bool", "direct", is_direct),
-            ConfigField("bool", "channels_last", last),
-            ConfigField("bool", "pointwise", s["pointwise"]),
-            ConfigField("bool", "depthwise", s["depthwise"]),
-        ]
-        if is_direct:
-            fields += _direct_fields(s, t)
-        else:
-            fields += config_fields(matmul_tunables(t), "tn" if last else "nn", _aligns(s))
-        types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
-        return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
-
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""
         p = _wgrad(problem)
-        if p.channels_last:
-            dy, x, dw = (p.n, p.p, p.q, p.k), (p.n, p.h, p.w, p.c), (p.k, p.r, p.s, p.group_channels)
-        else:
-            dy, x, dw = (p.n, p.k, p.p, p.q), (p.n, p.c, p.h, p.w), (p.k, p.group_channels, p.r, p.s)
-        extra, aligned = [], aligns(p)
-        for node, name in zip(p.epilogue, epilogue_operand_names(p.epilogue), strict=True):
-            element = node.operand_dtype(p.out_dtype)
-            if name is not None and element is not None:
-                vector = node.op == "bias"
-                extra.append(packed(name, element, "in", (p.k,) if vector else dw, 1 if vector else aligned[2]))
+        extra, (dy, x, dw) = [], aligns(p)
+        for node, name, element in tensor_nodes(p.epilogue, p.out_dtype):
+            vector = node.op == "bias"
+            extra.append(packed(name, element, "in", (p.k,) if vector else p.w_shape, 1 if vector else dw))
         return (
-            packed("dy", p.dtype, "in", dy, aligned[0]),
-            packed("x", p.dtype, "in", x, aligned[1]),
-            packed("dw", p.out_dtype, "out", dw, aligned[2]),
+            packed("dy", p.dtype, "in", p.out_shape, dy),
+            packed("x", p.dtype, "in", p.x_shape, x),
             *extra,
+            packed("dw", p.out_dtype, "out", p.w_shape, dw),
         )
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
@@ -133,9 +108,9 @@ class Conv2dWgrad(Conv2d):
             t, as_product = direct.of_product(t), product(p, direct=True)
         else:
             as_product = product(p)
-        found = traffic.cost(as_product, t, self.operands(p))
+        cost = traffic.cost(as_product, t, self.operands(p))
         unseen = p.n * p.h * p.w * p.c - p.elements_seen
-        return replace(found, bytes_read=found.bytes_read - unseen * dtype(p.dtype).bytes)
+        return replace(cost, bytes_read=cost.bytes_read - unseen * dtype(p.dtype).bytes)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, least = _wgrad(problem), self.cost(problem, schedule)
@@ -143,27 +118,27 @@ class Conv2dWgrad(Conv2d):
             return direct.work(p, schedule.as_dict(), least, target)
         return implicit.work(p, schedule, least, target)
 
-    def estimated_registers(self, kernel: Kernel) -> int:
-        t = kernel.tunables.as_dict()
-        return direct.registers(t) if t["algorithm"] == "direct" else super().estimated_registers(kernel)
+    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
+        s = kernel.signature_dict
+        return tensor_rules.Stored(input_bytes(kernel), _aligns(s)[:2], "tn" if s["layout"] == "nhwc" else "nn")
+
+    def out_align(self, kernel: Kernel) -> int:
+        return int(kernel.signature_dict["align_dw"])
 
     def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
         return implicit.registers(kernel.signature_dict["layout"] == "nhwc", of_product_alone)
 
-    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
-        s = kernel.signature_dict
-        return tensor_rules.Stored(dtype(s["dtype"]).bytes, _aligns(s)[:2], "tn" if s["layout"] == "nhwc" else "nn")
+    def direct_fields(self, kernel: Kernel) -> Iterable[ConfigField]:
+        return _direct_fields(kernel.signature_dict, kernel.tunables.as_dict())
 
-    def shared_bytes(self, kernel: Kernel) -> int:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        is_direct = t["algorithm"] == "direct"
-        return direct.shared_bytes(t, s["layout"] == "nhwc") if is_direct else super().shared_bytes(kernel)
+    def direct_registers(self, kernel: Kernel) -> int:
+        return direct.registers(kernel.tunables.as_dict())
 
-    def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        if t["algorithm"] == "direct":
-            return direct.compile_seconds(t, tuple(s["epilogue"]))
-        return super().predicted_compile_seconds(kernel)
+    def direct_shared_bytes(self, kernel: Kernel) -> int:
+        return direct.shared_bytes(kernel.tunables.as_dict(), kernel.signature_dict["layout"] == "nhwc")
+
+    def direct_compile_seconds(self, kernel: Kernel) -> float:
+        return direct.compile_seconds(kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"]))
 
 
 def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigField]:
@@ -174,7 +149,7 @@ def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigFie
         "align_b": x if s["depthwise"] else 1,
         "align_c": dw,
         **{name: sizes[name] for name in ("tile_m", "tile_n", "tile_k", "threads", "threads_k", "filters")},
-        "split": split.CODES[t["split"]],
+        "split": split.SPLIT.number(t),
     }
     return [ConfigField("bool", "tensor_cores", False), *(ConfigField("int", name, v) for name, v in numbers.items())]
 
@@ -183,10 +158,6 @@ def _aligns(signature: Mapping[str, Any]) -> tuple[int, int, int]:
     return signature["align_dy"], signature["align_x"], signature["align_dw"]
 
 
-def _wgrad(problem: Problem) -> Conv2dWgradProblem:
-    if not isinstance(problem, Conv2dWgradProblem):
-        raise TypeError(f"conv2d_wgrad got a problem of operator {problem.operator!r}")
-    return problem
-
+_wgrad = require(Conv2dWgradProblem)
 
 OPERATOR = Conv2dWgrad()

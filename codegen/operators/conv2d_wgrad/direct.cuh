@@ -60,7 +60,7 @@ struct Block {
     for (int i = 0; i < C::tile_n; ++i) {
       const int down = r * arguments.dilation_h, right = s * arguments.dilation_w;
       const T* const at = image + static_cast<int>(corner.offset + unsigned(down) * arguments.row_pitch + unsigned(right) * arguments.pixel_pitch);
-      // No bounds check: the sums of elements behind the filter's last are nobody's. Not loading them saves bandwidth.
+      // No bounds check: the sums of elements behind the filter's last are unused. Not loading them saves bandwidth.
       const bool exists = element + i < arguments.n;
       if (exists && inside(arguments, corner.h + down, corner.w + right)) multiply(arguments, i, at, factors, left);
       const bool last = s + 1 == arguments.filter_width;

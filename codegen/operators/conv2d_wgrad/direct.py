@@ -8,28 +8,29 @@ from dataclasses import replace
 from itertools import product as combinations
 from typing import Any
 
+from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of
-from codegen.joined_space import Kind
 from codegen.operator import Cost, Work
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.product import aligns, product
 from codegen.operators.conv2d_wgrad.slices import fill, level_slices
 from codegen.operators.matmul import grid, split, traffic
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search_space import Tunable
+from codegen.operators.matmul.simt_work import node_seconds
+from codegen.search.joined_space import Kind
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
-ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed")
+ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed", "direct", constant=False)
 MOST_ELEMENTS = 25  # of a filter in a thread
 THREADS = (64, 128, 256)
 TUNABLES = (
     ALGORITHM,
-    Tunable("threads", THREADS, False, "threads of a block"),
-    Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters"),
-    Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread"),
-    Tunable("elements", range(1, MOST_ELEMENTS + 1), False, "elements of each of its filters of a thread"),
+    Tunable("threads", THREADS, False, "threads of a block", 128),
+    Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters", 1),
+    Tunable("filters", (1, 2, 4, 8), False, "neighbouring filters of a thread", 1),
+    Tunable("elements", range(1, MOST_ELEMENTS + 1), False, "elements of each of its filters of a thread", 1),
     split.SPLIT,
     split.SPLIT_K,
 )
@@ -39,7 +40,7 @@ Lists = dict[str, tuple[Value, ...]]
 USUAL_ELEMENTS = 9
 # Addresses, loop counters and predicates, places in the image. An estimate.
 OVERHEAD_REGISTERS = 52
-# Blocks on a multiprocessor: up to so many are worth trying, because a pixel's loads are all that a thread waits for;
+# Blocks on a multiprocessor: up to so many are worth trying, because only a pixel's loads stall a thread;
 # the first guess has fewer, because each slice more is added up again.
 MOST_BLOCKS, FIRST_BLOCKS = 4, 1.5
 # Of a slice: a few for each thread, or adding up what the threads have is most of the work.
@@ -62,8 +63,8 @@ def lanes(tunables: Mapping[str, Any], channels_last: bool) -> int:
 def shared_bytes(tunables: Mapping[str, Any], channels_last: bool) -> int:
     """As `shared_bytes` in direct.cuh."""
     t = of_product(tunables)
-    found: int = 4 * (t["tile_k"] // lanes(t, channels_last)) * t["tile_m"]
-    return found
+    size: int = 4 * (t["tile_k"] // lanes(t, channels_last)) * t["tile_m"]
+    return size
 
 
 def registers(tunables: Mapping[str, Any]) -> int:
@@ -79,11 +80,11 @@ def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
     widest = next(count for count in (8, 4, 2, 1) if per_group % count == 0)
     if dtype(p.dtype).bytes == 4 or not p.channels_last:
         widest = min(widest, 4)
-    across = grid.power_of_two(-(-p.k // widest))
+    across = power_of_two(-(-p.k // widest))
     most = min(across, 32 if p.channels_last else 2)
     threads_k = tuple(count for count in (1, 2, 4, 8, 16, 32) if count <= most)[-2:]
     elements = -(-p.taps // -(-p.taps // USUAL_ELEMENTS))  # a whole filter, or parts of one size
-    wide = THREADS[-1] // threads_k[-1] < 2 * grid.power_of_two(p.pixels)
+    wide = THREADS[-1] // threads_k[-1] < 2 * power_of_two(p.pixels)
     small: Lists = {
         "algorithm": ("direct",), "threads": THREADS[1:] if wide else THREADS[:2], "threads_k": threads_k,
         "filters": (widest // 2, widest) if widest > 1 else (1,), "elements": (elements,),
@@ -106,12 +107,12 @@ def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: in
 def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: wide threads first, and about as many slices as
     fill the device. Where all break one, the first of all."""
-    return first_accepted((one for level in (1, 2) for one in _in_order(problem, target, level)), judge)
+    return first_accepted((schedule for level in (1, 2) for schedule in _in_order(problem, target, level)), judge)
 
 
 def _in_order(problem: Conv2dWgradProblem, target: Target, level: int) -> Iterator[Schedule]:
-    found = kind(problem, target)
-    lists, ways = found.levels[level], (found.linked or {})[level]
+    tried = kind(problem, target)
+    lists, ways = tried.levels[level], (tried.linked or {})[level]
     as_product = product(problem, direct=True)
     wide = {**lists, "threads": lists["threads"][::-1], "filters": lists["filters"][::-1]}
     for values in combinations(*wide.values()):
@@ -144,16 +145,16 @@ def rules(
             f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
         )
         or check(
-            filters <= max(1, grid.power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
+            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
         )
         or check(
-            t["tile_m"] < 2 * max(filters, grid.power_of_two(p.k)),
+            t["tile_m"] < 2 * max(filters, power_of_two(p.k)),
             "threads_k",
             f"blocks of {t['tile_m']} filters are mostly padding for k = {p.k}",
         )
         or check(elements <= p.taps, "elements", f"elements = {elements} of filters that have {p.taps}")
         or check(
-            threads in (threads_k, THREADS[0]) or t["tile_k"] < 2 * grid.power_of_two(p.pixels),
+            threads in (threads_k, THREADS[0]) or t["tile_k"] < 2 * power_of_two(p.pixels),
             "threads",
             f"{t['tile_k']} threads along {p.pixels} pixels",
         )
@@ -167,12 +168,12 @@ def rules(
 
 def launches_to_test(problem: Conv2dWgradProblem, tunables: Mapping[str, Any]) -> list[list[int]]:
     """Each number of slices; there is one order of the tiles."""
-    found = split.launches_to_test(of_product(tunables), product(problem, direct=True))
-    return [list(one) for one in dict.fromkeys((0, *launch[1:]) for launch in found)]
+    launches = split.launches_to_test(of_product(tunables), product(problem, direct=True))
+    return [list(fromkey) for fromkey in dict.fromkeys((0, *launch[1:]) for launch in launches)]
 
 
 def work(problem: Conv2dWgradProblem, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
-    """Counts for the roofline: neighbouring windows overlap in L1, which asks the L2 for dy and the image once for each
+    """Counts for the roofline: neighbouring windows overlap in L1, which reads dy and the image from L2 once for each
     part of the filters' elements."""
     p, t = problem, of_product(tunables)
     as_product = product(p, direct=True)
@@ -202,6 +203,6 @@ def work(problem: Conv2dWgradProblem, tunables: Mapping[str, Any], least: Cost, 
 
 def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:
     """CPU seconds of nvcc for one more kernel of a group: grows with the sums of a thread."""
-    nodes = sum(0.0003 if node_of(part).exact else 0.0019 for part in epilogue)
+    nodes = node_seconds(epilogue)
     sums = int(tunables["filters"]) * int(tunables["elements"])
     return 0.06 + sums * 0.003 + int(tunables["elements"]) * nodes

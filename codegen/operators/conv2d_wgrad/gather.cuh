@@ -127,7 +127,7 @@ struct Image {
   __device__ __forceinline__ Image(const Arguments& given, const Tile& tile, const Share& share)
       : arguments(given),
         image(static_cast<const T*>(given.b) + tile.matrix * given.stride_b),
-        tap_exists(tile.column * C::tile_n + V::column(0) < given.n),  // sums of others are nobody's, but have no address
+        tap_exists(tile.column * C::tile_n + V::column(0) < given.n),  // sums of others are unused, but have no address
         at(given, tap_of<C::channels_last>(given, tile.column * C::tile_n + V::column(0)), share.first + V::row(0)) {}
 
   __device__ __forceinline__ const T* address() const { return image + static_cast<int>(at.offset); }

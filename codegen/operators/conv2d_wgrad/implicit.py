@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from codegen.dtypes import dtype
-from codegen.joined_space import Kind
 from codegen.operator import Cost, Work
 from codegen.operators.conv2d.direct import LARGEST_INDEX
-from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES, product_registers, register_rule, threads
-from codegen.operators.conv2d.product import implicit_schedule, matmul_tunables, without_static_k
+from codegen.operators.conv2d.implicit import (
+    SIMT_TUNABLES,
+    TENSOR_TUNABLES,
+    default_of_product,
+    lists_of_product,
+    product_registers,
+    register_rule,
+    threads,
+    work_of_product,
+)
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.product import aligns, product
 from codegen.operators.conv2d_wgrad.slices import ALWAYS, fill, level_slices
+from codegen.operators.convolution import matmul_tunables
 from codegen.operators.matmul import (
     grid,
     simt_rules,
     simt_space,
-    simt_work,
     split,
     tensor_rules,
     tensor_space,
-    tensor_work,
-    traffic,
 )
-from codegen.operators.matmul.path import is_tensor, on_tensor_cores
-from codegen.rules import ACCEPTED, Accepted, Rejected, check
-from codegen.schedule import Schedule, Value
-from codegen.search import Search
-from codegen.search_space import Tunable
+from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.search.joined_space import Kind
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
 Lists = dict[str, tuple[Value, ...]]
@@ -55,10 +59,7 @@ def tunables(problem: Conv2dWgradProblem, target: Target) -> tuple[Tunable, ...]
 def kind(problem: Conv2dWgradProblem, target: Target, search: Search) -> Kind:
     """What searches try."""
     slices, own = _slices(problem, target), tunables(problem, target)
-    lists = {
-        level: {"algorithm": ("implicit_gemm",), **without_static_k(values)}
-        for level, values in _lists(problem, target, slices).items()
-    }
+    lists = lists_of_product(_lists(problem, target, slices))
     has_stream = own is TENSOR_TUNABLES
     streams = (target.sm_count, 2 * target.sm_count) if has_stream else ()
     usual = split.linked(split.ways(level_slices(slices), atomic=False), with_stream=has_stream)
@@ -73,20 +74,11 @@ def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedu
     as_matmul, slices = product(problem), _slices(problem, target)
 
     def first(least_blocks: float) -> Schedule:
-        def judge_product(schedule: Schedule) -> Accepted | Rejected:
-            t = schedule.as_dict()
-            return (
-                check(t.get("static_k", 0) == 0, "static_k", "k is no constant here")
-                or check(split.grid_blocks(as_matmul, t) >= least_blocks, "grid", "multiprocessors would idle")
-                or judge(implicit_schedule(t))
-            )
+        def judge_filling(schedule: Schedule) -> Accepted | Rejected:
+            blocks = split.grid_blocks(as_matmul, schedule.as_dict())
+            return check(blocks >= least_blocks, "grid", "multiprocessors would idle") or judge(schedule)
 
-        if on_tensor_cores(as_matmul, target):
-            stored, aligned = problem.input_bytes, aligns(problem)[:2]
-            found = tensor_space.default(as_matmul, target, aligned, judge_product, stored, slices)
-        else:
-            found = simt_space.default(as_matmul, target, judge_product, slices)
-        return implicit_schedule(found.as_dict())
+        return default_of_product(as_matmul, aligns(problem)[:2], problem.input_bytes, target, judge_filling, slices)
 
     filling = first(FILLED * target.sm_count)
     idle = split.grid_blocks(as_matmul, filling.as_dict()) < FILLED * target.sm_count
@@ -97,10 +89,10 @@ def _lists(problem: Conv2dWgradProblem, target: Target, slices: tuple[int, ...])
     """Matmul's value lists of levels 1 and 2."""
     as_matmul = product(problem)
     if on_tensor_cores(as_matmul, target):
-        found = tensor_space.levels(as_matmul, target, aligns(problem)[:2], slices)
+        levels = tensor_space.levels(as_matmul, target, aligns(problem)[:2], slices)
     else:
-        found = simt_space.levels(as_matmul, target, slices)
-    return {level: values for level, (values, _) in found.items()}
+        levels = simt_space.levels(as_matmul, target, slices)
+    return {level: values for level, (values, _) in levels.items()}
 
 
 def _slices(problem: Conv2dWgradProblem, target: Target) -> tuple[int, ...]:
@@ -122,12 +114,12 @@ def rules(
         return Rejected(
             "algorithm", f"{problem.groups} products with one row each are mostly padding: direct computes them"
         )
-    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
     if not problem.pointwise and (broken := _gather_rule(problem, t)):
         return broken
-    found = judge(as_matmul, aligns(problem)[:2], Schedule.of(t), target, workspace_limit)
-    if isinstance(found, Rejected) or problem.pointwise:
-        return found
+    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = judge(as_matmul, aligns(problem)[:2], Schedule.of(t), target, workspace_limit)
+    if isinstance(outcome, Rejected) or problem.pointwise:
+        return outcome
     return _register_rule(problem, t, target) or ACCEPTED
 
 
@@ -172,17 +164,7 @@ def registers(channels_last: bool, of_product_alone: int) -> int:
 
 
 def work(problem: Conv2dWgradProblem, schedule: Schedule, least: Cost, target: Target) -> Work:
-    """Matmul's counts for the product: the L2 is asked for every tap, the DRAM for the image once."""
-    t, as_matmul = matmul_tunables(schedule.as_dict()), product(problem)
-    inputs = problem.input_bytes
-    expanded = replace(least, bytes_read=least.bytes_read - inputs + int(traffic.input_bytes(as_matmul)))
-    found = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, aligns(problem), expanded, target)
-    gathered = 0.0
-    if not problem.pointwise:
-        tiles = traffic.tile_bytes(as_matmul, t) / dtype(problem.dtype).bytes
-        gathered = GATHER_INSTRUCTIONS * tiles / 2.0 / aligns(problem)[1]
-    return replace(
-        found,
-        dram_bytes=found.dram_bytes - traffic.input_traffic(as_matmul, t, target) + inputs,
-        other_instructions=found.other_instructions + gathered,
-    )
+    """Matmul's counts for the product: every tap comes from L2, the image from DRAM once."""
+    aligned, per_access = aligns(problem), 0 if problem.pointwise else GATHER_INSTRUCTIONS
+    inputs, x = problem.input_bytes, aligned[1]
+    return work_of_product(product(problem), schedule, aligned, least, target, inputs, per_access, x)

@@ -88,8 +88,8 @@ inline Walk walk_of(const Arguments& a, int pixels) {
               row_h * a.row_pitch - row_w * a.pixel_pitch, unsigned(a.image_pitch) - image_h * a.row_pitch};
 }
 
-// Pointers: dy, x, dw, then the epilogue's tensors. Extents: n, h, w, c, k, r, s, p, q, groups. Launch: raster, slices of k,
-// blocks of stream-K. Scalars: the geometry, then those of the epilogue.
+// Pointers: dy, x, the epilogue's tensors, dw. Extents: n, h, w, c, k, r, s, p, q, groups, then the geometry. Launch: raster,
+// slices of k, blocks of stream-K. Scalars: those of the epilogue.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   const Shape shape(extents);
   const gemm::Extents product = shape.product(kernel.direct);
@@ -97,7 +97,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   Arguments arguments = {};
   arguments.a = pointers[0];
   arguments.b = pointers[1];
-  arguments.out = pointers[2];
+  arguments.out = pointers[2 + kernel.product.epilogue_tensors];
   arguments.workspace = workspace;
   arguments.batch = gemm::as_extent(product.batch);
   arguments.m = gemm::as_extent(product.m);
@@ -112,8 +112,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.raster = launch[0];
   arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
   arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
-  gemm::bind_epilogue(kernel.product, pointers + 3, scalars + conv::geometry_scalars, arguments.epilogue);
-  conv::bind_geometry(shape, scalars, arguments);
+  gemm::bind_epilogue(kernel.product, pointers + 2, scalars, arguments.epilogue);
+  conv::bind_geometry(extents, arguments);
 
   arguments.image_pitch = static_cast<int>(shape.channels * in_pixels);
   arguments.row_pitch = static_cast<int>(kernel.channels_last ? shape.width * shape.channels : shape.width);
@@ -166,24 +166,25 @@ int plan(const Arguments& arguments, Launch* out) {
   return plan(plan_of<C>, arguments, out);
 }
 
-// Reads dy, x, dw and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+// Reads dy, x, the epilogue's tensors and dw into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
   if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, x, dw and %d of the epilogue", count,
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, x, %d of the epilogue and dw", count,
                   3 + C::Epilogue::tensors, C::Epilogue::tensors);
   const char* const names[] = {"dy", "x", "dw"};
   const char* const last[] = {"n, p, q, k", "n, h, w, c", "k, r, s, c / groups"};
   const char* const first[] = {"n, k, p, q", "n, c, h, w", "k, c / groups, r, s"};
   constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
   constexpr int aligns[] = {C::align_a, C::align_b, C::align_c};
+  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], tensors[i], i < 2 ? input : output, tensors[0].device, sizes[i] * aligns[i], complaint, names[0]))
+    if (!check_pointer(names[i], *given[i], i < 2 ? input : output, given[0]->device, sizes[i] * aligns[i], complaint, names[0]))
       return false;
-    if (!conv::check_packed(names[i], tensors[i], C::channels_last ? last[i] : first[i], complaint)) return false;
+    if (!conv::check_packed(names[i], *given[i], C::channels_last ? last[i] : first[i], complaint)) return false;
   }
-  const conv::Tensors named = {"x", "dw", "dy", tensors[1], tensors[2], tensors[0]};
+  const conv::Tensors named = {"x", "dw", "dy", *given[1], *given[2], *given[0]};
   if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
@@ -196,10 +197,10 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   }
   if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, C::align_c, complaint)) return false;
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], conv::as_row(tensors[i]), sizes[i], tensors[2], conv::as_row(tensors[2]), sizes[2], complaint,
+    if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint,
                      names[2]))
       return false;
-  return conv::check_epilogue<C>(tensors + 3, tensors[2], "dw", shape.filters, complaint);
+  return conv::check_epilogue<C>(tensors + 2, *given[2], "dw", shape.filters, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -1,16 +1,16 @@
 """The product of matrices that the gradient of the filters is, where one operand is gathered from the image: what of
-it is matmul's (tiles, splits, rules, costs) is asked of that product."""
+it is matmul's (tiles, splits, rules, costs) is that of this product."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from codegen.alignment import classes, needs_cuda_cores
+from codegen.alignment import needs_cuda_cores, widest
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
 from codegen.operators.matmul.problem import MatmulProblem
 
 
-@lru_cache(maxsize=1024)  # lowering asks once for every schedule
+@lru_cache(maxsize=1024)  # called for every schedule
 def product(problem: Conv2dWgradProblem, direct: bool = False) -> MatmulProblem:
     """dy x image: a matrix for each group, or one of all filters where a kernel is `direct`. The image's operand is
     never stored, so it may be larger than any matmul's."""
@@ -29,13 +29,10 @@ def aligns(problem: Conv2dWgradProblem) -> tuple[int, int, int]:
     """Elements per access of dy, x and dw: A, B and out of the product. With channels last vectors are of one group, or
     of neighbouring groups where each has one channel and one filter; with channels first the image is gathered element
     by element, and dy's pixels are neighbours."""
-    p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)
-
-    def widest(element: str, extent: int) -> int:
-        return next(width for width in classes(element, quads=quads) if extent % width == 0)
-
+    p = problem
+    width = partial(widest, quads=needs_cuda_cores(p.dtype, p.allow_tf32))
     if p.channels_last:
         dy, x = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
     else:
         dy, x = p.p * p.q, 1
-    return widest(p.dtype, dy), widest(p.dtype, x), widest(p.out_dtype, p.taps)
+    return width(p.dtype, dy), width(p.dtype, x), width(p.out_dtype, p.taps)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-from codegen.alignment import classes, needs_cuda_cores
-from codegen.epilogue import AnyNode as MatrixNode
-from codegen.epilogue import Bias, node_of
-from codegen.operators.conv2d.problem import AnyNode, ChannelBias
-from codegen.operators.conv2d.product import matmul_tunables
-from codegen.operators.conv2d.reduced import GEOMETRIES, POINTWISE, Geometry
+from codegen.alignment import needs_cuda_cores, widest
+from codegen.epilogue import node_of
+from codegen.operators.conv2d.problem import AnyNode
+from codegen.operators.conv2d.reduced import (
+    GEOMETRIES,
+    POINTWISE,
+    ROOM,
+    Geometry,
+    filters_to_try,
+    image_extent,
+    with_channel_bias,
+)
 from codegen.operators.conv2d_wgrad import direct
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
+from codegen.operators.convolution import matmul_tunables
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 
-# Elements beyond what is wished for among which one of the right class is looked for.
-ROOM = 128
 # Output pixels of the problems in turn: images, and rows of each where that is not the square. So a step of a kernel is
 # a part of a row, several rows, several images.
 PIXELS = ((1, 0), (2, 0), (7, 1), (3, 2))
@@ -42,7 +46,7 @@ class Wish:
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[Conv2dWgradProblem]:
-    """Even, ragged, smallest, many tiles: of the product what matmul has, of the geometry another each: padding,
+    """Even, tail tiles, smallest, many tiles: of the product what matmul has, of the geometry another each: padding,
     strides that leave elements unseen, dilation, windows that lie in the padding altogether, several images and
     groups."""
     wishes = _direct(signature, tunables) if tunables["algorithm"] == "direct" else _implicit(signature, tunables)
@@ -55,16 +59,16 @@ def _implicit(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish
         "layout": "tn" if s["layout"] == "nhwc" else "nn",
         "align_a": s["align_dy"], "align_b": s["align_x"], "align_c": s["align_dw"],
     }  # fmt: skip
-    for number, one in enumerate(reduced_products(as_matmul, matmul_tunables(t))):
+    for number, matmul in enumerate(reduced_products(as_matmul, matmul_tunables(t))):
         geometry, (images, rows) = POINTWISE if s["pointwise"] else GEOMETRIES[number], PIXELS[number]
-        per_group = max(1, -(-one.n // math.prod(geometry.taps[0])))
-        wish = Wish(images, rows, one.k, one.batch, per_group, one.m, geometry)
-        yield wish, _of_channels(one.epilogue)
+        per_group = max(1, -(-matmul.n // math.prod(geometry.taps[0])))
+        wish = Wish(images, rows, matmul.k, matmul.batch, per_group, matmul.m, geometry)
+        yield wish, with_channel_bias(matmul.epilogue)
 
 
 def _direct(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[tuple[Wish, tuple[AnyNode, ...]]]:
     as_product, unit = direct.of_product(t), int(t["filters"])
-    chain = _of_channels(node_of(part) for part in s["epilogue"])
+    chain = with_channel_bias(node_of(part) for part in s["epilogue"])
     # More elements than a thread has; several blocks of filters; less than a block; a few pixels.
     long = max(2, math.isqrt(int(t["elements"])) + 1)
     steps = 7 if t["split"] != "none" else 3
@@ -89,20 +93,19 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
     def fits(operand: str, extent: int) -> bool:
         """Whether this is the operand's class where its rows have that extent."""
         element = s["out_dtype" if operand == "dw" else "dtype"]
-        widest = next(width for width in classes(element, quads=quads) if extent % width == 0)
-        return bool(widest == s[f"align_{operand}"])
+        return bool(widest(element, extent, quads=quads) == s[f"align_{operand}"])
 
     counts = range(wish.per_group, wish.per_group + wish.room)
     r, s_, channels = next(
         (r, c, count)
-        for r, c in _filters(g)
+        for r, c in filters_to_try(g)
         for count in counts
         if fits("dw", r * c * count) and (depthwise or not last or fits("x", count))
     )
     rows = wish.rows or max(1, math.isqrt(-(-wish.pixels // wish.images)))
     columns = -(-wish.pixels // (wish.images * rows))
     rows, columns = (
-        max(wanted, 1 + -(-max(0, 1 - _seen(g, axis, 1, taps)) // g.stride[axis]))
+        max(wanted, 1 + -(-max(0, 1 - image_extent(g, axis, 1, taps)) // g.stride[axis]))
         for axis, (wanted, taps) in enumerate(((rows, r), (columns, s_)))
     )
     if not last:
@@ -118,25 +121,7 @@ def _granted(s: Mapping[str, Any], wish: Wish, chain: tuple[AnyNode, ...]) -> Co
         if filters == channels == 1:
             groups = 1  # else it would be depthwise
     return Conv2dWgradProblem(
-        n=wish.images, h=_seen(g, 0, rows, r), w=_seen(g, 1, columns, s_), c=groups * channels, k=groups * filters,
-        r=r, s=s_, groups=groups, layout=s["layout"], stride=g.stride, dilation=g.dilation, padding=g.padding,
-        dtype=s["dtype"], out_dtype=s["out_dtype"], allow_tf32=s["allow_tf32"], epilogue=chain,
+        n=wish.images, h=image_extent(g, 0, rows, r), w=image_extent(g, 1, columns, s_), c=groups * channels,
+        k=groups * filters, r=r, s=s_, groups=groups, layout=s["layout"], stride=g.stride, dilation=g.dilation,
+        padding=g.padding, dtype=s["dtype"], out_dtype=s["out_dtype"], allow_tf32=s["allow_tf32"], epilogue=chain,
     )  # fmt: skip
-
-
-def _seen(g: Geometry, axis: int, outputs: int, taps: int) -> int:
-    """The image's extent that gives so many outputs; below 1 where there is none."""
-    window = g.dilation[axis] * (taps - 1) + 1
-    return (outputs - 1) * g.stride[axis] + window - sum(g.padding[axis]) + g.beyond[axis]
-
-
-def _of_channels(chain: Iterable[MatrixNode]) -> tuple[AnyNode, ...]:
-    """A bias along an axis of the matrix of outputs is one of the filters."""
-    return tuple(ChannelBias() if isinstance(node, Bias) else node for node in chain)
-
-
-def _filters(geometry: Geometry) -> Iterator[tuple[int, int]]:
-    """The geometry's own, then those of any other class."""
-    yield from geometry.taps
-    if geometry is not POINTWISE:
-        yield from ((r, s) for r, s in product(range(1, 9), range(1, 9)) if r * s > 1)

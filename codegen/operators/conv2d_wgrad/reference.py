@@ -13,8 +13,9 @@ from functools import partial
 
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of
-from codegen.epilogue import operand_names
+from codegen.epilogue import tensor_nodes
 from codegen.epilogue_reference import Bounded, apply_chain, stored
+from codegen.operators.conv2d.reference import channels_last
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
 from codegen.operators.matmul.reference import accumulated
 
@@ -22,23 +23,20 @@ from codegen.operators.matmul.reference import accumulated
 def reference(problem: Conv2dWgradProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound), both of dw's logical shape, in the inputs' namespace."""
     p = problem
-    dy, x = (_last(p, as_float64(inputs[name], p.dtype)) for name in ("dy", "x"))
-    # What no window meets may be anything, but here it would be asked how precise it is.
+    dy, x = (channels_last(p, as_float64(inputs[name], p.dtype)) for name in ("dy", "x"))
+    # What no window meets may be anything: NaN would spoil the bound.
     x = namespace_of(x).nan_to_num(x)
     multiply = partial(correlate, p)
     on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
     bound = accumulated(multiply, dy, x, p.pixels, on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32)
-    sums, bound = (_as_matrix(p, one) for one in (multiply(dy, x), bound))
+    sums, bound = (_as_matrix(p, dw) for dw in (multiply(dy, x), bound))
     chain = with_axes(p.epilogue)
     tensors = {
         name: inputs[name] if node.op == "bias" else inputs[name].reshape(p.k, p.taps)
-        for node, name in zip(chain, operand_names(chain), strict=True)
-        if name is not None
+        for node, name, _ in tensor_nodes(chain, p.out_dtype)
     }
     final = stored(p.out_dtype, apply_chain(chain, Bounded(sums, bound), tensors, exact, p.out_dtype))
-    channels = p.group_channels
-    shape = (p.k, p.r, p.s, channels) if p.channels_last else (p.k, channels, p.r, p.s)
-    return final.value.reshape(shape), final.error.reshape(shape)
+    return final.value.reshape(p.w_shape), final.error.reshape(p.w_shape)
 
 
 def correlate(problem: Conv2dWgradProblem, dy: Float64, x: Float64) -> Float64:
@@ -56,16 +54,9 @@ def correlate(problem: Conv2dWgradProblem, dy: Float64, x: Float64) -> Float64:
             seen = padded[:, rows, columns].reshape(p.pixels, p.groups, p.group_channels)
             element = xp.matmul(by_group, seen.transpose(1, 0, 2))
             dw[:, :, r : r + 1, s : s + 1] = element.reshape(p.groups, p.group_filters, 1, 1, p.group_channels)
-    found: Float64 = dw.reshape(p.k, p.r, p.s, p.group_channels)
-    return found
-
-
-def _last(problem: Conv2dWgradProblem, values: Array) -> Array:
-    """With channels as the last axis."""
-    return values if problem.channels_last else values.transpose(0, 2, 3, 1)
+    return dw.reshape(p.k, p.r, p.s, p.group_channels)
 
 
 def _as_matrix(problem: Conv2dWgradProblem, dw: Float64) -> Float64:
     """A row for each filter, with its elements in dw's own order."""
-    found: Float64 = (dw if problem.channels_last else dw.transpose(0, 3, 1, 2)).reshape(problem.k, problem.taps)
-    return found
+    return (dw if problem.channels_last else dw.transpose(0, 3, 1, 2)).reshape(problem.k, problem.taps)

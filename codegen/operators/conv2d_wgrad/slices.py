@@ -13,11 +13,11 @@ ALWAYS = (4, 8, 16, 32, 64)
 
 def fill(blocks: int, wanted: int, most: int) -> tuple[int, ...]:
     """Powers of two beyond ALWAYS with which so many `blocks` become `wanted`, up to the first that does or `most`."""
-    found, count = [], ALWAYS[-1]
+    counts, count = [], ALWAYS[-1]
     while count * blocks < wanted and 2 * count <= min(MOST_SLICES, most):
         count *= 2
-        found.append(count)
-    return tuple(found)
+        counts.append(count)
+    return tuple(counts)
 
 
 def level_slices(more: Iterable[int]) -> tuple[int, ...]:

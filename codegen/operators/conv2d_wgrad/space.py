@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from codegen.joined_space import Kind, build_joined
 from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, together
+from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, default_of, together
 from codegen.operators.conv2d_wgrad import direct, implicit
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
-from codegen.rules import Accepted, Rejected, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search import Search
-from codegen.search_space import SearchSpace, Tunable
+from codegen.search.joined_space import Kind, build_joined
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
 # The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
@@ -37,10 +38,6 @@ def space(
 
 def _default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: directly where filters are few; the other way where no schedule of that one is left."""
-    ways: list[Callable[[], Schedule]] = []
-    if problem.one_channel:
-        ways.append(lambda: direct.default(problem, target, judge))
-    if not problem.depthwise:
-        ways.append(lambda: implicit.default(problem, target, judge))
-    few = problem.group_filters < MANY_FILTERS
-    return first_accepted((way() for way in (ways if few else ways[::-1])), judge)
+    directly = partial(direct.default, problem, target, judge) if problem.one_channel else None
+    as_product = None if problem.depthwise else partial(implicit.default, problem, target, judge)
+    return default_of(directly, as_product, judge, direct_first=problem.group_filters < MANY_FILTERS)

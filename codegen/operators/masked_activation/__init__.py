@@ -25,17 +25,18 @@ from codegen.operator import (
     Operand,
     Operator,
     Work,
+    constants,
 )
 from codegen.operators.masked_activation import space as spaces
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
-from codegen.problem import Problem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace
+from codegen.problem import Problem, require
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
 from codegen.targets import Target
 
-# Up to which integers inputs are drawn: polynomials of degree 3 stay inside of float16.
+# The largest random integer of inputs: polynomials of degree 3 stay inside of float16.
 LARGEST_INTEGER = 30
 # Above so many elements a block of random ones is repeated: a prime, so that no two tiles of a kernel agree.
 LARGEST_DRAWN, BLOCK = 2**22, 3_999_971
@@ -70,7 +71,7 @@ class MaskedActivation(Operator):
         s, t = kernel.signature_dict, spaces.full_tunables(kernel.tunables.as_dict())
         fields = (
             ConfigField("bool", "gather_scatter", not _is_vectorised(kernel)),
-            *(ConfigField("int", name, int(t[name])) for name in ("threads", "vector", "loads")),
+            *constants(spaces.TUNABLES, t),
         )
         return Config(fields, (s["node"],), (("Element", s["dtype"]),), s["dtype"])
 
@@ -87,8 +88,8 @@ class MaskedActivation(Operator):
         length, wide = words_of_mask(p.elements) if bits else p.elements, 16 // dtype(p.dtype).bytes
         return (
             Operand("x", p.dtype, "in", (p.elements,), (1,), align=wide),
-            Operand("out", p.dtype, "out", (p.elements,), (1,), align=wide),
             Operand("mask", p.mask_dtype, "in", (length,), (1,), align=1 if bits else wide),
+            Operand("out", p.dtype, "out", (p.elements,), (1,), align=wide),
         )
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
@@ -167,10 +168,6 @@ def _is_vectorised(kernel: Kernel) -> bool:
     return kernel.tunables.get("algorithm") == "vectorised"
 
 
-def _masked(problem: Problem) -> MaskedActivationProblem:
-    if not isinstance(problem, MaskedActivationProblem):
-        raise TypeError(f"masked_activation got a problem of operator {problem.operator!r}")
-    return problem
-
+_masked = require(MaskedActivationProblem)
 
 OPERATOR = MaskedActivation()

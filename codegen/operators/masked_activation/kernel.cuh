@@ -186,12 +186,12 @@ inline int64_t workspace_bytes(const Plan& kernel, int64_t elements) {
   return places * static_cast<int64_t>(sizeof(int)) + padded(count * static_cast<int64_t>(sizeof(int)));
 }
 
-// Pointers: x, out, mask. Extents: elements. Scalars: those of the function where the mask is set, then of the other.
+// Pointers: x, mask, out. Extents: elements. Scalars: those of the function where the mask is set, then of the other.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const double* scalars, void* workspace) {
   Arguments arguments = {};
   arguments.x = pointers[0];
-  arguments.out = pointers[1];
-  arguments.epilogue.tensors[0] = pointers[2];
+  arguments.epilogue.tensors[0] = pointers[1];
+  arguments.out = pointers[2];
   arguments.elements = extents[0] < 0 ? 0 : extents[0];
   for (int i = 0; i < kernel.scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[i]);
   if (kernel.gather_scatter && workspace != nullptr) {
@@ -232,11 +232,11 @@ int plan(const Arguments& arguments, Launch* out) {
 
 inline Matrix as_row(int64_t elements) { return Matrix{1, 1, elements, elements, 0}; }
 
-// Reads x, out and mask into `extents`; false and a sentence where a call cannot be right.
+// Reads x, mask and out into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  if (count != 3) CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes 3: x, out, mask", count);
-  const TensorView &x = tensors[0], &out = tensors[1], &mask = tensors[2];
+  if (count != 3) CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes 3: x, mask, out", count);
+  const TensorView &x = tensors[0], &mask = tensors[1], &out = tensors[2];
   constexpr ElementType type = element_type<typename C::Element>;
   constexpr int size = sizeof(typename C::Element), access = C::vector * size;
   const bool packed = C::Epilogue::tensor(0) == EpilogueTensor::mask_bits;

@@ -9,30 +9,30 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import Node, words_of_mask
-from codegen.joined_space import Kind, build_joined
 from codegen.operator import Cost, Work
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search import Search
-from codegen.search_space import SearchSpace, Tunable
+from codegen.search.joined_space import Kind, build_joined
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
 THREADS = (64, 128, 256, 512, 1024)
+
+
+def _algorithm(*names: str) -> Tunable:
+    return Tunable("algorithm", names, False, "one pass, or lists of the indices of set bits", names[0], constant=False)
+
+
 VECTORISED = (
-    Tunable("algorithm", ("vectorised",), False, "one pass, or lists of the indices of set bits"),
-    Tunable("threads", THREADS, False, "threads of a block"),
-    Tunable("vector", (1, 2, 4, 8), False, "elements of one access, up to 16 bytes"),
-    Tunable("loads", (1, 2, 4, 8), False, "vectors of a thread, all in flight at once"),
+    _algorithm("vectorised"),
+    Tunable("threads", THREADS, False, "threads of a block", 256),
+    Tunable("vector", (1, 2, 4, 8), False, "elements of one access, up to 16 bytes", 1),
+    Tunable("loads", (1, 2, 4, 8), False, "vectors of a thread, all in flight at once", 4),
 )
-GATHER_SCATTER = (
-    Tunable("algorithm", ("gather_scatter",), False, "one pass, or lists of the indices of set bits"),
-    Tunable("threads", THREADS, False, "threads of a block"),
-)
-TUNABLES = (
-    Tunable("algorithm", ("vectorised", "gather_scatter"), False, "one pass, or lists of the indices of set bits"),
-    *VECTORISED[1:],
-)
+GATHER_SCATTER = (_algorithm("gather_scatter"), Tunable("threads", THREADS, False, "threads of a block", 256))
+TUNABLES = (_algorithm("vectorised", "gather_scatter"), *VECTORISED[1:])
 # What level 1 has of `gather_scatter`.
 LISTS = Schedule.of({"algorithm": "gather_scatter", "threads": 256})
 LARGEST_INDEX = 2**31 - 1
@@ -100,7 +100,7 @@ def space(
         for vector, loads, threads in product(reversed(vectors), (4, 2, 1), (256, 128, 64))
     ]
     default = first_accepted(wanted, judge)
-    # However few are asked for, the winner is seen beside what it replaces.
+    # In every sample, however small: the winner is compared with what it replaces.
     return replace(build_joined(search, "algorithm", every, kinds, default), compared=(LISTS,))
 
 
@@ -178,18 +178,18 @@ def _lists(problem: MaskedActivationProblem, threads: int, least: Cost) -> tuple
     mask = least.bytes_read - problem.elements * size
     count = tiles(problem.elements, threads)
 
-    def launch(dram: float, scattered: float, instructions: float) -> Work:
+    def launch(dram: float, scattered: float, instructions: float, shared_bytes: int) -> Work:
         return Work(
             blocks=count, threads=threads, fma=0.0, other_instructions=instructions, shared_bytes=0.0,
-            l2_bytes=dram + scattered, dram_bytes=dram, dynamic_shared_bytes=threads // 32 * INDEX_BYTES,
+            l2_bytes=dram + scattered, dram_bytes=dram, dynamic_shared_bytes=shared_bytes,
             independent=1, steps=WORD_BITS // 2, overlap=0.0,
         )  # fmt: skip
 
     apart = listed * SECTOR_BYTES
     return (
         # A word's bits are looked at one by one, and each index is stored by itself.
-        launch(mask + listed * INDEX_BYTES, apart, problem.elements * 12.0),
-        launch(listed * (INDEX_BYTES + 2 * size), 2.0 * apart, listed * (24.0 + _instructions(problem))),
+        launch(mask + listed * INDEX_BYTES, apart, problem.elements * 12.0, threads // 32 * INDEX_BYTES),
+        launch(listed * (INDEX_BYTES + 2 * size), 2.0 * apart, listed * (24.0 + _instructions(problem)), 0),
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import operand_names as epilogue_operand_names
-from codegen.epilogue import scalars, structures, words_of_mask
+from codegen.epilogue import scalars, structures, tensor_nodes, words_of_mask
 from codegen.kernel import Kernel
 from codegen.operator import (
     GEMM,
@@ -24,6 +23,7 @@ from codegen.operator import (
     Operand,
     Operator,
     Work,
+    constants,
 )
 from codegen.operators.matmul import (
     inputs,
@@ -32,20 +32,21 @@ from codegen.operators.matmul import (
     simt_work,
     split,
     tensor_rules,
+    tensor_space,
     tensor_work,
     traffic,
 )
 from codegen.operators.matmul import space as spaces
 from codegen.operators.matmul.alignment import aligns
-from codegen.operators.matmul.path import is_tensor, on_tensor_cores
+from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems
 from codegen.operators.matmul.reference import reference
-from codegen.problem import Problem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace
+from codegen.problem import Problem, require
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
 from codegen.targets import Target
 
 EXTENT_NAMES = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
@@ -105,25 +106,17 @@ class Matmul(Operator):
         b = _matrix("b", p.dtype, "in", p.batch, p.stored("b"), p.ldb, p.stride_b)
         out = _matrix("out", p.out_dtype, "out", p.batch, p.stored("c"), p.ldc, p.stride_c)
         extra = []
-        for node, name in zip(p.epilogue, epilogue_operand_names(p.epilogue), strict=True):
-            dtype = node.operand_dtype(p.out_dtype)
-            if name is None or dtype is None:
-                continue
+        for node, name, element in tensor_nodes(p.epilogue, p.out_dtype):
             if node.op == "bias":
-                extra.append(Operand(name, dtype, "in", (p.m if node.structure == "bias.m" else p.n,), (1,)))
+                extra.append(Operand(name, element, "in", (p.m if node.structure == "bias.m" else p.n,), (1,)))
             elif node.packed_mask:
-                extra.append(Operand(name, dtype, "in", (words_of_mask(p.batch * p.m * p.n),), (1,), align=1))
+                extra.append(Operand(name, element, "in", (words_of_mask(p.batch * p.m * p.n),), (1,), align=1))
             else:
-                extra.append(Operand(name, dtype, "in", out.shape, out.strides))
-        return (a, b, out, *extra)
+                extra.append(Operand(name, element, "in", out.shape, out.strides))
+        return (a, b, *extra, out)
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
-
-    def launch_values(self, schedule: Schedule) -> list[int]:
-        """The CUDA cores have no stream-K: 0 there."""
-        values = schedule.as_dict()
-        return [int(values.get(name, 0)) for name in self.launch_tunables]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return split.launches_to_test(kernel.tunables.as_dict(), _matmul(problem))
@@ -172,7 +165,7 @@ def config_fields(tunables: Mapping[str, Any], layout: str, aligns: tuple[int, i
         ConfigField("bool", "a_transposed", layout[0] == "t"),
         ConfigField("bool", "b_transposed", layout[1] == "t"),
         *(ConfigField("int", f"align_{operand}", align) for operand, align in zip("abc", aligns, strict=True)),
-        *(_tensor_fields(t) if is_tensor(t) else _simt_fields(t)),
+        *constants(tensor_space.TUNABLES if is_tensor(t) else simt_space.TUNABLES, t),
         ConfigField("int", "threads", _threads(t)),
     )
 
@@ -186,38 +179,12 @@ def _stored(kernel: Kernel) -> tensor_rules.Stored:
     return tensor_rules.Stored(dtype(s["dtype"]).bytes, (s["align_a"], s["align_b"]), s["layout"])
 
 
-def _simt_fields(t: Mapping[str, Any]) -> list[ConfigField]:
-    names = sorted(
-        tunable.name for tunable in simt_space.TUNABLES if not tunable.launch_time and tunable.name != "split"
-    )
-    return [
-        *(ConfigField("int", name, t[name]) for name in names),
-        ConfigField("int", "split", split.CODES[t["split"]]),
-    ]
-
-
-def _tensor_fields(t: Mapping[str, Any]) -> list[ConfigField]:
-    """What the code depends on; how many registers it may take stands at the entry point."""
-    names = ("tile_m", "tile_n", "tile_k", "warps_m", "warps_n", "stages", "fragments", "mma_k")
-    return [
-        *(ConfigField("int", name, t[name]) for name in names),
-        ConfigField("bool", "async_copies", t["copy"] == "cp_async"),
-        ConfigField("bool", "shared_epilogue", t["epilogue_path"] == "shared"),
-        ConfigField("int", "split", split.CODES[t["split"]]),
-        ConfigField("int", "static_k", t["static_k"]),
-    ]
-
-
 def _matrix(name: str, dtype: str, role: Any, batch: int, shape: tuple[int, int], pitch: int, stride: int) -> Operand:
     if batch == 1:
         return Operand(name, dtype, role, shape, (pitch, 1))
     return Operand(name, dtype, role, (batch, *shape), (stride, pitch, 1))
 
 
-def _matmul(problem: Problem) -> MatmulProblem:
-    if not isinstance(problem, MatmulProblem):
-        raise TypeError(f"matmul got a problem of operator {problem.operator!r}")
-    return problem
-
+_matmul = require(MatmulProblem)
 
 OPERATOR = Matmul()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
-from codegen.alignment import classes, needs_cuda_cores
+from codegen.alignment import needs_cuda_cores, widest
 from codegen.operators.matmul.problem import MatmulProblem
 
 
-@lru_cache(maxsize=1024)  # lowering asks once for every schedule
+@lru_cache(maxsize=1024)  # called for every schedule
 def aligns(problem: MatmulProblem) -> tuple[int, int, int]:
     """The classes of A, B and out (and of what has out's shape): the widest access of which columns, pitch and, in a
     batch, its stride are whole multiples."""
     p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)
 
     def of(element: str, columns: int, pitch: int, stride: int) -> int:
-        distances = (columns, pitch, stride if p.batch > 1 else 0)
-        return next(
-            width for width in classes(element, quads=quads) if all(distance % width == 0 for distance in distances)
-        )
+        return widest(element, math.gcd(columns, pitch, stride if p.batch > 1 else 0), quads=quads)
 
     return (
         of(p.dtype, p.stored("a")[1], p.lda, p.stride_a),

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.alignment import power_of_two
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
-from codegen.rules import Rejected, check
-from codegen.search_space import Tunable
+from codegen.search.rules import Rejected, check
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
-RASTER = Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows")
-
-
-def power_of_two(extent: int) -> int:
-    """The smallest power of two that is not below `extent`."""
-    return 1 << max(0, extent - 1).bit_length()
+RASTER = Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows", 0)
 
 
 def tiles(problem: MatmulProblem, tile_m: int, tile_n: int) -> tuple[int, int]:

@@ -1,11 +1,12 @@
 """Inputs of a matmul's tests.
 
-An operand of more than LARGEST_DRAWN elements repeats a block of random numbers, row by row: drawing a hundred million
-takes longer than all that is done with them. Values below that are drawn one by one, and A apart from B. That hides
-nothing. Elements which agree by repetition lie a multiple of the block's length apart, and that is a prime of which no
-extent is a multiple: so no two rows, columns or matrices of a batch agree, by whatever stride a kernel confuses them.
-Nor do tiles: the length is odd, so where rows have a multiple of 16 elements, elements that agree are 16 columns (or a
-multiple) apart only after 16 lengths, and then thousands of rows as well: no single mistake takes one for the other.
+An operand of more than LARGEST_DRAWN elements repeats a block of random numbers, row by row: generating a hundred
+million takes longer than all that is done with them. Values below that are random one by one, and A apart from B. That
+hides nothing. Elements which agree by repetition lie a multiple of the block's length apart, and that is a prime of
+which no extent is a multiple: so no two rows, columns or matrices of a batch agree, by whatever stride a kernel
+confuses them. Nor do tiles: the length is odd, so where rows have a multiple of 16 elements, elements that agree are 16
+columns (or a multiple) apart only after 16 lengths, and then thousands of rows as well: no single mistake takes one for
+the other.
 """
 
 from __future__ import annotations
@@ -66,16 +67,16 @@ def make_inputs(
     """
     made, terms = draw_inputs(problem, operands, kind, rng)
     if kind == "integer" and problem.k > terms:
-        kept = kept_products(problem.k, terms, made["a"].dtype, rng)
-        made["a"] = made["a"] * (kept[:, None] if problem.a_transposed else kept)
+        factors = kept_products(problem.k, terms, made["a"].dtype, rng)
+        made["a"] = made["a"] * (factors[:, None] if problem.a_transposed else factors)
     return made
 
 
 def kept_products(k: int, terms: int, element: Any, rng: np.random.Generator) -> npt.NDArray[Any]:
     """1 for `terms` of the k products of a sum, 0 for the others, which its exactness has no room for."""
-    kept = np.zeros(k, dtype=element)
-    kept[rng.choice(k, terms, replace=False)] = 1
-    return kept
+    factors = np.zeros(k, dtype=element)
+    factors[rng.choice(k, terms, replace=False)] = 1
+    return factors
 
 
 def draw_inputs(
@@ -86,7 +87,7 @@ def draw_inputs(
     made: dict[str, npt.NDArray[Any]] = {}
     for operand in operands:
         if operand.role == "in":
-            # What a stride of 0 repeats is drawn once.
+            # What a stride of 0 repeats is generated once.
             shape = tuple(
                 extent if stride else 1 for extent, stride in zip(operand.shape, operand.strides, strict=True)
             )
@@ -97,7 +98,7 @@ def draw_inputs(
 
 
 def _block(shape: tuple[int, ...]) -> tuple[int] | None:
-    """The shape of what is drawn and repeated row by row; None where all of the operand is drawn."""
+    """The shape of the random block that is repeated row by row; None where all of the operand is random."""
     if math.prod(shape) <= LARGEST_DRAWN:
         return None
     return (next((length for length in BLOCKS if all(extent % length for extent in shape)), BLOCKS[-1]),)
@@ -149,7 +150,7 @@ def _spread(problem: MatmulProblem) -> float:
 
 def _bits_of_sums(problem: MatmulProblem) -> int:
     narrow = {node.dtype for node in problem.epilogue if node.op == "cast"} | {problem.out_dtype}
-    return min([WIDE_BITS, *(SIGNIFICANT_BITS[one] + BITS_TO_ROUND for one in narrow if one in SIGNIFICANT_BITS)])
+    return min([WIDE_BITS, *(SIGNIFICANT_BITS[name] + BITS_TO_ROUND for name in narrow if name in SIGNIFICANT_BITS)])
 
 
 def fraction_bits(chain: Sequence[Node]) -> int:
@@ -166,7 +167,7 @@ def wants_small_sums(node: Node) -> bool:
 
 def _int8_limit(problem: MatmulProblem) -> float:
     """How large typical sums of int8 products may be, so that all that follows shows them: clips, activations and
-    float16 want them small, unless a scale makes them so."""
+    float16 need them small, unless a scale makes them so."""
     limit, factor = math.inf, 1.0
     for node in problem.epilogue:
         if isinstance(node, Scale):

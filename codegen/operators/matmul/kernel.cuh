@@ -45,14 +45,14 @@ __device__ __forceinline__ void clear(const Arguments& arguments) {
 
 inline gemm::Extents read_extents(const int64_t* extents) { return {extents[0], extents[1], extents[2], extents[3]}; }
 
-// Pointers: a, b, out, then the epilogue's tensors. Extents: batch, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c.
+// Pointers: a, b, the epilogue's tensors, out. Extents: batch, m, n, k, lda, ldb, ldc, stride_a, stride_b, stride_c.
 // Launch: raster, slices of k, blocks of stream-K. Scalars: those of the epilogue.
 inline Arguments bind(const gemm::Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch,
                       const double* scalars, void* workspace) {
   Arguments arguments = {};
   arguments.a = pointers[0];
   arguments.b = pointers[1];
-  arguments.out = pointers[2];
+  arguments.out = pointers[2 + kernel.epilogue_tensors];
   arguments.workspace = workspace;
   arguments.batch = gemm::as_extent(extents[0]);
   arguments.m = gemm::as_extent(extents[1]);
@@ -67,7 +67,7 @@ inline Arguments bind(const gemm::Plan& kernel, void* const* pointers, const int
   arguments.raster = launch[0];
   arguments.slices = gemm::slices(kernel, arguments.k, launch[1]);
   arguments.stream_blocks = gemm::stream_blocks(kernel, read_extents(extents), launch[2]);
-  gemm::bind_epilogue(kernel, pointers + 3, scalars, arguments.epilogue);
+  gemm::bind_epilogue(kernel, pointers + 2, scalars, arguments.epilogue);
   return arguments;
 }
 
@@ -109,21 +109,22 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out_tensor, con
   return true;
 }
 
-// Reads a, b, out and the epilogue's tensors into `extents`; false and a sentence where a call cannot be right.
+// Reads a, b, the epilogue's tensors and out into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
   if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: a, b, out and %d of the epilogue", count,
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: a, b, %d of the epilogue and out", count,
                   3 + C::Epilogue::tensors, C::Epilogue::tensors);
   const char* const names[] = {"a", "b", "out"};
   const int aligns[] = {C::align_a, C::align_b, C::align_c};
   constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
   constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
+  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
   Matrix matrices[3];
   for (int i = 0; i < 3; ++i) {
     const ElementType type = i < 2 ? input : output;
-    if (!check_pointer(names[i], tensors[i], type, tensors[0].device, sizes[i] * aligns[i], complaint, "a")) return false;
-    if (!read_matrix(names[i], tensors[i], aligns[i], matrices[i], complaint)) return false;
+    if (!check_pointer(names[i], *given[i], type, given[0]->device, sizes[i] * aligns[i], complaint, "a")) return false;
+    if (!read_matrix(names[i], *given[i], aligns[i], matrices[i], complaint)) return false;
   }
   const Matrix &a = matrices[0], &b = matrices[1], &out = matrices[2];
   const int64_t k = C::a_transposed ? a.rows : a.columns;
@@ -141,8 +142,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
     CUKILN_REFUSE(complaint, "ValueError: k is %lld; this kernel was made for k = %d alone: look up the kernel of this shape",
                   static_cast<long long>(k), gemm::plan_of<C>.static_k);
   for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], tensors[i], matrices[i], sizes[i], tensors[2], out, sizes[2], complaint)) return false;
-  if (!check_epilogue<C>(tensors + 3, tensors[2], out, complaint)) return false;
+    if (!check_apart(names[i], *given[i], matrices[i], sizes[i], *given[2], out, sizes[2], complaint)) return false;
+  if (!check_epilogue<C>(tensors + 2, *given[2], out, complaint)) return false;
   const int64_t values[] = {out.batch, out.rows, out.columns, k, a.pitch, b.pitch, out.pitch, a.stride, b.stride, out.stride};
   for (int i = 0; i < 10; ++i) extents[i] = values[i];
   return true;

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.alignment import classes, needs_cuda_cores
+from codegen.alignment import classes, needs_cuda_cores, round_up, widest
 from codegen.epilogue import AnyNode, Scale, node_of
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.problem import MatmulProblem
 
-# Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the ragged problem get
+# Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the tail problem get
 # more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel
 # whose single tile costs more than MANY_BUDGET has no third and fourth problem.
 BUDGET, TENSOR_BUDGET, MANY_BUDGET = 1_500_000, 4_000_000, 12_000_000
-# Rows and columns of tiles worth having: 5 rows make a full and a broken band of 4.
+# Rows and columns of tiles: 5 rows make a full and a broken band of 4.
 WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
 # Of the problem of many tiles: matrices, rows and columns of tiles; the first that the budget allows.
 MANY = ((2, 5, 2), (1, 5, 2), (1, 3, 2), (1, 2, 2))
@@ -27,7 +27,7 @@ GAP = 20
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[MatmulProblem]:
-    """Even (whole tiles, more k-steps than stages), ragged (no whole tile, padded rows), smallest, one of many tiles.
+    """Even (whole tiles, more k-steps than stages), tail (no whole tile, padded rows), smallest, one of many tiles.
 
     Many steps along k and many tiles at once are too dear for large tiles; so the last one has a single short step.
     Where they can, m, n, k and all pitches differ: a kernel that takes one for another must not be right by chance.
@@ -35,8 +35,8 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
     """
     kernel = _Reduced(signature, tunables)
     if kernel.cost(1, 1, 1, kernel.short_k) > MANY_BUDGET:
-        return [kernel.even(), kernel.ragged(matrices=2)]
-    return [kernel.even(), kernel.ragged(), kernel.smallest(), kernel.many()]
+        return [kernel.even(), kernel.tail(matrices=2)]
+    return [kernel.even(), kernel.tail(), kernel.smallest(), kernel.many()]
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class _Reduced:
     def even(self) -> MatmulProblem:
         k, tiles = self.even_k, self._tiles(self.even_k)
         if self.tunables.get("split") == "stream" and tiles["m"] * tiles["n"] == 1:
-            # The watched launch has two blocks. Each gets more steps than stages: a share of the one tile or, where k
-            # cannot be longer, a tile of its own.
+            # The race-checked launch has two blocks. Each gets more steps than stages: a share of the one tile or,
+            # where k cannot be longer, a tile of its own.
             if self.static_k:
                 tiles["n"] = 2
             else:
                 k = max(k, (2 * int(self.tunables["stages"]) + 3) * self.tile("k"))
         return self._problem(1, tiles["m"] * self.tile("m"), tiles["n"] * self.tile("n"), k, gap=0)
 
-    def ragged(self, matrices: int = 1) -> MatmulProblem:
+    def tail(self, matrices: int = 1) -> MatmulProblem:
         k = self.static_k or self.even_k + self.tile("k") - 3 * self.least("k") % self.tile("k")
         tiles = self._tiles(k, matrices)
         return self._problem(tiles["batch"], self._broken("m", tiles["m"], 1), self._broken("n", tiles["n"], 2), k, GAP)
@@ -136,12 +136,12 @@ class _Reduced:
                 fields |= {"ldc": n, "stride_c": m * n}
                 continue
             align = int(s[f"align_{operand}"])
-            widest = classes(s["out_dtype" if operand == "c" else "dtype"], quads=quads)[0]
-            pitch = _round_up(extents[along[operand]] + number * gap, align)
+            full = classes(s["out_dtype" if operand == "c" else "dtype"], quads=quads)[0]
+            pitch = round_up(extents[along[operand]] + number * gap, align)
             # A pitch that no wider access divides is what the narrower classes are for.
-            while (align < widest and pitch // align % 2 == 0) or (gap and pitch in taken):
+            while (align < full and pitch // align % 2 == 0) or (gap and pitch in taken):
                 pitch += align
-            stride = extents[_rows(operand, along[operand])] * pitch + _round_up(number * gap, align)
+            stride = extents[_rows(operand, along[operand])] * pitch + round_up(number * gap, align)
             while gap and stride in taken:
                 stride += align
             fields[f"ld{operand}"], fields[f"stride_{operand}"] = pitch, stride
@@ -151,9 +151,9 @@ class _Reduced:
     def _columns_of_class(self, n: int) -> int:
         """The next n that gives a packed out the signature's class."""
         s = self.signature
-        every = classes(s["out_dtype"], quads=needs_cuda_cores(s["dtype"], s["allow_tf32"]))
-        counts = range(n, n + every[0] * self.least("n") + 1, self.least("n"))
-        return next(count for count in counts if next(width for width in every if count % width == 0) == s["align_c"])
+        quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
+        counts = range(n, n + classes(s["out_dtype"], quads=quads)[0] * self.least("n") + 1, self.least("n"))
+        return next(count for count in counts if widest(s["out_dtype"], count, quads=quads) == s["align_c"])
 
 
 def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:
@@ -176,7 +176,3 @@ def _contiguous(layout: str) -> dict[str, str]:
 
 def _rows(operand: str, columns: str) -> str:
     return {"a": "mk", "b": "kn", "c": "mn"}[operand].replace(columns, "")
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -10,8 +10,8 @@ from typing import Any
 
 from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
-from codegen.schedule import Schedule
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
 # Addresses, loop counters and predicates. Measured with ptxas 13.2 on 288 kernels of levels 1 and 2 (sm_80, sm_90a; nn,
@@ -23,8 +23,8 @@ TYPICAL_SHORTFALL = 12
 
 def threads(tunables: Mapping[str, Any]) -> int:
     """Threads of a block."""
-    found: int = (tunables["tile_m"] // tunables["thread_m"]) * (tunables["tile_n"] // tunables["thread_n"])
-    return found
+    count: int = (tunables["tile_m"] // tunables["thread_m"]) * (tunables["tile_n"] // tunables["thread_n"])
+    return count
 
 
 def shared_bytes(tunables: Mapping[str, Any]) -> int:

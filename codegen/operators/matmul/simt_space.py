@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, product
+from itertools import product
 
-from codegen.operators.matmul.grid import RASTER, blocks, power_of_two
+from codegen.alignment import power_of_two
+from codegen.operators.matmul.grid import RASTER, blocks
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES, SPLIT, SPLIT_K, linked, useful_slices, ways
-from codegen.rules import Accepted, Rejected, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search_space import Linked, Tunable
+from codegen.search.rules import Accepted, Rejected, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.space import Linked, Tunable
 from codegen.targets import Target
 
 TUNABLES = (
-    Tunable("tile_m", (16, 32, 64, 128, 256), False, "rows of the output that a block computes"),
-    Tunable("tile_n", (16, 32, 64, 128, 256), False, "columns of the output that a block computes"),
-    Tunable("tile_k", (8, 16, 32), False, "depth of the tiles that are brought to shared memory at once"),
-    Tunable("thread_m", (1, 2, 4, 8, 16), False, "rows of the output that a thread computes"),
-    Tunable("thread_n", (1, 2, 4, 8, 16), False, "columns of the output that a thread computes"),
-    Tunable("warp_m", (1, 2, 4, 8, 16, 32), False, "threads of a warp along m; the other factor of 32 is along n"),
-    Tunable("stages", (1, 2), False, "tiles in shared memory: 2 lets the next be written while one is read"),
-    Tunable("fragments", (1, 2), False, "register buffers for a row of the tiles: 2 reads ahead"),
-    Tunable("padding", (0, 4), False, "floats between the rows of a shared tile, against bank conflicts"),
-    Tunable("unroll_k", (1, 2, 4, 8, 16, 32), False, "steps along k that are unrolled"),
-    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for"),
+    Tunable("tile_m", (16, 32, 64, 128, 256), False, "rows of the output that a block computes", 64),
+    Tunable("tile_n", (16, 32, 64, 128, 256), False, "columns of the output that a block computes", 64),
+    Tunable("tile_k", (8, 16, 32), False, "depth of the tiles that are brought to shared memory at once", 32),
+    Tunable("thread_m", (1, 2, 4, 8, 16), False, "rows of the output that a thread computes", 4),
+    Tunable("thread_n", (1, 2, 4, 8, 16), False, "columns of the output that a thread computes", 4),
+    Tunable("warp_m", (1, 2, 4, 8, 16, 32), False, "threads of a warp along m; the other factor of 32 is along n", 4),
+    Tunable("stages", (1, 2), False, "tiles in shared memory: 2 lets the next be written while one is read", 2),
+    Tunable("fragments", (1, 2), False, "register buffers for a row of the tiles: 2 reads ahead", 2),
+    Tunable("padding", (0, 4), False, "floats between the rows of a shared tile, against bank conflicts", 0),
+    Tunable("unroll_k", (1, 2, 4, 8, 16, 32), False, "steps along k that are unrolled", 8),
+    Tunable("min_blocks", (1, 2), False, "resident blocks that registers must allow for", 1, constant=False),
     SPLIT,
     RASTER,
     SPLIT_K,
@@ -90,9 +91,7 @@ def default(
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
     lists, division = levels(problem, target, slices)[1]
     most = slices[-1] if slices else 1
-    attempts = (Schedule.of(values) for values in _preferred(problem, target, lists, division, most))
-    first = next(attempts)
-    return first_accepted(chain([first], attempts), judge)
+    return first_accepted(map(Schedule.of, _preferred(problem, target, lists, division, most)), judge)
 
 
 def _preferred(

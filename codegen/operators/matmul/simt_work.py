@@ -13,7 +13,7 @@ from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.simt_rules import held, shared_bytes, threads
 from codegen.targets import Target
 
-# Seconds of nvcc per output of a thread.
+# Seconds of nvcc per output of a thread and node of the epilogue.
 LIGHT_NODE_SECONDS, ACTIVATION_SECONDS = 0.0003, 0.0019
 
 
@@ -53,9 +53,13 @@ def _conflicts(problem: MatmulProblem, t: Mapping[str, Any], aligns: tuple[int, 
     return 1.0 + turned * (replay - 1.0) / 2.0 / (1.0 if aligns[0] == 4 else 2.0)
 
 
+def node_seconds(epilogue: tuple[str, ...]) -> float:
+    """CPU seconds of nvcc for the epilogue of one output of a thread."""
+    return sum(LIGHT_NODE_SECONDS if node_of(part).exact else ACTIVATION_SECONDS for part in epilogue)
+
+
 def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:
     """Grows with what unrolling and the epilogue write; fitted to nvcc 13.2: 0.07 to 0.35 CPU seconds."""
     t = tunables
     outputs = int(t["thread_m"]) * int(t["thread_n"])
-    nodes = sum(LIGHT_NODE_SECONDS if node_of(part).exact else ACTIVATION_SECONDS for part in epilogue)
-    return 0.055 + outputs * (0.0018 * int(t["unroll_k"]) / 8 + nodes) + 0.001 * held(t)
+    return 0.055 + outputs * (0.0018 * int(t["unroll_k"]) / 8 + node_seconds(epilogue)) + 0.001 * held(t)

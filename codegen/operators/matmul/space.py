@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from codegen.errors import UnknownTunable
 from codegen.operators.matmul import simt_space, tensor_space
-from codegen.operators.matmul.path import on_tensor_cores
+from codegen.operators.matmul.kernel_family import on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import Allowed, Linked, SearchSpace, Tunable, build_space
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import Linked, SearchSpace, Tunable, build_space, union
 from codegen.targets import Target
 
 CUDA_CORES, TENSOR_CORES = "CUDA cores", "tensor cores"
@@ -23,16 +24,11 @@ def _together(simt: Tunable | None, tensor: Tunable | None) -> Tunable:
         if simt == tensor:
             return simt
         meaning = f"on {CUDA_CORES}: {simt.meaning}; on {TENSOR_CORES}: {tensor.meaning}"
-        return Tunable(simt.name, _both(simt.allowed, tensor.allowed), simt.launch_time, meaning)
-    one, cores = (simt, CUDA_CORES) if simt is not None else (tensor, TENSOR_CORES)
-    if one is None:
+        return replace(simt, allowed=union(simt.allowed, tensor.allowed), meaning=meaning)
+    tunable, cores = (simt, CUDA_CORES) if simt is not None else (tensor, TENSOR_CORES)
+    if tunable is None:
         raise ValueError("a tunable of neither kernel")
-    return Tunable(one.name, one.allowed, one.launch_time, f"on {cores} only: {one.meaning}")
-
-
-def _both(one: Allowed, other: Allowed) -> Allowed:
-    every = dict.fromkeys([*one, *other])
-    return tuple(every) if any(isinstance(value, str) for value in every) else tuple(sorted(every))
+    return replace(tunable, meaning=f"on {cores} only: {tunable.meaning}")
 
 
 def _every_tunable() -> tuple[Tunable, ...]:

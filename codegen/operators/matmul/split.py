@@ -2,9 +2,9 @@
 
 `workspace`: k in slices that run as blocks of their own; each writes its partial sums to its own part of the workspace,
 and `reduce` adds them in the order of the slices: the same bits in every run. `atomic`: `clear` zeroes one set of sums,
-all slices add to it, `reduce` applies the epilogue; float sums then depend on who comes first. `stream`: stream-K, on
-tensor cores only. A fixed number of blocks share the k-steps of all tiles evenly; only tiles that lie in several blocks
-go through the workspace.
+all slices add to it, `reduce` applies the epilogue; float sums then depend on the order of arrival. `stream`: stream-K,
+on tensor cores only. A fixed number of blocks share the k-steps of all tiles evenly; only tiles that lie in several
+blocks go through the workspace.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from codegen.operators.matmul.grid import RASTER, blocks, k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.rules import Rejected, check
-from codegen.search_space import Linked, Tunable
+from codegen.search.rules import Rejected, check
+from codegen.search.space import Linked, Tunable
 from codegen.targets import Target
 
 MOST_SLICES, MOST_STREAM_BLOCKS = 1024, 4096
-_WAYS = ("none", "workspace", "atomic")
+_WAYS = ("none", "workspace", "atomic")  # in the order of the numbers in gemm/tile.cuh
 _MEANING = "where partial sums of k go: nowhere, a part of the workspace for each slice, one part by atomic adds"
-SPLIT = Tunable("split", _WAYS, False, _MEANING)
-SPLIT_OR_STREAM = Tunable("split", (*_WAYS, "stream"), False, f"{_MEANING}; stream-K")
-SPLIT_K = Tunable("split_k", range(1, MOST_SLICES + 1), True, "slices of k that are summed in parallel")
+SPLIT = Tunable("split", _WAYS, False, _MEANING, "none")
+SPLIT_OR_STREAM = Tunable("split", (*_WAYS, "stream"), False, f"{_MEANING}; stream-K", "none")
+SPLIT_K = Tunable("split_k", range(1, MOST_SLICES + 1), True, "slices of k that are summed in parallel", 1)
 STREAM_BLOCKS = Tunable(
     "stream_blocks", range(MOST_STREAM_BLOCKS + 1), True,
-    "blocks that share the k-steps of all tiles where split is stream; else 0",
+    "blocks that share the k-steps of all tiles where split is stream; else 0", 0,
 )  # fmt: skip
 # The slice counts of level 2 (Apache TVM pull request 10185 settled on these for weight gradients).
 SLICES = (1, 2, 4, 8, 16, 32, 64)
@@ -34,8 +34,6 @@ SLICES = (1, 2, 4, 8, 16, 32, 64)
 # `split` with `split_k` and `stream_blocks`.
 Way = tuple[str, int, int]
 
-# Config::split in gemm/tile.cuh.
-CODES = {"none": 0, "workspace": 1, "atomic": 2, "stream": 3}
 _FUNCTIONS = {
     "none": ("run",),
     "workspace": ("run", "reduce"),
@@ -73,8 +71,8 @@ def workspace_bytes(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
     """Exactly what `workspace_bytes` in kernel.cuh says."""
     t = tunables
     if t["split"] == "stream":
-        found: int = SUM_BYTES * 2 * t["stream_blocks"] * t["tile_m"] * t["tile_n"]
-        return found
+        size: int = SUM_BYTES * 2 * t["stream_blocks"] * t["tile_m"] * t["tile_n"]
+        return size
     slices: int = {"none": 0, "workspace": t["split_k"], "atomic": 1}[t["split"]]
     return SUM_BYTES * slices * problem.batch * problem.m * workspace_pitch(problem.n)
 
@@ -113,10 +111,10 @@ def useful_slices(
 
 def ways(slices: Sequence[int], stream_blocks: Sequence[int] = (), *, atomic: bool = True) -> tuple[Way, ...]:
     """Values of `split` with what goes with each: slices of `workspace` and `atomic`, blocks of `stream`."""
-    found: list[Way] = [("none", 1, 0)]
+    divisions: list[Way] = [("none", 1, 0)]
     for split in ("workspace", "atomic") if atomic else ("workspace",):
-        found += [(split, count, 0) for count in slices if count > 1]
-    return (*found, *(("stream", 1, count) for count in stream_blocks))
+        divisions += [(split, count, 0) for count in slices if count > 1]
+    return (*divisions, *(("stream", 1, count) for count in stream_blocks))
 
 
 def linked(chosen: tuple[Way, ...], *, with_stream: bool) -> Linked:
@@ -127,7 +125,7 @@ def linked(chosen: tuple[Way, ...], *, with_stream: bool) -> Linked:
 
 def launches_to_test(tunables: Mapping[str, Any], problem: MatmulProblem) -> list[list[int]]:
     """Each number of parts of k, then every raster with the most parts that the problem has. Few parts come first,
-    because the first launch is the watched one: with one step in a part there is no pipeline to watch. A single row or
+    because the first launch is race-checked: with one step in a part there is no pipeline to check. A single row or
     column of tiles has one order, whatever the raster: there the widest band stands for all of them."""
     *fewer, most = _parts_to_test(tunables, problem)
     in_a_line = min(tiles(problem, int(tunables["tile_m"]), int(tunables["tile_n"]))) == 1

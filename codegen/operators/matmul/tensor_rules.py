@@ -13,10 +13,10 @@ from typing import Any
 from codegen.dtypes import dtype
 from codegen.operator import LaunchBounds
 from codegen.operators.matmul import grid, split
-from codegen.operators.matmul.path import AMPERE
+from codegen.operators.matmul.kernel_family import AMPERE
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
-from codegen.schedule import Schedule
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
 # k of a k-step in bytes, of all element types: what one mma.sync takes (`step_bytes` in gemm/tensor.cuh).
@@ -38,11 +38,11 @@ EXCHANGE_PADDING = 8
 # Registers beside accumulators and fragments. These constants are fitted so that kernels of levels 0 and 1 do not
 # spill: of 1298 that were compiled with ptxas 13.2 (sm_75, sm_80, sm_90a; all four types, layouts nn, nt, tn and tt,
 # aligned and not, with and without bias, gelu and residual) they reject the 6 that did and 42 that did not. Of 920 more
-# that copy through registers, drawn where it gets tight, they reject 339 that spilled and 134 that did not and accept
-# one that spilled, 4 bytes. Of what is accepted the estimate is right in the median and 84 too low at most: ptxas takes
-# what it finds, but manages with less.
+# that copy through registers, sampled where registers are scarce, they reject 339 that spilled and 134 that did not and
+# accept one that spilled, 4 bytes. Of what is accepted the estimate is right in the median and 84 too low at most:
+# ptxas takes what it finds, but manages with less.
 OVERHEAD_REGISTERS = 52
-# Of a kernel that is told to manage with few registers (maxnreg, min_blocks): little or nothing spills then.
+# Of a kernel whose registers are limited (maxnreg, min_blocks): little or nothing spills then.
 LEAST_OVERHEAD = 32
 # A cp.async of a thread beyond this many in a step: its address and its check are kept, or what is kept instead spills.
 FEW_COPIES, CP_ASYNC_REGISTERS = 16, 6
@@ -85,8 +85,8 @@ class Stored:
 
 def threads(tunables: Mapping[str, Any]) -> int:
     """Threads of a block."""
-    found: int = 32 * tunables["warps_m"] * tunables["warps_n"]
-    return found
+    count: int = 32 * tunables["warps_m"] * tunables["warps_n"]
+    return count
 
 
 def warp_tile(tunables: Mapping[str, Any]) -> tuple[int, int]:
@@ -120,17 +120,17 @@ def copy_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
     t, numbers, count = tunables, accesses(tunables, stored), threads(tunables)
     if t["copy"] == "cp_async":
         return CP_ASYNC_REGISTERS * max(0, sum(numbers) - FEW_COPIES)
-    found = 0.0
+    needed = 0.0
     rows = [t["tile_k"] if along else t[tile] for along, tile in zip(stored.along_k, ("tile_m", "tile_n"), strict=True)]
     for number, row, align, turned in zip(numbers, rows, stored.aligns, stored.turned, strict=True):
         if turned:
-            found += -(-number // 4) * (4 * max(1, align // 4) + TURNED_REGISTERS)
+            needed += -(-number // 4) * (4 * max(1, align // 4) + TURNED_REGISTERS)
         elif align * stored.size < LEAST_COPY_BYTES:
             whole = count % (row // align) == 0
-            found += number * (1 + (NARROW_COPY_REGISTERS if whole else LONG_ROW_REGISTERS))
+            needed += number * (1 + (NARROW_COPY_REGISTERS if whole else LONG_ROW_REGISTERS))
         else:
-            found += number * (align * stored.size // 4 + WIDE_COPY_REGISTERS)
-    return math.ceil(found)
+            needed += number * (align * stored.size // 4 + WIDE_COPY_REGISTERS)
+    return math.ceil(needed)
 
 
 def registers(tunables: Mapping[str, Any], stored: Stored) -> int:
@@ -139,7 +139,7 @@ def registers(tunables: Mapping[str, Any], stored: Stored) -> int:
 
 
 def least_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
-    """What a thread manages with where it is told to: addresses are computed again instead of kept."""
+    """Under a register limit: addresses are computed again instead of kept."""
     rows, columns = warp_tile(tunables)
     fragments: int = tunables["fragments"] * (rows + columns) // 4
     reading = fragments + BY_WORDS_REGISTERS * stored.by_words
@@ -147,7 +147,7 @@ def least_registers(tunables: Mapping[str, Any], stored: Stored) -> int:
 
 
 def launch_bounds(tunables: Mapping[str, Any]) -> LaunchBounds:
-    """What the kernel promises and asks of the register allocator."""
+    """What the kernel promises, and its limit of registers."""
     return LaunchBounds(threads(tunables), int(tunables["min_blocks"]), int(tunables["maxnreg"]))
 
 
@@ -169,14 +169,14 @@ def rules(
 
 
 def _instruction_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
-    known, mma_k = MMA_K[problem.dtype], t["mma_k"]
+    by_k, mma_k = MMA_K[problem.dtype], t["mma_k"]
     name = "tf32" if problem.dtype == "float32" else problem.dtype
     return check(
-        mma_k in known, "mma", f"mma.sync on {name} has k = {' or '.join(map(str, known))}, not mma_k = {mma_k}"
+        mma_k in by_k, "mma", f"mma.sync on {name} has k = {' or '.join(map(str, by_k))}, not mma_k = {mma_k}"
     ) or check(
-        target.capability >= known.get(mma_k, 0),
+        target.capability >= by_k.get(mma_k, 0),
         "mma",
-        f"mma.sync on {name} with k = {mma_k} needs sm_{known.get(mma_k)}; the target is {target.name}",
+        f"mma.sync on {name} with k = {mma_k} needs sm_{by_k.get(mma_k)}; the target is {target.name}",
     )
 
 
@@ -227,14 +227,14 @@ def _copy_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejecte
             "copy",
             f"bytes that do not lie along k are turned in registers: layout {stored.layout} needs copy = registers",
         )
-        or check(stages >= 2, "copy", "cp.async needs a stage that nobody reads: 2 stages at least")
+        or check(stages >= 2, "copy", "cp.async needs a stage that is not being read: 2 stages at least")
     )
 
 
 def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     maxnreg, count = t["maxnreg"], threads(t)
-    told = maxnreg or t["min_blocks"] > 1
-    wanted = least_registers(t, stored) if told else registers(t, stored)
+    limited = maxnreg or t["min_blocks"] > 1
+    wanted = least_registers(t, stored) if limited else registers(t, stored)
     return (
         check(
             not maxnreg or t["min_blocks"] == 1,
@@ -256,7 +256,7 @@ def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rej
 
 
 def _stream_rule(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
-    """Blocks of stream-K that wait for others to end leave the multiprocessors as idle as tiles do."""
+    """Blocks of stream-K beyond those that are resident leave multiprocessors as idle as tiles do."""
     taken = min(registers(t, stored), launch_bounds(t).registers(target))
     by_registers = target.registers_per_sm // (threads(t) * taken)
     by_shared = target.shared_per_sm // (shared_bytes(t, stored.size) + target.reserved_shared_bytes)

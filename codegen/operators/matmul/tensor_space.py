@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import product
 from typing import Any
 
+from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
-from codegen.operators.matmul.grid import RASTER, blocks, k_steps, power_of_two
-from codegen.operators.matmul.path import AMPERE, mma_type
+from codegen.operators.matmul.grid import RASTER, blocks, k_steps
+from codegen.operators.matmul.kernel_family import AMPERE, mma_type
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import (
     ENOUGH_BLOCKS,
@@ -35,31 +36,37 @@ from codegen.operators.matmul.tensor_rules import (
     warp_tile,
 )
 from codegen.operators.matmul.traffic import L2_SHARE, input_bytes
-from codegen.rules import Accepted, Rejected, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search_space import Linked, Tunable
+from codegen.search.rules import Accepted, Rejected, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.space import Linked, Tunable, union
 from codegen.targets import Target
 
 TUNABLES = (
-    Tunable("tile_m", (16, 32, 64, 128, 256), False, "rows of the output that a block computes"),
-    Tunable("tile_n", (16, 32, 64, 128, 256), False, "columns of the output that a block computes"),
-    Tunable("tile_k", (8, 16, 32, 64, 128), False, "depth of the tiles in shared memory: 32, 64 or 128 bytes"),
-    Tunable("warps_m", (1, 2, 4, 8), False, "warps that share a block's rows"),
-    Tunable("warps_n", (1, 2, 4, 8), False, "warps that share a block's columns"),
-    Tunable("stages", tuple(range(1, 9)), False, "tiles in shared memory: all but one are on their way"),
-    Tunable("fragments", (1, 2), False, "register buffers for a k-step of the tiles: 2 read ahead"),
-    Tunable("mma_k", (8, 16, 32), False, "k of the mma.sync instruction: what the type and the architecture have"),
-    Tunable("copy", ("cp_async", "registers"), False, "how tiles get from global to shared memory"),
+    Tunable("tile_m", (16, 32, 64, 128, 256), False, "rows of the output that a block computes", 64),
+    Tunable("tile_n", (16, 32, 64, 128, 256), False, "columns of the output that a block computes", 64),
+    Tunable("tile_k", (8, 16, 32, 64, 128), False, "depth of the tiles in shared memory: 32, 64 or 128 bytes", 32),
+    Tunable("warps_m", (1, 2, 4, 8), False, "warps that share a block's rows", 2),
+    Tunable("warps_n", (1, 2, 4, 8), False, "warps that share a block's columns", 2),
+    Tunable("stages", tuple(range(1, 9)), False, "tiles in shared memory: all but one are on their way", 2),
+    Tunable("fragments", (1, 2), False, "register buffers for a k-step of the tiles: 2 read ahead", 2),
+    Tunable(
+        "mma_k", (8, 16, 32), False,
+        "k of the mma.sync instruction: float16 8 or 16 (16 from sm_80), bfloat16 16, tf32 8, int8 32", 16,
+    ),
+    Tunable("copy", ("cp_async", "registers"), False, "how tiles get from global to shared memory", "cp_async"),
     Tunable(
         "epilogue_path", ("direct", "shared"), False,
-        "outputs straight from the accumulators, or by way of shared memory in whole rows",
+        "outputs straight from the accumulators, or by way of shared memory in whole rows", "shared",
     ),
     Tunable(
         "static_k", range(LARGEST_STATIC_K + 1), False,
-        "k as a constant of the code: 0 (any k at run time) or the problem's own",
+        "k as a constant of the code: 0 (any k at run time) or the problem's own", 0,
     ),
-    Tunable("min_blocks", (1, 2, 3, 4), False, "resident blocks that registers must allow for"),
-    Tunable("maxnreg", (0, 64, 96, 128, 168, 192, 224, 255), False, "registers of a thread at most; 0: not said"),
+    Tunable("min_blocks", (1, 2, 3, 4), False, "resident blocks that registers must allow for", 1, constant=False),
+    Tunable(
+        "maxnreg", (0, 64, 96, 128, 168, 192, 224, 255), False, "registers of a thread at most; 0: not said",
+        0, constant=False,
+    ),
     SPLIT_OR_STREAM,
     RASTER,
     SPLIT_K,
@@ -104,13 +111,13 @@ class Tiles:
 def levels(
     problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices: tuple[int, ...] | None = None
 ) -> dict[int, tuple[Lists, Linked]]:
-    """Level 1 (some dozens of schedules, those that people use) and level 2 (thousands); 1 is inside 2.
+    """Level 1 (some dozens of schedules, the usual ones) and level 2 (thousands); 1 is inside 2.
 
     `aligns` are elements per access of A and B, `slices` those of k that level 1 tries; None: the few that seem useful.
     """
     small, division = _small(problem, target, aligns, slices)
     full = _full(problem, target, small)
-    both = {name: _ordered(full.get(name, ()), values) for name, values in small.items()}
+    both = {name: union(full.get(name, ()), values) for name, values in small.items()}
     return {
         1: (small, linked(division, with_stream=True)),
         2: (both, every_way(target, _most_slices(problem, target, both))),
@@ -248,8 +255,8 @@ def _scattered(size: int, aligns: tuple[int, int]) -> bool:
 
 def _mma_k(problem: MatmulProblem, target: Target) -> int:
     """The longest k that the target has; where it has none, the longest of all, which the rules then refuse."""
-    known = MMA_K[problem.dtype]
-    return max((mma_k for mma_k, least in known.items() if target.capability >= least), default=max(known))
+    by_k = MMA_K[problem.dtype]
+    return max((mma_k for mma_k, least in by_k.items() if target.capability >= least), default=max(by_k))
 
 
 def default(
@@ -263,9 +270,7 @@ def default(
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule. `stored_bytes`: of both
     operands, where they are not stored as the problem has them."""
     stored = input_bytes(problem) if stored_bytes is None else stored_bytes
-    attempts = _preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored)
-    first = next(attempts)
-    return first_accepted(chain([first], attempts), judge)
+    return first_accepted(_preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored), judge)
 
 
 def _preferred(
@@ -276,7 +281,7 @@ def _preferred(
     aligns: tuple[int, int],
     stored: float,
 ) -> Iterator[Schedule]:
-    """Level 1, best guess first: the tiles and slices that `_clocks` likes, then what `_rank` likes within them."""
+    """Level 1, best guess first: the tiles and slices by `_clocks`, then by `_rank` within them."""
     grids = sorted(
         product(lists["tile_m"], lists["tile_n"], division),
         key=lambda grid: _clocks(problem, target, int(grid[0]), int(grid[1]), grid[2][1], stored),
@@ -287,7 +292,7 @@ def _preferred(
         chosen: dict[str, Value] = {
             "tile_m": tile_m, "tile_n": tile_n, "split": split, "split_k": slices, "stream_blocks": stream,
         }  # fmt: skip
-        ranked = sorted(({**chosen, **one} for one in choices), key=lambda t: _rank(problem, target, aligns, t))
+        ranked = sorted(({**chosen, **choice} for choice in choices), key=lambda t: _rank(problem, target, aligns, t))
         yield from map(Schedule.of, ranked)
 
 
@@ -312,7 +317,7 @@ def _rank(
     problem: MatmulProblem, target: Target, aligns: tuple[int, int], t: Mapping[str, Any]
 ) -> tuple[bool, int, int, bool, int, int, int, int]:
     """Lower is better: warps of up to 64 x 64 outputs and four of them if possible, a second block beside the first
-    where the grid has one, then deep tiles and many stages, a constant k, and the order that is kind to L2."""
+    where the grid has one, then deep tiles and many stages, a constant k, and the order with the most hits in L2."""
     (rows, columns), size = warp_tile(t), dtype(problem.dtype).bytes
     count, shared = threads(t), shared_bytes(t, size)
     by_registers = target.registers_per_sm // (count * registers(t, Stored.of(problem, aligns)))
@@ -328,9 +333,3 @@ def _rank(
 def _up_to(most: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """The sizes that are no larger than `most`, which is a power of two."""
     return tuple(size for size in sizes if size <= most) or (most,)
-
-
-def _ordered(one: Iterable[Value], other: Iterable[Value]) -> tuple[Value, ...]:
-    """The values of both, numbers in ascending order, words in the order of `one`."""
-    every = dict.fromkeys([*one, *other])
-    return tuple(every) if any(isinstance(value, str) for value in every) else tuple(sorted(every))

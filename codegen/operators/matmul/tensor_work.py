@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.epilogue import node_of
 from codegen.operator import Cost, Work
 from codegen.operators.matmul import split, traffic
 from codegen.operators.matmul.grid import blocks, k_steps
-from codegen.operators.matmul.path import mma_type
+from codegen.operators.matmul.kernel_family import mma_type
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.simt_work import node_seconds
 from codegen.operators.matmul.tensor_rules import STEP_BYTES, Stored, accesses, shared_bytes, sums, threads, warp_tile
 from codegen.targets import Target
 
 # Lanes of a warp; bytes that one ldmatrix.x4 brings it.
 WARP, MATRIX_BYTES = 32, 512
-# Seconds of nvcc per output of a thread and node of the epilogue: as on the CUDA cores.
-LIGHT_NODE_SECONDS, ACTIVATION_SECONDS = 0.0003, 0.0019
 
 
 def work(
@@ -44,7 +42,7 @@ def work(
         shared_bytes=filled + read + exchanged, l2_bytes=traffic.tile_bytes(problem, t) + to_l2,
         dram_bytes=traffic.input_traffic(problem, t, target) + to_dram, dynamic_shared_bytes=shared_bytes(t, size),
         independent=rows // 16 * (columns // 8), steps=split.steps_of_block(problem, t),
-        # A warp that reads the next fragments while it multiplies waits for shared memory at barriers only.
+        # A warp that reads the next fragments while it multiplies stalls on shared memory at barriers only.
         overlap=0.9 if t["fragments"] == 2 else 0.5,
         mma=float(tiles) * t["tile_m"] * t["tile_n"] * steps * t["tile_k"], mma_type=mma_type(problem.dtype),
         mma_macs=16 * 8 * t["mma_k"], prefetched=max(1, t["stages"] - 1) if t["copy"] == "cp_async" else 1,
@@ -80,7 +78,7 @@ def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...], stor
 
     Fitted to nvcc 13.2 on 70 groups of 10 to 24 kernels of level 1 (sm_75, sm_80, sm_90a): 0.1 to 0.5 seconds each.
     """
-    t, nodes = tunables, sum(LIGHT_NODE_SECONDS if node_of(part).exact else ACTIVATION_SECONDS for part in epilogue)
+    t, nodes = tunables, node_seconds(epilogue)
     copies = sum(accesses(t, stored)) * (t["stages"] if t["copy"] == "cp_async" else 2)
     launches = len(split.functions(t))
     return float(

@@ -1,4 +1,4 @@
-"""What a matmul costs, and the bytes that a schedule asks of L2 and DRAM. Both kernels count so."""
+"""What a matmul costs, and the bytes that a schedule moves from L2 and DRAM. Both kernels count so."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def output_bytes(problem: MatmulProblem, least: Cost) -> float:
 
 
 def tile_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> float:
-    """Bytes of A and B that all blocks ask for: A once per column of tiles, B once per row."""
+    """Bytes of A and B that all blocks read: A once per column of tiles, B once per row."""
     tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
-    asked: int = tiles_n * problem.m + tiles_m * problem.n
-    return float(dtype(problem.dtype).bytes * problem.batch * problem.k * asked)
+    elements: int = tiles_n * problem.m + tiles_m * problem.n
+    return float(dtype(problem.dtype).bytes * problem.batch * problem.k * elements)
 
 
 def input_traffic(problem: MatmulProblem, t: Mapping[str, Any], target: Target) -> float:

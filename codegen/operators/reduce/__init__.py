@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import operand_names, scalars, structures
+from codegen.epilogue import scalars, structures, tensor_nodes
 from codegen.kernel import Kernel
+from codegen.operand import packed_strides
 from codegen.operator import (
     Array,
     Config,
@@ -23,17 +24,18 @@ from codegen.operator import (
     Operand,
     Operator,
     Work,
+    constants,
 )
 from codegen.operators.reduce import inputs, rules, space, work
-from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, packed_strides
+from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES
 from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem
 from codegen.operators.reduce.reduced import MANY_SLICES, reduced_problems
 from codegen.operators.reduce.reference import reference
-from codegen.problem import Problem
-from codegen.rules import Accepted, Rejected
-from codegen.schedule import Schedule
-from codegen.search import Search
-from codegen.search_space import SearchSpace
+from codegen.problem import Problem, require
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
 from codegen.targets import Target
 
 
@@ -48,6 +50,7 @@ class Reduce(Operator):
     extent_names = (
         *(f"extent_{i}" for i in range(MAX_AXES)), *(f"stride_{i}" for i in range(MAX_AXES)), "outputs",
     )  # fmt: skip
+    attribute_names = ("reduced",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = _reduce(problem)
@@ -82,11 +85,11 @@ class Reduce(Operator):
         }
         numbers = {
             "fn": FUNCTIONS.index(s["fn"]), "map": MAPS.index(s["map"]),
-            **{name: int(t[name]) for name in ("threads", "lanes", "vector", "unroll")},
             "kept_axes": s["kept_axes"], "reduced_axes": s["reduced_axes"],
         }  # fmt: skip
         fields = [ConfigField("bool", name, bool(value)) for name, value in flags.items()]
         fields += [ConfigField("int", name, value) for name, value in numbers.items()]
+        fields += constants(space.REST, t)
         types = (("Input", s["dtype"]), ("Output", s["out_dtype"]))
         return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
 
@@ -97,10 +100,13 @@ class Reduce(Operator):
         strides = (stride if extent != 1 else 0 for extent, stride in zip(p.shape, p.strides, strict=True))
         return [*[1] * missing, *p.shape, *[0] * missing, *strides, p.outputs]
 
-    def scalars(self, problem: Problem) -> list[float]:
-        """The axes, which no tensor shows: the sum of 2 to the number of axes behind each; then the epilogue's."""
+    def attributes(self, problem: Problem) -> list[int]:
+        """The reduced axes: the sum of 2 to the number of axes behind each."""
         p = _reduce(problem)
-        return [float(sum(1 << (len(p.shape) - 1 - axis) for axis in p.axes)), *scalars(p.epilogue)]
+        return [sum(1 << (len(p.shape) - 1 - axis) for axis in p.axes)]
+
+    def scalars(self, problem: Problem) -> list[float]:
+        return scalars(_reduce(problem).epilogue)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """`dx` and both inputs have the same strides; what has the output's shape is packed."""
@@ -115,16 +121,11 @@ class Reduce(Operator):
             align = min(own.align, WIDEST_BYTES // dtype(element).bytes) if in_vectors else 1
             return Operand(name, element, role, p.out_shape, packed_strides(p.out_shape), align)
 
-        extra = []
-        for node, name in zip(p.epilogue, operand_names(p.epilogue), strict=True):
-            element = node.operand_dtype(p.out_dtype)
-            if name is not None and element is not None:
-                extra.append(packed(name, element, "in"))
         return (
             *(array(name, "in") for name in (("dy", "x") if p.two_inputs else ("x",))),
+            *(packed(name, element, "in") for _, name, element in tensor_nodes(p.epilogue, p.out_dtype)),
             packed("out", p.out_dtype, "out"),
             *((array("dx", "out"),) if p.write_map else ()),
-            *extra,
         )
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
@@ -170,10 +171,6 @@ class Reduce(Operator):
         return work.compile_seconds(kernel.signature_dict, kernel.tunables.as_dict())
 
 
-def _reduce(problem: Problem) -> ReduceProblem:
-    if not isinstance(problem, ReduceProblem):
-        raise TypeError(f"reduce got a problem of operator {problem.operator!r}")
-    return problem
-
+_reduce = require(ReduceProblem)
 
 OPERATOR = Reduce()

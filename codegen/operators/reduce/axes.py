@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from codegen.operand import packed_strides
+
 MAX_AXES = 8  # as max_axes in kernel.cuh
 WIDEST_BYTES = 16
 
@@ -23,10 +25,6 @@ class Merged:
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     placed: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.extents)
 
 
 @dataclass(frozen=True)
@@ -45,26 +43,19 @@ class Form:
         return any(outer < inner for outer, inner in pairwise(self.kept.placed))
 
 
-def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = [1]
-    for extent in reversed(shape[1:]):
-        strides.append(strides[-1] * max(1, extent))
-    return tuple(reversed(strides))
-
-
 def merged(axes: Sequence[tuple[int, int, int]], *, ordered: bool) -> Merged:
     """Axes as (extent, stride, stride in the output), outermost first. Where the order of elements does not matter
     (`ordered` is false) the largest stride comes first."""
-    left = [one for one in axes if one[0] != 1]
+    left = [axis for axis in axes if axis[0] != 1]
     if not ordered:
-        left.sort(key=lambda one: -one[1])
-    found: list[tuple[int, int, int]] = []
+        left.sort(key=lambda axis: -axis[1])
+    groups: list[tuple[int, int, int]] = []
     for extent, stride, placed in left:
-        if found and found[-1][1:] == (extent * stride, extent * placed):
-            found[-1] = (found[-1][0] * extent, stride, placed)
+        if groups and groups[-1][1:] == (extent * stride, extent * placed):
+            groups[-1] = (groups[-1][0] * extent, stride, placed)
         else:
-            found.append((extent, stride, placed))
-    extents, strides, places = zip(*(found or [(1, 0, 0)]), strict=True)
+            groups.append((extent, stride, placed))
+    extents, strides, places = zip(*(groups or [(1, 0, 0)]), strict=True)
     return Merged(extents, strides, places)
 
 
@@ -82,5 +73,8 @@ def form_of(shape: Sequence[int], strides: Sequence[int], axes: Sequence[int], f
     if inner == "none":
         return Form(kept, reduced, inner, 1)
     along = kept if inner == "kept" else reduced
-    others = [*(s for one in (kept, reduced) for s in one.strides if not (one is along and s == 1)), along.extents[-1]]
+    others = [
+        *(s for form in (kept, reduced) for s in form.strides if not (form is along and s == 1)),
+        along.extents[-1],
+    ]
     return Form(kept, reduced, inner, math.gcd(WIDEST_BYTES // size, *others))

@@ -21,24 +21,24 @@ def make_inputs(
 ) -> dict[str, Array]:
     """`integer`: small whole numbers, so few of them other than 0 that sums of their squares are exact; of int32 large
     ones, whose sums leave 32 bits. `normal`: standard normals. Some rows of an argmax have NaN, and equal values."""
-    found = {}
+    arrays = {}
     for operand in operands:
         if operand.role != "in":
             continue
         element = dtype(operand.dtype).numpy
         if operand.name == "mask":
-            found["mask"] = rng.integers(0, 2, operand.shape).astype(element) * np.uint8(rng.integers(1, 256))
+            arrays["mask"] = rng.integers(0, 2, operand.shape).astype(element) * np.uint8(rng.integers(1, 256))
         elif operand.name.startswith("mask"):
-            found[operand.name] = rng.integers(0, 2, operand.shape).astype(element)
+            arrays[operand.name] = rng.integers(0, 2, operand.shape).astype(element)
         elif operand.dtype == "int32":
-            found[operand.name] = _whole_numbers(problem, operand.shape, rng)
+            arrays[operand.name] = _whole_numbers(problem, operand.shape, rng)
         elif kind == "integer":
-            found[operand.name] = _small(problem, operand, rng).astype(element)
+            arrays[operand.name] = _small(problem, operand, rng).astype(element)
         else:
-            found[operand.name] = rng.standard_normal(operand.shape, dtype=np.float32).astype(element)
+            arrays[operand.name] = rng.standard_normal(operand.shape, dtype=np.float32).astype(element)
         if operand.name == "x" and problem.fn == "argmax" and operand.dtype != "int32":
-            _put_nans(found["x"], rng)
-    return found
+            _put_nans(arrays["x"], rng)
+    return arrays
 
 
 def _small(problem: ReduceProblem, operand: Operand, rng: np.random.Generator) -> Array:

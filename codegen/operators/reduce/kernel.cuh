@@ -448,8 +448,9 @@ inline Division divide(int64_t steps, int64_t asked) {
   return {ceil_div(steps, chunk), chunk};
 }
 
-// Extents: the shape, the strides, the elements of the output.
-enum { at_strides = max_axes, at_outputs = 2 * max_axes };
+// Extents: the shape, the strides, the elements of the output; then the one attribute, which no tensor shows: the reduced
+// axes, as the sum of 2^(axes behind each).
+enum { at_strides = max_axes, at_outputs = 2 * max_axes, at_reduced };
 
 inline Division division(const Plan& kernel, const int64_t* extents, const int32_t* launch) {
   int64_t elements = 1;
@@ -470,17 +471,16 @@ inline bool set_axes(const List& list, int vector, bool inner, Axes& axes) {
   return fits;
 }
 
-// Pointers: the inputs, out, the mapped values, the epilogue's tensors. Scalars: the axes, as the sum of 2^(axes behind it),
-// then those of the epilogue. Launch: slices. What the kernel cannot compute has no units.
+// Pointers: the inputs, the epilogue's tensors, out, the mapped values. Scalars: those of the epilogue. Launch: slices. What the kernel cannot compute has no units.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   Arguments arguments = {};
   arguments.in = *pointers++;
   if (kernel.two_inputs) arguments.other = *pointers++;
+  for (int i = 0; i < kernel.epilogue_tensors; ++i) arguments.epilogue.tensors[i] = *pointers++;
+  for (int i = 0; i < kernel.epilogue_scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[i]);
   arguments.out = *pointers++;
   if (kernel.write_map) arguments.mapped = *pointers++;
   arguments.workspace = static_cast<unsigned*>(workspace);
-  for (int i = 0; i < kernel.epilogue_tensors; ++i) arguments.epilogue.tensors[i] = pointers[i];
-  for (int i = 0; i < kernel.epilogue_scalars; ++i) arguments.epilogue.scalars[i] = static_cast<float>(scalars[1 + i]);
 
   Array array;
   for (int i = 0; i < max_axes; ++i) {
@@ -488,7 +488,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     array.strides[i] = extents[at_strides + i];
     if (array.shape[i] < 0 || array.shape[i] > largest_count) return arguments;
   }
-  const unsigned mask = scalars[0] >= 1.0 && scalars[0] < 1 << max_axes ? static_cast<unsigned>(scalars[0]) : 0;
+  const int64_t axes = extents[at_reduced];
+  const unsigned mask = axes >= 1 && axes < 1 << max_axes ? static_cast<unsigned>(axes) : 0;
   const List kept = list_of(array, mask, false, true), reduced = list_of(array, mask, true, !kernel.in_order);
   const int64_t outputs = kept.elements(), count = reduced.elements();
   if (mask == 0 || kept.count != kernel.kept_axes || reduced.count != kernel.reduced_axes || outputs < 1 ||
@@ -607,16 +608,17 @@ inline bool check_packed(const char* name, const TensorView& tensor, int64_t ele
   return true;
 }
 
-// Reads the inputs, out, the mapped values and the epilogue's tensors into `extents`; false and a sentence where a call
+// Reads the inputs, the epilogue's tensors, out and the mapped values into `extents`; false and a sentence where a call
 // cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
   constexpr int inputs = C::two_inputs ? 2 : 1, outputs = C::write_map ? 2 : 1, fixed = inputs + outputs;
   if (count != fixed + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: %sout%s and %d of the epilogue", count,
-                  fixed + C::Epilogue::tensors, C::two_inputs ? "dy, x, " : "x, ", C::write_map ? ", dx" : "", C::Epilogue::tensors);
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: %s, %d of the epilogue, out%s", count,
+                  fixed + C::Epilogue::tensors, C::two_inputs ? "dy, x" : "x", C::Epilogue::tensors, C::write_map ? ", dx" : "");
   const char* const first = C::two_inputs ? "dy" : "x";
-  const TensorView &in = tensors[0], &out = tensors[inputs];
+  const TensorView* const written = tensors + inputs + C::Epilogue::tensors;
+  const TensorView &in = tensors[0], &out = written[0];
   constexpr int in_size = sizeof(typename C::Input), out_size = sizeof(typename C::Output);
   constexpr int widest = 16 / out_size, across = C::along_rows || C::scattered ? 1 : C::vector < widest ? C::vector : widest;
   if (!check_pointer(first, in, element_type<typename C::Input>, in.device, in_size * C::vector, complaint)) return false;
@@ -626,27 +628,27 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   if (!check_pointer("out", out, element_type<typename C::Output>, in.device, out_size * across, complaint, first)) return false;
   if (!check_packed("out", out, 0, complaint)) return false;
   const int64_t elements = packed_elements(out);
-  for (int i = 1; i < fixed; ++i) {
-    if (i == inputs) continue;
-    const char* const name = i < inputs ? "x" : "dx";
-    if (!check_pointer(name, tensors[i], element_type<typename C::Input>, in.device, in_size * C::vector, complaint, first)) return false;
-    if (!same_array(name, tensors[i], first, in, complaint)) return false;
-  }
+  const auto check_like_first = [&](const char* name, const TensorView& tensor) {
+    return check_pointer(name, tensor, element_type<typename C::Input>, in.device, in_size * C::vector, complaint, first) &&
+        same_array(name, tensor, first, in, complaint);
+  };
+  if (C::two_inputs && !check_like_first("x", tensors[1])) return false;
+  if (C::write_map && !check_like_first("dx", written[1])) return false;
   for (int i = 0; i < C::Epilogue::tensors; ++i) {
-    const TensorView& tensor = tensors[fixed + i];
+    const TensorView& tensor = tensors[inputs + i];
     const char* const name = C::Epilogue::tensor(i) == EpilogueTensor::mask ? "mask" : "residual";
     const int size = C::Epilogue::element_bytes(i);
     if (!check_pointer(name, tensor, C::Epilogue::element(i), in.device, size * across, complaint, first)) return false;
     if (!check_packed(name, tensor, elements, complaint)) return false;
     if (!check_apart(name, Span(tensor, size), "out", Span(out, out_size), complaint)) return false;
-    if (C::write_map && !check_apart(name, Span(tensor, size), "dx", Span(tensors[inputs + 1], in_size), complaint)) return false;
+    if (C::write_map && !check_apart(name, Span(tensor, size), "dx", Span(written[1], in_size), complaint)) return false;
   }
   for (int i = 0; i < inputs; ++i) {
     const char* const name = i ? "x" : first;
     if (!check_apart(name, Span(tensors[i], in_size), "out", Span(out, out_size), complaint)) return false;
-    if (C::write_map && !check_apart(name, Span(tensors[i], in_size), "dx", Span(tensors[inputs + 1], in_size), complaint)) return false;
+    if (C::write_map && !check_apart(name, Span(tensors[i], in_size), "dx", Span(written[1], in_size), complaint)) return false;
   }
-  if (C::write_map && !check_apart("dx", Span(tensors[inputs + 1], in_size), "out", Span(out, out_size), complaint)) return false;
+  if (C::write_map && !check_apart("dx", Span(written[1], in_size), "out", Span(out, out_size), complaint)) return false;
   for (int i = 0; i < max_axes; ++i) {
     const int axis = i - (max_axes - in.rank);
     extents[i] = axis < 0 ? 1 : in.shape[axis];

@@ -28,7 +28,8 @@ from codegen.epilogue import (
     Silu,
     Tanh,
 )
-from codegen.operators.reduce.axes import MAX_AXES, packed_strides
+from codegen.operand import packed_strides
+from codegen.operators.reduce.axes import MAX_AXES
 from codegen.problem import Problem, Stride, filled_in, refuse, require_elements
 
 # The kernel counts outputs, and values of an output, with 32 bits, and adds a block's steps to them.
@@ -176,11 +177,11 @@ class ReduceProblem(Problem):
             span += (extent - 1) * stride
         require_elements("x", span)
         # The stride of an extent of 1 says nothing: one spelling for it, so that problems share a key.
-        found = list(value)
+        strides = list(value)
         for axis in reversed(range(len(shape))):
             if shape[axis] == 1:
-                found[axis] = shape[axis + 1] * found[axis + 1] if axis + 1 < len(shape) else 1
-        return tuple(found)
+                strides[axis] = shape[axis + 1] * strides[axis + 1] if axis + 1 < len(shape) else 1
+        return tuple(strides)
 
     @field_validator("fn", mode="after")
     @classmethod

@@ -18,7 +18,7 @@ COMBINE_COLUMNS, MANY_SLICES = 8, 70
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[ReduceProblem]:
-    """Whole blocks with more trips than one; ragged in units and in steps; the smallest; few steps of many units; more
+    """Whole blocks with more trips than one; tails in units and in steps; the smallest; few steps of many units; more
     slices than a block of `combine` takes at once."""
     t = tunables
     by_rows, vector = t["algorithm"] == "row", int(t["vector"])
@@ -28,11 +28,11 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
     wishes = [(units, trip + apart), (units + 1 + units // 3, trip + trip // 2 + 1), (1, 1), (2 * units + 1, 3)]
     if t["split"] != "none":
         wishes.append((COMBINE_COLUMNS if by_rows else max(1, COMBINE_COLUMNS // vector), MANY_SLICES))
-    found = []
-    for number, (kept, steps) in enumerate(wishes):
-        outputs, count = (kept, steps * vector) if by_rows else (kept * vector, steps)
-        found.append(_granted(signature, outputs, count, number % 2 == 1))
-    return found
+    problems = []
+    for number, (outer, steps) in enumerate(wishes):
+        outputs, count = (outer, steps * vector) if by_rows else (outer * vector, steps)
+        problems.append(_granted(signature, outputs, count, number % 2 == 1))
+    return problems
 
 
 def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> ReduceProblem:

@@ -28,7 +28,7 @@ import numpy as np
 
 from codegen.arrays import Array, Float64, as_float64, erf, joined, namespace_of, powers_of_two
 from codegen.epilogue import operand_names
-from codegen.epilogue_reference import TINY, UNDERFLOW, Bounded, U, apply_chain, stored
+from codegen.epilogue_reference import TINY, UNDERFLOW, Bounded, U, apply_chain, logistic, stored
 from codegen.operators.matmul.reference import accumulated
 from codegen.operators.reduce.problem import APPROXIMATE, ReduceProblem
 
@@ -86,15 +86,15 @@ def _gelu_slope(x: Float64) -> Bounded:
     # 3.5u as of gelu's own factor (codegen.epilogue_reference). Of x φ(x): (2 u x² / 2) |x| φ <= 0.47u by the two
     # roundings of the argument, 7u |x| φ <= 1.8u by 2 ulp of expf and three products. The sum: u 1.13.
     xp = namespace_of(x)
-    density = 0.3989422804014327 * _exp(-0.5 * x * x)
+    density = 0.3989422804014327 * xp.exp(-0.5 * x * x)
     return Bounded(0.5 * (1.0 + erf(x * math.sqrt(0.5))) + x * density, xp.zeros_like(x) + 8.0 * U)
 
 
 def _silu_slope(x: Float64) -> Bounded:
     # y = 1 / (1 + e^-x) within 6u y. Of y (1 + x (1 - y)): 6u y |1 + x (1 - y)| by y, y |x| (6u y + u) by 1 - y, and
     # four roundings of terms up to 1 + |x|.
-    size, y = namespace_of(x).abs(x), _logistic(x)
-    return Bounded(y * (1.0 + x * _logistic(0.0 - x)), 16.0 * U * (1.0 + size) * y + UNDERFLOW * (1.0 + size))
+    size, y = namespace_of(x).abs(x), logistic(x)
+    return Bounded(y * (1.0 + x * logistic(0.0 - x)), 16.0 * U * (1.0 + size) * y + UNDERFLOW * (1.0 + size))
 
 
 def _tanh_slope(x: Float64) -> Bounded:
@@ -106,16 +106,8 @@ def _tanh_slope(x: Float64) -> Bounded:
 
 def _sigmoid_slope(x: Float64) -> Bounded:
     # y within 6u y, 1 - y within 6u y + u, and their product.
-    y = _logistic(x)
-    return Bounded(y * _logistic(0.0 - x), 16.0 * U * y + UNDERFLOW)
-
-
-def _logistic(x: Float64) -> Float64:
-    return 0.5 * (1.0 + namespace_of(x).tanh(0.5 * x))
-
-
-def _exp(x: Float64) -> Float64:
-    return namespace_of(x).exp(x)
+    y = logistic(x)
+    return Bounded(y * logistic(0.0 - x), 16.0 * U * y + UNDERFLOW)
 
 
 _SLOPES: dict[str, Callable[[Float64], Bounded]] = {
@@ -134,8 +126,8 @@ def _reduced(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
     if p.fn == "argmax":
         return _first_greatest(value)
     if p.fn == "max" or p.fn == "min":
-        found = value.max(axis=1) if p.fn == "max" else value.min(axis=1)
-        return Bounded(found, error.max(axis=1))
+        extreme = value.max(axis=1) if p.fn == "max" else value.min(axis=1)
+        return Bounded(extreme, error.max(axis=1))
     if p.fn == "variance":
         return _variance(p, rows, exact)
     if p.fn == "logsumexp":
@@ -189,12 +181,12 @@ def _first_greatest(value: Float64) -> Bounded:
     nan = value != value
     greatest = xp.where(nan, -math.inf, value).max(axis=1)
     wanted = xp.where(nan.any(axis=1)[:, None], nan, value == greatest[:, None])
-    found = wanted.argmax(axis=1).astype(np.float64)
-    return Bounded(found, xp.zeros_like(found))
+    index = wanted.argmax(axis=1).astype(np.float64)
+    return Bounded(index, xp.zeros_like(index))
 
 
 def _variance(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
-    value, n = rows.value, float(p.count)
+    value, n, xp = rows.value, float(p.count), namespace_of(rows.value)
     squares = (value * value).sum(axis=1)
     if exact:  # distances from 0, added up
         terms = value * value
@@ -202,13 +194,9 @@ def _variance(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
     apart = value - value.sum(axis=1)[:, None] / n
     spread = (apart * apart).sum(axis=1)
     lost = (rows.error * rows.error).sum(axis=1)
-    bound = 8.0 * n * U * _sqrt(spread * squares) + 8.0 * (n * U) ** 2 * squares
-    bound = bound + 2.0 * _sqrt(spread * lost) + lost
+    bound = 8.0 * n * U * xp.sqrt(spread * squares) + 8.0 * (n * U) ** 2 * squares
+    bound = bound + 2.0 * xp.sqrt(spread * lost) + lost
     return Bounded(spread / n, bound / n * (1.0 + 4.0 * U) + 2.0 * U * spread / n + TINY)
-
-
-def _sqrt(value: Float64) -> Float64:
-    return namespace_of(value).sqrt(value)
 
 
 def _logsumexp(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
@@ -225,7 +213,7 @@ def _logsumexp(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
         # Whole numbers of the smallest power; 24 bits hold all sums where they hold the result.
         certain = xp.abs(greatest) + total <= least * 2.0**24
         return Bounded(result, xp.where(certain, 0.0, p.count * U * total + U * xp.abs(result)))
-    total = _exp(distances).sum(axis=1)
+    total = xp.exp(distances).sum(axis=1)
     logarithm = xp.log(total)
     result, spread = greatest + logarithm, 0.0 - distances.min(axis=1)
     error = U * (8.0 * p.count + 2.0 * spread + 16.0) + 2.0 * U * xp.abs(logarithm) + U * xp.abs(result)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
 from codegen.operators.reduce.problem import ReduceProblem, size_of
 from codegen.operators.reduce.space import form, geometry, most_in_flight
-from codegen.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
-from codegen.schedule import Schedule
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
 COMBINE_THREADS = 256  # as combine_threads in kernel.cuh
@@ -65,9 +66,9 @@ def rules(
     workspace_limit: int | None = None,
 ) -> Accepted | Rejected:
     t, p, own = schedule.as_dict(), problem, form(problem)
-    found: dict[str, Any] = dict(t)
-    threads, lanes, vector, unroll = (int(found[name]) for name in ("threads", "lanes", "vector", "unroll"))
-    slices, by_rows = int(found["slices"]), found["algorithm"] == "row"
+    values: dict[str, Any] = dict(t)
+    threads, lanes, vector, unroll = (int(values[name]) for name in ("threads", "lanes", "vector", "unroll"))
+    slices, by_rows = int(values["slices"]), values["algorithm"] == "row"
     inner = "reduced" if by_rows else "kept"
     broken = (
         check(lanes <= threads, "lanes", f"{lanes} threads side by side of a block of {threads}")
@@ -82,23 +83,23 @@ def rules(
             f"vectors of {vector} elements; rows begin at multiples of {own.align} ({size_of(p)} bytes each)",
         )
         or check(
-            (found["split"] == "none") == (slices == 1), "slices", f"{slices} slices where split is {found['split']}"
+            (values["split"] == "none") == (slices == 1), "slices", f"{slices} slices where split is {values['split']}"
         )
     )
     if broken:
         return broken
-    g = geometry(p, found)
-    shared, estimate = shared_bytes(signature, found), registers(signature, found)
+    g = geometry(p, values)
+    shared, estimate = shared_bytes(signature, values), registers(signature, values)
     across = g.chunk if by_rows else g.units
     return (
         check(slices == 1 or g.slices == slices, "slices", f"{slices} slices of {g.steps} steps; {g.slices} have some")
         or check(
-            lanes == 1 or lanes < 2 * _power(across),
+            lanes == 1 or lanes < 2 * power_of_two(across),
             "lanes",
             f"{lanes} threads side by side are mostly idle for {across}",
         )
         or check(
-            threads == lanes or threads // lanes < 2 * _power(g.units if by_rows else g.chunk) or threads == 64,
+            threads == lanes or threads // lanes < 2 * power_of_two(g.units if by_rows else g.chunk) or threads == 64,
             "threads",
             f"{threads // lanes} rows of threads are mostly idle for {g.units if by_rows else g.chunk}",
         )
@@ -123,11 +124,6 @@ def rules(
             "registers",
             f"{threads} threads of about {estimate} registers; {target.name} has {target.registers_per_sm}",
         )
-        or check_workspace(workspace_bytes(p, found), workspace_limit)
+        or check_workspace(workspace_bytes(p, values), workspace_limit)
         or ACCEPTED
     )
-
-
-def _power(value: int) -> int:
-    """The smallest power of two that is not below it."""
-    return 1 << max(0, value - 1).bit_length()

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from codegen.joined_space import Kind, build_joined
+from codegen.alignment import power_of_two
 from codegen.operators.reduce.axes import Form, form_of
 from codegen.operators.reduce.problem import ReduceProblem, size_of
-from codegen.rules import Accepted, Rejected, first_accepted
-from codegen.schedule import Schedule, Value
-from codegen.search import Search
-from codegen.search_space import Linked, SearchSpace, Tunable
+from codegen.search.joined_space import Kind, build_joined
+from codegen.search.rules import Accepted, Rejected, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import Linked, SearchSpace, Tunable
 from codegen.targets import Target
 
 ALGORITHM = "algorithm"
@@ -22,16 +23,19 @@ POWERS = tuple(2**i for i in range(11))
 UNROLLS = (1, 2, 4, 8, 16)
 MOST_SLICES = 65535
 REST = (
-    Tunable("threads", (64, 128, 256, 512, 1024), False, "threads of a block"),
-    Tunable("lanes", POWERS, False, "threads that share a row, or columns of vectors side by side"),
-    Tunable("vector", (1, 2, 4, 8), False, "elements that a thread loads at once"),
-    Tunable("unroll", UNROLLS, False, "vectors that a thread has in flight"),
-    Tunable("split", ("none", "workspace"), False, "whether slices of what is reduced go through the workspace"),
-    Tunable("slices", range(1, MOST_SLICES + 1), True, "slices of what is reduced; 1 where split is none"),
-)
-TUNABLES = (Tunable(ALGORITHM, ("row", "column"), False, MEANING), *REST)
+    Tunable("threads", (64, 128, 256, 512, 1024), False, "threads of a block", 256),
+    Tunable("lanes", POWERS, False, "threads that share a row, or columns of vectors side by side", 32),
+    Tunable("vector", (1, 2, 4, 8), False, "elements that a thread loads at once", 1),
+    Tunable("unroll", UNROLLS, False, "vectors that a thread has in flight", 4),
+    Tunable(
+        "split", ("none", "workspace"), False, "whether slices of what is reduced go through the workspace", "none",
+        constant=False,
+    ),
+    Tunable("slices", range(1, MOST_SLICES + 1), True, "slices of what is reduced; 1 where split is none", 1),
+)  # fmt: skip
+TUNABLES = (Tunable(ALGORITHM, ("row", "column"), False, MEANING, "row"), *REST)
 OF_KIND: dict[Value, tuple[Tunable, ...]] = {
-    name: (Tunable(ALGORITHM, (name,), False, MEANING), *REST) for name in ("row", "column")
+    name: (Tunable(ALGORITHM, (name,), False, MEANING, name), *REST) for name in ("row", "column")
 }
 Lists = dict[str, tuple[Value, ...]]
 
@@ -75,11 +79,11 @@ def geometry(problem: ReduceProblem, tunables: Mapping[str, Any]) -> Geometry:
     return Geometry(units, steps, slices, chunk, groups, apart, -(-chunk // (apart * t["unroll"])))
 
 
-def divided(steps: int, asked: int) -> tuple[int, int]:
+def divided(steps: int, wanted: int) -> tuple[int, int]:
     """Slices, none of them empty, and their steps, as `divide` in kernel.cuh."""
     if steps < 1:
         return 1, 1
-    chunk = -(-steps // max(1, min(asked, steps)))
+    chunk = -(-steps // max(1, min(wanted, steps)))
     return -(-steps // chunk), chunk
 
 
@@ -93,15 +97,11 @@ def algorithms(problem: ReduceProblem) -> tuple[str, ...]:
     return {"kept": ("column",), "reduced": ("row",), "none": ("row", "column")}[form(problem).inner]
 
 
-def _next_power(value: int) -> int:
-    return 1 << max(0, value - 1).bit_length()
-
-
 def _lanes(problem: ReduceProblem, algorithm: str, vector: int, threads: int) -> tuple[int, int]:
     """How many threads go side by side, best and second best."""
     by_rows = algorithm == "row"
-    units = _next_power(max(1, problem.outputs // (1 if by_rows else vector)))
-    steps = _next_power(max(1, problem.count // (vector if by_rows else 1)))
+    units = power_of_two(problem.outputs // (1 if by_rows else vector))
+    steps = power_of_two(problem.count // (vector if by_rows else 1))
     across, down = (steps, units) if by_rows else (units, steps)
     # So many that the rows of threads have something to do.
     least = min(max(1, threads // down), across)
@@ -116,7 +116,7 @@ def _lanes(problem: ReduceProblem, algorithm: str, vector: int, threads: int) ->
 
 def _slices(problem: ReduceProblem, algorithm: str, vector: int, lanes: int, threads: int, target: Target) -> list[int]:
     """1, and what makes one and `ROUNDS` rounds of blocks, where what is reduced is long enough."""
-    found = [1]
+    counts = [1]
     for rounds in (1, ROUNDS):
         wanted = rounds * target.sm_count * max(1, BUSY_THREADS // threads)
         t = {"algorithm": algorithm, "vector": vector, "lanes": lanes, "threads": threads, "unroll": 4, "slices": 1}
@@ -124,9 +124,9 @@ def _slices(problem: ReduceProblem, algorithm: str, vector: int, lanes: int, thr
         # A slice that is shorter than what its threads have in flight is mostly overhead.
         most = plain.steps // (plain.apart * 4)
         slices, _ = divided(plain.steps, min(-(-wanted // plain.groups), most, MOST_SLICES))
-        if slices > 1 and slices not in found:
-            found.append(slices)
-    return found
+        if slices > 1 and slices not in counts:
+            counts.append(slices)
+    return counts
 
 
 def _levels(problem: ReduceProblem, algorithm: str, target: Target) -> tuple[dict[int, Lists], dict[int, Linked]]:
@@ -175,10 +175,10 @@ def default(problem: ReduceProblem, target: Target, judge: Callable[[Schedule], 
     algorithm = algorithms(problem)[0]
     lists, linked = _levels(problem, algorithm, target)
     lists[1]["unroll"] = tuple(unroll for unroll in (4, 2, 8, 1) if unroll in lists[1]["unroll"])
-    choices = sorted(linked[1].choices, key=lambda one: (one[0] != 256, -_busy(problem, algorithm, one, target)))
+    choices = sorted(linked[1].choices, key=lambda way: (way[0] != 256, -_busy(problem, algorithm, way, target)))
     tried = [
-        Schedule.of({**dict(zip(lists[1], rest, strict=True)), **dict(zip(linked[1].names, one, strict=True))})
-        for one, rest in product(choices, product(*lists[1].values()))
+        Schedule.of({**dict(zip(lists[1], rest, strict=True)), **dict(zip(linked[1].names, choice, strict=True))})
+        for choice, rest in product(choices, product(*lists[1].values()))
     ]
     return first_accepted(tried, judge)
 

@@ -18,7 +18,7 @@ from codegen.operators.reduce.rules import (
     workspace_bytes,
 )
 from codegen.operators.reduce.space import SECTOR, form, geometry
-from codegen.schedule import Schedule
+from codegen.search.schedule import Schedule
 
 # Instructions of a value beside its load, by function: conversions, comparisons, exponentials. Estimates.
 _PER_VALUE = {
@@ -37,8 +37,8 @@ _PER_VECTOR, _PER_DIVISION = 6.0, 20.0
 def cost(problem: ReduceProblem, schedule: Schedule, operands: Sequence[Operand]) -> Cost:
     """Every operand moves once; an operation per value, and those of its map."""
     values, moved = problem.outputs * problem.count, {"in": 0, "out": 0}
-    for one in operands:
-        moved[one.role] += dtype(one.dtype).bytes * math.prod(one.shape)
+    for operand in operands:
+        moved[operand.role] += dtype(operand.dtype).bytes * math.prod(operand.shape)
     flops = values * (1 if problem.map == "identity" else 2)
     launches = 1 if schedule.get("split") == "none" else 2
     return Cost(flops, moved["in"], moved["out"], launches, workspace_bytes(problem, schedule.as_dict()))
@@ -70,7 +70,7 @@ def work(problem: ReduceProblem, schedule: Schedule, signature: Mapping[str, Any
 
 
 def _sectors(problem: ReduceProblem, t: Mapping[str, Any]) -> float:
-    """Of 32 bytes, that a warp's loads touch, for each byte that it asked for."""
+    """Of 32 bytes, that a warp's loads touch, for each byte that it uses."""
     g, own, size = geometry(problem, t), form(problem), size_of(problem)
     by_rows = t["algorithm"] == "row"
     along, other = (own.reduced, own.kept) if by_rows else (own.kept, own.reduced)

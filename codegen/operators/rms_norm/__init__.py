@@ -10,9 +10,9 @@ import numpy as np
 
 from codegen.operator import Array, Float64, InputKind
 from codegen.problem import Problem
-from codegen.row_operator import RowOperator
-from codegen.row_problem import NormProblem
-from codegen.row_reference import make_inputs, reference
+from codegen.rows.operator import RowOperator
+from codegen.rows.problem import NormProblem
+from codegen.rows.reference import make_inputs, reference
 
 
 class RmsNormProblem(NormProblem):

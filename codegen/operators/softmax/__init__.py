@@ -12,9 +12,9 @@ from codegen.arrays import as_float64, namespace_of
 from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored
 from codegen.operator import Array, Float64, InputKind
 from codegen.problem import Problem
-from codegen.row_operator import RowOperator, drawn_shape, repeated
-from codegen.row_problem import RowProblem
-from codegen.row_reference import gamma_of
+from codegen.rows.operator import RowOperator, random_shape, repeated
+from codegen.rows.problem import RowProblem
+from codegen.rows.reference import gamma_of
 
 # e^x is 0 in fp32 from here on: below half of its smallest number, 2^-150.
 NOTHING = -104.0
@@ -42,7 +42,7 @@ class Softmax(RowOperator):
         """`integer`: 2^k equal elements in a row, all others so far below that their weight is 0. `normal`: normals of
         another mean and another spread in each row."""
         p = self.own(problem)
-        rows, columns = drawn_shape(p)
+        rows, columns = random_shape(p)
         if kind == "normal":
             centres, spreads = rng.normal(0.0, 4.0, (rows, 1)), rng.uniform(0.5, 6.0, (rows, 1))
             return {"x": repeated(p, centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32))}

@@ -30,8 +30,7 @@ def upgrade() -> None:
 
 
 def _plan_anew() -> None:
-    """Unfinished problems as if no planner had seen them, but for those that are only to be finished. Imported ones
-    have no plan: they stay as they are."""
+    """Unfinished problems as if never planned, but for those only to be finished; imported ones have no plan."""
     op.execute(
         f"CREATE TABLE anew AS SELECT id FROM job_problems WHERE {_LIVE} "
         f"AND EXISTS (SELECT 1 FROM items WHERE {_ITS_PLAN}) "

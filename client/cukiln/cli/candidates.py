@@ -1,0 +1,112 @@
+"""`cukiln candidates`: what was tried for a job's problems, the fastest first, with the figures of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from cukiln.cli.console import GAP, fitting, percent, plain_table, shown
+from cukiln.cli.table import microseconds, schedule_text
+from cukiln.types import CandidateReport
+
+_SCHEDULE_WIDTH = 40  # that a schedule gets at least, where it is so long: it is wrapped
+_NOTES = {
+    "verdict": "verdict: ok is verified correct; the reason for any other is in `--json`, as `message`",
+    "error": "error: the largest over the verification plan's random inputs, and what is allowed there",
+    "measured": "measured: the median time of a run on the GPU; spread: the distance of the quartiles, as its share",
+    "registers": "registers: of a thread; shared, spills: bytes of a block and of a thread; occupancy: the share of a "
+    "multiprocessor's threads that are resident",
+    "predicted": "predicted: an estimate from the compiled kernel and the GPU's data sheet",
+}
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A heading with a cell for each candidate; `-` without a value."""
+
+    heading: str
+    cells: Sequence[str]
+
+    @property
+    def is_schedule(self) -> bool:
+        return self.heading == "schedule"
+
+    @property
+    def width(self) -> int:
+        needed = max(cell_len(text) for text in [self.heading, *self.cells])
+        return min(needed, _SCHEDULE_WIDTH) if self.is_schedule else needed
+
+
+def fastest_first(candidates: Sequence[CandidateReport]) -> list[CandidateReport]:
+    """Problems in the job's order; in each, correct candidates by measured time, else by predicted; then the rest."""
+
+    def order(candidate: CandidateReport) -> tuple[bool, bool, float, str]:
+        measured, predicted = candidate.measured_us, candidate.predicted_us
+        us = measured if measured is not None else predicted
+        time = us if us is not None else float("inf")
+        return candidate.verdict != "ok", measured is None, time, candidate.candidate
+
+    problems = {problem: place for place, problem in enumerate(dict.fromkeys(map(_problem, candidates)))}
+    return sorted(candidates, key=lambda candidate: (problems[_problem(candidate)], order(candidate)))
+
+
+def print_candidates(console: Console, candidates: Sequence[CandidateReport]) -> None:
+    """A table for each problem, as wide as the terminal: columns that do not fit follow in another one below, beside
+    the candidates' names. Columns without a value are left out. Then the legend."""
+    headings: set[str] = set()
+    for (name, device_class), of_problem in groupby(candidates, key=_problem):
+        console.print(Text(f"{name} on {device_class}", style="bold"))
+        key, *columns = _columns(list(of_problem))
+        # The last column of a table needs no gap behind it.
+        for row in fitting([column.width + GAP for column in columns], console.width + GAP, taken=key.width + GAP):
+            _print_table(console, [key, *(columns[number] for number in row)])
+        headings |= {column.heading for column in columns}
+    for heading, note in _NOTES.items():
+        if heading in headings:
+            console.print(Text(note, style="dim"))
+
+
+def _problem(candidate: CandidateReport) -> tuple[str, str]:
+    return candidate.problem, candidate.device_class
+
+
+def _columns(candidates: Sequence[CandidateReport]) -> list[_Column]:
+    values: dict[str, Callable[[CandidateReport], str]] = {
+        "candidate": lambda c: c.candidate[:12],
+        "verdict": lambda c: c.verdict or "-",
+        "error": lambda c: shown(c.max_error, ".1e", "" if c.error_bound is None else f" of {c.error_bound:.1e}"),
+        "measured": lambda c: _time(c.measured_us),
+        "spread": lambda c: percent(c.spread),
+        "TFLOP/s": lambda c: shown(c.tflops, ".3g"),
+        "registers": lambda c: shown(c.registers, ","),
+        "shared": lambda c: shown(c.shared_bytes, ","),
+        "spills": lambda c: shown(c.spill_bytes, ","),
+        "occupancy": lambda c: percent(c.occupancy),
+        "predicted": lambda c: _time(c.predicted_us),
+        "schedule": lambda c: schedule_text(c.schedule),
+    }
+    columns = [_Column(heading, [cell(c) for c in candidates]) for heading, cell in values.items()]
+    return [column for column in columns if any(cell != "-" for cell in column.cells)]
+
+
+def _print_table(console: Console, columns: Sequence[_Column]) -> None:
+    table = plain_table()
+    for column in columns:
+        if column.is_schedule:
+            table.add_column(column.heading, ratio=1)
+        else:
+            left = column.heading in ("candidate", "verdict")
+            table.add_column(column.heading, no_wrap=True, justify="left" if left else "right")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    console.print()
+
+
+def _time(us: float | None) -> str:
+    return "-" if us is None else microseconds(us)

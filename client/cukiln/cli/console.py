@@ -1,0 +1,67 @@
+"""Consoles, tables and numbers as the commands print them; control characters in foreign text are escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+
+from cukiln.printable import printable
+
+_PLAIN_WIDTH = 140  # columns of a table in a file or a pipe
+GAP = 2  # characters between columns
+
+
+class SafeConsole(Console):
+    """No markup, no emoji codes, and no control characters but its own: a problem's name may be `[/b]`."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None, force_terminal: bool | None = None) -> None:
+        super().__init__(
+            stderr=stderr, width=width, force_terminal=force_terminal, highlight=False, markup=False, emoji=False
+        )
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield segment._replace(text=printable(segment.text, lines=True))
+
+
+def make_console(*, stderr: bool = False) -> SafeConsole:
+    """For standard output, or standard error."""
+    console = SafeConsole(stderr=stderr)
+    return console if console.is_terminal else SafeConsole(stderr=stderr, width=_PLAIN_WIDTH)
+
+
+def day(seconds: float) -> str:
+    """Seconds since 1970 as a day and a minute, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def plain_table() -> Table:
+    """Without borders; its columns are added by the caller."""
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+
+
+def shown(value: float | None, form: str, unit: str = "") -> str:
+    """A number in this format, such as `.1e`; `-` for None."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.3g} %"
+
+
+def fitting(widths: Sequence[int], width: int, taken: int = 0) -> list[list[int]]:
+    """Which parts stand side by side, from left to right: as many as fit into `width` beside `taken`."""
+    rows: list[list[int]] = []
+    for number, needed in enumerate(widths):
+        if rows and taken + needed + sum(widths[other] for other in rows[-1]) <= width:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    return rows

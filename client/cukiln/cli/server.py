@@ -1,0 +1,214 @@
+"""Where the server packages are installed: `serve`, `worker`, `prove`, and the service that `tune` starts for itself.
+
+The wheel holds the client alone. The server is run from a checkout or an image, so its modules are imported by name
+when they are needed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cukiln.cli.console import make_console
+from cukiln.client import Client
+from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
+from cukiln.settings import ClientSettings
+from cukiln.transport import Transport
+
+# Another command may be starting or stopping its service over the same data folder: a cold start takes the longest.
+BUSY_FOLDER_SECONDS = 60.0
+_LOOK_SECONDS = 0.2
+
+SERVER_PACKAGES = ("codegen", "storage", "workers", "service")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service to talk to. `embedded`: it runs for this command only. `borrowed`: it was found running over the data
+    folder, perhaps for another command, and ends when that one does."""
+
+    url: str
+    embedded: bool
+    api_key: str | None = None
+    borrowed: bool = False
+
+
+@dataclass(frozen=True)
+class Store:
+    """Of a service: `storage.config.settings.Settings`, `storage.database.session.Database`,
+    `storage.blobs.blob_store.BlobStore`."""
+
+    settings: Any
+    database: Any
+    blobs: Any
+
+
+def server_module(name: str) -> Any:
+    """Import a module of the server; raises `ServerMissing` where it is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if missing.partition(".")[0] in SERVER_PACKAGES:
+            raise ServerMissing(
+                "the cukiln server is not installed here: this is the client alone. Give the address of a running "
+                "service with --url or CUKILN_URL, or run this in a checkout of cukiln after `make run`"
+            ) from error
+        raise ServerMissing(
+            f"the cukiln server is here, but the package {missing!r} that it needs is not; `make run` in the checkout "
+            "installs it"
+        ) from error
+
+
+@contextmanager
+def find_service(url: str | None, console: Any) -> Iterator[Service]:
+    """The service at `url`, else that of `CUKILN_URL`, else the one that runs over the data folder, else one that is
+    started here and stopped, with all that it started, at the end of the block."""
+    environment = ClientSettings.from_environment()
+    if url or environment.url:
+        yield Service(str(url or environment.url), embedded=False)
+        return
+    settings = load_settings({})
+    with ExitStack() as stack:
+        service = _borrow_or_start(settings.data_dir, environment.api_key, console, stack)
+        try:
+            yield service
+        except ServiceFailed as error:
+            if not service.embedded:
+                raise
+            raise ServerFailed(f"{error}: {settings.data_dir / 'logs' / 'api.log'}") from error
+
+
+@contextmanager
+def find_client(url: str | None) -> Iterator[Client]:
+    """Of `find_service`, which reports on standard error what it starts."""
+    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+        yield client
+
+
+def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: ExitStack) -> Service:
+    """The service that runs over the data folder, else one of our own, which ends with `stack`."""
+    serve, checks = server_module("workers.supervisor.serve"), server_module("workers.supervisor.start_checks")
+    deadline = time.monotonic() + BUSY_FOLDER_SECONDS
+    printed = ""
+    while True:
+        running = running_service(data_dir)
+        if running is not None:
+            return Service(running, embedded=False, borrowed=True)
+        if not printed:
+            printed = f"Starting a service for this command; its data stay in {data_dir}"
+            console.print(printed, soft_wrap=True)
+        try:
+            started = stack.enter_context(serve.embedded(load_settings({"port": 0})))
+            return Service(started.url, embedded=True, api_key=api_key)
+        except checks.FolderBusy as error:
+            if time.monotonic() > deadline:
+                raise ServerFailed(f"the service for this command did not start: {error}") from error
+            if "waiting" not in printed:
+                printed = "Another service is starting or stopping over these data; waiting for it"
+                console.print(printed, soft_wrap=True)
+            time.sleep(_LOOK_SECONDS)
+        except checks.ServeError as error:
+            raise ServerFailed(f"the service for this command did not start: {error}") from error
+
+
+def running_service(data_dir: Path) -> str | None:
+    """The URL of the `cukiln serve` that runs over this data folder, if one answers. It is in the file that `serve`
+    locks; a stale file names a service that does not answer."""
+    try:
+        match = re.search(r"https?://\S+", (data_dir / "serve.lock").read_text())
+    except (OSError, ValueError):
+        return None
+    return match[0] if match and _answers(match[0]) else None
+
+
+def quickstart_file() -> Path:
+    """`examples/quickstart.json` of the current folder, else of this file's checkout."""
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
+        path = folder / "examples" / "quickstart.json"
+        if path.is_file():
+            return path
+    raise UsageError("examples/quickstart.json is not here; run this in a checkout of cukiln")
+
+
+def run_server(overrides: dict[str, Any]) -> int:
+    """`cukiln serve`; returns the exit code."""
+    code: int = server_module("workers.supervisor.serve").serve(load_settings(overrides))
+    return code
+
+
+def run_worker(kind: str, targets: list[str], device: str | None = None) -> int:
+    """`cukiln worker KIND`; returns the exit code."""
+    options = [word for target in targets for word in ("--target", target)]
+    if device is not None:
+        options += ["--device", device]
+    code: int = server_module("workers.worker.main").main([kind, *options])
+    return code
+
+
+def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, Any]) -> int:
+    """`cukiln prove`; returns the exit code."""
+    prove = server_module("workers.cpu.prove")
+    if part["order"] not in (None, *prove.ORDERS):
+        raise UsageError(f"--order is {part['order']!r}; allowed: {', '.join(prove.ORDERS)}")
+    code: int = prove.prove(request, prove.Options(part=prove.Part(**part), **options))
+    return code
+
+
+@contextmanager
+def open_store() -> Iterator[Store]:
+    """The database and the blobs that the settings name. Raises as `open_database`."""
+    settings = load_settings({})
+    with open_database(settings) as database:
+        yield Store(
+            settings, database, server_module("storage.blobs.blob_store").BlobStore(database, settings.blobs_url)
+        )
+
+
+@contextmanager
+def open_database(settings: Any, *, make: bool = False) -> Iterator[Any]:
+    """The database that the settings name; `make`: where there is none, or one of an older release. Raises
+    `UsageError` where there is none, `ServerFailed` for what the storage refuses."""
+    errors = server_module("storage.errors")
+    database = server_module("storage.database.session").Database(settings.database_url)
+    try:
+        if not make and database.is_sqlite and not Path(str(database.url.database)).is_file():
+            raise UsageError(
+                f"there is no database {database.url.database}: set CUKILN_DATA to a service's data folder"
+            )
+        database.migrate() if make else database.check()
+        yield database
+    except errors.StorageError as error:
+        raise ServerFailed(str(error)) from error
+    except (OSError, *server_module("storage.database.database_errors").DATABASE_ERRORS) as error:
+        where = database.url.set(query={}).render_as_string()  # without a password
+        why = str(getattr(error, "orig", error)).partition("\n")[0]
+        raise ServerFailed(
+            f"the data of {where} cannot be used ({why}): run this as a user that can read and write them, or set "
+            "CUKILN_DATA or DATABASE_URL to others"
+        ) from error
+    finally:
+        database.dispose()
+
+
+def load_settings(overrides: dict[str, Any]) -> Any:
+    """The server's settings. Raises `UsageError` for a value that cannot be used, `ServerMissing`."""
+    settings = server_module("storage.config.settings")
+    try:
+        return settings.load_settings(**overrides)
+    except server_module("storage.errors").SettingsError as error:
+        raise UsageError(str(error)) from error
+
+
+def _answers(url: str) -> bool:
+    try:
+        Transport(url, None, 2.0, attempts=1).request("GET", "/healthz", repeatable=True)
+    except CukilnError:
+        return False
+    return True

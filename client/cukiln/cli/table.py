@@ -1,0 +1,361 @@
+"""What `cukiln tune` and `cukiln lookup` print when they are done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cukiln.cli.console import fitting, plain_table
+from cukiln.cli.progress import duration
+from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
+
+_VERIFIED = {
+    "gpu": "verified gpu: the kernel's results were checked on a GPU",
+    "cpu": "verified cpu: the kernel's own source, run on the CPU, gave the reference's results",
+    "cpu-unconfirmed": "verified cpu-unconfirmed: right on the CPU, but it uses a GPU instruction whose CPU emulation "
+    "was never compared with a real GPU",
+}
+_ANY_LIBRARY = "vendor"
+_NAME_WIDTH = 20  # characters of a problem's name in a line
+# From so many winners on, what all of them share is printed once, below the table.
+_MANY_WINNERS = 4
+_PREDICTED = (
+    "predicted µs: an estimate for {targets} from the compiled kernel's registers and shared memory and the GPU's data "
+    "sheet; nothing was measured"
+)
+_MEASURED = "measured µs: the median time of a run on {devices}, of many in one process"
+_VENDOR = (
+    "× {library}: how many times as fast our kernel is as the vendor's library on the same problem; their runs were "
+    "interleaved"
+)
+_VENDOR_OFF = (
+    "its result is off: the vendor's largest error against the reference, on inputs that ours was checked with, is "
+    "above what ours is allowed there; so no ratio is given. Where the vendor takes several kernels, it rounds between "
+    "them, which explains a small excess and no large one"
+)
+_KEEP = "keep"  # a request's option, counted among the rules' rejections
+_RUNNER_UP = "runner-up: how much longer the next best candidate takes"
+_TIE = "tie: the next best candidate is not certainly slower, or by less than counts as a difference"
+_SECONDS = (
+    "seconds: wall time, summed over the processes that worked; the time of a kernel that problems share is split "
+    "between them"
+)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Columns that stay together: their headings, a row of cells for each problem, the characters they need."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Text]]
+    width: int
+
+
+def print_job(console: Console, job: Job) -> None:
+    """One row per problem, then the legend. On a narrow terminal the comparison and the seconds get tables of their
+    own: rich drops columns that do not fit. What all schedules share is printed below the table."""
+    several = len({problem.device_class for problem in job.problems}) > 1
+    names = [_name(problem, several) for problem in job.problems]
+    parts = [_winners_part(job), *_compared_part(job), _seconds_part(job)]
+    _print_parts(console, names, parts, leave_out=parts[-1] if job.cached else None)
+    for note in notes(job):
+        console.print(Text(note, style="dim"))
+
+
+def _winners_part(job: Job) -> _Part:
+    common = _common(job)
+    typed = any("dtype" in problem.problem for problem in job.problems)
+    rows: list[list[str | Text]] = [
+        [*([_dtype(problem)] if typed else []), _outcome(problem, common), *_judgement(problem)]
+        for problem in job.problems
+    ]
+    return _Part([*(["dtype"] if typed else []), "winner's schedule", "verified", "ranked by"], rows, 70)
+
+
+def _compared_part(job: Job) -> list[_Part]:
+    """The vendor's library and the runner-up, where a winner was compared with either."""
+    if not any(winner.vendor_us or winner.runner_up for winner in _winners(job)):
+        return []
+    rows = []
+    for problem in job.problems:
+        winner = problem.winner
+        if winner is None:
+            rows.append(["-", "-"])
+        else:
+            rows.append([vendor_words(winner.measured_us, _vendor_of(winner)), _runner_up(winner.runner_up)])
+    return [_Part(["vendor", "runner-up"], rows, _vendor_width(row[0] for row in rows))]
+
+
+def _seconds_part(job: Job) -> _Part:
+    stages = ["lower", "codegen", "compile", "verify"]
+    if any(problem.seconds.measure.wall for problem in job.problems):
+        stages.append("measure")
+    rows = [
+        ["-" if problem.cached else f"{getattr(problem.seconds, stage).wall:.2f}" for stage in stages]
+        for problem in job.problems
+    ]
+    return _Part([f"{stage} s" for stage in stages], rows, 55)
+
+
+def _print_parts(
+    console: Console, names: Sequence[str], parts: Sequence[_Part], leave_out: _Part | None = None
+) -> None:
+    """As many parts side by side as fit; `leave_out`: a part that gets no table of its own."""
+    for number, places in enumerate(fitting([part.width for part in parts], console.width)):
+        columns = [parts[place] for place in places]
+        if number and columns == [leave_out]:
+            continue
+        table = plain_table()
+        for heading in ["problem", *(heading for part in columns for heading in part.headings)]:
+            if heading == "winner's schedule":
+                table.add_column(heading, ratio=1)
+            else:
+                table.add_column(heading, no_wrap=True, justify="right" if heading.endswith(" s") else "left")
+        for row, name in enumerate(names):
+            table.add_row(name, *(cell for part in columns for cell in part.rows[row]))
+        if number:
+            console.print()
+        console.print(table)
+
+
+def _name(problem: ProblemReport, several: bool) -> str:
+    """Of a problem that is tuned on several device classes, the class too."""
+    name = _folded(problem.name)
+    return f"{name}\non {problem.device_class}" if several else name
+
+
+def _folded(name: str) -> str:
+    """In lines that fit the column, broken behind slashes where possible: models' names differ at their ends."""
+    lines = []
+    while len(name) > _NAME_WIDTH:
+        end = name.rfind("/", 0, _NAME_WIDTH) + 1 or _NAME_WIDTH
+        lines.append(name[:end])
+        name = name[end:]
+    return "\n".join([*lines, name])
+
+
+def _winners(job: Job) -> list[WinnerSummary]:
+    return [problem.winner for problem in job.problems if problem.winner is not None]
+
+
+@dataclass(frozen=True)
+class Vendor:
+    """The vendor's library in a table. `off`: what is wrong with its result, if anything."""
+
+    us: float
+    library: str
+    off: str | None
+
+
+def vendor(us: float, library: str | None, max_error: float | None, error_bound: float | None) -> Vendor:
+    """Without a bound the result was not checked; an error of NaN is null in JSON."""
+    if error_bound is None:
+        off = None
+    elif max_error is None:
+        off = "its result is not a number"
+    else:
+        too_much = max_error > error_bound
+        off = f"its result is off by {max_error:.2g}, allowed {error_bound:.2g}" if too_much else None
+    return Vendor(us, library or _ANY_LIBRARY, off)
+
+
+def _vendor_of(winner: WinnerSummary) -> Vendor | None:
+    if winner.vendor_us is None:
+        return None
+    return vendor(winner.vendor_us, winner.vendor_library, winner.vendor_max_error, winner.vendor_error_bound)
+
+
+def vendor_words(ours_us: float | None, theirs: Vendor | None) -> str:
+    """The vendor's time, and how many times as fast ours is; no ratio where the vendor's result is off."""
+    if not ours_us or theirs is None:
+        return "-"
+    if theirs.off:
+        return f"{microseconds(theirs.us)}\n({theirs.off})"
+    return f"{microseconds(theirs.us)}, {theirs.us / ours_us:.2f}× {theirs.library}"
+
+
+def _vendor_width(cells: Iterable[str]) -> int:
+    """Of the vendor's column with the runner-up's: the message that a result is off is longer."""
+    return 60 if any("\n" in cell for cell in cells) else 38
+
+
+def _runner_up(runner_up: RunnerUp | None) -> str:
+    if runner_up is None:
+        return "-"
+    return "tie" if runner_up.tie else f"+{100 * runner_up.margin:.1f} %"
+
+
+def _dtype(problem: ProblemReport) -> str:
+    """Of the inputs."""
+    dtype = str(problem.problem.get("dtype", "-"))
+    return f"{dtype}, tf32" if problem.problem.get("allow_tf32") else dtype
+
+
+def _common(job: Job) -> dict[str, Any]:
+    """Tunables that have one value in all winners' schedules that have them; none in jobs of few winners."""
+    schedules = [winner.schedule for winner in _winners(job)]
+    if len(schedules) < _MANY_WINNERS:
+        return {}
+    merged = {name: value for schedule in schedules for name, value in schedule.items()}
+    joined = {name for schedule in schedules for names in _by_stem(schedule) if len(names) > 1 for name in names}
+    return {
+        name: value
+        for name, value in sorted(merged.items())
+        if name not in joined and all(schedule.get(name, value) == value for schedule in schedules)
+    }
+
+
+def _outcome(problem: ProblemReport, common: Collection[str]) -> Text:
+    """The winner's schedule, or why there is none."""
+    if problem.winner is not None:
+        return Text(_described(problem.winner, common))
+    style = "red" if problem.state == "failed" else "yellow"
+    return Text(f"{problem.state}: {problem.error or 'no winner'}", style=style)
+
+
+def _judgement(problem: ProblemReport) -> tuple[str, str]:
+    """How the winner was verified and ranked."""
+    winner = problem.winner
+    if winner is None:
+        return "-", "-"
+    time_us = winner.measured_us if winner.ranked_by == "measured" else winner.predicted_us
+    return winner.verified, f"{winner.ranked_by} {microseconds(time_us)}"
+
+
+def notes(job: Job) -> list[str]:
+    """The legend: one line for each term that the table shows."""
+    winners = _winners(job)
+    common = schedule_text(_common(job))
+    lines = [f"in every winner's schedule that has them: {common}"] if common else []
+    lines += [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
+    if any(winner.ranked_by == "predicted" for winner in winners):
+        lines.append(_PREDICTED.format(targets=", ".join(sorted({problem.target for problem in job.problems}))))
+    lines += _measured_notes(job)
+    if any(stage.wall for problem in job.problems for stage in dict(problem.seconds).values()):
+        lines.append(_SECONDS)
+    return lines + _rejected_notes(job)
+
+
+def _rejected_notes(job: Job) -> list[str]:
+    """How many schedules were not compiled: those that a rule forbids, and those that `keep` left out."""
+    broke = sum(count for problem in job.problems for rule, count in problem.rejected.items() if rule != _KEEP)
+    lines = [f"{broke} more schedules broke a rule of their operator and were not compiled"] if broke else []
+    cut = [problem for problem in job.problems if problem.rejected.get(_KEEP)]
+    if cut:
+        left = sum(problem.rejected[_KEEP] for problem in cut)
+        best = " or ".join(map(str, sorted({problem.candidates for problem in cut})))
+        of_each = " of their problem" if len(job.problems) > 1 else ""
+        lines.append(f"{left} more schedules were predicted slower than the best {best}{of_each} and were not compiled")
+    return lines
+
+
+def _measured_notes(job: Job) -> list[str]:
+    measured = [
+        problem for problem in job.problems if problem.winner is not None and problem.winner.ranked_by == "measured"
+    ]
+    lines = (
+        [_MEASURED.format(devices=", ".join(sorted({problem.device_class for problem in measured})))]
+        if measured
+        else []
+    )
+    winners = _winners(job)
+    vendors = [theirs for winner in winners if winner.measured_us and (theirs := _vendor_of(winner)) is not None]
+    lines += [_VENDOR.format(library=name) for name in sorted({theirs.library for theirs in vendors if not theirs.off})]
+    lines += [_VENDOR_OFF] if any(theirs.off for theirs in vendors) else []
+    others = [winner.runner_up for winner in winners if winner.runner_up is not None]
+    lines += [_RUNNER_UP] if any(not other.tie for other in others) else []
+    return lines + ([_TIE] if any(other.tie for other in others) else [])
+
+
+def summary(job: Job, seconds: float) -> str:
+    """One line: the outcome of the job, and its time."""
+    total = len(job.problems)
+    solved = sum(problem.winner is not None for problem in job.problems)
+    if job.cached:
+        return f"{problems(total)} answered from the cache in {duration(seconds)}; nothing was compiled."
+    candidates = sum(problem.candidates for problem in job.problems)
+    verdicts: dict[str, int] = {}
+    for problem in job.problems:
+        for name, count in problem.verdicts.items():
+            verdicts[name] = verdicts.get(name, 0) + count
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items(), key=lambda item: item[0] != "ok"))
+    head = {"done": "done", "partial": f"{total - solved} of {total} without a winner"}.get(job.state, job.state)
+    verified = f"{candidates} candidates ({counts or 'none verified'})"
+    return f"Job {job.job}: {head}, {problems(total)}, {verified}, {duration(seconds)}."
+
+
+def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
+    """One row per problem, then the whole keys, which are too wide for a column: `cukiln fetch` and HTTP take them."""
+    names = [result.name or result.key[:12] for result in results]
+    rows = [_looked_up(result) for result in results]
+    headings = ["winner's schedule", "verified", "ranked by", "device class"]
+    parts = [_Part(headings, [row[:4] for row in rows], 70)]
+    if any(result.record is not None and result.record.vendor is not None for result in results):
+        parts.append(_Part(["vendor"], [row[4:] for row in rows], _vendor_width(row[4] for row in rows)))
+    _print_parts(console, names, parts)
+    if any("\n" in row[4] for row in rows):
+        console.print(Text(_VENDOR_OFF, style="dim"))
+    keys = "".join(f"\n{result.key}  {name}" for result, name in zip(results, names, strict=True))
+    console.print(Text(f"keys:{keys}"), soft_wrap=True)  # a key in two lines cannot be copied
+
+
+def _looked_up(result: LookupResult) -> list[str]:
+    """Schedule, verified, ranked by, device class, vendor."""
+    record = result.record
+    if record is None:
+        return ["no winner yet", "-", "-", "-", "-"]
+    best = record.front[0]
+    time_us = best.measured_us if record.ranked_by == "measured" else best.predicted_us
+    peer = record.vendor
+    theirs = vendor(peer.median_us, peer.library, peer.max_error, peer.error_bound) if peer is not None else None
+    rank = f"{record.ranked_by} {microseconds(time_us)}"
+    return [_described(best), best.verified, rank, record.device_class, vendor_words(best.measured_us, theirs)]
+
+
+def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ()) -> str:
+    """Its schedule without the `common` tunables, its workspace, and whether its bits vary."""
+    words = [schedule_text({name: value for name, value in winner.schedule.items() if name not in common})]
+    if winner.workspace_bytes:
+        words.append(f"{winner.workspace_bytes:,} bytes of workspace")
+    if not winner.deterministic:
+        words.append("bits differ from run to run")
+    return "; ".join(words)
+
+
+def schedule_text(schedule: Mapping[str, Any]) -> str:
+    """A schedule in few characters: `tile 128×64×16, thread 8×4, stages 2`. Tunables that differ in their last letter,
+    an axis, are written as one, and stand first."""
+    joined, single = [], []
+    for names in _by_stem(schedule):
+        if len(names) > 1:
+            joined.append((-len(names), f"{names[0][:-2]} {'×'.join(str(schedule[name]) for name in names)}"))
+        else:
+            single.append(f"{names[0]} {schedule[names[0]]}")
+    return ", ".join([text for _, text in sorted(joined)] + single)
+
+
+def _by_stem(schedule: Mapping[str, Any]) -> list[list[str]]:
+    """Names that are written as one, along m, n and k; all others alone."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(schedule):
+        stem = name[:-2] if name[-2:] in ("_m", "_n", "_k") else name
+        groups.setdefault(stem, []).append(name)
+    written: list[list[str]] = []
+    for stem, names in groups.items():
+        if len(names) > 1 and stem not in names:
+            written.append(sorted(names, key=lambda name: "mnk".index(name[-1])))
+        else:
+            written += [[name] for name in names]
+    return written
+
+
+def problems(count: int) -> str:
+    return "1 problem" if count == 1 else f"{count} problems"
+
+
+def microseconds(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"

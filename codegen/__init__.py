@@ -1,0 +1,1 @@
+"""From a problem to source text: operators, search spaces, rendering, prediction."""

@@ -1,0 +1,117 @@
+"""The epilogue in launches of its own, as a framework without fusion has it: a candidate that shows what fusing saves.
+
+`run` ends with the sums, then a launch for each node reads and writes them. Between the launches they are in fp32, as
+in the fused kernel, so that values are rounded as often and the bounds of the verification hold as they are: in out
+where out is float32, else in a workspace. A framework keeps 16-bit values between its launches: it moves half of the
+bytes there, and rounds once more with every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codegen.alignment import needs_cuda_cores, widest
+from codegen.dtypes import dtype
+from codegen.epilogue import node_of, words_of_mask
+from codegen.operator import Work
+from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.conv2d.product import aligns
+from codegen.operators.matmul import traffic
+from codegen.search.rules import Rejected, check, check_workspace
+from codegen.search.schedule import Schedule, Value
+from codegen.search.space import Tunable
+from codegen.targets import Target
+
+NAME = "epilogue"
+TUNABLE = Tunable(
+    NAME, ("fused", "separate"), False,
+    "whether the kernel of the sums also applies the epilogue, or a launch for each node follows",
+    "fused", constant=False,
+)  # fmt: skip
+SUM = "float32"
+# CPU seconds of nvcc for a node's function; an estimate: `clear` and `reduce` of a split are 0.04.
+NODE_SECONDS = 0.02
+
+
+def is_separate(tunables: Mapping[str, Any]) -> bool:
+    return tunables.get(NAME) == "separate"
+
+
+def fused(schedule: Schedule) -> Schedule:
+    return Schedule.of({**schedule.as_dict(), NAME: "fused"})
+
+
+def alone(default: Schedule) -> Schedule:
+    """The one schedule of its kind that levels 1 and 2 try: the default's, undivided."""
+    changed: dict[str, Value] = {"split": "none", "split_k": 1, "stream_blocks": 0, NAME: "separate"}
+    return Schedule.of({name: changed.get(name, value) for name, value in default.as_dict().items()})
+
+
+def sums(problem: Conv2dProblem) -> Conv2dProblem:
+    """What `run` computes."""
+    return problem.model_copy(update={"epilogue": (), "out_dtype": SUM})
+
+
+def out_align(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> int:
+    """Elements of a store of `run`: sums alone have the widest vectors that out has, too."""
+    if not is_separate(tunables):
+        return int(signature["align_out"])
+    quads = needs_cuda_cores(signature["dtype"], signature["allow_tf32"])
+    return widest(SUM, signature["align_out"], quads=quads)
+
+
+def functions(epilogue: Sequence[str]) -> tuple[str, ...]:
+    """The kernel's __global__ functions, in launch order."""
+    return ("run", *(f"node{index}" for index in range(len(epilogue))))
+
+
+def workspace_bytes(problem: Conv2dProblem) -> int:
+    """Exactly what `workspace_bytes` in kernel.cuh says."""
+    return 0 if problem.out_dtype == SUM else dtype(SUM).bytes * _outputs(problem)
+
+
+def rules(problem: Conv2dProblem, tunables: Mapping[str, Any], workspace_limit: int | None) -> Rejected | None:
+    return (
+        check(bool(problem.epilogue), NAME, "there is no epilogue that could be separate")
+        or check(
+            tunables.get("split", "none") == "none",
+            NAME,
+            "sums that are divided have their epilogue in `reduce`, which is a launch of its own",
+        )
+        or check_workspace(workspace_bytes(problem), workspace_limit)
+    )
+
+
+def launches(problem: Conv2dProblem, target: Target) -> tuple[Work, ...]:
+    """A node's launch reads and writes every sum, and reads its operand. What the launch before it has left in the L2
+    is not read from DRAM."""
+    p, outputs = problem, float(_outputs(problem))
+    moved = dtype(SUM).bytes * outputs
+    beyond_l2 = 0.0 if moved <= traffic.L2_SHARE * target.l2_bytes else 1.0
+    width = aligns(sums(p))[2]
+    works = []
+    for number, node in enumerate(p.epilogue):
+        element = node.operand_dtype(p.out_dtype)
+        count = p.k if node.op == "bias" else words_of_mask(_outputs(p)) if node.packed_mask else outputs
+        operand = count * dtype(element).bytes if element is not None else 0.0
+        last = number == len(p.epilogue) - 1
+        written = dtype(p.out_dtype).bytes * outputs if last else moved
+        works.append(
+            traffic.items(
+                outputs / width,
+                instructions=3.0 * outputs,
+                l2_bytes=moved + written + operand,
+                dram_bytes=beyond_l2 * moved + operand + (written if last else beyond_l2 * written),
+                steps=1,
+            )
+        )
+    return tuple(works)
+
+
+def compile_seconds(epilogue: Sequence[str]) -> float:
+    return sum(NODE_SECONDS * (1 if node_of(part).exact else 2) for part in epilogue)
+
+
+def _outputs(problem: Conv2dProblem) -> int:
+    return problem.n * problem.p * problem.q * problem.k

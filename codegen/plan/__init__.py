@@ -1,0 +1,1 @@
+"""Verification plans, and the labels of verifications."""

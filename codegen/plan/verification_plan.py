@@ -1,0 +1,201 @@
+"""The verification plan of a kernel on the CPU; the same for every operator.
+
+An operator contributes problems of reduced extents (even, tail tiles, smallest), inputs and a reference; this module
+says what is run with them and judges what comes back:
+
+1. integers whose exact result is representable: equal, once per order of warps, inexact activations as identity;
+2. random normals against float64 within the operator's bound, the shipped activations;
+3. case 2 again in another order of warps: the same bits, because every element has one order of summation.
+
+Buffers, shared memory and padding are poisoned with NaN before a case runs, so that what was never written shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from codegen.arrays import Array, Float64, namespace_of
+
+if TYPE_CHECKING:  # the plan of a recorded kernel is judged where no operator is known
+    from codegen.kernel import Kernel
+    from codegen.operator import Operator
+    from codegen.problem import Problem
+
+Kind = Literal["integer", "normal"]
+Order = Literal["ascending", "descending", "seeded"]
+
+# Raised when the cases or the judgement change: old verdicts then no longer count.
+PLAN_SCHEMA = 2
+EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
+# The second run must give the bits of the first.
+NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of a case's launches. `launch` are the launch ABI's int32 values. `watch`: it looks for races on
+    shared memory and counts bank conflicts."""
+
+    order: Order
+    launch: tuple[int, ...]
+    seed: int
+    watch: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs and the runs made with it. `exact`: outputs must be equal to the reference."""
+
+    problem: Problem
+    kind: Kind
+    exact: bool
+    seed: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the plan, for finding a fault: one case by its number, every launch once in one order of
+    warps, every run or none race-checked. Whatever its outcome, only the whole plan is a verification."""
+
+    case: int | None = None
+    order: Order | None = None
+    watch: bool | None = None
+
+    def of(self, cases: Iterable[Case]) -> Iterator[Case]:
+        """What is left of the plan's cases."""
+        for number, case in enumerate(cases):
+            if self.case is None or number == self.case:
+                yield replace(case, runs=self._runs(case.runs))
+
+    def _runs(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+        if self.order is not None:
+            each_launch = {run.launch: run for run in reversed(runs)}
+            runs = tuple(replace(run, order=self.order) for run in reversed(each_launch.values()))
+        return runs if self.watch is None else tuple(replace(run, watch=self.watch) for run in runs)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How an output compares with the reference. `index` is the first wrong element, null where none is wrong.
+
+    `max_error` is the largest |got - expected|, `error_bound` the bound at its place, `max_ratio` the largest share of
+    its bound that an error took (0 to 1 where nothing is wrong; of exact runs: 0 or infinity). NaN anywhere counts as
+    wrong.
+    """
+
+    wrong: int
+    size: int
+    max_error: float
+    error_bound: float
+    max_ratio: float
+    index: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    bound: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.wrong == 0
+
+    def sentence(self) -> str:
+        """What a person reads of a wrong output."""
+        if self.index is None:
+            return "every element is right"
+        where = ", ".join(map(str, self.index))
+        never = " (NaN: never written, or computed from unwritten memory)" if math.isnan(self.got or 0.0) else ""
+        return (
+            f"{self.wrong} of {self.size} elements are wrong; the first is out[{where}] = {self.got!r}{never}, "
+            f"expected {self.expected!r} within {self.bound!r}"
+        )
+
+
+def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
+    """The cases of a kernel: for each problem first the exact one, then the approximate one.
+
+    Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
+    seeded orders.
+    """
+    problems = operator.test_problems(kernel)
+    seeds = [int(value) for value in np.random.SeedSequence(seed).generate_state(2 * len(problems), np.uint32)]
+    for number, problem in enumerate(problems):
+        launches = [tuple(values) for values in operator.test_launches(kernel, problem)]
+        exact_seed, normal_seed = seeds[2 * number : 2 * number + 2]
+        runs = tuple(
+            # Starting at another launch for every problem brings each launch together with other orders.
+            # A race does not depend on the order, so it is looked for once.
+            Run(EXACT_ORDERS[i % len(EXACT_ORDERS)], launches[(i + number) % len(launches)], exact_seed + i, i == 0)
+            for i in range(max(len(EXACT_ORDERS), len(launches)))
+        )
+        yield Case(problem, "integer", True, exact_seed, runs)
+        launch = launches[number % len(launches)]
+        repeats = tuple(Run(order, launch, normal_seed + i) for i, order in enumerate(NORMAL_ORDERS))
+        yield Case(problem, "normal", False, normal_seed, repeats)
+
+
+def judge(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> Judgement:
+    """Compare an output with float64 `expected`; `bound` is absolute, per element, infinite where anything is allowed
+    (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite.
+
+    All three are of one namespace, whichever; of a namespace without bfloat16 `got` is what `as_float64` makes of it.
+    """
+    xp = namespace_of(expected)
+    values = got.astype(np.float64)
+    allowed = xp.broadcast_to(bound, expected.shape)
+    if exact:
+        allowed = xp.where(xp.isposinf(allowed), allowed, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        error = xp.abs(values - expected)
+        # Infinities that agree have no difference; a NaN compares false and stays wrong.
+        free = xp.isposinf(allowed)
+        right = (values == expected) | (error <= allowed) | free
+        error = xp.where((values == expected) | free, 0.0, error)
+        ratio = xp.where(error == 0.0, 0.0, error / allowed)
+    shape, size = tuple(values.shape), int(values.size)
+    wrong = size - int(xp.count_nonzero(right))
+    if not size:
+        return Judgement(wrong, size, 0.0, 0.0, 0.0)
+    worst = _place(xp.argmax(error), shape)  # of a NaN, where there is one
+    max_error, error_bound, max_ratio = float(error[worst]), float(allowed[worst]), float(xp.max(ratio))
+    if not wrong:
+        return Judgement(wrong, size, max_error, error_bound, max_ratio)
+    first = _place(xp.argmin(right), shape)
+    return Judgement(
+        wrong,
+        size,
+        max_error,
+        error_bound,
+        max_ratio,
+        index=first,
+        got=float(values[first]),
+        expected=float(expected[first]),
+        bound=float(allowed[first]),
+    )
+
+
+def _place(number: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The index of an element by its number in row-major order."""
+    return tuple(int(index) for index in np.unravel_index(int(number), shape))
+
+
+def differing(first: Array, second: Array) -> int:
+    """How many elements of two outputs of one namespace differ in their bits."""
+    unsigned = np.dtype(f"u{first.dtype.itemsize}")
+    return int(namespace_of(first).count_nonzero(first.view(unsigned) != second.view(unsigned)))
+
+
+def describe_case(case: Case, extents: Sequence[int]) -> dict[str, Any]:
+    """What the verdict's details keep of a case: enough to run it again."""
+    return {
+        "extents": list(extents),
+        "sum_length": case.problem.sum_length,
+        "kind": case.kind,
+        "exact": case.exact,
+        "seed": case.seed,
+        "runs": [asdict(run) for run in case.runs],
+    }

@@ -1,0 +1,192 @@
+"""The norms in float64, how far a kernel may be from them, and inputs whose results are exact.
+
+With u = 2^-24 and gamma(n) = n u / (1 - n u), a sum of n numbers in any order is off by gamma(n - 1) of the sum of
+their sizes at most (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2). Two algorithms are
+allowed for: the mean and then the squares of distances from it, and sums of distances from an element of the row and of
+their squares, which loses as much as that element is far from the mean; the bound is the larger one. Where fp32 holds
+every sum of a row, whatever its order, nothing is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from codegen.arrays import Array, Float64, as_float64, namespace_of
+from codegen.epilogue_reference import TINY, Bounded, U, added, stored
+from codegen.exact_sums import EXACT_SUM, whole_after
+from codegen.operator import InputKind
+from codegen.rows.operator import random_shape, repeated, vectors_of
+from codegen.rows.problem import NormProblem
+
+# Integers of a row of exact statistics are units times a power of two, the first of these with which fp32 rounds the
+# variance of 4 units² and epsilon to a power of four.
+UNITS = tuple(2.0**power for power in range(-8, 14))
+# Whole units that the mean of a row may be away from 0.
+LARGEST_MEAN = 4
+
+
+def make_inputs(
+    problem: NormProblem, kind: InputKind, rng: np.random.Generator, *, centred: bool
+) -> dict[str, npt.NDArray[np.generic]]:
+    """`integer`: rows with exact mean squares, `centred`: about their mean, which is then a whole number of units.
+    `normal`: normals of another mean and another spread in each row."""
+    rows, columns = random_shape(problem)
+    if kind == "integer":
+        x = _exact_rows(rows, columns, unit_of(problem.epsilon), rng, centred=centred)
+    else:
+        centres, spreads = rng.normal(0.0, 2.0, (rows, 1)), rng.uniform(0.25, 4.0, (rows, 1))
+        x = centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32)
+    made = {"x": repeated(problem, x)}
+    for name in vectors_of(problem):
+        values = rng.integers(-4, 4, columns, endpoint=True) if kind == "integer" else rng.standard_normal(columns)
+        made[name] = values.astype(made["x"].dtype)
+    return made
+
+
+def unit_of(epsilon: float) -> float:
+    """The unit of exact rows; 0 where there is none: then all elements of a row are equal."""
+    for unit in UNITS:
+        total = float(np.float32(np.float32(4.0 * unit * unit) + np.float32(epsilon)))
+        if math.frexp(total)[0] == 0.5 and math.frexp(total)[1] % 2 == 1:
+            return unit
+    return 0.0
+
+
+def _exact_rows(
+    rows: int, columns: int, unit: float, rng: np.random.Generator, *, centred: bool
+) -> npt.NDArray[np.float64]:
+    """The mean of the squares is 4 units² in each row: of pairs 2, -2, of fives 4, -1, -1, -1, -1 and, where the mean
+    need not be 0, of fours 4, 0, 0, 0. Centred rows of one or three elements are constant: they have no such values."""
+    x = np.zeros((rows, columns))
+    for row in range(rows):
+        if centred:
+            fives = columns % 2 + 2 * int(rng.integers(0, 3))
+            if 5 * fives > columns:
+                fives = columns % 2
+            values = [4.0, -1.0, -1.0, -1.0, -1.0] * fives
+            values += [2.0, -2.0] * ((columns - len(values)) // 2)
+            if len(values) != columns:
+                values = [0.0] * columns
+            shift = float(rng.integers(-LARGEST_MEAN, LARGEST_MEAN, endpoint=True)) * (unit or 1.0)
+        else:
+            values = [4.0, 0.0, 0.0, 0.0] * int(rng.integers(0, 3))
+            values = (values if len(values) <= columns else []) + [2.0] * columns
+            values = list(rng.choice((-1.0, 1.0), columns) * values[:columns])
+            shift = 0.0
+        x[row] = rng.permutation(values) * unit + shift
+    return x
+
+
+def reference(problem: NormProblem, inputs: Mapping[str, Array], *, centred: bool) -> tuple[Float64, Float64]:
+    """(result, bound), both of out's logical shape, in the inputs' namespace."""
+    p = problem
+    x = as_float64(inputs["x"], p.dtype)
+    xp = namespace_of(x)
+    mean, square = statistics(x) if centred else (Bounded(xp.zeros_like(x[:, :1]), xp.zeros_like(x[:, :1])), squares(x))
+    factor = _inverse_root(added(square.value, float(np.float32(p.epsilon)), square.error))
+    state = added(x, 0.0 - mean.value, mean.error + xp.zeros_like(x))
+    state = _product(state, factor)
+    zero = xp.zeros_like(x)
+    if p.scale:
+        gamma = as_float64(inputs["gamma"], p.dtype)[None, :] + zero
+        state = _product(state, Bounded(gamma, zero))
+    if p.shift:
+        beta = as_float64(inputs["beta"], p.dtype)[None, :] + zero
+        state = added(state.value, beta, state.error)
+    final = stored(p.out_dtype, state)
+    return final.value, final.error
+
+
+def gamma_of(roundings: float) -> float:
+    return roundings * U / (1.0 - roundings * U) if roundings * U < 1.0 else math.inf
+
+
+def squares(x: Float64) -> Bounded:
+    """The mean of the squares of each row."""
+    columns = x.shape[1]
+    sums = _row_sums(x * x)
+    mean = sums / columns
+    shift, xp = whole_after(x), namespace_of(x)
+    error = gamma_of(columns + 3.0) * mean + TINY
+    if shift is None:
+        return Bounded(mean, error)
+    exact = (sums * 4.0**shift <= EXACT_SUM) & _held(mean, sums, columns)
+    return Bounded(mean, xp.where(exact, 0.0, error))
+
+
+def statistics(x: Float64) -> tuple[Bounded, Bounded]:
+    """Mean and variance of each row."""
+    columns, xp = x.shape[1], namespace_of(x)
+    sums = _row_sums(x)
+    mean = sums / columns
+    distances = x - mean
+    all_squares = _row_sums(distances * distances)
+    variance = all_squares / columns
+    # From the mean: its error shifts every distance.
+    size = _row_sums(xp.abs(x)) / columns
+    of_mean = gamma_of(columns + 1.0) * size
+    of_variance = gamma_of(columns + 4.0) * (variance + of_mean * of_mean) + of_mean * of_mean
+    # From the middle one of three elements.
+    origin = _middle(x[:, :1], x[:, columns // 2 : columns // 2 + 1], x[:, columns - 1 : columns])
+    shifted = x - origin
+    apart, around = mean - origin, _row_sums(shifted * shifted) / columns
+    of_apart = gamma_of(columns + 3.0) * _row_sums(xp.abs(shifted)) / columns
+    of_around = gamma_of(columns + 6.0) * around
+    of_variance_apart = of_around + (2.0 * xp.abs(apart) + of_apart) * of_apart + 3.0 * U * around
+    of_mean = xp.maximum(of_mean, of_apart + U * (xp.abs(mean) + of_apart)) + TINY
+    of_variance = xp.maximum(of_variance, of_variance_apart) + TINY
+    shifts = whole_after(x), whole_after(mean)
+    if shifts[0] is None or shifts[1] is None:
+        return Bounded(mean, of_mean), Bounded(variance, of_variance)
+    shift = max(shifts[0], shifts[1])
+    largest = xp.maximum(xp.maximum(size, around * 2.0**shift), variance * 2.0**shift) * (columns * 2.0**shift)
+    exact = (
+        (largest <= EXACT_SUM)
+        & _held(mean, sums, columns)
+        & _held(variance, all_squares, columns)
+        & _held(around, _row_sums(shifted * shifted), columns)
+    )
+    return Bounded(mean, xp.where(exact, 0.0, of_mean)), Bounded(variance, xp.where(exact, 0.0, of_variance))
+
+
+def _row_sums(x: Float64) -> Float64:
+    """Of shape (rows, 1)."""
+    xp = namespace_of(x)
+    ones = xp.zeros((x.shape[1], 1)) + 1.0
+    return xp.matmul(x, ones)
+
+
+def _middle(a: Float64, b: Float64, c: Float64) -> Float64:
+    xp = namespace_of(a)
+    low, high = xp.where(a < b, a, b), xp.where(a < b, b, a)
+    return xp.where(c < low, low, xp.where(c < high, c, high))
+
+
+def _held(mean: Float64, sums: Float64, columns: int) -> Array:
+    """Whether fp32 has the quotient of a sum and the number of columns."""
+    return (mean * columns == sums) & (mean.astype(np.float32).astype(np.float64) == mean) & (columns < EXACT_SUM)
+
+
+def _inverse_root(at: Bounded) -> Bounded:
+    """1 / sqrt of it, by a root and a division that round once each."""
+    xp = namespace_of(at.value)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, lowest = 1.0 / xp.sqrt(at.value), at.value - at.error
+        far = xp.where(lowest > 0.0, 1.0 / xp.sqrt(xp.where(lowest > 0.0, lowest, 1.0)), np.inf)
+        error = (far - value) + 2.0 * U * far * (1.0 + U)
+        held = value.astype(np.float32).astype(np.float64) == value
+    exact = (at.error == 0.0) & held & (value * value * at.value == 1.0)
+    return Bounded(xp.where(lowest > 0.0, value, 0.0), xp.where(exact, 0.0, error))
+
+
+def _product(left: Bounded, other: Bounded) -> Bounded:
+    xp = namespace_of(left.value)
+    with np.errstate(invalid="ignore"):
+        error = xp.abs(left.value) * other.error + xp.abs(other.value) * left.error + left.error * other.error
+        error = xp.where(error == error, error, np.inf)
+    product = left.value * other.value
+    return added(product, xp.zeros_like(product), error)

@@ -1,0 +1,1 @@
+"""Schedules, tunables, search spaces, rules."""

@@ -1,0 +1,61 @@
+"""Rules of a search space: one-liners that accept a schedule or say, with the numbers, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from codegen.search.schedule import Schedule
+
+WORKSPACE = "workspace"
+DETERMINISTIC = "deterministic"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The schedule breaks no rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The schedule breaks `rule` (a stable name); `message` has the numbers."""
+
+    rule: str
+    message: str
+
+
+ACCEPTED = Accepted()
+
+
+def check(condition: bool, rule: str, message: str) -> Rejected | None:
+    """None where the condition holds, so that checks chain with `or`."""
+    return None if condition else Rejected(rule, message)
+
+
+def check_workspace(needed: int, limit: int | None) -> Rejected | None:
+    """Bytes of workspace against the request's `workspace_limit_bytes` (None: no limit)."""
+    return check(
+        limit is None or needed <= limit, WORKSPACE, f"needs {needed} bytes of workspace, the limit is {limit}"
+    )
+
+
+def check_deterministic(deterministic: bool) -> Rejected | None:
+    """Whether a kernel gives the same bits in every run, where the request demands that."""
+    return check(
+        deterministic, DETERMINISTIC, "its bits differ from run to run, and deterministic kernels are asked for"
+    )
+
+
+def first_accepted(schedules: Iterable[Schedule], judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """The first that breaks no rule, and no more are looked at; the first of all where every one breaks one.
+
+    Raises ValueError where there are none.
+    """
+    first: Schedule | None = None
+    for schedule in schedules:
+        if isinstance(judge(schedule), Accepted):
+            return schedule
+        first = first or schedule
+    if first is None:
+        raise ValueError("no schedules to choose from")
+    return first

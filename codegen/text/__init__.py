@@ -1,0 +1,1 @@
+"""Rendering kernels and libraries, and reading what compilers print and make."""

@@ -1,0 +1,89 @@
+"""C++ text as tokens, as far as the scanner needs: what could hide text from it is an error, not a guess.
+
+Translation phases 2 and 3 of the C++ standard ([lex.phases]): continued lines are joined, comments become blanks.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from typing import NamedTuple
+
+from codegen.errors import Unclassified
+
+# Alternative spellings ([lex.digraph]) that would hide a brace or a directive from a naive reader.
+_DIGRAPHS = {"<%": "{", "%>": "}", "<:": "[", ":>": "]", "%:": "#"}
+# Blanks lead so that they cost no match of their own; what is common stands first where the order does not matter.
+_TOKEN = re.compile(
+    r"""[ \t\r\f\v]*(?:
+        (?P<raw>(?:u8|u|U|L)?R")
+      | (?P<string>(?:u8|u|U|L)?"(?:[^"\\\n]|\\.)*")
+      | (?P<character>(?:u8|u|U|L)?'(?:[^'\\\n]|\\.)+')
+      | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<newline>\n)
+      | (?P<number>\.?[0-9](?:[eEpP][+-]|'[0-9a-zA-Z]|[0-9a-zA-Z_.])*)
+      | (?P<comment>//[^\n]*|/\*.*?\*/)
+      | (?P<unfinished>/\*)
+      | (?P<digraph><%|%>|<:|:>|%:)
+      | (?P<operator>::|\.\.\.|->|\#\#|[-+*/%&|^~!=<>?:;,.(){}\[\]\#])
+      | (?P<end>\Z)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Token(NamedTuple):
+    """`kind`: name, operator, number, string, character, newline. `line` counts from 1 in the unjoined text."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokenize(text: str, first_line: int = 1) -> list[Token]:
+    """The tokens, newlines included (directives end at them); raises Unclassified where the text is not certain.
+    `first_line` is the number of the text's first line."""
+    joined, line_of = _join_lines(text, first_line)
+    tokens: list[Token] = []
+    position, match_next = 0, _TOKEN.scanner(joined).match  # type: ignore[attr-defined]  # not in typeshed
+    while (match := match_next()) is not None:
+        kind, position = match.lastgroup, match.end()
+        if kind == "comment":
+            continue
+        if kind == "end":
+            return tokens
+        spelled, line = match[kind], line_of(match.start(kind))
+        if kind == "raw":
+            # Its end depends on text that line joining has changed: nothing generated needs one.
+            raise Unclassified(f"line {line}: raw strings are not allowed in generated text")
+        if kind == "unfinished":
+            raise Unclassified(f"line {line}: a comment that does not end")
+        if kind == "digraph":
+            kind, spelled = "operator", _DIGRAPHS[spelled]
+        tokens.append(Token(kind, spelled, line))
+    raise Unclassified(f"line {line_of(position)}: cannot read {joined[position : position + 20]!r}")
+
+
+def _join_lines(text: str, first_line: int) -> tuple[str, _Lines]:
+    if "??" in text and re.search(r"\?\?[=/'()!<>-]", text):
+        raise Unclassified("trigraphs are not allowed in generated text")
+    # gcc also joins lines whose backslash is followed by blanks.
+    pieces = re.split(r"\\[ \t\r\f\v]*\n", text)
+    return "".join(pieces), _Lines(pieces, first_line)
+
+
+class _Lines:
+    """Line numbers of the unjoined text by position in the joined one."""
+
+    def __init__(self, pieces: list[str], first_line: int) -> None:
+        self._before = first_line - 1
+        self._starts: list[int] = [0]
+        position = 0
+        for index, piece in enumerate(pieces):
+            self._starts.extend(position + match.end() for match in re.finditer("\n", piece))
+            position += len(piece)
+            if index + 1 < len(pieces):
+                self._starts.append(position)
+
+    def __call__(self, position: int) -> int:
+        return self._before + bisect_right(self._starts, position)

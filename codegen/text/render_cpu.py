@@ -1,0 +1,77 @@
+"""Many kernels as one C++ file for g++: the same kernel text as for nvcc, on the CPU emulation of the primitives.
+
+The file is a library with C entry points: those of `cpu/harness.h`, and per kernel `<namespace>_run` and
+`<namespace>_workspace_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen.kernel import Kernel
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.text.render_group import functions_of, header_text, operator_names, operators_texts, slice_text
+
+# In order of use. The harness comes last: it needs Launch, and nothing needs it.
+CPU_HEADERS = (
+    "cpu/fiber.h",
+    "cpu/memory.h",
+    "cpu/scheduler.h",
+    "cpu/sites.h",
+    "cpu/race.h",
+    "cpu/banks.h",
+    "cpu/watch.h",
+    "cpu/collective.h",
+    "cpu/barriers.h",
+    "launch.h",
+    "cpu/twin.h",
+    "cpu/async_copy.h",
+    "cpu/convert.h",
+    "cpu/warp.h",
+    "cpu/matrix.h",
+    "epilogue.cuh",
+    "check_tensors.h",
+    "cpu/grid.h",
+    "cpu/harness.h",
+)
+
+
+def render_cpu(kernels: Sequence[Kernel]) -> str:
+    """The C++ text; kernels in the order given."""
+    parts = ["#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"]
+    parts += [_header(path, header_text(path)) for path in CPU_HEADERS]
+    parts += [_header(name, text) for name, text in operators_texts(operator_names(kernels)).items()]
+    for kernel in kernels:
+        parts.append(f'#line 1 "{kernel.namespace}.cu"\n{slice_text(kernel)}')
+        parts.append(_entries(kernel, operator(kernel.operator)))
+    return "".join(parts)
+
+
+def _header(name: str, text: str) -> str:
+    """The text under its own name and lines, so that g++ and the harness name places that a person can open.
+
+    Inlining took its line `#pragma once` away, so all code counts from 2. Includes of each other mean nothing in one
+    file.
+    """
+    lines = ["" if line.startswith('#include "') else line for line in text.splitlines()]
+    return f'#line 2 "{name}"\n' + "\n".join(lines) + "\n"
+
+
+def _entries(kernel: Kernel, op: Operator) -> str:
+    space = kernel.namespace
+    arguments = f"{op.namespace}::Arguments"
+    functions = ", ".join(f"cukiln::cpu::call_kernel<{arguments}, {space}::{name}>" for name in functions_of(kernel))
+    return (
+        f"CUKILN_CPU_EXPORT int64_t {space}_workspace_bytes(const int64_t* extents, const int32_t* launch) {{\n"
+        f"  return {op.namespace}::workspace_bytes<{space}::Config>(extents, launch);\n"
+        "}\n"
+        f"CUKILN_CPU_EXPORT int {space}_run(const cukiln::cpu::Call* call) {{\n"
+        f"  const {arguments} arguments = {op.namespace}::bind<{space}::Config>(\n"
+        "      call->pointers, call->integers, call->launch, call->scalars, call->workspace);\n"
+        "  cukiln::Launch launches[cukiln::cpu::max_launches];\n"
+        f"  const int count = {op.namespace}::plan<{space}::Config>(arguments, launches);\n"
+        f"  const cukiln::cpu::Function functions[] = {{{functions}}};\n"
+        f"  return cukiln::cpu::execute(*call, launches, count, functions, {len(functions_of(kernel))}, &arguments);\n"
+        "}\n"
+    )

@@ -1,0 +1,202 @@
+"""Render the host side of a shared library: launch code, loader and entry points, as one self-contained C++ file.
+
+Winner libraries export `winner_exports()`, group libraries `group_exports(kernels)`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from codegen.kernel import Candidate, Kernel
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.text.render_group import (
+    HOST_HEADERS,
+    functions_of,
+    header_text,
+    operator_names,
+    operators_texts,
+    render_config,
+    symbols,
+)
+
+# The assembler puts the cubin into read-only data; hidden, so that the library exports only its entry points. The
+# section flags spell out what as needs on every architecture.
+EMBED_ASSEMBLY = """\
+.section .rodata.cukiln,"a",%progbits
+.balign 64
+.globl cukiln_cubin
+.hidden cukiln_cubin
+cukiln_cubin:
+.incbin "group.cubin"
+.byte 0
+.section .note.GNU-stack,"",%progbits
+"""
+
+
+def winner_exports() -> frozenset[str]:
+    """Exports of a library that holds one kernel: plain C, and tvm-ffi's `__tvm_ffi_<name>`."""
+    plain = ("launch", "prepare", "workspace_bytes", "last_error")
+    return frozenset(f"cukiln_{name}" for name in plain) | {
+        "__tvm_ffi_run",
+        "__tvm_ffi_prepare",
+        "__tvm_ffi_workspace_bytes",
+    }
+
+
+def group_exports(kernels: Sequence[Kernel]) -> frozenset[str]:
+    """Exports of a library that holds a group: plain C, one launch and one workspace_bytes per kernel."""
+    each = {f"cukiln_{name}_{kernel.id[:16]}" for kernel in kernels for name in ("launch", "workspace_bytes")}
+    return frozenset(each | {"cukiln_prepare", "cukiln_last_error"})
+
+
+def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[int] | None = None) -> str:
+    """The library's C++ text. With `launch`, the winner's: one kernel, those launch-time values baked in, with tvm-ffi
+    entries. Without, a group's: one launch per kernel, with the launch-time values of the operator's first test
+    launch."""
+    names = [name for kernel in kernels for name in symbols(kernel)]
+    parts = [
+        "#define CUKILN_HOST 1\n",
+        *_launch_code(kernels),
+        header_text("binding/driver.h"),
+        "namespace cukiln {\nnamespace binding {\n"
+        f"constexpr int function_count = {len(names)};\n"
+        f"constexpr const char* function_names[] = {{{', '.join(map(_quoted, names))}}};\n"
+        f"constexpr char target[] = {_quoted(target)};\n"
+        "}  // namespace binding\n}  // namespace cukiln\n",
+        header_text("binding/library.h"),
+    ]
+    first = 0
+    blocks = []
+    for kernel in kernels:
+        values = _test_launch(kernel) if launch is None else launch
+        blocks.append(_kernel_block(kernel, first, values, for_tensors=launch is not None))
+        first += len(functions_of(kernel))
+    if launch is None:
+        return "\n".join([*parts, *blocks, _COMMON_EXPORTS, *(_launch_exports(k, "_" + k.id[:16]) for k in kernels)])
+    (kernel,) = kernels
+    tvm_ffi = _TVM_FFI_EXPORTS.replace("BINDING", f"{kernel.namespace}::Binding")
+    return "\n".join(
+        [*parts, header_text("binding/tvm_ffi.h"), *blocks, _COMMON_EXPORTS, _launch_exports(kernel, ""), tvm_ffi]
+    )
+
+
+def render_plan(candidate: Candidate) -> str:
+    """A program that prints the candidate's launches, from the launch code that the library runs: a line per launch
+    with function, grid, block, shared bytes; then one line with the workspace's bytes."""
+    kernel, op = candidate.kernel, operator(candidate.kernel.operator)
+    block = _kernel_block(kernel, 0, op.launch_values(candidate.schedule), for_tensors=False)
+    main = (
+        _PLAN_MAIN.replace("BINDING", f"{kernel.namespace}::Binding")
+        .replace("EXTENTS", _array(op.integers(candidate.problem)))
+        .replace("SCALARS", _array([*map(float.hex, op.scalars(candidate.problem))]))
+    )
+    return "\n".join(["#define CUKILN_HOST 1\n", *_launch_code([kernel]), block, main])
+
+
+def _test_launch(kernel: Kernel) -> Sequence[int]:
+    op: Operator = operator(kernel.operator)
+    return op.test_launches(kernel, op.test_problems(kernel)[0])[0]
+
+
+def _launch_code(kernels: Sequence[Kernel]) -> list[str]:
+    return [*map(header_text, HOST_HEADERS), *operators_texts(operator_names(kernels)).values()]
+
+
+def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool) -> str:
+    """The kernel's Config and Binding. `for_tensors`: with the check of a call that is given tensors, which only
+    tvm-ffi's entries make."""
+    op: Operator = operator(kernel.operator)
+    problem = op.test_problems(kernel)[0]
+    space = f"::{op.namespace}"
+    check = _CHECK.replace("SPACE", space) if for_tensors else ""
+    return f"""\
+namespace {kernel.namespace} {{
+{render_config(kernel)}
+struct Binding {{
+  using Arguments = {space}::Arguments;
+  static constexpr int operands = {len(op.operands(problem))}, extents = {len(op.integers(problem))};
+  static constexpr int attributes = {len(op.attribute_names)}, scalars = {len(op.scalars(problem))};
+  static constexpr int first_function = {first_function};
+  static constexpr const char* attribute_names[] = {_array([*map(_quoted, op.attribute_names)])};
+  static constexpr int32_t launch[] = {_array(launch)};
+  static Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
+                        void* workspace) {{
+    return {space}::bind<Config>(pointers, extents, launch, scalars, workspace);
+  }}
+  // Null `launch`: the values of this library.
+  static int64_t workspace_bytes(const int64_t* extents, const int32_t* given) {{
+    return {space}::workspace_bytes<Config>(extents, given ? given : launch);
+  }}
+  static int plan(const Arguments& arguments, cukiln::Launch* out) {{ return {space}::plan<Config>(arguments, out); }}
+{check}}};
+}}  // namespace {kernel.namespace}
+"""
+
+
+_CHECK = """\
+  static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {
+    return SPACE::check<Config>(tensors, count, extents, complaint);
+  }
+"""
+
+
+def _launch_exports(kernel: Kernel, suffix: str) -> str:
+    binding = f"{kernel.namespace}::Binding"
+    entry = f"cukiln::binding::entry_of<{binding}>"
+    return f"""\
+CUKILN_EXPORT int cukiln_launch{suffix}(void* const* pointers, const int64_t* extents, const int32_t* launch,
+                                        const double* scalars, void* workspace, void* stream) {{
+  return cukiln::binding::launch_here({entry}, pointers, extents, launch, scalars, workspace, stream);
+}}
+CUKILN_EXPORT int64_t cukiln_workspace_bytes{suffix}(const int64_t* extents, const int32_t* launch) {{
+  return {binding}::workspace_bytes(extents, launch);
+}}
+"""
+
+
+_COMMON_EXPORTS = """\
+#define CUKILN_EXPORT extern "C" __attribute__((visibility("default")))
+CUKILN_EXPORT int cukiln_prepare(int device) { return cukiln::binding::prepare(device); }
+// What the last failed call on this thread had to say.
+CUKILN_EXPORT const char* cukiln_last_error() { return cukiln::binding::last_error(); }
+"""
+_TVM_FFI_EXPORTS = """\
+CUKILN_EXPORT int __tvm_ffi_run(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {
+  return cukiln::binding::run_entry<BINDING>(values, count, result);
+}
+CUKILN_EXPORT int __tvm_ffi_prepare(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {
+  return cukiln::binding::prepare_entry(values, count, result);
+}
+CUKILN_EXPORT int __tvm_ffi_workspace_bytes(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {
+  return cukiln::binding::workspace_bytes_entry<BINDING>(values, count, result);
+}
+"""
+_PLAN_MAIN = """\
+int main() {
+  const int64_t extents[] = EXTENTS;
+  const double scalars[] = SCALARS;
+  void* pointers[64] = {};
+  const BINDING::Arguments arguments = BINDING::bind(pointers, extents, BINDING::launch, scalars, nullptr);
+  cukiln::Launch launches[16];
+  const int count = BINDING::plan(arguments, launches);
+  for (int i = 0; i < count; ++i) {
+    const cukiln::Launch& each = launches[i];
+    printf("%d %u %u %u %u %u %u %u\\n", each.function, each.grid[0], each.grid[1], each.grid[2], each.block[0],
+           each.block[1], each.block[2], each.shared_bytes);
+  }
+  printf("%lld\\n", static_cast<long long>(BINDING::workspace_bytes(extents, BINDING::launch)));
+}
+"""
+
+
+def _array(values: Sequence[object]) -> str:
+    """A C initialiser; C++ has no empty arrays, so an empty list becomes one zero, unread."""
+    return "{" + (", ".join(map(str, values)) or "0") + "}"
+
+
+def _quoted(text: str) -> str:
+    if not re.fullmatch(r"\w+", text):
+        raise ValueError(f"not an identifier: {text!r}")
+    return f'"{text}"'

@@ -1,0 +1,1 @@
+"""Connections, bodies, errors, conditional requests: nothing of what cukiln does."""

@@ -1,0 +1,53 @@
+"""Answers on the wire: JSON of a model, problem+json of an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydantic import BaseModel
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.http.errors import Refused, problem_detail
+
+PROBLEM_JSON = "application/problem+json"
+SENT_AT_ONCE = 64 << 10
+"""Pieces are joined up to this many bytes: a large answer is never in memory twice."""
+
+
+def json_response(answer: BaseModel, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """The model as JSON. Not serialised by FastAPI, which would validate it again."""
+    body = answer.model_dump_json(by_alias=True).encode()
+    return Response(body, status_code=status, headers=dict(headers or {}), media_type="application/json")
+
+
+def problem_response(refused: Refused, instance: str | None = None) -> Response:
+    """The problem as application/problem+json."""
+    shown = instance.encode("utf-8", "replace").decode()[:200] if instance is not None else None
+    body = problem_detail(refused, shown).model_dump_json(exclude_none=True).encode()
+    headers = {"Cache-Control": "no-store", **refused.headers}
+    return Response(body, status_code=refused.status, headers=headers, media_type=PROBLEM_JSON)
+
+
+class PiecesResponse(Response):
+    """The concatenation of pieces, which are shared with the cache."""
+
+    def __init__(self, pieces: Sequence[bytes], *, media_type: str) -> None:
+        super().__init__(media_type=media_type, headers={"Content-Length": str(sum(map(len, pieces)))})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for some in _parts(self._pieces):
+            await send({"type": "http.response.body", "body": some, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _parts(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    first = size = 0
+    for place, piece in enumerate(pieces):
+        size += len(piece)
+        if size >= SENT_AT_ONCE:
+            yield b"".join(pieces[first : place + 1])
+            first, size = place + 1, 0
+    yield b"".join(pieces[first:])

@@ -1,0 +1,148 @@
+"""/ and /jobs/{id}: where the time goes, as tables that need no script; charts are drawn over them from the same JSON.
+
+With an API key, a page without the key in its Authorization header holds no data: a form asks for the key, and a script
+asks for the page again with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Query, Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.responses import HTMLResponse
+
+from cukiln.printable import printable
+from cukiln.types import JobSummary, Progress, StageName, TimingRow
+from service.auth import CHALLENGE, caller_of
+from service.context import Service, ServiceDep
+from service.keyring import ANYONE
+from service.pages import page_filters
+from service.pages.static_files import static_url
+from service.routes.jobs import is_job_id
+from storage.database.session import Session
+from storage.database.tables import LIVE
+from storage.entities.jobs import list_jobs
+from storage.reports.job import job_report
+from storage.reports.progress import job_progress
+from storage.reports.timeline import timeline
+from storage.reports.timings import timings
+
+JOBS_SHOWN = 25
+PROBLEMS_SHOWN = 200
+POLL_LIVE_MS, POLL_IDLE_MS = 1000, 10_000
+MANY_PROBLEMS = 1000
+"""Reports of larger jobs, and sums over ten times as many problems, take so long that not every page asks for them."""
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Vary": "Authorization",
+}
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/", response_class=HTMLResponse)
+def get_overview(
+    request: Request, service: ServiceDep, cursor: Annotated[str | None, Query(max_length=512)] = None
+) -> HTMLResponse:
+    """Jobs, stage seconds by operator and by day, the compilers' phases."""
+    if caller_of(request) is None:
+        return _page("key.html", status=401)
+    with service.database.read() as session:
+        page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
+        live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
+        by_operator, by_day = timings(session, "operator"), timings(session, "day")
+    asked = sum(row.problems for row in by_operator.timings)
+    return _page(
+        "overview.html",
+        jobs=page.jobs,
+        next_cursor=page.next_cursor,
+        first_page=cursor is None,
+        progress=live,
+        by_operator=by_operator.timings,
+        by_day=by_day.timings,
+        **_phases(by_operator.timings),
+        poll_ms=POLL_LIVE_MS if live and asked <= 10 * MANY_PROBLEMS else POLL_IDLE_MS,
+    )
+
+
+@router.get("/jobs/{job}", response_class=HTMLResponse)
+def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLResponse:
+    """One job: its progress, its problems, its work on a time axis."""
+    if caller_of(request) is None:
+        return _page("key.html", status=401)
+    report = lanes = None
+    if is_job_id(job):
+        with service.database.read() as session:
+            report = job_report(session, job, service.settings.toolchain_live_seconds)
+            lanes = timeline(session, job)
+            spent = timings(session, "job", job)
+    if report is None or lanes is None:
+        return _page("no_job.html", status=404, job=job[:64])
+    poll_ms = POLL_LIVE_MS if len(report.problems) <= MANY_PROBLEMS else POLL_IDLE_MS
+    return _page(
+        "job.html",
+        job=report,
+        shown=report.problems[:PROBLEMS_SHOWN],
+        timeline=lanes,
+        **_phases(spent.timings),
+        poll_ms=poll_ms if report.state in LIVE else 0,
+        linked=caller_of(request) is ANYONE,  # a link sends no key
+    )
+
+
+def _progress(session: Session, service: Service, job: JobSummary) -> Progress | None:
+    progress = job_progress(session, job.job, service.settings.toolchain_live_seconds)
+    return progress.progress if progress else None
+
+
+def _phases(rows: Sequence[TimingRow]) -> dict[str, Any]:
+    """Seconds of each phase of compiling, the longest first, and those that all work waited for a worker."""
+    sums: dict[str, float] = {}
+    for row in rows:
+        for name, seconds in row.phases.items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    waited = sums.pop("queue", 0.0)
+    phases = sorted(
+        ((name, seconds) for name, seconds in sums.items() if seconds), key=lambda phase: (-phase[1], phase[0])
+    )
+    return {"phases": phases, "waited": waited}
+
+
+def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    text = _environment().get_template(template).render(**values)
+    return HTMLResponse(text, status_code=status, headers=_headers(status))
+
+
+def _headers(status: int) -> Mapping[str, str]:
+    return {**_HEADERS, **CHALLENGE} if status == 401 else _HEADERS
+
+
+def _shown(value: Any) -> Any:
+    """Of a template's values: a name that turns the text after it around is no name. Markup is a subclass of str."""
+    return printable(value, lines=True) if type(value) is str else value
+
+
+@lru_cache
+def _environment() -> Environment:
+    folder = Path(__file__).parent / "templates"
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("seconds", "duration", "moment", "count", "share", "microseconds"):
+        environment.filters[name] = getattr(page_filters, name)
+    environment.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
+    return environment

@@ -1,0 +1,1 @@
+"""Requests as models, checked and resolved."""

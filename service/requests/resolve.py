@@ -1,0 +1,218 @@
+"""A request's problems → problems as they are stored and looked up: parsed, canonical, with target, classes and keys.
+
+Where a request names no device class, a job measures on every class with a live GPU of the architecture, else it
+predicts; a lookup takes what is known of those classes, else what was measured on any other, else what was predicted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from codegen.errors import CodegenError
+from codegen.identity import winner_key
+from codegen.operator import Operator
+from codegen.operators import operator, operators
+from codegen.problem import Problem
+from codegen.search.search import Search
+from codegen.targets import target as data_sheet
+from service.http.errors import MAX_FAULTS, Fault, Refused, json_path
+from service.http.faults import Path, fault_of_codegen, faults_of
+from service.requests.bound_searches import SearchChecks
+from service.requests.models import HEAD_FIELDS, JobRequest, ProblemHead, duplicate_names, read_head
+from storage.config.settings import Settings
+from storage.database.device_classes import PREDICTED
+
+DEFAULT_SEARCH = Search()
+REMEMBERED = 16_384
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One problem on one device class, with all that the request and the defaults say about it."""
+
+    name: str
+    operator: Operator
+    problem: Problem
+    target: str
+    device_class: str
+    search: Search
+    key: str
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a request may name. `targets`: with a data sheet, and of a live toolchain where there is one. `devices`: the
+    classes with a live GPU, by compute capability as digits (`90`), in one order."""
+
+    default_target: str
+    targets: Set[str]
+    devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    def live_classes(self, target: str) -> Sequence[str]:
+        """Those that run kernels of the target: of its very capability, `sm_90` and `sm_90a` alike."""
+        return self.devices.get(data_sheet(target).capability, ())
+
+    def device_classes(self, target: str) -> list[str]:
+        """What a job's problem may name; where it names none, all but the last are taken, or the last alone."""
+        return [*self.live_classes(target), predicted_class(target)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One problem of a lookup. `problem`: its digest. `keys`: of the records of the device class that is named, or of
+    those with a live GPU, the best first. `predicted`: the key of the last resort, where no class is named. `key`: of
+    the record that a job of today would make, which names a miss."""
+
+    name: str
+    problem: str
+    target: str
+    keys: Sequence[str]
+    predicted: str | None
+
+    @property
+    def key(self) -> str:
+        return self.keys[0] if self.keys else str(self.predicted)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One problem as it stands in the request. `device_class`: the one that it or the request names."""
+
+    name: str
+    operator: Operator
+    problem: Problem
+    target: str
+    device_class: str | None
+    search: Search
+
+    def key(self, device_class: str) -> str:
+        return _key(self.problem.digest, self.target, device_class)
+
+
+def predicted_class(target: str) -> str:
+    """The device class of an architecture without a live GPU."""
+    return f"{PREDICTED}{target}"
+
+
+def resolve_jobs(request: JobRequest, known: Known, settings: Settings) -> list[Resolved]:
+    """The problems of a job, each once for every class that it is measured on. Raises Refused."""
+    resolved = []
+    for p in _Resolver(request, known, SearchChecks(settings)).all():
+        live = known.live_classes(p.target) or [predicted_class(p.target)]
+        for name in [p.device_class] if p.device_class is not None else live:
+            resolved.append(Resolved(p.name, p.operator, p.problem, p.target, name, p.search, p.key(name)))
+    return resolved
+
+
+def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
+    """The problems of a lookup: any device class may be asked for, and no search space is looked at."""
+    wanted = []
+    for p in _Resolver(request, known, None).all():
+        classes = [p.device_class] if p.device_class is not None else known.live_classes(p.target)
+        predicted = p.key(predicted_class(p.target)) if p.device_class is None else None
+        keys = [p.key(name) for name in classes]
+        wanted.append(Wanted(p.name, p.problem.digest, p.target, keys, predicted))
+    return wanted
+
+
+_SPELLED = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+# Frameworks repeat lookups; parsing and keying a problem takes 0.1 ms, a hit here 0.01 ms. Only valid problems are
+# cached, so that entries are small, and by their JSON text, so that 1 and true stay apart.
+@lru_cache(maxsize=REMEMBERED)
+def _parsed(kind: Operator, fields: str) -> Problem:
+    return kind.parse(json.loads(fields))
+
+
+_key = lru_cache(maxsize=REMEMBERED)(winner_key)
+
+
+class _Resolver:
+    def __init__(self, request: JobRequest, known: Known, searches: SearchChecks | None) -> None:
+        """`searches`: of a job; a lookup has none."""
+        self._request, self._known, self._searches = request, known, searches
+        self._faults: list[Fault] = []
+        self._once: set[tuple[str, str | None, str]] = set()
+
+    def all(self) -> list[_Read]:
+        resolved: list[_Read | None] = []
+        for position, value in enumerate(self._request.problems):
+            resolved.append(self._resolve(value, position))
+            if len(self._faults) > MAX_FAULTS:  # more would not be shown
+                raise Refused(self._faults)
+        if self._searches is not None:
+            names = [problem.name if problem else None for problem in resolved]
+            self._faults += duplicate_names(names, "; a missing name is `problem<position>`")
+        if self._faults:
+            raise Refused(self._faults)
+        return [problem for problem in resolved if problem is not None]
+
+    def _resolve(self, value: dict[str, Any], position: int) -> _Read | None:
+        at = ("problems", position)
+        head = read_head(value, position)
+        if isinstance(head, list):
+            self._faults += head
+            head = ProblemHead.model_validate({})
+        target = self._target(head, at)
+        parsed = self._problem({name: part for name, part in value.items() if name not in HEAD_FIELDS}, at)
+        if parsed is None or target is None:
+            return None
+        kind, problem = parsed
+        device_class = head.device_class or self._request.device_class
+        search = head.search or self._request.search or DEFAULT_SEARCH
+        if self._searches is not None:
+            if device_class is not None:
+                self._check_class(
+                    device_class, target, (*at, "device_class") if head.device_class else ("device_class",)
+                )
+            # The plan step applies the operator's rules.
+            fault = self._searches.fault(kind, problem, target, search, at if head.search else (), position)
+            if fault is not None:
+                self._add_once(fault)
+        return _Read(head.name or f"problem{position}", kind, problem, target, device_class, search)
+
+    def _problem(self, value: dict[str, Any], at: Path) -> tuple[Operator, Problem] | None:
+        field = (*at, "operator")
+        name = value.get("operator")
+        if name is None:
+            path = json_path(field)
+            self._faults.append(Fault("missing-field", f"{path} is missing.", path, sorted(operators())))
+            return None
+        try:
+            kind = operator(name if isinstance(name, str) else repr(name)[:40])
+            return kind, _parsed(kind, _SPELLED(value))
+        except CodegenError as error:
+            self._faults.append(fault_of_codegen(error, at))
+        except ValidationError as error:
+            self._faults += faults_of(error, kind.problem_type, value, at)
+        return None
+
+    def _target(self, head: ProblemHead, at: Path) -> str | None:
+        name = head.target or self._request.target or self._known.default_target
+        path = (*at, "target") if head.target else ("target",)
+        if name in self._known.targets:
+            return name
+        allowed = sorted(self._known.targets)
+        detail = f"{name!r} is not an architecture that this service compiles for."
+        self._add_once(Fault("unknown-target", detail, json_path(path), allowed))
+        return None
+
+    def _check_class(self, device_class: str, target: str, path: Path) -> None:
+        allowed = self._known.device_classes(target)
+        if device_class not in allowed:
+            detail = f"No live worker measures {target} kernels on {device_class!r}."
+            self._add_once(Fault("invalid-value", detail, json_path(path), allowed))
+
+    def _add_once(self, fault: Fault) -> None:
+        """A fault of the job is listed once, not once per problem."""
+        identity = (fault.kind, fault.field, fault.detail)
+        if identity not in self._once:
+            self._once.add(identity)
+            self._faults.append(fault)

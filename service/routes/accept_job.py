@@ -1,0 +1,254 @@
+"""Job requests and retries → their durable rows, and wake-ups for the planners where there is work.
+
+The rows come first: once a caller has read the 202, neither a crash of this process nor a flushed Redis loses the job.
+Concurrent requests are batched (`service.together`): equal bodies are read once, and one transaction writes many jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from codegen.identity import winner_key
+from codegen.operators import operator
+from codegen.plan.generator import generator
+from codegen.search.search import Search
+from cukiln.types import ENDED, FrontEntry, Job, WinnerRecord
+from service.context import Alive, Service
+from service.http.errors import Refused, refuse
+from service.http.strict_json import read_json
+from service.requests.models import JobRequest, read_request
+from service.requests.resolve import Resolved, resolve_jobs
+from storage.database.session import Session
+from storage.database.tables import LIVE
+from storage.entities.jobs import Priority, job_state, job_states, priority_name, unfinished_jobs
+from storage.entities.problems import JobProblem, problems_to_retry
+from storage.entities.searches import MeasuredUnder, is_covered, search_entry
+from storage.entities.winners import get_winners
+from storage.maintenance.forget import forget_limited
+from storage.reports.job import job_report
+from storage.transitions.accept import CreatedJob, NewJob, NewProblem, create_jobs
+from storage.transitions.take_work import waiting_counts
+from workers import wake_ups
+
+BUSY_RETRY_SECONDS = 30
+PROBLEMS_AT_ONCE = 500
+"""Of several jobs in one transaction; a larger job has one of its own."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for all problems of a job."""
+
+    priority: Priority = "normal"
+    budget_seconds: float | None = None
+    workspace_limit_bytes: int | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The job as it is now; `cached` when nothing of it is left to do."""
+
+    job: Job
+    cached: bool
+
+
+@dataclass(frozen=True)
+class _New:
+    """A job to be written, and its request's body: equal bodies are equal jobs."""
+
+    place: int
+    asked: bytes
+    job: NewJob
+
+
+def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Exception]:
+    """Write the job of each body and wake the planners. An invalid body, or a failure while its job is written, is
+    its outcome, and nothing is kept of it. Raises where nothing can be read."""
+    outcomes: dict[int, Accepted | Exception] = {}
+    read: dict[bytes, NewJob | Exception] = _new_jobs(service, dict.fromkeys(bodies))
+    new = []
+    for place, body in enumerate(bodies):
+        job = read[body]
+        if isinstance(job, NewJob):
+            new.append(_New(place, body, job))
+        else:
+            outcomes[place] = job
+    for some in _transactions(new):
+        try:
+            outcomes |= _write(service, some)
+        except Exception as error:  # noqa: BLE001 - raised again for each of them
+            outcomes.update((request.place, error) for request in some)
+    return [outcomes[place] for place in range(len(bodies))]
+
+
+def accept_problems(service: Service, resolved: Sequence[Resolved], terms: Terms, alive: Alive) -> Accepted:
+    """Write a job of resolved problems, and wake the planners. Raises Refused: then nothing was written."""
+    outcome = _write(service, [_New(0, b"", _new_job(service, terms, resolved, alive))])[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def retry_job(service: Service, job_id: str) -> Accepted:
+    """A new job of the problems of an ended one that failed, were cancelled or lost candidates, on its terms. Verdicts
+    of our own limits are forgotten first, so that they are tried again; losses never were recorded. Raises Refused."""
+    with service.database.read() as session:
+        unfinished = unfinished_jobs(session)
+        job = job_state(session, job_id)
+        problems = problems_to_retry(session, job_id)
+    if job is None:
+        raise refuse("job-not-found", f"There is no job {job_id!r}.", field="job")
+    if job.state in LIVE:
+        detail = f"The job is {job.state}: wait for its end, or cancel it first."
+        raise refuse("job-unfinished", detail, field="job", allowed=list(ENDED))
+    if not problems:
+        detail = "Each of its problems was tried as a whole and has its winner: there is nothing to try again."
+        raise refuse("nothing-to-retry", detail, field="job")
+    require_room(unfinished, service.settings.max_queued_jobs)  # before anything is forgotten
+    resolved = [_resolved(problem) for problem in problems]
+    forget_limited(service.database, job_id)
+    terms = Terms(priority_name(job.priority), job.budget_seconds, job.workspace_limit_bytes, job.deterministic)
+    return accept_problems(service, resolved, terms, service.alive())
+
+
+def _resolved(row: JobProblem) -> Resolved:
+    kind = operator(row.operator)
+    problem = kind.parse(row.problem)
+    key = winner_key(problem.digest, row.target, row.device_class)
+    return Resolved(row.name, kind, problem, row.target, row.device_class, Search.model_validate(row.search), key)
+
+
+def _new_jobs(service: Service, bodies: Collection[bytes]) -> dict[bytes, NewJob | Exception]:
+    """What each body asks for, with what is cached of it."""
+    alive, jobs = service.alive(), dict[bytes, NewJob | Exception]()
+    for body in bodies:
+        try:
+            jobs[body] = _read(service, body, alive)
+        except Exception as error:  # noqa: BLE001 - a defect ends only the request that has it
+            jobs[body] = error
+    return jobs
+
+
+def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
+    settings = service.settings
+    request = read_request(JobRequest, read_json(body, settings.max_json_depth), settings.max_problems)
+    resolved = resolve_jobs(request, alive.known(settings.default_target), settings)
+    budget = request.budget.seconds if request.budget else None
+    terms = Terms(request.priority, budget, request.workspace_limit_bytes, request.deterministic)
+    return _new_job(service, terms, resolved, alive)
+
+
+def _new_job(service: Service, terms: Terms, resolved: Sequence[Resolved], alive: Alive) -> NewJob:
+    with service.database.read() as session:
+        winners = get_winners(session, [problem.key for problem in resolved])
+    places = {(p.device_class, p.operator.name) for p in resolved}
+    live = {place: alive.measures_under(*place) for place in places}
+    cached = [cached_entry(winners.get(p.key), p, terms, live[p.device_class, p.operator.name]) for p in resolved]
+    # A winner whose blobs are missing does not count as cached: the job's finish restores them.
+    lost = service.blobs.missing(digest for entry in cached if entry for digest in entry.blobs)
+    problems = []
+    for problem, entry in zip(resolved, cached, strict=True):
+        winner = entry.candidate if entry and lost.isdisjoint(entry.blobs) else None
+        problems.append(
+            NewProblem(
+                name=problem.name,
+                operator=problem.operator.name,
+                problem=problem.problem.canonical(),
+                target=problem.target,
+                device_class=problem.device_class,
+                key=problem.key,
+                search=problem.search.canonical(),
+                cached=winner is not None,
+                winner=winner,
+            )
+        )
+    return NewJob(problems, **vars(terms))
+
+
+def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
+    """Jobs that are written together, in order."""
+    some: list[_New] = []
+    problems = 0
+    for request in new:
+        if some and problems + len(request.job.problems) > PROBLEMS_AT_ONCE:
+            yield some
+            some, problems = [], 0
+        some.append(request)
+        problems += len(request.job.problems)
+    if some:
+        yield some
+
+
+def _write(service: Service, new: Sequence[_New]) -> dict[int, Accepted | Exception]:
+    outcomes: dict[int, Accepted | Exception] = {}
+    with service.database.write() as session:
+        unfinished, at_most = unfinished_jobs(session), service.settings.max_queued_jobs
+        admitted = []
+        for request in new:
+            if (error := _no_room(unfinished, at_most)) is None or request.job.cached:
+                admitted.append(request)
+                unfinished += not request.job.cached
+            else:
+                outcomes[request.place] = error
+        created = create_jobs(session, [request.job for request in admitted]) if admitted else []
+    items = sum(job.items for job in created)
+    with service.database.read() as session:
+        reports = _Reports(service, session, created)
+        for request, job in zip(admitted, created, strict=True):
+            outcomes[request.place] = Accepted(reports.of(request.asked, job), job.cached)
+        waiting = waiting_counts(session) if items else {}
+    if items:
+        count = waiting.get((wake_ups.PLAN, None), items)
+        service.announce(lambda redis: wake_ups.ensure_tickets(redis, wake_ups.PLAN, None, count))
+    return outcomes
+
+
+class _Reports:
+    """Of jobs that were just written. Those of equal bodies differ in their ids alone until a planner begins."""
+
+    def __init__(self, service: Service, session: Session, created: Sequence[CreatedJob]) -> None:
+        self._session, self._live_seconds = session, service.settings.toolchain_live_seconds
+        self._states = job_states(session, [job.id for job in created])
+        self._equal: dict[bytes, Job] = {}
+
+    def of(self, body: bytes, created: CreatedJob) -> Job:
+        untouched = self._states[created.id] == created.state
+        equal = self._equal.get(body)
+        if untouched and equal is not None:
+            return equal.model_copy(update={"job": created.id})
+        report = job_report(self._session, created.id, self._live_seconds)
+        assert report is not None, "a job that was just written is there"
+        if untouched:
+            self._equal[body] = report
+        return report
+
+
+def cached_entry(
+    record: WinnerRecord | None, asked: Resolved, terms: Terms, live: Collection[MeasuredUnder]
+) -> FrontEntry | None:
+    """The kernel that answers without work: its record's searches contain the one asked, by today's generator and, on a
+    GPU, under a driver and a test plan that a live one has."""
+    if record is None:
+        return None
+    limit, deterministic = terms.workspace_limit_bytes, terms.deterministic
+    wanted = search_entry(asked.search.canonical(), generator(asked.operator.name), limit, deterministic=deterministic)
+    if not is_covered(record.searches, wanted, live):
+        return None
+    front = record.usable(limit, deterministic)
+    return front[0] if front else None
+
+
+def require_room(unfinished: int, at_most: int) -> None:
+    """Raises Refused (429) at the limit of unfinished jobs."""
+    if (error := _no_room(unfinished, at_most)) is not None:
+        raise error
+
+
+def _no_room(unfinished: int, at_most: int) -> Refused | None:
+    if unfinished < at_most:
+        return None
+    detail = f"{unfinished} jobs wait or run, at most {at_most} may. Nothing was queued; send it again later."
+    headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}
+    return refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)

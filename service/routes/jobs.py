@@ -1,0 +1,200 @@
+"""/v1/jobs: send, list, look at, cancel; a job's candidates, rejections and timeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from cukiln.types import CandidatePage, Job, JobPage, JobState, Rejections, Timeline, VerdictName
+from service.auth import needs
+from service.context import Service, ServiceDep
+from service.http.answers import json_response
+from service.http.errors import Refused, refuse
+from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
+from service.routes.accept_job import Accepted, accept_jobs, retry_job
+from service.routes.body import Body
+from service.together import Together
+from storage.database.tables import LIVE
+from storage.entities.jobs import job_state, list_jobs
+from storage.reports.candidates import candidate_page, has_problem, rejections
+from storage.reports.job import job_report
+from storage.reports.timeline import timeline
+from storage.transitions.cancel_and_expire import cancel_job
+from workers import wake_ups
+
+T = TypeVar("T")
+POLL_SECONDS = "1"
+SHARED_BYTES = 4096
+"""Of a body that is batched with others, so that none waits long."""
+SUBMIT_PROBLEMS = (
+    "unknown-tunable",
+    "empty-search-space",
+    "search-space-too-large",
+    "duplicate-name",
+    "too-many-jobs",
+    "storage-full",
+)
+RETRY_PROBLEMS = ("too-many-jobs", "storage-full")
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_ID = re.compile(r"[0-9a-f]{32}")
+
+Cursor = Annotated[str | None, Query(max_length=512)]
+
+
+def known_job(job: str, service: ServiceDep) -> str:
+    """The id of a job that exists. Raises Refused (404)."""
+    if is_job_id(job):
+        with service.database.read() as session:
+            if job_state(session, job) is not None:
+                return job
+    raise job_not_found(job)
+
+
+KnownJob = Annotated[str, Depends(known_job)]
+
+
+def is_job_id(job: str) -> bool:
+    """Whether a job could have this id."""
+    return _ID.fullmatch(job) is not None
+
+
+def job_not_found(job: str) -> Refused:
+    return refuse("job-not-found", f"There is no job {job[:64]!r}.", field="job")
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=Job,
+    responses={
+        **problems(*BODY_PROBLEMS, *SUBMIT_PROBLEMS, "database-unavailable"),
+        200: {"model": Job, "description": "All was cached: the job is done"},
+    },
+    openapi_extra=body_of("JobRequest", EXAMPLE),
+)
+@needs("submit")
+async def post_job(request: Request, body: Body, service: ServiceDep) -> Response:
+    """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
+    if len(body) > SHARED_BYTES:
+        return await run_in_threadpool(_accept_alone, service, body)
+    submissions: Together[bytes, Accepted] = request.app.state.submissions
+    return _answer(await submissions.do(body))
+
+
+@router.post(
+    "/{job}/retry",
+    status_code=202,
+    response_model=Job,
+    responses={
+        **problems("job-not-found", "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
+        200: {"model": Job, "description": "All was cached: the job is done"},
+    },
+)
+@needs("submit")
+def post_retry(job: KnownJob, service: ServiceDep) -> Response:
+    """A new job of the problems of an ended one that failed, were cancelled, or lost candidates; those that reached a
+    limit are tried again."""
+    return _answer(retry_job(service, job))
+
+
+def _accept_alone(service: Service, body: bytes) -> Response:
+    (outcome,) = accept_jobs(service, [body])
+    if isinstance(outcome, Exception):
+        raise outcome
+    return _answer(outcome)
+
+
+def _answer(accepted: Accepted) -> Response:
+    headers = {"Location": f"/v1/jobs/{accepted.job.job}"}
+    if accepted.cached:
+        return json_response(accepted.job, headers=headers)
+    return json_response(accepted.job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
+
+
+@router.get("", response_model=JobPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable"))
+def get_jobs(
+    service: ServiceDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Cursor = None,
+    state: JobState | None = None,
+) -> Response:
+    """Jobs, the newest first."""
+    with service.database.read() as session:
+        return json_response(list_jobs(session, limit=limit, cursor=cursor, state=state))
+
+
+@router.get("/{job}", response_model=Job, responses=problems("job-not-found", "database-unavailable"))
+def get_job(job: KnownJob, service: ServiceDep) -> Response:
+    """The job with its problems, stage times and an estimate of the time that is left."""
+    report = _report(service, job)
+    headers = {"Retry-After": POLL_SECONDS} if report.state in LIVE else {}
+    return json_response(report, headers=headers)
+
+
+@router.delete(
+    "/{job}", response_model=Job, responses=problems("job-not-found", "job-finished", "database-unavailable")
+)
+@needs("submit")
+def delete_job(job: KnownJob, service: ServiceDep) -> Response:
+    """Cancel: finished work stays, nothing new is started. Idempotent; an ended job is a 409."""
+    with service.database.write() as session:
+        status = _found(job, cancel_job(session, job))
+    if status.state != "cancelled":
+        detail = f"The job is {status.state} already: there is nothing to cancel."
+        raise refuse("job-finished", detail, field="job", allowed=["queued", "running"])
+    service.announce(lambda redis: wake_ups.publish(redis, job, "state", {"state": "cancelled"}))
+    return json_response(_report(service, job))
+
+
+@router.get(
+    "/{job}/candidates",
+    response_model=CandidatePage,
+    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+)
+def get_candidates(
+    job: KnownJob,
+    service: ServiceDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    cursor: Cursor = None,
+    problem: Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]{1,256}$")] = None,
+    verdict: VerdictName | None = None,
+) -> Response:
+    """Compiled candidates, with figures. `problem` is a problem's name."""
+    with service.database.read() as session:
+        page = candidate_page(session, job, limit=limit, cursor=cursor, problem=problem, verdict=verdict)
+        has_it = problem is None or bool(page and page.candidates) or has_problem(session, job, problem)
+    page = _found(job, page)
+    if not has_it:
+        raise refuse("invalid-value", f"The job has no problem {problem!r}.", field="problem")
+    return json_response(page)
+
+
+@router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))
+def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
+    """How many schedules each rule rejected before any compile, with one example each."""
+    with service.database.read() as session:
+        return json_response(_found(job, rejections(session, job)))
+
+
+@router.get("/{job}/timeline", response_model=Timeline, responses=problems("job-not-found", "database-unavailable"))
+def get_timeline(job: KnownJob, service: ServiceDep) -> Response:
+    """When each group and each problem of the job waited, was compiled, verified, measured, finished."""
+    with service.database.read() as session:
+        return json_response(_found(job, timeline(session, job)))
+
+
+def _found(job: str, answer: T | None) -> T:
+    """What was asked of a job that was there a moment ago. Raises Refused where it is not any more."""
+    if answer is None:
+        raise job_not_found(job)
+    return answer
+
+
+def _report(service: Service, job: str) -> Job:
+    with service.database.read() as session:
+        return _found(job, job_report(session, job, service.settings.toolchain_live_seconds))

@@ -1,0 +1,92 @@
+"""POST /v1/results: what was measured on a machine without a service becomes a job here."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from cukiln.types import Job
+from service.auth import caller_of, needs
+from service.context import ServiceDep
+from service.http.answers import json_response
+from service.http.errors import refuse
+from service.http.strict_json import read_json
+from service.openapi import BODY_PROBLEMS, body_of, problems
+from service.requests.check_results import checked
+from service.requests.models import read_body
+from service.requests.result_models import ResultsRequest
+from service.routes.accept_job import require_room
+from service.routes.body import Body
+from service.routes.jobs import POLL_SECONDS
+from storage.config.gpu_plan_version import gpu_plans
+from storage.database.session import Session
+from storage.entities.jobs import unfinished_jobs
+from storage.reports.job import job_report
+from storage.transfer.imports import Importer, import_results, imported_classes
+from workers import wake_ups
+
+MOST_CLASSES = 64
+"""Device classes that imports name; a lookup without one tries a few of them."""
+
+router = APIRouter(prefix="/v1/results", tags=["jobs"])
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=Job,
+    responses={
+        **problems(
+            *BODY_PROBLEMS,
+            "duplicate-name",
+            "import-withdrawn",
+            "too-many-jobs",
+            "too-many-device-classes",
+            "storage-full",
+            "database-unavailable",
+        ),
+        200: {"model": Job, "description": "These results were imported before"},
+    },
+    openapi_extra=body_of("ResultsRequest"),
+)
+@needs("import")
+def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
+    """Import the results.json of a stand-alone run. 202 once it is durable: winners are then built and published.
+
+    Records name the sender and the machine of each imported kernel. Imports change nothing that
+    this service measured itself, unless the key that sends them may overwrite."""
+    value = read_json(body, service.settings.max_json_depth)
+    _require_no_nul(body)
+    new = checked(read_body(ResultsRequest, value), gpu_plans(), service.database.clock)
+    most = service.settings.max_queued_jobs
+
+    def admit(session: Session) -> None:
+        require_room(unfinished_jobs(session), most)
+        _require_few_classes(imported_classes(session) | {new.device_class})
+
+    sender = caller_of(request)
+    assert sender is not None, "the gate lets no call in without one"
+    imported = import_results(service.database, new, Importer(sender.name, sender.key, sender.overwrites), admit)
+    for target in imported.finish:
+        service.announce(partial(wake_ups.add_tickets, kind="finish", target=target))
+    with service.database.read() as session:
+        report = job_report(session, imported.job_id, service.settings.toolchain_live_seconds)
+    assert report is not None, "a job that was just written is there"
+    headers = {"Location": f"/v1/jobs/{report.job}"}
+    if not imported.new:
+        return json_response(report, headers=headers)
+    return json_response(report, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
+
+
+def _require_few_classes(names: set[str]) -> None:
+    if len(names) > MOST_CLASSES:
+        detail = f"Imports name {MOST_CLASSES} device classes already. Withdraw those that are not needed."
+        raise refuse("too-many-device-classes", detail, field="device.name", allowed={"device_classes": MOST_CLASSES})
+
+
+def _require_no_nul(body: bytes) -> None:
+    """PostgreSQL keeps no text with a NUL in it."""
+    if b"\\u0000" in body:
+        raise refuse("malformed-json", "A string holds a NUL character. Send text.", allowed="text without NUL")

@@ -1,0 +1,1 @@
+"""Blobs by digest, in a folder or an object store."""

@@ -1,0 +1,179 @@
+"""The one interface to the object store: durable puts, reads, deletes, listings by path.
+
+obstore does the work. Its local store neither syncs what it writes nor removes what a crash leaves behind (it stages
+as `name#1` beside the target, then renames), so `LocalObjects` syncs file and folder itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.exceptions import NotFoundError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+FANOUT = [f"{number:02x}" for number in range(256)]
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    path: str
+    size: int
+    modified_at: float
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rsplit("/", 1)[-1]
+
+
+class Objects(Protocol):
+    """Paths are relative, with `/` between parts."""
+
+    def put(self, path: str, data: bytes) -> None:
+        """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
+        ...
+
+    def get(self, path: str) -> bytes | None:
+        """All bytes, or None."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Gone afterwards, whether it was there or not."""
+        ...
+
+    def delete_older(self, path: str, before: float) -> bool:
+        """Delete what was put before that time; returns whether it was. What is put at the same time stays, in a folder
+        at least: a remote store has no such call, and is asked for the age first."""
+        ...
+
+    def move(self, path: str, to: str) -> None:
+        """Durable under the new path; nothing happens where there is nothing."""
+        ...
+
+    def list(self) -> Iterator[StoredObject]:
+        """Everything, also what a crash has left half-written."""
+        ...
+
+    def local_path(self, path: str) -> Path | None:
+        """The file of a path where the store is a folder of this machine."""
+        ...
+
+
+def open_objects(url: str, prefix: str) -> Objects:
+    """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return LocalObjects(Path(unquote(parts.path)), prefix)
+    return RemoteObjects(from_url(url))
+
+
+class RemoteObjects:
+    """A store whose `put` is durable and atomic by contract, as S3's is."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def put(self, path: str, data: bytes) -> None:
+        obstore.put(self._store, path, data)
+
+    def get(self, path: str) -> bytes | None:
+        try:
+            return bytes(obstore.get(self._store, path).bytes())
+        except (NotFoundError, FileNotFoundError):
+            return None
+
+    def delete(self, path: str) -> None:
+        with suppress(NotFoundError, FileNotFoundError):
+            obstore.delete(self._store, path)
+
+    def delete_older(self, path: str, before: float) -> bool:
+        try:
+            if obstore.head(self._store, path)["last_modified"].timestamp() >= before:
+                return False
+        except (NotFoundError, FileNotFoundError):
+            return False
+        self.delete(path)
+        return True
+
+    def move(self, path: str, to: str) -> None:
+        with suppress(NotFoundError, FileNotFoundError):
+            obstore.rename(self._store, path, to)
+
+    def list(self) -> Iterator[StoredObject]:
+        for page in obstore.list(self._store):
+            for entry in page:
+                yield StoredObject(entry["path"], entry["size"], entry["last_modified"].timestamp())
+
+    def local_path(self, path: str) -> Path | None:
+        return None
+
+
+class LocalObjects(RemoteObjects):
+    """A folder. Its sub-folders are made and synced when it is opened, so that a put syncs one file and one folder."""
+
+    def __init__(self, root: Path, prefix: str) -> None:
+        self.root = root
+        for name in FANOUT:
+            (root / prefix / name).mkdir(parents=True, exist_ok=True)
+        for folder in (root / prefix, root, root.parent):
+            sync(folder)
+        super().__init__(LocalStore(root))
+
+    def put(self, path: str, data: bytes) -> None:
+        super().put(path, data)
+        sync(self.root / path)
+        sync((self.root / path).parent)
+
+    def list(self) -> Iterator[StoredObject]:
+        # Not through obstore: its listing hides the staged files of a crash, which are what a sweep is for.
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                file = Path(folder) / name
+                with suppress(FileNotFoundError):  # staged files come and go
+                    status = file.stat()
+                    yield StoredObject(str(file.relative_to(self.root)), status.st_size, status.st_mtime)
+
+    def delete(self, path: str) -> None:
+        # Staged names hold a `#`, which obstore would escape.
+        (self.root / path).unlink(missing_ok=True)
+
+    def delete_older(self, path: str, before: float) -> bool:
+        # Renamed before its age is read: a put between the look and the deletion would be deleted.
+        file, aside = self.root / path, self.root / f"{path}#old"
+        try:
+            file.rename(aside)
+        except FileNotFoundError:
+            return False
+        old = aside.stat().st_mtime < before
+        if not old:
+            with suppress(FileExistsError):
+                os.link(aside, file)
+        aside.unlink()
+        return old
+
+    def move(self, path: str, to: str) -> None:
+        target = self.root / to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            (self.root / path).rename(target)
+        sync(target.parent)
+        sync((self.root / path).parent)
+
+    def local_path(self, path: str) -> Path | None:
+        return self.root / path
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's entries, survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Settings and what they name: folders, locks, logs, operators."""

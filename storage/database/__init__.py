@@ -1,0 +1,1 @@
+"""Tables, sessions, the statements that several modules share, the clock."""

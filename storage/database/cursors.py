@@ -1,0 +1,61 @@
+"""Pages of lists, and their opaque cursors: where the page before ended."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, literal, tuple_
+
+from storage.database.session import Session
+from storage.errors import BadCursor
+
+LARGEST_POSITION = 2**31 - 1
+_ID = re.compile(r"[0-9a-f]{1,64}")
+
+
+def make_cursor(*parts: str | int | float) -> str:
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, types: Sequence[type]) -> list[Any]:
+    """The parts that `make_cursor` was given, if they fit a database's columns. Raises `BadCursor`."""
+    try:
+        parts = json.loads(base64.urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)))
+    except (ValueError, binascii.Error, RecursionError) as error:
+        raise BadCursor(cursor) from error
+    if not isinstance(parts, list) or [type(part) for part in parts] != list(types) or not all(map(_fits, parts)):
+        raise BadCursor(cursor)
+    return parts
+
+
+def read_page(
+    session: Session,
+    query: Any,
+    key: tuple[ColumnElement[Any], ColumnElement[Any]],
+    types: tuple[type, type],
+    limit: int,
+    cursor: str | None,
+    *,
+    descending: bool = False,
+) -> tuple[Sequence[RowMapping], str | None]:
+    """The next rows of a query in the unique order of `key`, and the cursor of the page after. Raises `BadCursor`."""
+    if cursor is not None:
+        after = tuple_(*(literal(part) for part in read_cursor(cursor, types)))
+        query = query.where(tuple_(*key) < after if descending else tuple_(*key) > after)
+    ordered = query.order_by(*(column.desc() if descending else column for column in key))
+    rows = session.execute(ordered.limit(limit + 1)).mappings().all()
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return shown, make_cursor(*(shown[-1][str(column.key)] for column in key)) if more else None
+
+
+def _fits(part: str | int | float) -> bool:
+    if isinstance(part, str):
+        return _ID.fullmatch(part) is not None
+    return math.isfinite(part) if isinstance(part, float) else 0 <= part <= LARGEST_POSITION

@@ -1,0 +1,204 @@
+"""The database: SQLite in WAL mode by default, PostgreSQL where the URL says so.
+
+Writers are serialised on both: SQLite has one writer anyway, and on PostgreSQL every write transaction takes one
+advisory lock first. So a rule such as "the last candidate with a verdict adds the finish task" needs one argument, not
+one per isolation level. The work of this service is compiling; its rows are few.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import logging
+import os
+import sqlite3
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
+
+from storage.config.private_files import close
+from storage.database.clock import Clock
+from storage.database.schema import HEAD, OtherRelease, revision, upgrade
+from storage.errors import DatabaseUnusable, SchemaMissing
+
+__all__ = ["Database", "Session", "clock_of"]
+
+BUSY_SECONDS = 60.0
+"""How long a writer waits for the one before it. Transactions take milliseconds: only a stuck machine needs more."""
+PAUSE_SECONDS = 0.02
+LONG_SECONDS = 0.25
+WRITE_LOCK = 0x63756B696C6E
+MIGRATE_LOCK = WRITE_LOCK + 1
+
+# Lookups send records as they are stored.
+_as_json = functools.partial(json.dumps, separators=(",", ":"))
+
+log = logging.getLogger("cukiln.database")
+
+_abandoned: list[Pool] = []
+
+
+class Database:
+    """Sessions on one database. Safe to keep across `fork`: a child opens its own connections."""
+
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        self.url = make_url(_with_driver(url))
+        self.clock = clock or Clock()
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _sqlite_engine(str(self.url.database)) if self.is_sqlite else _postgres_engine(self.url)
+        self._writer = self.engine.execution_options(cukiln_write=True)
+        self._reader = (
+            self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
+        )
+        _abandon_after_fork(self.engine)
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A write transaction: committed at the end, rolled back by any exception. Keep it short: there is one, and one
+        that holds the lock for `LONG_SECONDS` is logged."""
+        with Session(self._writer, expire_on_commit=False, info={"clock": self.clock}) as session:
+            with session.begin():
+                session.connection()  # waits for the lock
+                since = time.monotonic()
+                yield session
+            if (held := time.monotonic() - since) > LONG_SECONDS:
+                log.info("a write transaction held the lock for %.0f ms", 1e3 * held)
+
+    def pause(self) -> None:
+        """Between two write transactions: SQLite keeps no queue, and a writer that goes on at once holds off others."""
+        time.sleep(PAUSE_SECONDS)
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """One unchanging snapshot; what is written here is thrown away."""
+        with Session(self._reader, expire_on_commit=False, info={"clock": self.clock}) as session:
+            yield session
+
+    def migrate(self) -> None:
+        """Bring the schema up to date, also from several processes at once. Raises DatabaseUnusable."""
+        try:
+            self._migrate()
+        except (SQLAlchemyError, sqlite3.Error, OtherRelease, OSError) as error:
+            raise self._unusable(error) from error
+
+    def _migrate(self) -> None:
+        if self.is_sqlite:
+            path = Path(str(self.url.database))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_name(path.name + ".migrate.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                path.touch(mode=0o600)
+                for ending in ("", "-wal", "-shm", ".migrate.lock"):
+                    close(path.with_name(path.name + ending))
+                # The file keeps the mode. Set under the lock: a change of mode does not wait for others, it fails.
+                with closing(sqlite3.connect(path)) as connection:
+                    connection.execute("PRAGMA journal_mode=WAL")
+                with self.engine.connect() as migrating:
+                    upgrade(migrating)
+        else:
+            with self.engine.connect() as migrating:
+                migrating.execute(text("SELECT pg_advisory_lock(:key)"), {"key": MIGRATE_LOCK})
+                migrating.commit()
+                try:
+                    upgrade(migrating)
+                finally:
+                    migrating.rollback()
+                    migrating.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": MIGRATE_LOCK})
+                    migrating.commit()
+
+    def _unusable(self, error: Exception) -> DatabaseUnusable:
+        """For the operator: where, why, and what to do, without the password."""
+        # A query may name a password too.
+        where = str(self.url.database) if self.is_sqlite else self.url.set(query={}).render_as_string()
+        reason = str(error.orig if isinstance(error, DBAPIError) else error).strip() or type(error).__name__
+        other = "set CUKILN_DATA or DATABASE_URL to another" if self.is_sqlite else "set DATABASE_URL to another"
+        if isinstance(error, OtherRelease):
+            advice = f"another release of cukiln made its schema; run that release, or {other}"
+        elif self.is_sqlite:
+            advice = f"make it a file that can be read and written, restore it from a backup, or {other}"
+        else:
+            advice = "start the server, or correct DATABASE_URL"
+        return DatabaseUnusable(where, reason.splitlines()[0].rstrip(".:"), advice)
+
+    def check(self) -> None:
+        """Answer a query; `SchemaMissing` unless the schema is the one this code was written for."""
+        with self.engine.connect() as connection:
+            present = revision(connection)
+        if present != HEAD:
+            raise SchemaMissing(present, HEAD)
+
+    def dispose(self) -> None:
+        """Close the connections; the next transaction opens new ones."""
+        self.engine.dispose()
+
+
+def clock_of(session: Session) -> Clock:
+    """The clock of the session's database."""
+    clock: Clock = session.info["clock"]
+    return clock
+
+
+def _with_driver(url: str) -> str:
+    for prefix in ("postgresql://", "postgres://"):
+        if url.startswith(prefix):
+            return "postgresql+psycopg://" + url.removeprefix(prefix)
+    return url
+
+
+def _sqlite_engine(path: str) -> Engine:
+    # Not a URL text: a folder's name may hold what a URL reads otherwise.
+    engine = create_engine(
+        URL.create("sqlite", database=path), connect_args={"timeout": BUSY_SECONDS}, json_serializer=_as_json
+    )
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+        # Python's own BEGIN is deferred: a transaction that reads first and then writes would fail with SQLITE_BUSY
+        # at once, whatever the timeout. So Python begins nothing here, and _begin below names the kind.
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA synchronous=FULL")  # in WAL mode NORMAL may lose acknowledged commits at power loss
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("cukiln_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _postgres_engine(url: Any) -> Engine:
+    engine = create_engine(url, pool_pre_ping=True, json_serializer=_as_json)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("cukiln_write", False):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({WRITE_LOCK})")
+
+    return engine
+
+
+def _abandon_after_fork(engine: Engine) -> None:
+    """In a child, forget the parent's connections without closing them.
+
+    Closing would end the session on a socket that the parent still uses (PostgreSQL), and SQLite forbids even `close`
+    on a connection carried over a fork (https://www.sqlite.org/howtocorrupt.html, 2.6).
+    """
+    alive = weakref.ref(engine)
+
+    def abandon() -> None:
+        live = alive()
+        if live is not None:
+            _abandoned.append(live.pool)
+            live.dispose(close=False)
+
+    os.register_at_fork(after_in_child=abandon)

@@ -1,0 +1,68 @@
+"""Statements that several modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import sqlalchemy
+from sqlalchemy import Insert, Table, and_, func, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.sql.elements import ColumnElement
+
+from storage.database.session import Session
+from storage.database.tables import Base
+
+IDS_CHUNK = 10_000
+"""Ids per `IN (…)`, one parameter each: SQLite allows 32,766, PostgreSQL 65,535."""
+
+T = TypeVar("T")
+
+
+def chunks(values: Iterable[T], size: int = IDS_CHUNK) -> Iterator[list[T]]:
+    """Lists of at most `size`."""
+    rest = list(values)
+    for start in range(0, len(rest), size):
+        yield rest[start : start + size]
+
+
+def rows_among(session: Session, query: Any, column: Any, values: Iterable[Any]) -> list[Any]:
+    """The rows of a query whose column has one of these values, however many: a statement for each chunk of them."""
+    return [row for some in chunks(set(values)) for row in session.execute(query.where(column.in_(some)))]
+
+
+def is_postgres(session: Session) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows whose unique keys are not taken yet."""
+    if not rows:
+        return
+    statement: Insert
+    if is_postgres(session):
+        statement = postgresql.insert(core(table)).on_conflict_do_nothing()
+    else:
+        statement = sqlite.insert(core(table)).on_conflict_do_nothing()
+    session.execute(statement, [dict(row) for row in rows])
+
+
+def one_of(key: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]) -> ColumnElement[bool]:
+    """Whether a row's key is one of these. SQLite uses an index for the parts of a tuple alone, not for tuples."""
+    parts = [column.in_({row[place] for row in rows}) for place, column in enumerate(key)]
+    return and_(*parts, tuple_(*key).in_([tuple(row) for row in rows])) if len(key) > 1 else and_(*parts)
+
+
+def core(table: type[Base]) -> Table:
+    """The table itself: its statements skip the ORM's bookkeeping, which thousands of rows would feel."""
+    return cast(Table, table.__table__)
+
+
+def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:
+    """Days since the epoch (UTC) of a column in seconds."""
+    return whole(session, column / 86_400.0)
+
+
+def whole(session: Session, number: ColumnElement[float]) -> ColumnElement[int]:
+    """The integer part; a cast rounds on PostgreSQL and truncates on SQLite."""
+    return sqlalchemy.cast(func.floor(number) if is_postgres(session) else number, sqlalchemy.Integer)

@@ -1,0 +1,89 @@
+"""Candidates with their builds: the input of prediction and of the choice of a winner."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Select, bindparam, select, update
+
+from storage.database.session import Session
+from storage.database.sql import core
+from storage.database.tables import BuildRow, CandidateRow
+from storage.entities.verdicts import Verdict, proofs_of
+
+
+@dataclass(frozen=True)
+class StoredCandidate:
+    """Fields of its build are None while it is not compiled.
+
+    `measurement`: `cukiln.types.Measurement` as JSON, of candidates on a GPU. `library`: blob digest of the group
+    library that holds its kernel. `imported`: the verdict of a build that was made elsewhere. `proof`: the
+    newest verdict, of a GPU, else of the CPU.
+    """
+
+    problem_id: int
+    candidate: str
+    schedule: dict[str, Any]
+    kernel: str
+    build: str
+    verdict: str | None
+    message: str | None
+    predicted_us: float | None
+    prediction: dict[str, Any] | None
+    measured_us: float | None
+    measurement: dict[str, Any] | None
+    slice: str | None
+    toolchain: str | None
+    group_id: str | None
+    code_digest: str | None
+    library: str | None
+    resources: dict[str, Any] | None
+    imported: dict[str, Any] | None
+    proof: Verdict | None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """An estimate in microseconds with what it is made of; never a measurement."""
+
+    problem_id: int
+    candidate: str
+    predicted_us: float
+    prediction: dict[str, Any]
+
+
+def candidates_of_problem(
+    session: Session, problem_id: int, only: Collection[str] | None = None
+) -> list[StoredCandidate]:
+    """The candidates of a job's problem, by candidate id: all, or `only` some few."""
+    query = _select().where(CandidateRow.job_problem_id == problem_id).order_by(CandidateRow.candidate)
+    if only is not None:
+        query = query.where(CandidateRow.candidate.in_(only))
+    rows = session.execute(query).mappings().all()
+    return [StoredCandidate(**row, proof=proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
+
+
+def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
+    """Write the estimates of many candidates."""
+    if not predictions:
+        return
+    table = core(CandidateRow)
+    session.execute(
+        update(table)
+        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
+        .values(predicted_us=bindparam("us"), prediction=bindparam("made_of", type_=table.c.prediction.type)),
+        [
+            {"of_problem": p.problem_id, "of_candidate": p.candidate, "us": p.predicted_us, "made_of": p.prediction}
+            for p in predictions
+        ],
+    )
+
+
+def _select() -> Select[Any]:
+    candidate, build = core(CandidateRow).c, core(BuildRow).c
+    own = (column for column in candidate if column.name != "job_problem_id")
+    built = ("slice", "toolchain", "group_id", "code_digest", "library", "resources", "imported")
+    columns = (candidate.job_problem_id.label("problem_id"), *own, *(build[name] for name in built))
+    return select(*columns).join(BuildRow, build.id == candidate.build, isouter=True)

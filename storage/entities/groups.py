@@ -1,0 +1,52 @@
+"""The rows of groups, and what the kernels in them are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, select
+
+from storage.database.session import Session
+from storage.database.sql import core
+from storage.database.tables import GroupRow, ItemJobRow, ItemRow
+from storage.queue.new_tasks import COMPILE
+
+
+@dataclass(frozen=True)
+class GroupKernel:
+    """`kernel` is the kernel's id, `kernel_json` the kernel itself; `predicted_seconds` of compiling it, or 0."""
+
+    build: str
+    kernel: str
+    slice: str
+    kernel_json: dict[str, Any]
+    predicted_seconds: float = 0.0
+
+
+Group = Row[Any]
+"""Of `storage.database.tables.GroupRow`."""
+
+
+def load_group(session: Session, group_id: str) -> Group | None:
+    return session.execute(select(core(GroupRow)).where(GroupRow.id == group_id)).one_or_none()
+
+
+def kernels_of(group: Group) -> list[GroupKernel]:
+    """In render order."""
+    return [
+        GroupKernel(entry["build"], entry["id"], entry["slice"], entry["kernel"], entry.get("predicted_seconds", 0.0))
+        for entry in group.kernels
+    ]
+
+
+def compiled_for(session: Session, group_id: str) -> dict[str, float]:
+    """The jobs that a group was compiled for, with the seconds that their builds had been pending."""
+    wanting, item = core(ItemJobRow).c, core(ItemRow).c
+    rows = session.execute(
+        select(wanting.job_id, wanting.waited_seconds)
+        .join(core(ItemRow), item.id == wanting.item_id)
+        .where(item.kind == COMPILE, item.ref == group_id)
+        .order_by(wanting.job_id)
+    )
+    return dict(rows.all())

@@ -1,0 +1,70 @@
+"""Jobs: their rows, states and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from sqlalchemy import Row, func, select
+
+from cukiln.types import JobPage, JobState, JobSummary
+from storage.database.cursors import read_page
+from storage.database.session import Session
+from storage.database.sql import core, rows_among
+from storage.database.tables import LIVE, JobProblemRow, JobRow
+
+Priority = Literal["low", "normal", "high"]
+PRIORITIES: dict[Priority, int] = {"low": -10, "normal": 0, "high": 10}
+MAX_PAGE = 1000
+
+
+JobStatus = Row[Any]
+"""Of `storage.database.tables.JobRow`."""
+
+
+def job_state(session: Session, job_id: str) -> JobStatus | None:
+    """The job's own row, without its problems; None if there is no such job."""
+    return session.execute(select(core(JobRow)).where(JobRow.id == job_id)).one_or_none()
+
+
+def job_states(session: Session, job_ids: Sequence[str]) -> dict[str, JobState]:
+    """The state of each of these jobs."""
+    return dict(rows_among(session, select(JobRow.id, JobRow.state), JobRow.id, job_ids))
+
+
+def last_deadline(session: Session, job_ids: Sequence[str]) -> float | None:
+    """When the last of these jobs is out of time; None where one has time without end."""
+    deadlines = session.scalars(select(JobRow.deadline).where(JobRow.id.in_(job_ids))).all()
+    return None if None in deadlines else max((at for at in deadlines if at is not None), default=None)
+
+
+def list_jobs(
+    session: Session, *, limit: int = 50, cursor: str | None = None, state: JobState | None = None
+) -> JobPage:
+    """Jobs, newest first. Raises `BadCursor`."""
+    limit = max(1, min(limit, MAX_PAGE))
+    count = (
+        select(func.count())
+        .select_from(JobProblemRow)
+        .where(JobProblemRow.job_id == JobRow.id)
+        .correlate(JobRow)
+        .scalar_subquery()
+    )
+    job = core(JobRow).c
+    columns = (job.id, job.state, job.cached, job.created_at, job.finished_at)
+    query = select(*columns, count.label("problem_count"))
+    if state is not None:
+        query = query.where(job.state == state)
+    key = (job.created_at, job.id)
+    rows, next_cursor = read_page(session, query, key, (float, str), limit, cursor, descending=True)
+    return JobPage(jobs=[JobSummary(job=row["id"], **row) for row in rows], next_cursor=next_cursor)
+
+
+def unfinished_jobs(session: Session) -> int:
+    """Jobs that are queued or running."""
+    return session.scalar(select(func.count()).select_from(JobRow).where(JobRow.state.in_(LIVE))) or 0
+
+
+def priority_name(priority: int) -> Priority:
+    """The word for a stored priority."""
+    return next((name for name, value in PRIORITIES.items() if value == priority), "normal")

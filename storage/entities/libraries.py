@@ -1,0 +1,78 @@
+"""The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import delete, select
+
+from storage.database.session import Session, clock_of
+from storage.database.sql import core, insert_new
+from storage.database.tables import ItemRow, LibraryBuilderRow, LibraryRow
+from storage.queue.tasks import Claim
+
+
+@dataclass(frozen=True)
+class Library:
+    """`id` stands for slice, toolchain and launch-time values; the others are blob digests."""
+
+    id: str
+    kernel: str
+    toolchain: str
+    code_digest: str
+    resources: dict[str, Any]
+    library: str
+    cubin: str
+    source: str
+    ptx: str | None = None
+    sass: str | None = None
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Those there are."""
+        return (
+            self.library,
+            self.cubin,
+            self.source,
+            *(digest for digest in (self.ptx, self.sass) if digest is not None),
+        )
+
+
+def find_library(session: Session, library_id: str) -> Library | None:
+    row = session.execute(select(core(LibraryRow)).where(LibraryRow.id == library_id)).mappings().one_or_none()
+    return Library(**{name: value for name, value in row.items() if name != "created_at"}) if row else None
+
+
+def forget_library(session: Session, library_id: str) -> None:
+    """For a library whose bytes were lost: the next one of this id is stored instead."""
+    session.execute(delete(LibraryRow).where(LibraryRow.id == library_id))
+
+
+def add_library(session: Session, library: Library) -> None:
+    """Store a library; the first one of an id stays."""
+    insert_new(session, LibraryRow, [{**asdict(library), "created_at": clock_of(session).now()}])
+
+
+def library_builder(session: Session, library_id: str) -> str | None:
+    """The token of the attempt that builds this library; one that died ends with its lease."""
+    row, item = core(LibraryBuilderRow), core(ItemRow)
+    lives = (item.c.id == row.c.item_id) & (item.c.token == row.c.token) & (item.c.state == "claimed")
+    return session.scalars(select(row.c.token).join(item, lives).where(row.c.library == library_id)).one_or_none()
+
+
+def start_library(session: Session, library_id: str, claim: Claim) -> bool:
+    """Whether the attempt may build this library now: no other live attempt does."""
+    builder = library_builder(session, library_id)
+    if builder is not None:
+        return builder == claim.token
+    row = core(LibraryBuilderRow)
+    session.execute(delete(row).where(row.c.library == library_id))
+    insert_new(session, LibraryBuilderRow, [{"library": library_id, "item_id": claim.item_id, "token": claim.token}])
+    return True
+
+
+def end_library(session: Session, library_id: str, claim: Claim) -> None:
+    """The attempt is done with it, whether there is a library now or not."""
+    row = core(LibraryBuilderRow)
+    session.execute(delete(row).where(row.c.library == library_id, row.c.token == claim.token))

@@ -1,0 +1,93 @@
+"""Stage seconds of problems, and in the same place the seconds of the phases within them.
+
+A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems that use it,
+of the jobs that the group was compiled for. So the problems of all jobs sum to what the groups took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from sqlalchemy import ColumnElement, bindparam, select, true, update
+
+from cukiln.types import PhaseName, StageSeconds
+from storage.database.session import Session
+from storage.database.sql import chunks, core, rows_among
+from storage.database.tables import CandidateRow, JobProblemRow
+
+OTHER_PHASE = "nvcc"
+"""What a step counts as that has no name of its own."""
+PROBLEMS_AT_ONCE = 500
+"""That get their seconds in one transaction."""
+
+Spent = Mapping[int, Mapping[str, StageSeconds]]
+"""By problem, then by stage or phase."""
+
+
+def add_seconds(session: Session, spent: Spent) -> None:
+    """Add to what the problems have spent."""
+    problems = core(JobProblemRow)
+    for ids in chunks(spent):
+        rows = session.execute(select(problems.c.id, problems.c.seconds).where(problems.c.id.in_(ids))).all()
+        changed = []
+        for problem_id, seconds in rows:
+            after = dict(seconds)
+            for stage, more in spent[problem_id].items():
+                after[stage] = (StageSeconds(**seconds.get(stage, {})) + more).model_dump()
+            changed.append({"of_problem": problem_id, "spent": after})
+        if changed:
+            statement = update(problems).where(problems.c.id == bindparam("of_problem"))
+            session.execute(statement.values(seconds=bindparam("spent", type_=problems.c.seconds.type)), changed)
+
+
+def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:
+    """The wall seconds of a group's phases, by name; their CPU seconds are not measured."""
+    sums: dict[str, float] = {}
+    for phase in phases:
+        name = phase["name"] if phase["name"] in get_args(PhaseName) else OTHER_PHASE
+        sums[name] = sums.get(name, 0.0) + phase["seconds"]
+    return {name: StageSeconds(wall=seconds) for name, seconds in sums.items()}
+
+
+def shares(
+    session: Session,
+    job_ids: Collection[str],
+    builds: Sequence[str],
+    stages: Mapping[str, StageSeconds],
+    problems: ColumnElement[bool] | None = None,
+    *,
+    waited: Mapping[str, float] | None = None,
+) -> Spent:
+    """A group's seconds per stage or phase, shared among the problems of these jobs that use its builds (only
+    `problems`, if given: a condition on their rows), and what each job `waited` for a worker among its own."""
+    users: dict[str, set[int]] = {}
+    of_job: dict[str, dict[str, set[int]]] = {}
+    used = (
+        select(CandidateRow.build, CandidateRow.job_problem_id, JobProblemRow.job_id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(JobProblemRow.job_id.in_(job_ids), true() if problems is None else problems)
+    )
+    for build, problem_id, job_id in rows_among(session, used, CandidateRow.build, builds):
+        users.setdefault(build, set()).add(problem_id)
+        of_job.setdefault(job_id, {}).setdefault(build, set()).add(problem_id)
+    spent = {
+        problem: {
+            stage: StageSeconds(wall=seconds.wall * part, cpu=seconds.cpu * part) for stage, seconds in stages.items()
+        }
+        for problem, part in _parts(users.values())
+    }
+    for job_id, seconds in (waited or {}).items():
+        for problem, part in _parts(of_job.get(job_id, {}).values()):
+            spent[problem]["queue"] = StageSeconds(wall=seconds * part)
+    return spent
+
+
+def _parts(users: Iterable[set[int]]) -> list[tuple[int, float]]:
+    """Each problem's part of the whole; the parts sum to 1."""
+    kernels = list(users)
+    parts: dict[int, float] = {}
+    for problems in kernels:
+        for problem in problems:
+            parts[problem] = parts.get(problem, 0.0) + 1.0 / len(kernels) / len(problems)
+    return list(parts.items())

@@ -1,0 +1,63 @@
+"""Toolchains that made builds here; a recent heartbeat means that a worker with it is running."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Row, select, update
+
+from storage.database.session import Session, clock_of
+from storage.database.sql import core, insert_new
+from storage.database.tables import PENDING_OR_GIVEN_UP, BuildRow, ToolchainRow
+
+LiveToolchain = Row[Any]
+"""Of `storage.database.tables.ToolchainRow`."""
+
+
+def register_toolchain(session: Session, digest: str, description: dict[str, Any], targets: Sequence[str]) -> None:
+    """The heartbeat of a worker with this toolchain."""
+    values = {"description": description, "targets": list(targets), "seen_at": clock_of(session).now()}
+    insert_new(session, ToolchainRow, [{"digest": digest, **values}])
+    session.execute(update(ToolchainRow).where(ToolchainRow.digest == digest).values(**values))
+
+
+def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolchain]:
+    """Toolchains with a heartbeat within the last seconds, the latest first."""
+    now = clock_of(session).now()
+    # A heartbeat from the future is from before the clock was set back: a live worker sends another.
+    live = select(core(ToolchainRow)).where(ToolchainRow.seen_at.between(now - within_seconds, now + within_seconds))
+    return list(session.execute(live.order_by(ToolchainRow.seen_at.desc(), ToolchainRow.digest)))
+
+
+def gone_toolchains(session: Session, live: Collection[LiveToolchain]) -> list[tuple[str, str]]:
+    """Targets and toolchains of pending builds that no live worker can compile, though one compiles for their target:
+    it has another compiler."""
+    digests, targets = {row.digest for row in live}, {target for row in live for target in row.targets}
+    build = core(BuildRow).c
+    pending = select(build.target, build.toolchain).where(PENDING_OR_GIVEN_UP, build.state == "pending").distinct()
+    places = session.execute(pending)
+    return [(target, toolchain) for target, toolchain in places if toolchain not in digests and target in targets]
+
+
+class ToolchainWatch:
+    """Finds toolchains without a heartbeat, by this process's monotonic time. Time without a look does not count: while
+    the database was away, no worker could send one. To be called again and again, by one process."""
+
+    def __init__(self, live_seconds: float) -> None:
+        """`live_seconds`: a toolchain that is silent for longer is gone."""
+        self._live_seconds = live_seconds
+        self._most_between_looks = live_seconds / 10
+        self._watched, self._looked_at = 0.0, 0.0
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def live(self, session: Session) -> list[LiveToolchain]:
+        """The toolchains that are not gone."""
+        now = clock_of(session).monotonic()
+        self._watched += min(now - self._looked_at, self._most_between_looks)
+        self._looked_at = now
+        rows = session.execute(select(core(ToolchainRow)).order_by(ToolchainRow.digest)).all()
+        for row in rows:
+            if self._seen.get(row.digest, (None,))[0] != row.seen_at:
+                self._seen[row.digest] = (row.seen_at, self._watched)
+        return [row for row in rows if self._watched - self._seen[row.digest][1] <= self._live_seconds]

@@ -1,0 +1,192 @@
+"""Winner records: read by key, published with the token of the attempt as the next revision.
+
+Of a record whose last kernel was withdrawn the row stays, with an empty `record`: revisions only ever grow, so a cache
+never takes a later record for the one in memory. `winner_uses` holds, with each change of a record, the digests of the
+files and of the code in its front.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, delete, func, insert, select, update
+from sqlalchemy.dialects.postgresql import JSONB
+
+from codegen.identity import problem_digest
+from cukiln.types import WinnerRecord
+from storage.database.device_classes import is_predicted
+from storage.database.session import Session, clock_of
+from storage.database.sql import core, insert_new, is_postgres, rows_among
+from storage.database.tables import WinnerRow, WinnerUseRow
+
+UNSETTLED = {"revision", "updated_at"}
+"""Fields of a record that publishing sets: records that differ only here say the same."""
+RUN = ("so_sha256", "cubin_sha256")
+"""The files of an entry without which its kernel cannot be run; the others describe it."""
+FILES = (*RUN, "source_sha256", "ptx_sha256", "sass_sha256")
+
+
+Stamp = tuple[int, str]
+"""Revision and attempt: what differs between any two states of a record, also where a backup was restored."""
+
+
+@dataclass(frozen=True)
+class StoredWinner:
+    """A record as its row holds it: `json` is a `cukiln.types.WinnerRecord`. `stamp`: revision and attempt."""
+
+    stamp: Stamp
+    json: bytes
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A problem (by digest) on a target, to be found on the first device class that was measured after `after` ('':
+    from the beginning) in the order of their names."""
+
+    problem: str
+    target: str
+    after: str = ""
+
+
+def get_winners(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord]:
+    """The records there are, by key."""
+    rows = rows_among(session, select(WinnerRow.key, WinnerRow.record), WinnerRow.key, keys)
+    return {key: WinnerRecord.model_validate(record) for key, record in rows if record}
+
+
+def stored_winners(session: Session, keys: Iterable[str]) -> dict[str, StoredWinner]:
+    """The records there are, by key, not parsed: a lookup sends most of them as they are."""
+    rows = session.execute(_of_keys(is_postgres(session), with_record=True), {"keys": json.dumps(list(keys))}).all()
+    return {
+        key: StoredWinner((revision, attempt), text.encode()) for key, revision, attempt, text in rows if text != "{}"
+    }
+
+
+def winner_stamps(session: Session, keys: Iterable[str]) -> dict[str, Stamp]:
+    """By key, for what keeps records in memory; also of a record that was withdrawn."""
+    rows = session.execute(_of_keys(is_postgres(session), with_record=False), {"keys": json.dumps(list(keys))}).all()
+    return {key: (revision, attempt) for key, revision, attempt in rows}
+
+
+@cache
+def _of_keys(on_postgres: bool, *, with_record: bool) -> Select[Any]:
+    """One parameter: to spell out a list of them costs SQLAlchemy more than the database's whole answer."""
+    given, row = bindparam("keys", type_=Text), core(WinnerRow).c
+    each = func.jsonb_array_elements_text(cast(given, JSONB)) if on_postgres else func.json_each(given)
+    columns = [row.key, row.revision, row.attempt, *([cast(row.record, Text)] if with_record else [])]
+    return select(*columns).where(row.key.in_(select(each.table_valued("value").c.value)))
+
+
+def measured_elsewhere(session: Session, asked: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
+    """Device class and key of what each of `asked` finds, by its place in them.
+
+    Two steps into an index for each, however many classes have records."""
+    if not asked:
+        return {}
+    text = json.dumps([[place.problem, place.target, place.after] for place in asked])
+    rows = session.execute(_elsewhere(is_postgres(session)), {"asked": text}).all()
+    return {place: (device_class, key) for place, device_class, key in rows}
+
+
+@cache
+def _elsewhere(on_postgres: bool) -> Select[int, str, str]:
+    """One parameter, so that the text is the same however many are asked for."""
+    given = bindparam("asked", type_=Text)
+    parts: list[ColumnElement[str]]
+    if on_postgres:
+        elements = func.jsonb_array_elements(cast(given, JSONB))
+        each = elements.table_valued("value", with_ordinality="key").render_derived()
+        place = each.c.key - 1
+        parts = [each.c.value.op("->>")(part) for part in range(3)]
+    else:
+        each = func.json_each(given).table_valued("key", "value")
+        place = each.c.key
+        parts = [func.json_extract(each.c.value, f"$[{part}]") for part in range(3)]  # `->>` came with SQLite 3.38
+    problem, target, after = parts
+    first, winner = core(WinnerRow).alias("first").c, core(WinnerRow).c
+    next_class = (
+        select(func.min(first.device_class))
+        .where(first.measured_problem == problem, first.target == target, first.device_class > after)
+        .scalar_subquery()
+    )
+    here = (winner.measured_problem == problem) & (winner.target == target) & (winner.device_class == next_class)
+    return select(place, winner.device_class, winner.key).select_from(each.join(core(WinnerRow), here))
+
+
+def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> None:
+    """Make `record` the next revision, in the write transaction in which it was made of the one before; its revision
+    and time are set here. Publishing twice with one `attempt`, or what the record says already, changes nothing."""
+    now = clock_of(session).now()
+    row = session.execute(
+        select(WinnerRow.revision, WinnerRow.attempt, WinnerRow.record).where(WinnerRow.key == record.key)
+    ).one_or_none()
+    if row is not None and (row.attempt == attempt or _says(row.record) == _says(_as_json(record))):
+        return
+    revision = 1 if row is None else row.revision + 1
+    revised = _as_json(record.model_copy(update={"revision": revision, "updated_at": now}))
+    values = {
+        "revision": revision,
+        "operator": record.operator,
+        "target": record.target,
+        "device_class": record.device_class,
+        "problem": record.problem,
+        "measured_problem": None if is_predicted(record.device_class) else problem_digest(record.problem),
+        "record": revised,
+        "searches": record.searches,
+        "attempt": attempt,
+        "updated_at": now,
+    }
+    if row is None:
+        session.execute(insert(core(WinnerRow)).values(key=record.key, **values))
+    else:
+        session.execute(update(core(WinnerRow)).where(core(WinnerRow).c.key == record.key).values(**values))
+    write_uses(session, record.key, [revised])
+
+
+def withdraw_winner(session: Session, key: str, attempt: str) -> None:
+    """Let the record, if there is one, answer nothing any more."""
+    now, table = clock_of(session).now(), core(WinnerRow)
+    row = session.execute(select(WinnerRow.revision, WinnerRow.record).where(WinnerRow.key == key)).one_or_none()
+    if row is None or not row.record:
+        return
+    empty: dict[str, Any] = {"record": {}, "searches": [], "measured_problem": None}
+    values = {**empty, "revision": row.revision + 1, "attempt": attempt, "updated_at": now}
+    session.execute(update(table).where(table.c.key == key).values(values))
+    write_uses(session, key, [])
+
+
+def used_by(session: Session, digests: Iterable[str]) -> dict[str, list[str]]:
+    """Keys of the records of which a part names these blobs or codes, by digest."""
+    keys: dict[str, list[str]] = {}
+    uses = select(WinnerUseRow.digest, WinnerUseRow.key).order_by(WinnerUseRow.key)
+    for digest, key in rows_among(session, uses, WinnerUseRow.digest, digests):
+        keys.setdefault(digest, []).append(key)
+    return keys
+
+
+def write_uses(session: Session, key: str, records: Iterable[Mapping[str, Any]]) -> None:
+    """What these records as JSON name: the one that answers, and its parts."""
+    table = core(WinnerUseRow)
+    digests = {digest for record in records for digest in uses_of(record)}
+    session.execute(delete(table).where(table.c.key == key))
+    insert_new(session, WinnerUseRow, [{"digest": digest, "key": key} for digest in sorted(digests)])
+
+
+def uses_of(record: Mapping[str, Any]) -> set[str]:
+    """Digests of the files and of the code in the front of a record as JSON."""
+    entries = record.get("front", [])
+    return {entry[name] for entry in entries for name in (*FILES, "code_digest") if entry.get(name)}
+
+
+def _as_json(record: WinnerRecord) -> dict[str, Any]:
+    """By way of the text: a number that JSON cannot hold becomes null, and rows are sent as they are."""
+    fields: dict[str, Any] = json.loads(record.model_dump_json())
+    return fields
+
+
+def _says(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in UNSETTLED}

@@ -1,0 +1,1 @@
+"""What is old is removed, what is damaged mended, all of it backed up."""

@@ -1,0 +1,106 @@
+"""Blobs that are damaged or gone: found by reading all, and removed, so that the next job builds them.
+
+Damaged bytes are moved aside, the row goes, and with it whatever answered with it: kernels in winner records, libraries
+of winners and of groups, the files of a group's report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, or_, select, update
+
+from storage.blobs.blob_store import Blob, BlobStore
+from storage.database.session import Database, Session
+from storage.database.sql import core
+from storage.database.tables import BlobRow, BuildRow, GroupRow, LibraryRow
+from storage.entities.record_parts import withdraw_files
+from storage.entities.winners import used_by
+from storage.errors import BlobCorrupt, BlobMissing
+from storage.maintenance.retention import FILES_OF_GROUPS, FILES_OF_LIBRARIES
+from storage.transitions.measure import forget_group_library
+
+MOST_NAMED = 20
+"""Builds, and groups, that are listed as users of one blob."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A blob that cannot be served, why, and what needs it: keys of winner records, ids of builds and of groups."""
+
+    blob: Blob
+    why: str
+    winners: tuple[str, ...] = ()
+    builds: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`damage`: None where the bytes have their digest."""
+
+    blob: Blob
+    damage: Damage | None
+
+
+def check_blobs(database: Database, blobs: BlobStore) -> Iterator[Checked]:
+    """Read every blob. One that is removed meanwhile is left out."""
+    for blob in blobs.all():
+        why = why_damaged(blobs, blob.digest)
+        if why is None:
+            yield Checked(blob, None)
+        elif blobs.head(blob.digest) is not None:
+            yield Checked(blob, _needed_by(database, blob, why))
+
+
+def why_damaged(blobs: BlobStore, digest: str) -> str | None:
+    """None where the bytes are there and have their digest. Raises what the store raises where it is away."""
+    try:
+        blobs.get(digest)
+    except BlobMissing:
+        return "its bytes are gone"
+    except BlobCorrupt as error:
+        return f"its bytes have the digest {error.found}"
+    return None
+
+
+def _needed_by(database: Database, blob: Blob, why: str) -> Damage:
+    build, group = core(BuildRow), core(GroupRow)
+    named = or_(*(group.c[name] == blob.digest for name in FILES_OF_GROUPS))
+    with database.read() as session:
+        return Damage(
+            blob,
+            why,
+            winners=tuple(used_by(session, [blob.digest]).get(blob.digest, ())),
+            builds=_ids(session, select(build.c.id).where(build.c.library == blob.digest)),
+            groups=_ids(session, select(group.c.id).where(named)),
+        )
+
+
+def _ids(session: Session, query: Any) -> tuple[str, ...]:
+    return tuple(session.scalars(query.limit(MOST_NAMED)))
+
+
+def repair(database: Database, blobs: BlobStore, digest: str) -> list[str] | None:
+    """Remove a blob that cannot be served; its bytes are read once more. Returns the keys of the winner
+    records that named it, None where nothing is wrong with it. Doing it twice changes nothing."""
+    if blobs.head(digest) is None or why_damaged(blobs, digest) is None:
+        return None
+    if not blobs.set_aside(digest):
+        return None
+    with database.write() as session:
+        session.execute(delete(core(BlobRow)).where(core(BlobRow).c.digest == digest))
+        keys = withdraw_files(session, [digest])
+        library, group = core(LibraryRow), core(GroupRow)
+        holds = or_(*(library.c[name] == digest for name in FILES_OF_LIBRARIES))
+        session.execute(delete(library).where(holds))
+        for name in FILES_OF_GROUPS:
+            session.execute(update(group).where(group.c[name] == digest).values({name: None}))
+    more = True
+    while more:
+        database.pause()
+        with database.write() as session:
+            _, more = forget_group_library(session, digest)
+    return keys

@@ -1,0 +1,1 @@
+"""Tasks, leases, attempts, losses, turns: nothing of what tasks mean."""

@@ -1,0 +1,53 @@
+"""Work that ended with its worker, or because the machine failed.
+
+That says nothing about the work, so it is counted apart from failures, and no verdict is stored: it is tried again
+after growing pauses, and after some losses alone, which needs the least memory. What is lost alone again and again is
+skipped. While other work is lost too, the machine is the likelier cause, and a loss counts for little."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, or_, select
+
+from storage.database.session import Session, clock_of
+from storage.database.tables import ItemRow
+
+TOGETHER = 2
+"""Losses after which it is tried alone: a build in a file of its own, of a task its first part."""
+ALONE = 3
+MOST = TOGETHER + ALONE
+"""Losses after which it is skipped."""
+RECENT_SECONDS = 600.0
+OTHERS = 3
+"""Losses of other work in that time that make the machine the likelier cause."""
+GENERAL_SHARE = 0.2
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+LOST = "lost "
+"""How the message of what was lost too often begins."""
+
+
+def why_skipped(reason: str) -> str:
+    return f"{LOST}{MOST} times, the last {ALONE} of them alone, so nothing is known of it ({reason}): submit it again"
+
+
+def pause_after(losses: float) -> float:
+    """Seconds before it is tried again."""
+    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * math.pow(2.0, max(0.0, losses - 1)))
+
+
+def is_over(not_before: Any, now: float) -> ColumnElement[bool]:
+    """Whether the pause is, by the column of its end. One that is longer than any began before the clock was set."""
+    return or_(not_before.is_(None), not_before <= now, not_before > now + 2 * LONGEST_PAUSE_SECONDS)
+
+
+def weight(session: Session, own: float, item_id: int | None = None) -> float:
+    """What one more loss counts, of a build, or of the task `item_id`, that had `own` losses."""
+    since = clock_of(session).now() - RECENT_SECONDS
+    files = select(func.count()).where(ItemRow.state == "lost", ItemRow.finished_at > since)
+    items = select(func.count()).where(ItemRow.not_before > since, ItemRow.id != (item_id or 0))
+    others = (session.scalar(files) or 0) + (session.scalar(items) or 0)
+    if item_id is None:
+        others -= 1 + math.ceil(own)  # its own files, the last among them
+    return GENERAL_SHARE if others >= OTHERS else 1.0

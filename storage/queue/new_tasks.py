@@ -1,0 +1,141 @@
+"""New tasks: found by kind and ref, so that adding one twice adds one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, select, true, update
+
+from storage.database.session import Session, clock_of
+from storage.database.sql import chunks, core, insert_new, rows_among
+from storage.database.tables import ItemJobRow, ItemRow, JobRow
+from storage.queue.attempts import waits_again
+
+PLAN: Final = "plan"
+COMPILE: Final = "compile"
+VERIFY: Final = "verify"
+MEASURE: Final = "measure"
+COMPARE: Final = "compare"
+FINISH: Final = "finish"
+UNENDED = ("waiting", "claimed")
+
+Place = tuple[str, str]
+"""Kind and ref."""
+
+
+@dataclass(frozen=True)
+class NewItem:
+    """`ref` says what to work on, `jobs` for which; of a job's tasks of one kind the longest predicted goes first."""
+
+    kind: str
+    ref: str
+    target: str | None = None
+    jobs: tuple[str, ...] = ()
+    predicted_seconds: float = 0.0
+
+
+def add_items(session: Session, items: Iterable[NewItem]) -> int:
+    """Add what is not there yet (found by kind and ref, whatever its state); returns how many were new."""
+    wanted = {(item.kind, item.ref): item for item in items}
+    present = _present(session, wanted)
+    new = {place: item for place, item in wanted.items() if place not in present}
+    rows = [{"kind": item.kind, "ref": item.ref, "state": "waiting", **_anew(session, item)} for item in new.values()]
+    insert_new(session, ItemRow, rows)
+    added = _present(session, new)
+    _insert_jobs(session, [(added[place][0], job) for place, item in new.items() for job in item.jobs])
+    return len(rows)
+
+
+def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
+    """Add what is not there yet, let what has ended wait anew, and add their jobs to what has not ended.
+
+    Returns the tasks that wait now and did not before. Their kinds are those that may have more to do later.
+    """
+    wanted = {(item.kind, item.ref): item for item in items}
+    present = _present(session, wanted)
+    for place, (item_id, state) in present.items():
+        if state not in UNENDED:
+            item, row = wanted[place], core(ItemRow)
+            anew = {**waits_again(session, item_id, state), **_anew(session, item)}
+            session.execute(update(row).where(row.c.id == item_id).values(**anew))
+            session.execute(update(core(ItemJobRow)).where(_have_had(item_id, state)).values(wanted=False))
+    add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
+    add_items(session, (item for place, item in wanted.items() if place not in present))
+    return [item for place, item in wanted.items() if place not in present or present[place][1] not in UNENDED]
+
+
+def _have_had(item_id: int, state: str) -> ColumnElement[bool]:
+    """The jobs that needed a task until it ended so. Of a failed one, jobs that have not ended need it still."""
+    wanting, job = core(ItemJobRow).c, core(JobRow).c
+    ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
+    return (wanting.item_id == item_id) & (ended if state == "failed" else true())
+
+
+def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
+    """Add jobs that need tasks, as pairs of task id and job id."""
+    row, pairs = core(ItemJobRow), list(pairs)
+    _insert_jobs(session, pairs)
+    by_job: dict[str, list[int]] = {}
+    for item_id, job in pairs:
+        by_job.setdefault(job, []).append(item_id)
+    for job, item_ids in by_job.items():
+        for ids in chunks(item_ids):
+            again = row.c.item_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
+            session.execute(update(row).where(again).values(wanted=True))
+
+
+def _insert_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
+    for some in chunks(pairs, 500):
+        insert_new(session, ItemJobRow, [{"item_id": item, "job_id": job, "wanted": True} for item, job in some])
+
+
+def jobs_of(session: Session, item_id: int) -> tuple[str, ...]:
+    """The jobs that need the task."""
+    row = core(ItemJobRow).c
+    wanting = select(row.job_id).where(row.item_id == item_id, row.wanted).order_by(row.job_id)
+    return tuple(session.scalars(wanting))
+
+
+def _present(session: Session, wanted: Mapping[Place, NewItem]) -> dict[Place, tuple[int, str]]:
+    """Id and state of those that are there."""
+    item = core(ItemRow).c
+    kinds = {kind for kind, _ in wanted}
+    of_kinds = select(item.kind, item.ref, item.id, item.state).where(item.kind.in_(kinds))
+    rows = rows_among(session, of_kinds, item.ref, [ref for _, ref in wanted])
+    return {(kind, ref): (id, state) for kind, ref, id, state in rows if (kind, ref) in wanted}
+
+
+def _anew(session: Session, item: NewItem) -> dict[str, Any]:
+    """The values of a task that nothing was tried of: without its token, an attempt at it has lost its lease."""
+    return {
+        "error": None,
+        "attempt": 0,
+        "target": item.target,
+        "predicted_seconds": item.predicted_seconds,
+        "created_at": clock_of(session).now(),
+    }
+
+
+def plan_ref(job_id: str, first: int, last: int) -> str:
+    """The `ref` of a plan task: a job's problems at positions first to last, both included."""
+    return f"{job_id}:{first}-{last}"
+
+
+def parse_plan_ref(ref: str) -> tuple[str, int, int]:
+    """Job id, first and last position of a plan task's `ref`."""
+    job_id, positions = ref.split(":")
+    first, last = positions.split("-")
+    return job_id, int(first), int(last)
+
+
+def measure_ref(group_id: str, device_class: str) -> str:
+    """The `ref` of a measure task. A hash stands for the class: a product's name may be longer than a `ref`."""
+    return f"{group_id}:{hashlib.sha256(device_class.encode()).hexdigest()[:16]}"
+
+
+def group_of_ref(ref: str) -> str:
+    """The group of a verify or measure task's `ref`."""
+    return ref.partition(":")[0]

@@ -1,0 +1,182 @@
+"""Tasks: waiting, leased by one attempt at a time, ended.
+
+A lease has a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostClaim` inside the
+caller's transaction). So a worker that comes back after its lease writes nothing, and a step that ran twice counts
+once. `LeaseWatch` finds leases that are over without the clocks of the machines.
+
+A compile task is made when it is leased, of builds that are pending (`storage.transitions.lease_builds`), and is tried
+once: where the attempt fails, its builds are pending again, for the next worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import ColumnElement, case, exists, or_, select, update
+
+from storage.database.session import Session, clock_of
+from storage.database.sql import core
+from storage.database.tables import ItemJobRow, ItemRow, JobRow
+from storage.errors import LostClaim
+from storage.queue import losses
+from storage.queue.new_tasks import COMPILE, FINISH, MEASURE, VERIFY
+from storage.queue.turns import in_turn, oldest_first, turn, turn_of
+
+SHARED_GRACE_SECONDS = 2.5
+"""Past its jobs' deadlines, for work on a group: its results by then may still be recorded."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The lease of one attempt at a task until `lease_expires_at`. `jobs`: those that needed it then."""
+
+    item_id: int
+    kind: str
+    ref: str
+    target: str | None
+    jobs: tuple[str, ...]
+    attempt: int
+    token: str
+    worker: str
+    lease_expires_at: float
+    claimed_at: float
+    waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
+    losses: float = 0.0  # storage.queue.losses
+
+    @property
+    def is_alone(self) -> bool:
+        """After losses one part of the work is done, and the rest waits again."""
+        return self.losses >= losses.TOGETHER
+
+    @property
+    def is_lost(self) -> bool:
+        """That part was lost too often: it is skipped."""
+        return self.losses >= losses.MOST
+
+    @property
+    def job_id(self) -> str:
+        """Of work that is one job's alone: all but compiling, verifying and measuring."""
+        (job,) = self.jobs
+        return job
+
+
+class Renewal(Enum):
+    """The state of a lease. Only under HELD may the worker continue."""
+
+    HELD = "held"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    DEADLINE = "deadline"
+
+
+def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
+    """Prolong the lease from now; anything but HELD: the worker stops, and ends what it started. On a group DEADLINE
+    comes `SHARED_GRACE_SECONDS` late, and for all tasks only where every job that needs it has spent its budget."""
+    now = clock_of(session).now()
+    row = session.execute(
+        select(ItemRow.state, ItemRow.token, ItemRow.kind).where(ItemRow.id == claim.item_id)
+    ).one_or_none()
+    if row is None or row.token != claim.token:
+        return Renewal.LOST
+    if row.state != "claimed":
+        return Renewal.CANCELLED if row.state == "cancelled" else Renewal.LOST
+    grace = SHARED_GRACE_SECONDS if row.kind in (COMPILE, VERIFY, MEASURE) else 0.0
+    wanting = exists().where(
+        ItemJobRow.item_id == claim.item_id,
+        ItemJobRow.wanted,
+        JobRow.id == ItemJobRow.job_id,
+        or_(JobRow.deadline.is_(None), JobRow.deadline + grace > now),
+    )
+    if row.kind != FINISH and not session.scalar(select(wanting)):
+        return Renewal.DEADLINE
+    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(lease_expires_at=now + lease_seconds))
+    return Renewal.HELD
+
+
+def yields(session: Session, claim: Claim, kinds: Sequence[str]) -> bool:
+    """Whether work of `kinds` waits for a job whose turn is before that of the lease's."""
+    best = best_waiting(session, kinds, None, clock_of(session).now())
+    query = select(*turn(session)).where(JobRow.id.in_(claim.jobs)).order_by(*in_turn(session))
+    own = session.execute(query.limit(1)).one()
+    return best is not None and turn_of(best) < turn_of(own)
+
+
+def hold(session: Session, claim: Claim) -> None:
+    """Raise `LostClaim` unless the lease holds, which fences what this transaction writes."""
+    if session.scalar(select(ItemRow.id).where(_is_held(claim))) is None:
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+
+
+def complete(session: Session, claim: Claim) -> None:
+    """End the task as done. Raises `LostClaim`, which rolls the caller's transaction back."""
+    now = clock_of(session).now()
+    end_task(session, claim, {"state": "done", "finished_at": now, "lease_expires_at": None})
+
+
+def go_on_alone(session: Session, claim: Claim) -> None:
+    """Of a lost task that has done a part alone, or skipped it: the rest is done alone, too."""
+    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(losses=losses.TOGETHER))
+
+
+def best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> Any:
+    """The best waiting task, with the turn of the job that it is for; None where none waits."""
+    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, ItemRow.kind == FINISH)
+    query = (
+        select(*turn(session), ItemRow.id, ItemRow.kind, ItemRow.predicted_seconds)
+        .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
+        .join(JobRow, JobRow.id == ItemJobRow.job_id)
+        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time)
+        .where(losses.is_over(ItemRow.not_before, now))
+        .order_by(
+            *in_turn(session),
+            case({kind: place for place, kind in enumerate(kinds)}, value=ItemRow.kind),
+            *oldest_first(),
+            ItemRow.predicted_seconds.desc(),
+            ItemRow.id,
+        )
+        .limit(1)
+    )
+    if targets is not None:
+        query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
+    return session.execute(query).one_or_none()
+
+
+def end_task(session: Session, claim: Claim, values: Mapping[str, object]) -> None:
+    held = session.execute(update(ItemRow).where(_is_held(claim)).values(**values).returning(ItemRow.id)).one_or_none()
+    if held is None:
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+
+
+def _is_held(claim: Claim) -> ColumnElement[bool]:
+    return (ItemRow.id == claim.item_id) & (ItemRow.token == claim.token) & (ItemRow.state == "claimed")
+
+
+class LeaseWatch:
+    """Finds leases that are no longer renewed, without comparing the clocks of two machines, or a clock with itself.
+
+    Each renewal changes a lease's row. What has not changed for as long as a lease lasts, by this process's monotonic
+    time, belongs to a worker that is gone: a clock that is set back by an hour does not keep its lease for an hour, and
+    one that is set forward takes nothing from a live worker. A new watch gives each lease its whole time. To be called
+    again and again, by one process.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        """`lease_seconds`: for how long workers take their leases."""
+        self._lease_seconds = lease_seconds
+        self._seen: dict[int, tuple[str | None, float | None, float]] = {}
+
+    def silent(self, session: Session) -> list[int]:
+        """The tasks whose leases are over."""
+        item = core(ItemRow).c
+        now = clock_of(session).monotonic()
+        claimed = session.execute(select(item.id, item.token, item.lease_expires_at).where(item.state == "claimed"))
+        seen = {}
+        for id, token, expires_at in claimed:
+            before = self._seen.get(id)
+            unchanged = before is not None and before[:2] == (token, expires_at)
+            seen[id] = (token, expires_at, before[2] if before is not None and unchanged else now)
+        self._seen = seen
+        return sorted(id for id, (_, _, since) in seen.items() if now - since > self._lease_seconds)

@@ -1,0 +1,96 @@
+"""Jobs of one priority take turns of the workers' time: the one that has had the fewest turns is next.
+
+Of jobs that have had as many turns, what is begun goes before what is not, and the oldest first: so of many small jobs
+each ends soon, where a share for each at any time would end them all at the end. A turn begins no earlier than those
+under way (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996); where none is, not much earlier than the
+latest of those that wait: a job that no worker can serve says nothing about the others. So a job that is new, or
+that was blocked for a while, is served at once, but not until it has caught up with all that the others had before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import bindparam, case, exists, func, or_, select, update
+
+from codegen.predict.compile_cost import MAX_SECONDS
+from storage.database.session import Session
+from storage.database.sql import chunks, core, whole
+from storage.database.tables import LIVE, DemandRow, ItemJobRow, ItemRow, JobRow
+
+TURN_SECONDS = 4.0
+"""Predicted. A third of the longest file: after one, a large job lets a newcomer go first."""
+LEAST_SECONDS = 0.5
+"""What a task counts for at least: a short prediction occupies a worker all the same."""
+
+Turn = tuple[int, int]
+"""Of two the smaller is next: priority (negated), turns that the job has had."""
+
+
+def turn(session: Session) -> tuple[Any, ...]:
+    """Columns that say when a job is next."""
+    return (JobRow.priority, _turns_had(session).label("turns"))
+
+
+def in_turn(session: Session) -> tuple[Any, ...]:
+    """The order in which jobs are served."""
+    return (JobRow.priority.desc(), _turns_had(session))
+
+
+def _turns_had(session: Session) -> Any:
+    return whole(session, JobRow.used_seconds / TURN_SECONDS)
+
+
+def oldest_first() -> tuple[Any, ...]:
+    """The order of jobs whose turn it is alike."""
+    return (JobRow.created_at, JobRow.id)
+
+
+def turn_of(row: Any) -> Turn:
+    """Of a row with the columns of `turn`."""
+    return (-row.priority, row.turns)
+
+
+def take_turn(session: Session, seconds: Mapping[str, float]) -> None:
+    """Charge jobs for what a worker takes now: predicted seconds, by job."""
+    for ids in chunks(seconds):
+        for priority in session.scalars(select(JobRow.priority).where(JobRow.id.in_(ids)).distinct()).all():
+            _charge(session, priority, {job: seconds[job] for job in ids})
+
+
+def spend(session: Session, job_id: str, seconds: float) -> None:
+    """Charge the job for seconds that were not predicted."""
+    job = core(JobRow).c
+    session.execute(update(core(JobRow)).where(job.id == job_id).values(used_seconds=job.used_seconds + seconds))
+
+
+def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:
+    job, item, wanting, demand = (core(table).c for table in (JobRow, ItemRow, ItemJobRow, DemandRow))
+    others = (job.priority == priority) & job.state.in_(LIVE) & job.id.not_in(seconds)
+    with_items = (
+        select(wanting.job_id)
+        .join(core(ItemRow), item.id == wanting.item_id)
+        .where(item.state == bindparam("in_state"), wanting.wanted)
+    )
+
+    def of_others(seconds: Any, which: Any, state: str) -> float | None:
+        return session.scalar(select(seconds).where(others, which), {"in_state": state})
+
+    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_items), "claimed")
+    if under_way is None:
+        demanding = exists().where(demand.job_id == job.id)
+        waiting = of_others(func.max(job.used_seconds), or_(job.id.in_(with_items), demanding), "waiting")
+        under_way = None if waiting is None else waiting - MAX_SECONDS
+    begins = (
+        job.used_seconds
+        if under_way is None
+        else case((job.used_seconds > under_way, job.used_seconds), else_=under_way)
+    )
+    least = LEAST_SECONDS / len(seconds)
+    session.execute(
+        update(core(JobRow))
+        .where(job.id == bindparam("of_job"), job.priority == priority)
+        .values(turn_seconds=begins, used_seconds=begins + bindparam("more")),
+        [{"of_job": job_id, "more": max(spent, least)} for job_id, spent in seconds.items()],
+    )

@@ -1,0 +1,1 @@
+"""What callers read of jobs: state, progress, candidates, traces, timings."""

@@ -1,0 +1,212 @@
+"""A job's candidates, page by page; what its rules rejected; all that is stored of one candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from sqlalchemy import RowMapping, select
+
+from codegen.operators import operator
+from codegen.plan.verification_label import verified_label
+from codegen.search.schedule import Schedule
+from cukiln.types import (
+    CandidateFacts,
+    CandidatePage,
+    CandidateReport,
+    RejectionReport,
+    Rejections,
+    VerdictName,
+    Verified,
+)
+from storage.database.cursors import read_page
+from storage.database.device_classes import is_predicted
+from storage.database.session import Session
+from storage.database.sql import core
+from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
+from storage.entities.jobs import MAX_PAGE, job_state
+from storage.entities.verdicts import GPU, Verdict, proofs_of
+from storage.entities.winners import get_winners
+
+
+def candidate_page(
+    session: Session,
+    job_id: str,
+    *,
+    limit: int = 200,
+    cursor: str | None = None,
+    problem: str | None = None,
+    verdict: VerdictName | None = None,
+) -> CandidatePage | None:
+    """Candidates in the order of the job's problems, then by id; of one problem (by name) or verdict where given.
+
+    None if there is no such job. Raises `BadCursor`.
+    """
+    if job_state(session, job_id) is None:
+        return None
+    limit = max(1, min(limit, MAX_PAGE))
+    asked, candidate, build = core(JobProblemRow).c, core(CandidateRow).c, core(BuildRow).c
+    query = (
+        select(
+            asked.position,
+            asked.name,
+            asked.operator,
+            asked.problem,
+            asked.device_class,
+            *(column for column in candidate if column.name != "build"),
+            build.slice,
+            build.code_digest,
+            build.group_id,
+            build.resources,
+            build.imported,
+        )
+        .join(core(JobProblemRow), asked.id == candidate.job_problem_id)
+        .join(core(BuildRow), build.id == candidate.build, isouter=True)
+        .where(asked.job_id == job_id)
+    )
+    if problem is not None:
+        query = query.where(asked.name == problem)
+    if verdict is not None:
+        query = query.where(candidate.verdict == verdict)
+    rows, next_cursor = read_page(session, query, (asked.position, candidate.candidate), (int, str), limit, cursor)
+    reports = [_report(row, proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
+    return CandidatePage(candidates=reports, next_cursor=next_cursor)
+
+
+def has_problem(session: Session, job_id: str, name: str) -> bool:
+    """Whether the job has a problem of this name."""
+    named = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id, JobProblemRow.name == name)
+    return session.scalar(named) is not None
+
+
+def rejections(session: Session, job_id: str) -> Rejections | None:
+    """Counts per problem and rule, with one example each; None if there is no such job."""
+    if job_state(session, job_id) is None:
+        return None
+    rows = session.execute(
+        select(JobProblemRow.name, JobProblemRow.rejections)
+        .where(JobProblemRow.job_id == job_id)
+        .order_by(JobProblemRow.position)
+    )
+    return Rejections(
+        rejections=[
+            RejectionReport(problem=name, rule=rule, **{key: counted[key] for key in ("count", "example", "message")})
+            for name, by_rule in rows
+            for rule, counted in sorted(by_rule.items())
+        ]
+    )
+
+
+def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
+    resources = row["resources"] or {}
+    error = _worst_error(proof.details) if proof else {}
+    return CandidateReport(
+        problem=row["name"],
+        device_class=row["device_class"],
+        candidate=row["candidate"],
+        schedule=row["schedule"],
+        kernel=row["kernel"],
+        group=row["group_id"],
+        verdict=cast("VerdictName | None", row["verdict"]),
+        message=row["message"],
+        verified=_verified(row, proof) if row["verdict"] == "ok" and proof else None,
+        max_error=error.get("max_error"),
+        error_bound=error.get("error_bound"),
+        registers=resources.get("registers"),
+        shared_bytes=_sum_of(resources, "static_shared_bytes", "dynamic_shared_bytes"),
+        spill_bytes=_sum_of(resources, "spill_load_bytes", "spill_store_bytes"),
+        shared_memory=proof.details.get("shared_memory") if proof else None,
+        occupancy=(row["prediction"] or {}).get("occupancy"),
+        predicted_us=row["predicted_us"],
+        measured_us=row["measured_us"],
+        spread=(row["measurement"] or {}).get("spread"),
+        tflops=_tflops(row),
+    )
+
+
+def _verified(row: RowMapping, proof: Verdict) -> Verified:
+    """Not verified on a GPU where the CPU found it right and a GPU found it wrong."""
+    on_gpu = proof.venue == GPU and proof.verdict == "ok"
+    return "gpu" if on_gpu or not is_predicted(row["device_class"]) else verified_label(row["operator"])
+
+
+def _tflops(row: RowMapping) -> float | None:
+    """Of the measured time. None where nothing was measured, or its operator is not loaded here."""
+    if not row["measured_us"]:
+        return None
+    try:
+        kind = operator(row["operator"])
+        flops = kind.cost(kind.parse(row["problem"]), Schedule.of(row["schedule"])).flops
+    except (ValueError, KeyError):  # UnknownOperator, or what another version of the operator made
+        return None
+    return float(flops / row["measured_us"] * 1e-6)
+
+
+def _worst_error(details: dict[str, Any]) -> dict[str, Any]:
+    """The random case with the largest error; exact cases allow none."""
+    cases = [case for case in details.get("cases", []) if not case.get("exact") and case.get("max_error") is not None]
+    return max(cases, key=lambda case: float(case["max_error"]), default={})
+
+
+def _sum_of(resources: dict[str, Any], *names: str) -> int | None:
+    sizes = [int(resources[name]) for name in names if name in resources]
+    return sum(sizes) if sizes else None
+
+
+def candidate_facts(session: Session, candidate: str, job: str | None = None) -> CandidateFacts | None:
+    """All that is stored of a candidate. Of several jobs or devices: a measured one before one with a verdict alone,
+    and that before one with neither; the newest of each. None where no job has it."""
+    rows = _candidate_rows(session, candidate, job)
+    if not rows:
+        return None
+    row = max(rows, key=_worth)
+    [proof] = proofs_of(session, [row])
+    front = [entry for record in get_winners(session, [row["key"]]).values() for entry in record.front]
+    published = next(
+        (entry for entry in front if entry.candidate == candidate and entry.code_digest == row["code_digest"]), None
+    )
+    details: dict[str, Any] | None = None
+    if proof is not None:
+        details = {"venue": proof.venue, "plan_version": proof.plan_version, **proof.details}
+    return CandidateFacts(
+        candidate=row["candidate"],
+        job=row["job_id"],
+        name=row["name"],
+        operator=row["operator"],
+        problem=row["problem"],
+        target=row["target"],
+        device_class=row["device_class"],
+        schedule=row["schedule"],
+        kernel=row["kernel"],
+        slice=row["slice"],
+        code_digest=row["code_digest"],
+        toolchain=row["description"],
+        verdict=row["verdict"],
+        message=row["message"],
+        details=details,
+        predicted_us=row["predicted_us"],
+        measured_us=row["measured_us"],
+        measurement=row["measurement"],
+        cubin_sha256=published.cubin_sha256 if published else None,
+        source_sha256=published.source_sha256 if published else None,
+    )
+
+
+def _worth(row: RowMapping) -> tuple[bool, bool, int]:
+    return row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]
+
+
+def _candidate_rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapping]:
+    asked, row, build, made_by = (core(table).c for table in (JobProblemRow, CandidateRow, BuildRow, ToolchainRow))
+    columns = (asked.job_id, asked.name, asked.operator, asked.problem, asked.target, asked.device_class, asked.key)
+    built = (build.slice, build.code_digest, build.imported, made_by.description)
+    query = (
+        select(asked.id.label("problem_id"), *columns, *row, *built)
+        .join(core(JobProblemRow), asked.id == row.job_problem_id)
+        .join(core(BuildRow), build.id == row.build, isouter=True)
+        .join(core(ToolchainRow), made_by.digest == build.toolchain, isouter=True)
+        .where(row.candidate == candidate)
+    )
+    if job is not None:
+        query = query.where(asked.job_id == job)
+    return session.execute(query).mappings().all()

@@ -1,0 +1,126 @@
+"""The report of a job: a handful of queries, however many problems it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from sqlalchemy import RowMapping, func, select
+
+from cukiln.types import Job, ProblemReport, ProblemState, Seconds, StageSeconds, WinnerSummary
+from storage.database.session import Session
+from storage.database.sql import core, rows_among
+from storage.database.tables import CandidateRow, JobProblemRow, WinnerRow
+from storage.entities.jobs import JobStatus, job_state, priority_name
+from storage.reports.progress import job_progress
+
+WITHDRAWN = (
+    "its winner was withdrawn after this job had ended: a GPU found its code wrong, its files were damaged, the "
+    "import that brought it was taken back, or it was forgotten on request. Submit the problem again"
+)
+
+
+def job_report(session: Session, job_id: str, live_seconds: float | None = None) -> Job | None:
+    """The job with all its problems; None if there is no such job. `live_seconds`: see `job_progress`."""
+    job = job_state(session, job_id)
+    progress = job_progress(session, job_id, live_seconds)
+    if job is None or progress is None:
+        return None
+    rows = session.execute(
+        select(core(JobProblemRow)).where(JobProblemRow.job_id == job_id).order_by(JobProblemRow.position)
+    ).mappings()
+    problems = rows.all()
+    verdicts = _verdict_counts(session, job_id)
+    winners = _winner_summaries(session, problems, job)
+    return Job(
+        job=job.id,
+        state=job.state,
+        cached=job.cached,
+        priority=priority_name(job.priority),
+        created_at=job.created_at,
+        started_at=job.started_at,
+        finished_at=job.finished_at,
+        budget_seconds=job.budget_seconds,
+        progress=progress.progress,
+        seconds=progress.seconds,
+        problems=[_report(row, verdicts.get(row["id"], {}), winners.get(row["id"])) for row in problems],
+        error=job.error,
+    )
+
+
+def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None) -> ProblemReport:
+    withdrawn = row["winner"] is not None and winner is None
+    return ProblemReport(
+        name=row["name"],
+        key=row["key"],
+        operator=row["operator"],
+        problem=row["problem"],
+        target=row["target"],
+        device_class=row["device_class"],
+        state=cast(ProblemState, row["state"]),
+        cached=row["cached"],
+        candidates=row["candidate_count"],
+        winner=winner,
+        verdicts=verdicts,
+        rejected={rule: rejection["count"] for rule, rejection in row["rejections"].items()},
+        seconds=Seconds(**{stage: StageSeconds(**spent) for stage, spent in row["seconds"].items()}),
+        error=WITHDRAWN if withdrawn else row["error"],
+    )
+
+
+def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:
+    """Candidates by verdict, of each problem that has any."""
+    counts: dict[int, dict[str, int]] = {}
+    candidate = core(CandidateRow).c
+    rows = session.execute(
+        select(candidate.job_problem_id, candidate.verdict, func.count())
+        .join(JobProblemRow, JobProblemRow.id == candidate.job_problem_id)
+        .where(JobProblemRow.job_id == job_id, candidate.verdict.is_not(None))
+        .group_by(candidate.job_problem_id, candidate.verdict)
+        .order_by(candidate.verdict)
+    )
+    for problem_id, verdict, count in rows:
+        counts.setdefault(problem_id, {})[verdict] = count
+    return counts
+
+
+def _winner_summaries(session: Session, problems: list[RowMapping] | Any, job: JobStatus) -> dict[int, WinnerSummary]:
+    """The winner of each problem that has one, from its record.
+
+    The record may have moved on since: a candidate that left the front is answered by the best that the job allows.
+    """
+    won = [(row["id"], row["key"], row["winner"]) for row in problems if row["winner"] is not None]
+    query = select(WinnerRow.key, WinnerRow.record)
+    records = dict(rows_among(session, query, WinnerRow.key, [key for _, key, _ in won]))
+    return {
+        problem_id: _summary(records[key], candidate, job) for problem_id, key, candidate in won if records.get(key)
+    }
+
+
+def _summary(record: dict[str, Any], candidate: str, job: JobStatus) -> WinnerSummary:
+    """From the record's JSON: parsing a record reads launch metadata and verdicts too, which are not shown here."""
+    front, limit = record["front"], job.workspace_limit_bytes
+    allowed = [
+        entry
+        for entry in front
+        if (limit is None or entry["workspace_bytes"] <= limit) and (entry["deterministic"] or not job.deterministic)
+    ]
+    same = [entry for entry in front if entry["candidate"] == candidate]
+    entry: Mapping[str, Any] = [*same, *allowed, *front][0]
+    return WinnerSummary(
+        candidate=entry["candidate"],
+        schedule=entry["schedule"],
+        verified=entry["verified"],
+        ranked_by=record["ranked_by"],
+        predicted_us=entry["predicted_us"],
+        measured_us=entry["measured_us"],
+        vendor_us=(record.get("vendor") or {}).get("median_us"),
+        vendor_library=(record.get("vendor") or {}).get("library"),
+        vendor_max_error=(record.get("vendor") or {}).get("max_error"),
+        vendor_error_bound=(record.get("vendor") or {}).get("error_bound"),
+        # Its margin is one over the fastest of the front.
+        runner_up=record.get("runner_up") if entry["candidate"] == front[0]["candidate"] else None,
+        so_sha256=entry["so_sha256"],
+        workspace_bytes=entry["workspace_bytes"],
+        deterministic=entry["deterministic"],
+    )

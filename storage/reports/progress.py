@@ -1,0 +1,304 @@
+"""How far a job is, and how long it will still take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from sqlalchemy import ColumnElement, String, and_, case, cast, distinct, func, or_, select, union_all
+from sqlalchemy.orm import aliased
+
+from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
+from storage.database.device_classes import asks_predicted
+from storage.database.session import Session, clock_of
+from storage.database.sql import core
+from storage.database.tables import (
+    LIVE,
+    UNBUILT,
+    BuildRow,
+    CandidateRow,
+    DemandRow,
+    DeviceRow,
+    GroupRow,
+    ItemJobRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+)
+from storage.entities.devices import live_devices
+from storage.entities.jobs import JobStatus, job_state
+from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
+from storage.queue.pauses import in_words, pauses
+from storage.transitions.judge import COMPARE_SECONDS, FINISH_SECONDS
+from storage.transitions.pending_verification import MEASURE_SECONDS
+
+RECENT_GROUPS = 50
+"""Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""
+RECENT_ITEMS = 20
+FINISHED = ("done", "failed")
+FIRST_SECONDS = {COMPARE: COMPARE_SECONDS, FINISH: FINISH_SECONDS}
+ON_GPU = frozenset({MEASURE, COMPARE})
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """The content of a running job's event."""
+
+    state: JobState
+    progress: Progress
+    seconds: Seconds
+
+
+def job_progress(session: Session, job_id: str, live_seconds: float | None = None) -> JobProgress | None:
+    """Counts and times of a job, without its problems: cheap enough to ask for at every step. None: no such job.
+
+    With `live_seconds`, for which a worker without a heartbeat still counts as live, it also reports what the job
+    lacks."""
+    job = job_state(session, job_id)
+    if job is None:
+        return None
+    stages = {}
+    for stage in get_args(StageName):
+        wall, cpu = (JobProblemRow.seconds[stage][part].as_float() for part in ("wall", "cpu"))
+        stages[stage] = (func.sum(func.coalesce(wall, 0.0)), func.sum(func.coalesce(cpu, 0.0)))
+    columns = [column for pair in stages.values() for column in pair]
+    row = session.execute(select(*columns).where(JobProblemRow.job_id == job_id)).one()
+    seconds = {
+        stage: StageSeconds(wall=row[2 * place] or 0.0, cpu=row[2 * place + 1] or 0.0)
+        for place, stage in enumerate(stages)
+    }
+    return JobProgress(job.state, progress_of(session, job, live_seconds), Seconds(**seconds))
+
+
+def progress_of(session: Session, job: JobStatus, live_seconds: float | None = None) -> Progress:
+    """Stage counts: problems lowered, kernels compiled, candidates verified, those right on a GPU or still open
+    measured, problems finished.
+
+    Done is what really happened: what a cancel, a spent budget or a failed task left out counts in the totals alone.
+    """
+    problems = session.execute(
+        select(
+            func.count(),
+            # A spent budget marks problems planned that were never started.
+            _count_if(and_(JobProblemRow.planned, JobProblemRow.started_at.is_not(None))),
+            _count_if(JobProblemRow.state.in_(FINISHED)),
+        ).where(JobProblemRow.job_id == job.id)
+    ).one()
+    judged = and_(CandidateRow.verdict.is_not(None), CandidateRow.verdict != "skipped")
+    to_measure = and_(~asks_predicted(), or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
+    is_built: ColumnElement[bool] = BuildRow.state.not_in(UNBUILT)
+    if job.finished_at is not None:  # a later job may compile what this one has left: that is not its work
+        in_time = select(GroupRow.id).where(GroupRow.id == BuildRow.group_id, GroupRow.finished_at <= job.finished_at)
+        is_built = and_(is_built, in_time.exists())
+    built = case((or_(judged, is_built), CandidateRow.build))
+    candidates = session.execute(
+        select(
+            func.count(),
+            _count_if(judged),
+            _count_if(and_(judged, CandidateRow.verdict != "ok")),
+            func.count(distinct(CandidateRow.build)),
+            func.count(distinct(built)),
+            _count_if(and_(to_measure, CandidateRow.measured_us.is_not(None))),
+            _count_if(to_measure),
+            _count_if(and_(to_measure, BuildRow.state.in_(UNBUILT))),
+        )
+        .select_from(CandidateRow)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
+        .where(JobProblemRow.job_id == job.id)
+    ).one()
+    waits = waiting_for(session, job.id, live_seconds) if job.state in LIVE and live_seconds is not None else None
+    return Progress(
+        lower=StageProgress(done=problems[1], total=problems[0]),
+        compile=StageProgress(done=candidates[4], total=candidates[3]),
+        verify=StageProgress(done=candidates[1], total=candidates[0]),
+        measure=StageProgress(done=candidates[5], total=candidates[6]),
+        finish=StageProgress(done=problems[2], total=problems[0]),
+        candidates_done=candidates[1],
+        candidates_failed=candidates[2],
+        eta_seconds=_eta(session, job, candidates[7]) if job.state in LIVE else None,
+        waiting_for=waits,
+    )
+
+
+def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
+    """Seconds to the end: the work that is left for the job, and what is served beside it: all that is left for jobs of
+    a higher priority, and of one of the same priority, with which it takes turns, as much as of its own. The work of
+    compilers and of GPUs is added up, as the last group has them one after the other, each over its workers.
+
+    Predicted seconds are scaled by what recent groups and measurements took, and verification on the CPU takes the
+    proportion of a compile that it took there; on a new machine all are taken as predicted. Each problem that has not
+    ended takes what comparing and finishing one took lately. `to_compile`: candidates on a GPU for which there will be
+    a measure task only when they are compiled. None until the whole job is planned.
+    """
+    if _is_planned_in_part(session, job.id):
+        return None
+    scale, with_verify = _observed(session)
+    each, measuring = _observed_items(session)
+    left = _Left(_priorities(session, job), job.id)
+    verifying = _jobs_that_verify(session)
+    for job_id, seconds in _to_compile(session):
+        left.add(False, job_id, seconds * scale * (with_verify if job_id in verifying else 1.0))
+    for job_id, to_compare, to_finish in _unended_problems(session):
+        left.add(False, job_id, each[FINISH] * to_finish)
+        left.add(True, job_id, each[COMPARE] * to_compare)
+    left.add(True, job.id, measuring * MEASURE_SECONDS * to_compile)
+    workers: dict[bool, set[str | None]] = {False: set(), True: set()}
+    now = clock_of(session).now()
+    for item in _unended_items(session):
+        on_gpu, seconds = item.kind in ON_GPU, 0.0
+        if item.kind in (VERIFY, MEASURE):
+            seconds = item.predicted_seconds * (measuring if on_gpu else 1.0)
+        if item.state == "claimed":
+            workers[on_gpu].add(item.worker)
+            spent = now - item.started_at
+            done_at_most = each.get(item.kind, item.predicted_seconds * scale if item.kind == COMPILE else seconds)
+            seconds -= min(spent, done_at_most)
+        left.add(on_gpu, item.job_id, seconds / item.jobs)
+    return sum(left.before_the_end(on_gpu) / max(1, len(workers[on_gpu])) for on_gpu in (False, True))
+
+
+class _Left:
+    """Predicted seconds that are left, by job, of compilers (False) and of GPUs (True)."""
+
+    def __init__(self, priorities: Mapping[str, int], job_id: str) -> None:
+        self._priorities, self._job_id = priorities, job_id
+        self._seconds: dict[bool, dict[str, float]] = {False: {}, True: {}}
+
+    def add(self, on_gpu: bool, job_id: str, seconds: float) -> None:
+        if job_id in self._priorities:
+            self._seconds[on_gpu][job_id] = self._seconds[on_gpu].get(job_id, 0.0) + seconds
+
+    def before_the_end(self, on_gpu: bool) -> float:
+        own, priority = max(0.0, self._seconds[on_gpu].get(self._job_id, 0.0)), self._priorities[self._job_id]
+        return own + sum(
+            max(0.0, seconds) if self._priorities[job_id] > priority else max(0.0, min(seconds, own))
+            for job_id, seconds in self._seconds[on_gpu].items()
+            if job_id != self._job_id
+        )
+
+
+def _priorities(session: Session, job: JobStatus) -> dict[str, int]:
+    """Of the job, and of those that are served beside it or before."""
+    rows = session.execute(
+        select(JobRow.id, JobRow.priority).where(JobRow.state.in_(LIVE), JobRow.priority >= job.priority)
+    )
+    return {**dict(rows.all()), job.id: job.priority}
+
+
+def _is_planned_in_part(session: Session, job_id: str) -> bool:
+    unplanned = select(JobProblemRow.id).where(
+        JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned
+    )
+    return session.scalar(unplanned.limit(1)) is not None
+
+
+def _to_compile(session: Session) -> list[tuple[str, float]]:
+    """Predicted seconds that each job has builds pending or compiling for, without what their files cost anyway."""
+    query = select(DemandRow.job_id, func.sum(DemandRow.predicted_seconds)).group_by(DemandRow.job_id)
+    return [(job_id, seconds) for job_id, seconds in session.execute(query)]
+
+
+def _unended_items(session: Session) -> Any:
+    """Tasks that wait or are leased, once for each job that needs them; `jobs`: how many do."""
+    others = aliased(ItemJobRow)
+    jobs = select(func.count()).where(others.item_id == ItemRow.id, others.wanted).scalar_subquery()
+    columns = (ItemRow.kind, ItemRow.state, ItemRow.worker, ItemRow.started_at, ItemRow.predicted_seconds)
+    return session.execute(
+        select(*columns, ItemJobRow.job_id, jobs.label("jobs"))
+        .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
+        .where(ItemRow.state.in_(UNENDED), ItemJobRow.wanted)
+        .where(or_(ItemRow.state == "claimed", ItemRow.kind.in_((VERIFY, MEASURE))))
+    )
+
+
+def _observed(session: Session) -> tuple[float, float]:
+    """Actual over predicted compile seconds, and compile with verification over compile alone, of recent groups."""
+    ended = session.execute(
+        select(GroupRow.predicted_seconds, GroupRow.compile_seconds, GroupRow.verify_seconds)
+        .where(GroupRow.state == "compiled", GroupRow.predicted_seconds > 0)
+        .order_by(GroupRow.created_at.desc())
+        .limit(RECENT_GROUPS)
+    ).all()
+    pairs = [(row.compile_seconds.get("wall", 0.0), row.verify_seconds.get("wall")) for row in ended]
+    predicted, compiled = sum(row.predicted_seconds for row in ended), sum(pair[0] for pair in pairs)
+    judged = [(compile_wall, verify_wall) for compile_wall, verify_wall in pairs if verify_wall is not None]
+    scale = compiled / predicted if compiled else 1.0
+    compile_wall = sum(pair[0] for pair in judged)
+    return scale, 1.0 + (sum(pair[1] for pair in judged) / compile_wall if compile_wall else 1.0)
+
+
+def _observed_items(session: Session) -> tuple[dict[str, float], float]:
+    """Seconds of comparing and finishing one problem lately; actual over predicted seconds of measuring."""
+    recent = [
+        select(ItemRow.kind, ItemRow.started_at, ItemRow.finished_at, ItemRow.predicted_seconds)
+        .where(ItemRow.kind == kind, ItemRow.state == "done", ItemRow.started_at.is_not(None))
+        .order_by(ItemRow.id.desc())
+        .limit(RECENT_ITEMS)
+        .subquery()
+        for kind in (COMPARE, FINISH, MEASURE)
+    ]
+    spent: dict[str, list[float]] = {COMPARE: [], FINISH: [], MEASURE: []}
+    predicted = 0.0
+    for row in session.execute(union_all(*(select(ended) for ended in recent))):
+        spent[row.kind].append(row.finished_at - row.started_at)
+        predicted += row.predicted_seconds if row.kind == MEASURE else 0.0
+    each = {
+        kind: sum(spent[kind]) / len(spent[kind]) if spent[kind] else first for kind, first in FIRST_SECONDS.items()
+    }
+    return each, sum(spent[MEASURE]) / predicted if predicted else 1.0
+
+
+def _jobs_that_verify(session: Session) -> set[str]:
+    """Live jobs with a problem whose kernels are verified on the CPU."""
+    live = JobProblemRow.state.in_(LIVE) & asks_predicted()
+    return set(session.scalars(select(JobProblemRow.job_id).where(live).distinct()))
+
+
+def _unended_problems(session: Session) -> list[tuple[str, int, int]]:
+    """Of each live job the problems that are still to be compared, and those still to be finished."""
+    compared = select(ItemRow.id).where(
+        ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String), ItemRow.state.not_in(UNENDED)
+    )
+    rows = session.execute(
+        select(JobProblemRow.job_id, _count_if(and_(~asks_predicted(), ~compared.exists())), func.count())
+        .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(JobProblemRow.state.in_(LIVE), JobRow.state.in_(LIVE))
+        .group_by(JobProblemRow.job_id)
+    )
+    return [(job_id, to_compare, to_finish) for job_id, to_compare, to_finish in rows]
+
+
+def _count_if(condition: Any) -> Any:
+    return func.coalesce(func.sum(case((condition, 1), else_=0)), 0)
+
+
+def waiting_for(session: Session, job_id: str, live_seconds: float) -> str | None:
+    """Why a running job does not advance: no live worker has its GPU, or workers are paused; None where neither holds.
+
+    A worker without a heartbeat for `live_seconds` counts as gone.
+    """
+    finishing = select(ItemRow.id).where(ItemRow.kind == FINISH, ItemRow.ref == cast(JobProblemRow.id, String))
+    wanted = session.scalars(
+        select(JobProblemRow.device_class)
+        .where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~asks_predicted(), ~finishing.exists())
+        .distinct()
+    ).all()
+    paused = in_words(pauses(session))
+    if not wanted:
+        return paused
+    live = {device.device_class for device in live_devices(session, live_seconds)}
+    gone = sorted(set(wanted) - live)
+    return "; ".join([*(_sentence(session, device_class) for device_class in gone), *filter(None, [paused])]) or None
+
+
+def _sentence(session: Session, device_class: str) -> str:
+    """Without the time of day or a duration: each change of it is sent as an event."""
+    device = core(DeviceRow)
+    rows = session.execute(select(device).where(device.c.device_class == device_class).order_by(device.c.uuid))
+    states = [
+        f"{row.uuid} was drained: {row.drained}" if row.drained else f"the worker of {row.uuid}, {row.worker}, is gone"
+        for row in rows
+    ]
+    return f"no live worker measures on {device_class}: {', '.join(states) or 'none was ever seen here'}"

@@ -1,0 +1,154 @@
+"""A job attempt by attempt: which worker, from when to when, and what waited meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import RowMapping, func, select
+
+from cukiln.types import Seconds
+from storage.database.session import Session, clock_of
+from storage.database.sql import core, rows_among
+from storage.database.tables import GroupRow, ItemJobRow, ItemRow, JobProblemRow
+from storage.entities.jobs import JobStatus, job_state
+from storage.queue.attempts import waiting_since
+from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, VERIFY, group_of_ref
+from storage.reports.progress import job_progress
+
+ON_GROUPS = (COMPILE, VERIFY, MEASURE)
+ON_PROBLEMS = (COMPARE, FINISH)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a task, by the clocks of the machines. It waited from `available_at` on; `started_at` is None before
+    an attempt has begun, `ended_at` where it is not over. `how` it ended, or the state of the task."""
+
+    worker: str | None
+    number: int
+    available_at: float
+    started_at: float | None
+    ended_at: float | None
+    how: str
+
+
+Attempted = tuple[RowMapping, tuple[Attempt, ...]]
+"""A task's row, and those attempts at it that are shown."""
+
+
+@dataclass(frozen=True)
+class TracedItem:
+    """`group` (`kernels`: how many, phases, seconds by stage) of a compile, verify or measure task, `problem` (name,
+    operator) of a compare or finish task; else None. `phases` of the attempt that did it, as `groups.phases` keeps
+    them. `jobs`: for which it is, where they are several."""
+
+    id: int
+    kind: str
+    ref: str
+    target: str | None
+    predicted_seconds: float
+    attempts: tuple[Attempt, ...]
+    group: Any
+    problem: Any
+    phases: list[dict[str, Any]]
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobTrace:
+    """`now` is the end of all that has not ended."""
+
+    job: JobStatus
+    now: float
+    seconds: Seconds
+    items: tuple[TracedItem, ...]
+
+
+def job_trace(session: Session, job_id: str) -> JobTrace | None:
+    """A handful of queries, however many tasks. None: no such job."""
+    job, progress = job_state(session, job_id), job_progress(session, job_id)
+    if job is None or progress is None:
+        return None
+    now = clock_of(session).now()
+    items = traced_items(session, attempts_for(session, job, now))
+    return JobTrace(job, now, progress.seconds, tuple(items))
+
+
+def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted]:
+    """The tasks that the job needed, with those attempts at them that were made while it did, in their order."""
+    wanting = select(ItemJobRow.item_id).where(ItemJobRow.job_id == job.id)
+    rows = session.execute(select(core(ItemRow)).where(ItemRow.id.in_(wanting)).order_by(ItemRow.id)).mappings()
+    window = (job.created_at, now if job.finished_at is None else job.finished_at)
+    attempted = []
+    for row in rows:
+        attempts = tuple(attempt for attempt in _attempts(row) if _falls_into(attempt, window))
+        if attempts:
+            attempted.append((row, attempts))
+    return attempted
+
+
+def traced_items(session: Session, attempted: Sequence[Attempted]) -> list[TracedItem]:
+    """The tasks, with what they work on."""
+    groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in attempted if row["kind"] in ON_GROUPS})
+    problems = _problems(session, {int(row["ref"]) for row, _ in attempted if row["kind"] in ON_PROBLEMS})
+    jobs = _jobs(session, [row["id"] for row, _ in attempted if row["kind"] in ON_GROUPS])
+    traced = []
+    for row, attempts in attempted:
+        kind, ref, for_jobs = row["kind"], row["ref"], tuple(jobs.get(row["id"], ()))
+        group = groups.get(group_of_ref(ref)) if kind in ON_GROUPS else None
+        traced.append(
+            TracedItem(
+                **{name: row[name] for name in ("id", "kind", "ref", "target", "predicted_seconds")},
+                attempts=attempts,
+                group=group,
+                problem=problems.get(int(ref)) if kind in ON_PROBLEMS else None,
+                phases=group.phases if group is not None and kind == COMPILE else row["phases"] or [],
+                jobs=for_jobs if len(for_jobs) > 1 else (),
+            )
+        )
+    return traced
+
+
+def _jobs(session: Session, item_ids: Sequence[int]) -> dict[int, list[str]]:
+    jobs: dict[int, list[str]] = {}
+    query = select(ItemJobRow.item_id, ItemJobRow.job_id).order_by(ItemJobRow.job_id)
+    for item_id, job_id in rows_among(session, query, ItemJobRow.item_id, item_ids):
+        jobs.setdefault(item_id, []).append(job_id)
+    return jobs
+
+
+def _attempts(row: RowMapping) -> list[Attempt]:
+    """The attempts at the task, the present one last."""
+    past = [
+        Attempt(*(ended[name] for name in ("worker", "attempt", "available_at", "started_at", "ended_at", "how")))
+        for ended in row["past"]
+    ]
+    last = Attempt(
+        worker=row["worker"],
+        number=row["attempt"],
+        available_at=waiting_since(row),
+        started_at=row["started_at"],
+        ended_at=row["finished_at"],
+        how=row["state"],
+    )
+    return [*past, last]
+
+
+def _falls_into(attempt: Attempt, window: tuple[float, float]) -> bool:
+    begun = attempt.available_at if attempt.started_at is None else attempt.started_at
+    return begun <= window[1] and (attempt.ended_at is None or attempt.ended_at >= window[0])
+
+
+def _groups(session: Session, group_ids: set[str]) -> dict[str, Any]:
+    table = core(GroupRow).c
+    seconds = (table.codegen_seconds, table.compile_seconds, table.verify_seconds)
+    columns = (table.id, func.json_array_length(table.kernels).label("kernels"), table.phases, *seconds)
+    return {row.id: row for row in rows_among(session, select(*columns), table.id, group_ids)}
+
+
+def _problems(session: Session, problem_ids: set[int]) -> dict[int, Any]:
+    table = core(JobProblemRow).c
+    query = select(table.id, table.name, table.operator)
+    return {row.id: row for row in rows_among(session, query, table.id, problem_ids)}

@@ -1,0 +1,1 @@
+"""Results that were measured elsewhere: out, in, withdrawn."""

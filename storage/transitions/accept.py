@@ -1,0 +1,118 @@
+"""A job is created with its problems and plan tasks in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert
+
+from cukiln.types import JobState
+from storage.database.session import Session, clock_of
+from storage.database.sql import core
+from storage.database.tables import JobProblemRow, JobRow
+from storage.entities.jobs import PRIORITIES, Priority
+from storage.queue.new_tasks import PLAN, NewItem, add_items, plan_ref
+
+PLAN_CHUNK = 32
+"""Problems of one plan task: few enough to spread a large job over the planners and to show progress."""
+
+
+@dataclass(frozen=True)
+class NewProblem:
+    """`problem` is canonical; `cached`: the winner record `key` answers it as it stands, with candidate `winner`."""
+
+    name: str
+    operator: str
+    problem: dict[str, Any]
+    target: str
+    device_class: str
+    key: str
+    search: dict[str, Any]
+    cached: bool = False
+    winner: str | None = None
+
+
+@dataclass(frozen=True)
+class NewJob:
+    problems: Sequence[NewProblem]
+    priority: Priority = "normal"
+    budget_seconds: float | None = None
+    workspace_limit_bytes: int | None = None
+    deterministic: bool = False
+
+    @property
+    def cached(self) -> bool:
+        return all(problem.cached for problem in self.problems)
+
+
+@dataclass(frozen=True)
+class CreatedJob:
+    """`items`: plan tasks that now wait; none when everything was cached, and the job is done."""
+
+    id: str
+    state: JobState
+    cached: bool
+    items: int
+
+
+def create_job(session: Session, new: NewJob) -> CreatedJob:
+    """Write the job, its problems and its plan tasks: durable when the transaction has committed."""
+    (created,) = create_jobs(session, [new])
+    return created
+
+
+def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
+    """The same of several, with as many statements as for one."""
+    if not all(new.problems for new in jobs):
+        raise ValueError("a job has at least one problem")
+    now = clock_of(session).now()
+    ids = [clock_of(session).new_id() for _ in jobs]
+    session.execute(insert(core(JobRow)), [_job_row(job_id, new, now) for job_id, new in zip(ids, jobs, strict=True)])
+    problems, items, created = [], [], []
+    for job_id, new in zip(ids, jobs, strict=True):
+        problems += [_problem_row(job_id, position, problem, now) for position, problem in enumerate(new.problems)]
+        places = _chunks_to_plan(new.problems)
+        items += [NewItem(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in places]
+        created.append(CreatedJob(job_id, "done" if new.cached else "queued", new.cached, len(places)))
+    session.execute(insert(core(JobProblemRow)), problems)
+    add_items(session, items)
+    return created
+
+
+def _job_row(job_id: str, new: NewJob, now: float) -> dict[str, Any]:
+    return {
+        "id": job_id,
+        "state": "done" if new.cached else "queued",
+        "cached": new.cached,
+        "priority": PRIORITIES[new.priority],
+        "budget_seconds": new.budget_seconds,
+        "workspace_limit_bytes": new.workspace_limit_bytes,
+        "deterministic": new.deterministic,
+        "created_at": now,
+        "started_at": now if new.cached else None,
+        "finished_at": now if new.cached else None,
+    }
+
+
+def _problem_row(job_id: str, position: int, problem: NewProblem, now: float) -> dict[str, Any]:
+    return {
+        **vars(problem),
+        "job_id": job_id,
+        "position": position,
+        "state": "done" if problem.cached else "queued",
+        "planned": problem.cached,
+        "started_at": now if problem.cached else None,
+        "finished_at": now if problem.cached else None,
+    }
+
+
+def _chunks_to_plan(problems: Sequence[NewProblem]) -> list[tuple[int, int]]:
+    """First and last position of each run of `PLAN_CHUNK` problems that holds one to plan."""
+    chunks = []
+    for first in range(0, len(problems), PLAN_CHUNK):
+        last = min(first + PLAN_CHUNK, len(problems)) - 1
+        if not all(problem.cached for problem in problems[first : last + 1]):
+            chunks.append((first, last))
+    return chunks

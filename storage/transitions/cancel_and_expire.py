@@ -1,0 +1,335 @@
+"""How work ends before its time: a cancelled job, a spent budget, a task that failed for good.
+
+Builds are shared between jobs. So a job that ends withdraws its requests: work that no other job needs is cancelled,
+and builds that none needs are deleted. No verdict of a kernel follows from it: the candidates are `skipped`, a part at
+a time (`find_ended`), since a job may have a hundred thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
+
+from storage.database.device_classes import asks_predicted
+from storage.database.session import Session, clock_of
+from storage.database.sql import chunks, core
+from storage.database.tables import (
+    COMPILE_FAILURES,
+    LIVE,
+    PENDING_OR_GIVEN_UP,
+    BuildRow,
+    CandidateRow,
+    DemandRow,
+    GroupRow,
+    ItemJobRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+)
+from storage.entities.jobs import JobStatus, job_state
+from storage.queue.losses import LOST
+from storage.queue.new_tasks import (
+    COMPARE,
+    COMPILE,
+    FINISH,
+    MEASURE,
+    PLAN,
+    UNENDED,
+    VERIFY,
+    group_of_ref,
+    parse_plan_ref,
+)
+from storage.transitions.judge import (
+    Finding,
+    compile_failures,
+    finish_judged,
+    give_verdicts,
+    of_problems,
+    skip_lost,
+    write_findings,
+)
+from storage.transitions.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
+
+SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
+"""The kinds that a spent budget ends; what has a verdict by then is finished."""
+CLEARED_AT_ONCE = 500
+"""Candidates, and pending builds, of one transaction."""
+RECENT_SECONDS = 3600.0
+
+
+def settle_job(session: Session, job_id: str) -> str | None:
+    """Close the job when all its problems have ended; returns its state if that happened now."""
+    live = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE)).limit(1)
+    if session.scalar(live) is not None:
+        return None
+    rows = session.execute(
+        select(JobProblemRow.state, func.count()).where(JobProblemRow.job_id == job_id).group_by(JobProblemRow.state)
+    )
+    counts: dict[str, int] = dict(rows.all())
+    lost = select(JobProblemRow.id).where(JobProblemRow.job_id == job_id, JobProblemRow.error.startswith(LOST)).limit(1)
+    whole = len(counts) == 1 and session.scalar(lost) is None
+    state = "failed" if not counts.get("done") else "done" if whole else "partial"
+    ended = session.execute(
+        update(JobRow)
+        .where(JobRow.id == job_id, JobRow.state.in_(LIVE))
+        .values(state=state, finished_at=clock_of(session).now(), error=_job_error(session, job_id, counts))
+        .returning(JobRow.id)
+    ).one_or_none()
+    if ended is None:
+        return None
+    # Results of other jobs, or losses, may have given its candidates their verdicts before its own tasks began.
+    end_items(session, job_id, SEARCH)
+    return state
+
+
+def expire_budgets(session: Session) -> list[str]:
+    """End the search of every job past its deadline: what has a verdict is finished, the rest skipped (`find_ended`).
+
+    Returns the ids of the jobs it ended now; call it every second or so.
+    """
+    now = clock_of(session).now()
+    wanting = exists().where(
+        ItemJobRow.job_id == JobRow.id,
+        ItemJobRow.wanted,
+        ItemRow.id == ItemJobRow.item_id,
+        ItemRow.kind.in_(SEARCH),
+        ItemRow.state.in_(UNENDED),
+    )
+    demanding = exists().where(DemandRow.job_id == JobRow.id)
+    query = select(JobRow.id).where(JobRow.state == "running", JobRow.deadline <= now, or_(wanting, demanding))
+    jobs = list(session.scalars(query.order_by(JobRow.id)))
+    for job_id in jobs:
+        end_items(session, job_id, SEARCH)
+    return jobs
+
+
+Part = Callable[[Session], None]
+"""Clears some of what has ended, in one short transaction."""
+
+
+def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
+    """What is to be cleared next; None where all is. `all_jobs`: also of jobs that ended long ago."""
+    now = clock_of(session).now()
+    since = 0.0 if all_jobs else now - RECENT_SECONDS
+    late = and_(JobRow.state.in_(LIVE), JobRow.deadline <= now)
+    over = and_(JobRow.state.not_in(LIVE), JobRow.finished_at > since)
+    return (
+        _demands(session, or_(late, over))
+        or _unsearched(session, late)
+        or _unjudged(session, late, over)
+        or _given_up(session)
+        or _failed_judging(session, since)
+    )
+
+
+def _demands(session: Session, ended: ColumnElement[bool]) -> Part | None:
+    """Of jobs that have ended or are out of time."""
+    demanding = exists().where(DemandRow.job_id == JobRow.id)
+    job_id = session.scalar(select(JobRow.id).where(ended, demanding).limit(1))
+    return None if job_id is None else lambda session: drop_demands(session, job_id, CLEARED_AT_ONCE)
+
+
+def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
+    """Problems that are out of time, and lack no verdict, or were not lowered: they are finished."""
+    problem = core(JobProblemRow).c
+    ref = cast(problem.id, String)
+    continuing = exists().where(
+        ItemRow.ref == ref,
+        or_(ItemRow.kind == FINISH, and_(ItemRow.kind == COMPARE, ItemRow.state.in_(UNENDED))),
+    )
+    rows = session.execute(
+        select(problem.id, JobRow.budget_seconds)
+        .join(JobRow, JobRow.id == problem.job_id)
+        .where(late, problem.state.in_(LIVE), ~continuing, or_(~problem.planned, ~_without_verdict()))
+        .limit(CLEARED_AT_ONCE)
+    ).all()
+    if not rows:
+        return None
+
+    def part(session: Session) -> None:
+        for budget in {row.budget_seconds for row in rows}:
+            ids = [row.id for row in rows if row.budget_seconds == budget]
+            error = f"{_budget(budget)} its search space was lowered"
+            unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
+            session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
+        finish_judged(session, [row.id for row in rows])
+
+    return part
+
+
+def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
+    """Candidates of problems that were cancelled, have failed or are out of time."""
+    problem = core(JobProblemRow).c
+    ended = problem.state.in_(("cancelled", "failed"))
+    # By their jobs: SQLite would read every problem.
+    recent = problem.job_id.in_(select(JobRow.id).where(or_(JobRow.state.in_(LIVE), over)))
+    row = session.execute(
+        select(problem.job_id, problem.state, problem.error, JobRow.budget_seconds)
+        .join(JobRow, JobRow.id == problem.job_id)
+        .where(recent, or_(late, ended), _without_verdict())
+        .limit(1)
+    ).one_or_none()
+    if row is None:
+        return None
+    if row.state == "cancelled":
+        reason = "the job was cancelled"
+    elif row.state == "failed":
+        reason = f"its problem failed: {row.error}"
+    else:
+        reason = f"{_budget(row.budget_seconds)} it was judged"
+    alike = (
+        (problem.job_id == row.job_id) & (problem.state == row.state) & problem.error.is_not_distinct_from(row.error)
+    )
+    return lambda session: _skip_some(session, row.job_id, alike, reason)
+
+
+def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], reason: str) -> None:
+    candidate, problem = core(CandidateRow).c, core(JobProblemRow).c
+    rows = session.execute(
+        select(candidate.job_problem_id, candidate.candidate, candidate.build)
+        .join(core(JobProblemRow), problem.id == candidate.job_problem_id)
+        .where(problems, candidate.verdict.is_(None))
+        .limit(CLEARED_AT_ONCE)
+    ).all()
+    write_findings(session, [Finding(row.job_problem_id, row.candidate, "skipped", reason) for row in rows])
+    drop_unneeded(session, job_id, sorted({row.build for row in rows}))
+    finish_judged(session, {row.job_problem_id for row in rows})
+
+
+def _given_up(session: Session) -> Part | None:
+    """Builds that could not be compiled, for no known fault of their own."""
+    query = (
+        select(BuildRow.id, BuildRow.log)
+        .where(PENDING_OR_GIVEN_UP, BuildRow.state == "given_up")
+        .limit(CLEARED_AT_ONCE)
+    )
+    if not session.execute(query).all():
+        return None
+
+    def part(session: Session) -> None:
+        reasons = {id: str(log) for id, log in session.execute(query)}
+        touched = skip_lost(session, reasons, true(), CLEARED_AT_ONCE)
+        finish_judged(session, touched)
+        if len(touched) < CLEARED_AT_ONCE:
+            forget_given_up(session, list(reasons))
+
+    return part
+
+
+def _failed_judging(session: Session, since: float) -> Part | None:
+    """Candidates of verify and measure tasks that failed for good."""
+    item, build, candidate = (core(table).c for table in (ItemRow, BuildRow, CandidateRow))
+    rows = session.execute(
+        select(item.id, item.kind, item.ref, item.target, item.error)
+        .where(item.kind.in_((VERIFY, MEASURE)), item.state == "failed", item.finished_at > since)
+        .order_by(item.id)
+    )
+    for row in rows:
+        asked = of_problems(asks_predicted() if row.kind == VERIFY else JobProblemRow.device_class == row.target)
+        waiting = (
+            select(candidate.build)
+            .join(core(BuildRow), build.id == candidate.build)
+            .where(build.group_id == group_of_ref(row.ref), candidate.verdict.is_(None))
+            .where(or_(build.state.in_(COMPILE_FAILURES), and_(build.state == "ok", asked)))
+            # Evaluated once more when it is cleared: a later job has the task tried again.
+            .where(exists().where(item.id == row.id, item.state == "failed"))
+        )
+        if session.scalar(waiting.limit(1)) is not None:
+            return partial(_skip_judging, waiting=waiting, asked=asked, reason=row.error)
+    return None
+
+
+def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool], reason: str) -> None:
+    ids: list[str] = list(session.scalars(waiting.distinct()))
+    failed = compile_failures(session, ids)
+    touched = give_verdicts(session, failed, true(), CLEARED_AT_ONCE)
+    compiled = {id: ("skipped", reason) for id in ids if id not in failed}
+    touched += give_verdicts(session, compiled, asked, CLEARED_AT_ONCE)
+    finish_judged(session, touched)
+
+
+def _without_verdict() -> ColumnElement[bool]:
+    """Of a problem's row: whether one of its candidates has no verdict."""
+    return exists().where(CandidateRow.job_problem_id == JobProblemRow.id, CandidateRow.verdict.is_(None))
+
+
+def _budget(seconds: float | None) -> str:
+    assert seconds is not None, "a deadline comes from a budget"
+    return f"the budget of {seconds:g} seconds ended before"
+
+
+def give_up(session: Session, kind: str, ref: str, error: str) -> None:
+    """Settle what depends on a task that failed for good; its candidates are left to `find_ended`."""
+    if kind == PLAN:
+        job_id, first, last = parse_plan_ref(ref)
+        in_chunk = (JobProblemRow.job_id == job_id) & JobProblemRow.position.between(first, last)
+        _fail_problems(session, job_id, in_chunk & ~JobProblemRow.planned, error)
+    elif kind == FINISH:
+        job = session.scalar(select(JobProblemRow.job_id).where(JobProblemRow.id == int(ref)))
+        if job is not None:
+            _fail_problems(session, job, JobProblemRow.id == int(ref), error)
+    elif kind == COMPARE:
+        finish_judged(session, [int(ref)])
+
+
+def end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:
+    """The job needs no tasks of these kinds any more; what no other job needs is cancelled."""
+    now = clock_of(session).now()
+    item, wanting = core(ItemRow).c, core(ItemJobRow).c
+    of_job = select(wanting.item_id).where(wanting.job_id == job_id, wanting.wanted)
+    unended = item.id.in_(of_job) & item.state.in_(UNENDED) & item.kind.in_(kinds)
+    ids = list(session.scalars(select(item.id).where(unended)))
+    for some in chunks(ids):
+        session.execute(
+            update(core(ItemJobRow)).where(wanting.job_id == job_id, wanting.item_id.in_(some)).values(wanted=False)
+        )
+        unwanted = item.id.in_(some) & ~exists().where(wanting.item_id == item.id, wanting.wanted)
+        # The token stays: `renew` reports to its worker that the task was cancelled, not lost.
+        cancelled = session.execute(
+            update(core(ItemRow))
+            .where(unwanted)
+            .values(state="cancelled", finished_at=now, lease_expires_at=None)
+            .returning(item.kind, item.ref)
+        ).all()
+        groups = [row.ref for row in cancelled if row.kind == COMPILE]
+        session.execute(
+            update(core(GroupRow)).where(core(GroupRow).c.id.in_(groups)).values(state="cancelled", finished_at=now)
+        )
+        for group in groups:
+            abandon_group(session, group)
+
+
+def _fail_problems(session: Session, job_id: str, which: object, error: str) -> None:
+    session.execute(
+        update(JobProblemRow)
+        .where(which, JobProblemRow.state.in_(LIVE))  # type: ignore[arg-type]
+        .values(state="failed", error=error, finished_at=clock_of(session).now())
+    )
+    settle_job(session, job_id)
+
+
+def _job_error(session: Session, job_id: str, counts: dict[str, int]) -> str | None:
+    """Of a job with problems that failed, else of one that lost candidates."""
+    errors = select(JobProblemRow.name, JobProblemRow.error).where(JobProblemRow.job_id == job_id)
+    errors = errors.order_by(JobProblemRow.position).limit(1)
+    if first := session.execute(errors.where(JobProblemRow.state == "failed")).one_or_none():
+        what = f"{counts['failed']} of {sum(counts.values())} problems failed"
+    elif first := session.execute(errors.where(JobProblemRow.error.startswith(LOST))).one_or_none():
+        what = "candidates were skipped"
+    else:
+        return None
+    return f"{what}; the first, {first.name}: {first.error}"
+
+
+def cancel_job(session: Session, job_id: str) -> JobStatus | None:
+    """Cancel the job unless it has ended; the job as it is now, or None. `find_ended` skips its candidates."""
+    ended = {"state": "cancelled", "finished_at": clock_of(session).now()}
+    live = (JobRow.id == job_id) & JobRow.state.in_(LIVE)
+    if session.scalar(update(JobRow).where(live).values(**ended).returning(JobRow.id)) is not None:
+        problems = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
+        session.execute(update(JobProblemRow).where(problems).values(**ended))
+        end_items(session, job_id, (*SEARCH, FINISH))
+    return job_state(session, job_id)

@@ -1,0 +1,216 @@
+"""Groups: the kernels of one .cu file, the outcome of compiling them, and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import bindparam, select, update
+
+from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
+from cukiln.types import GroupKernel as GroupKernelReport
+from storage.database.session import Session, clock_of
+from storage.database.sql import core
+from storage.database.tables import BuildRow, GroupRow
+from storage.entities.builds import Build, known_builds
+from storage.entities.groups import Group, GroupKernel, compiled_for, kernels_of, load_group
+from storage.entities.stage_times import Spent, by_phase, shares
+from storage.queue.tasks import Claim, complete, hold
+from storage.transitions.judge import JUDGED_AT_ONCE, Judged
+from storage.transitions.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
+from storage.transitions.pending_verification import Unjudged, Versions, add_judging, judge_known, unjudged
+
+BUILDS_AT_ONCE = 16
+"""Outcomes of one transaction."""
+
+
+@dataclass(frozen=True)
+class BuildOutcome:
+    """`state`: ok (with code digest, resources, and the blob digest of the library that holds it), compile_error,
+    compile_timeout (with the log, and the limit that was `reached`, by name, where one was)."""
+
+    build: str
+    state: str
+    code_digest: str | None = None
+    resources: Mapping[str, Any] | None = None
+    log: str | None = None
+    library: str | None = None
+    reached: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class GroupFiles:
+    """Blobs of a group's compile, and what it took; `phases` as `GroupRow` has them, without the queue."""
+
+    source: str | None = None
+    log: str | None = None
+    library: str | None = None
+    cubin: str | None = None
+    ptx: str | None = None
+    sass: str | None = None
+    phases: Sequence[Mapping[str, Any]] = ()
+    codegen: StageSeconds = field(default_factory=StageSeconds)
+    compile: StageSeconds = field(default_factory=StageSeconds)
+
+
+def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
+    """Write the outcome of some of a group's builds: no job waits for their compile any more. Raises `LostClaim`, and
+    `ValueError` for a build that compiled and has no library."""
+    hold(session, claim)
+    if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
+        raise ValueError(f"group {claim.ref}: compiled, but without a library: {', '.join(lacking)}")
+    if outcomes:
+        _write_outcomes(session, claim, outcomes)
+    fulfil(session, [outcome.build for outcome in outcomes])
+
+
+def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
+    build = core(BuildRow)
+    session.execute(
+        update(build)
+        .where(build.c.id == bindparam("of_build"), build.c.state == "compiling", build.c.group_id == claim.ref)
+        .values(
+            state=bindparam("became"),
+            suspect=None,
+            code_digest=bindparam("code"),
+            library=bindparam("holds"),
+            resources=bindparam("report", type_=build.c.resources.type),
+            log=bindparam("message"),
+            reached=bindparam("limit", type_=build.c.reached.type),
+        ),
+        [
+            {
+                "of_build": outcome.build,
+                "became": outcome.state,
+                "code": outcome.code_digest,
+                "holds": outcome.library,
+                "report": dict(outcome.resources) if outcome.resources is not None else None,
+                "message": outcome.log,
+                "limit": dict(outcome.reached) if outcome.reached is not None else None,
+            }
+            for outcome in outcomes
+        ],
+    )
+
+
+def judge_group(session: Session, claim: Claim, versions: Versions) -> tuple[list[Judged], bool]:
+    """`judge_known` of the slices that the task's group has compiled, in whichever group. Raises `LostClaim`."""
+    hold(session, claim)
+    build = core(BuildRow).c
+    slices = select(build.slice).where(build.group_id == claim.ref)
+    builds = session.scalars(select(build.id).where(build.slice.in_(slices)).order_by(build.id))
+    return judge_known(session, builds, versions, most=JUDGED_AT_ONCE)
+
+
+def what_follows(session: Session, claim: Claim, made: GroupFiles) -> tuple[list[Unjudged], Spent]:
+    """Which candidates wait for the group's builds, and what each problem has spent on it. Read when all outcomes are
+    recorded, before the group is completed: it may be a lot. A job that comes later finds its builds compiled."""
+    build = core(BuildRow).c
+    rows = session.execute(select(build.id, build.state).where(build.group_id == claim.ref)).all()
+    jobs = compiled_for(session, claim.ref)
+    stages = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}
+    waiting = unjudged(session, [row.id for row in rows if row.state == "ok"])
+    return waiting, shares(session, jobs, [row.id for row in rows], stages, waited=jobs)
+
+
+def complete_group(
+    session: Session,
+    claim: Claim,
+    made: GroupFiles,
+    waiting: Iterable[Unjudged] = (),
+    error: str | None = None,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> list[tuple[str, str | None]]:
+    """Complete a compile task: the group's blobs and times, and the tasks that verify or measure what is `waiting`.
+    Builds whose outcome was not recorded failed together with `error`, which names none of them: they are pending
+    again, as suspects. Returns (kind, target) of the tasks that wait now. Raises `LostClaim`."""
+    complete(session, claim)
+    group = core(GroupRow).c
+    blobs = {name: getattr(made, name) for name in ("source", "log", "library", "cubin", "ptx", "sass")}
+    in_queue = claim.waited_seconds
+    # Relative to the lease, as the others: it ended when they began.
+    spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
+    session.execute(
+        update(core(GroupRow))
+        .where(group.id == claim.ref)
+        .values(
+            state="compiled" if error is None else "failed",
+            finished_at=clock_of(session).now(),
+            phases=spans,
+            codegen_seconds=made.codegen.model_dump(),
+            compile_seconds=made.compile.model_dump(),
+            **blobs,
+        )
+    )
+    return_builds(session, claim.ref, error or "its file left it out", max_attempts)
+    return add_judging(session, waiting)
+
+
+def group_report(session: Session, group_id: str) -> GroupReport | None:
+    """The group as the service answers it; None if there is no such group."""
+    group = load_group(session, group_id)
+    if group is None:
+        return None
+    kernels = kernels_of(group)
+    builds = known_builds(session, [kernel.build for kernel in kernels])
+    return GroupReport(
+        group=group.id,
+        jobs=sorted(compiled_for(session, group.id)),
+        target=group.target,
+        state=group.state,
+        toolchain=group.toolchain,
+        kernels=[
+            _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
+            for kernel, attributed in zip(kernels, attribute(group), strict=True)
+        ],
+        phases=[Phase(**phase) for phase in group.phases],
+        predicted_seconds=group.predicted_seconds,
+        codegen=StageSeconds(**group.codegen_seconds),
+        compile=StageSeconds(**group.compile_seconds),
+        verify=StageSeconds(**group.verify_seconds),
+        source_sha256=group.source,
+        log_sha256=group.log,
+        library_sha256=group.library,
+        cubin_sha256=group.cubin,
+        ptx_sha256=group.ptx,
+        sass_sha256=group.sass,
+    )
+
+
+def attribute(group: Group) -> list[AttributedSeconds | None]:
+    """What each kernel takes of the phases that it was in, after the seconds predicted of it; alike where nothing was
+    predicted of all that were in. The queue is not shared out. None for what is not compiled."""
+    predicted = [kernel.predicted_seconds for kernel in kernels_of(group)]
+    sums: list[dict[str, float]] = [{} for _ in predicted]
+    for phase in group.phases:
+        places = phase.get("kernels") or range(len(predicted))
+        weights = {place: predicted[place] for place in places}
+        if phase["name"] == "queue":
+            continue
+        if not all(weights.values()):
+            weights = dict.fromkeys(weights, 1.0)
+        whole = sum(weights.values())
+        for place, weight in weights.items():
+            sums[place][phase["name"]] = sums[place].get(phase["name"], 0.0) + phase["seconds"] * weight / whole
+    return [AttributedSeconds(phases=phases) if phases else None for phases in sums]
+
+
+def _report_kernel(
+    kernel: GroupKernel, build: Build | None, group_state: str, attributed: AttributedSeconds | None
+) -> GroupKernelReport:
+    """A build that was forgotten is reported under its group's own state."""
+    described = kernel.kernel_json
+    return GroupKernelReport(
+        build=kernel.build,
+        kernel=kernel.kernel,
+        namespace=f"kernel_{kernel.kernel[:16]}",
+        operator=str(described.get("operator", "")),
+        tunables=dict(described.get("tunables", {})),
+        state=build.state if build else group_state,
+        code_digest=build.code_digest if build else None,
+        resources=build.resources if build else None,
+        log=build.log if build else None,
+        predicted_seconds=kernel.predicted_seconds,
+        seconds=attributed,
+    )

@@ -1,0 +1,118 @@
+"""How an attempt ends that did not complete its task: released, failed, or lost with its worker.
+
+A lost attempt does not count (`storage.queue.losses`). Of a group the builds are pending again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+
+from storage.database.session import Session, clock_of
+from storage.database.sql import core
+from storage.database.tables import GroupRow, ItemRow
+from storage.queue import losses
+from storage.queue.attempts import waits_again
+from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of
+from storage.queue.tasks import Claim, end_task, hold
+from storage.transitions.cancel_and_expire import give_up
+from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose_group
+
+
+@dataclass(frozen=True)
+class Expired:
+    """A task whose lease ran out; `state`: waiting (for the next attempt), failed (it was lost too often) or lost (a
+    group, whose builds are pending again). `jobs`: that needed it."""
+
+    item_id: int
+    kind: str
+    ref: str
+    target: str | None
+    jobs: tuple[str, ...]
+    state: str
+
+
+def release(session: Session, claim: Claim) -> None:
+    """Return the task unchanged, as an orderly shutdown does; the attempt does not count."""
+    if claim.kind == COMPILE:
+        _end_group(session, claim, "released")
+        abandon_group(session, claim.ref)
+    else:
+        again = waits_again(session, claim.item_id, "released")
+        end_task(session, claim, {**again, "attempt": claim.attempt - 1, "losses": min(claim.losses, losses.TOGETHER)})
+
+
+def lose(session: Session, claim: Claim, error: str) -> str:
+    """The machine failed the attempt, which does not count (`storage.queue.losses`). Returns "paused", or "failed"
+    where it was lost too often. Raises `LostClaim`."""
+    hold(session, claim)
+    row = session.execute(select(core(ItemRow)).where(ItemRow.id == claim.item_id)).one()
+    return "failed" if _lose(session, row, error) == "failed" else "paused"
+
+
+def _lose(session: Session, row: Any, error: str) -> str:
+    """End the attempt at a leased task as lost; returns its state. Of a group the builds are pending again, and of work
+    with parts its step skips what is lost again and again: only what has none, or is never begun, fails as a whole."""
+    now = clock_of(session).now()
+    state = "lost" if row.kind == COMPILE else "waiting"
+    values: dict[str, Any] = {"finished_at": now, "lease_expires_at": None}
+    if row.kind != COMPILE:
+        many = row.losses + losses.weight(session, row.losses, row.id)
+        most = losses.MOST if row.kind in (FINISH, COMPARE) else 2 * losses.MOST
+        if many >= most:
+            state, error = "failed", losses.why_skipped(error)
+        else:
+            pause = {"not_before": now + losses.pause_after(many), "attempt": row.attempt - 1}
+            values = {**waits_again(session, row.id, "lost"), **pause}
+        values["losses"] = many
+    # Where it does not wait, the worker of the attempt stays: it shows where the task was.
+    ended = {**values, "state": state, "token": None, "error": error}
+    session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended))
+    if state == "lost":
+        _set_group(session, row.ref, "lost", now)
+        lose_group(session, row.ref, error)
+    elif state == "failed":
+        give_up(session, row.kind, row.ref, error)
+    return state
+
+
+def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
+    """End the attempt. Returns "waiting" where another one may follow, else "failed": what depends on it is settled.
+    The builds of a compile task are pending again, as suspects."""
+    if claim.kind == COMPILE:
+        _end_group(session, claim, "failed", error)
+        abandon_group(session, claim.ref, error, max_attempts if retry else 1)
+        return "waiting"
+    now = clock_of(session).now()
+    if retry and claim.attempt < max_attempts:
+        end_task(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
+        return "waiting"
+    end_task(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
+    give_up(session, claim.kind, claim.ref, error)
+    return "failed"
+
+
+def expire_leases(session: Session, silent: Collection[int] | None = None) -> list[Expired]:
+    """End the leases of dead workers, as `lose` does: of the tasks in `silent` (`storage.queue.tasks.LeaseWatch`), else
+    those that are over by this machine's clock."""
+    over = ItemRow.lease_expires_at < clock_of(session).now() if silent is None else ItemRow.id.in_(silent)
+    late = session.execute(select(core(ItemRow)).where(ItemRow.state == "claimed", over).order_by(ItemRow.id)).all()
+    expired = []
+    for row in late:
+        state = _lose(session, row, f"worker {row.worker} stopped answering")
+        expired.append(Expired(row.id, row.kind, row.ref, row.target, jobs_of(session, row.id), state))
+    return expired
+
+
+def _end_group(session: Session, claim: Claim, state: str, error: str | None = None) -> None:
+    now = clock_of(session).now()
+    end_task(session, claim, {"state": state, "finished_at": now, "lease_expires_at": None, "error": error})
+    _set_group(session, claim.ref, state, now)
+
+
+def _set_group(session: Session, group_id: str, state: str, now: float) -> None:
+    group = core(GroupRow)
+    session.execute(update(group).where(group.c.id == group_id).values(state=state, finished_at=now))

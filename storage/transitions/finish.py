@@ -1,0 +1,59 @@
+"""A problem is finished: with a winner, or with the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import update
+
+from cukiln.types import StageSeconds
+from storage.database.session import Session, clock_of
+from storage.database.tables import LIVE, ItemRow, JobProblemRow
+from storage.entities.stage_times import add_seconds, by_phase
+from storage.errors import LostClaim
+from storage.queue.tasks import Claim, complete
+from storage.transitions.cancel_and_expire import settle_job
+
+
+@dataclass(frozen=True)
+class FinishedProblem:
+    """`job_state` is the job's new state if this was its last problem."""
+
+    job_id: str
+    job_state: str | None
+
+
+def finish_problem(
+    session: Session,
+    claim: Claim,
+    *,
+    winner: str | None,
+    error: str | None,
+    extra_seconds: Mapping[str, StageSeconds] | None = None,
+    phases: Sequence[Mapping[str, Any]] = (),
+) -> FinishedProblem:
+    """End the problem of a finish task: done with a winner (a candidate id), or failed with the reason.
+
+    Completes the task and closes the job with its last problem. `extra_seconds`: what finishing itself spent, by
+    stage, `phases`: within it, as in `storage.database.tables.GroupRow`. Raises `LostClaim`.
+    """
+    if (winner is None) == (error is None):
+        raise ValueError("a finished problem has either a winner or an error")
+    complete(session, claim)
+    problem_id = int(claim.ref)
+    state = "failed" if winner is None else "done"
+    why = error or JobProblemRow.error  # the note on what was lost or skipped stays
+    job_id = session.scalar(
+        update(JobProblemRow)
+        .where(JobProblemRow.id == problem_id, JobProblemRow.state.in_(LIVE))
+        .values(state=state, winner=winner, error=why, finished_at=clock_of(session).now())
+        .returning(JobProblemRow.job_id)
+    )
+    if job_id is None:
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(phases=[dict(phase) for phase in phases]))
+    waiting = {"queue": StageSeconds(wall=claim.waited_seconds)}
+    add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
+    return FinishedProblem(job_id, settle_job(session, job_id))

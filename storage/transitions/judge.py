@@ -1,0 +1,275 @@
+"""Give candidates the verdicts and times that are stored; add the next task of problems that have all of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, String, and_, bindparam, cast, exists, false, or_, select, update
+
+from codegen.identity import PlanVersions
+from codegen.text.compiler_log import telling_line
+from storage.database.device_classes import asks_predicted, is_predicted
+from storage.database.session import Session, clock_of
+from storage.database.sql import chunks, core, rows_among
+from storage.database.tables import (
+    COMPILE_FAILURES,
+    LIVE,
+    BuildRow,
+    CandidateRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+    MeasurementRow,
+    VerdictRow,
+)
+from storage.entities.verdicts import CPU, GPU
+from storage.queue.losses import LOST
+from storage.queue.new_tasks import COMPARE, FINISH, UNENDED, NewItem, add_items
+
+JUDGED_AT_ONCE = 1000
+"""Candidates that get their verdict in one transaction: about 50 ms of a shared core."""
+FINISH_SECONDS = 0.75
+"""Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
+three fp32 matmuls on two cores of an AMD EPYC."""
+COMPARE_SECONDS = 3.0
+"""Of one comparison, before any was made here: a guess at starting the process and a few interleaved runs."""
+
+
+def has_time_left(now: float) -> ColumnElement[bool]:
+    """Of a job's row: it has not ended, and its deadline has not passed."""
+    return and_(JobRow.state.in_(LIVE), or_(JobRow.deadline.is_(None), JobRow.deadline > now))
+
+
+@dataclass(frozen=True, order=True)
+class Judged:
+    """A problem with a new task: a wake-up goes to (kind, target).
+
+    `compare`: all its candidates have a verdict, and the best are to be run against each other on a GPU. `finish`: all
+    is done but the choice. `measure`: there is more to measure than there was when the task was leased.
+    """
+
+    problem: int
+    kind: Literal["measure", "compare", "finish"]
+    target: str | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What becomes of one candidate of a job's problem. `measurement` as JSON; None where it is not right."""
+
+    problem_id: int
+    candidate: str
+    verdict: str
+    message: str | None
+    measurement: dict[str, Any] | None = None
+
+
+def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
+    """Add the next task of each live, planned problem whose candidates all have a verdict; returns what was added.
+
+    While there is time left, candidates that are right on a GPU are compared once; then the problem is finished.
+    """
+    judged: list[Judged] = []
+    items: list[NewItem] = []
+    candidate = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == JobProblemRow.id)
+    compare = select(ItemRow.state).where(ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String))
+    now = clock_of(session).now()
+    query = (
+        select(
+            JobProblemRow.id,
+            JobProblemRow.target,
+            JobProblemRow.device_class,
+            JobProblemRow.job_id,
+            JobRow.deadline,
+            candidate.where(CandidateRow.verdict == "ok").exists().label("right"),
+            compare.scalar_subquery().label("compare"),
+        )
+        .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
+        .where(~candidate.where(CandidateRow.verdict.is_(None)).exists())
+        .order_by(JobProblemRow.id)
+    )
+    for row in rows_among(session, query, JobProblemRow.id, problem_ids):
+        if row.compare in UNENDED:
+            continue  # its end leads here again
+        in_time = row.deadline is None or row.deadline > now
+        if row.right and row.compare is None and in_time and not is_predicted(row.device_class):
+            step, seconds = Judged(row.id, COMPARE, row.device_class), COMPARE_SECONDS
+        else:
+            step, seconds = Judged(row.id, FINISH, row.target), FINISH_SECONDS
+        judged.append(step)
+        items.append(NewItem(step.kind, str(row.id), step.target, (row.job_id,), seconds))
+    add_items(session, items)
+    return judged
+
+
+def skip_lost(session: Session, builds: Mapping[str, str], which: ColumnElement[bool], most: int) -> list[int]:
+    """`give_verdicts` skipped, with these messages. Problems that lose candidates say why: their jobs end partial."""
+    touched = give_verdicts(session, {id: ("skipped", why) for id, why in builds.items()}, which, most)
+    for why in set(builds.values()):
+        note_lost(session, touched, why)
+    return touched
+
+
+def note_lost(session: Session, problem_ids: Iterable[int], why: str | None) -> None:
+    """Nothing where a candidate was skipped for another reason."""
+    problem = core(JobProblemRow).c
+    for ids in chunks(set(problem_ids) if (why or "").startswith(LOST) else ()):
+        here = problem.id.in_(ids) & problem.error.is_(None)
+        session.execute(update(core(JobProblemRow)).where(here).values(error=why))
+
+
+def give_verdicts(
+    session: Session,
+    verdicts: Mapping[str, tuple[str, str | None]],
+    which: ColumnElement[bool],
+    most: int | None,
+) -> list[int]:
+    """Write verdict and message, by build, to at most so many candidates without one; the problem of each."""
+    if not verdicts:
+        return []
+    candidate = core(CandidateRow).c
+    unjudged = candidate.verdict.is_(None) & candidate.build.in_(list(verdicts)) & which
+    columns = (candidate.job_problem_id, candidate.candidate, candidate.build)
+    rows = session.execute(select(*columns).where(unjudged).limit(most))
+    return write_findings(session, [Finding(problem, name, *verdicts[build]) for problem, name, build in rows])
+
+
+def of_problems(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Of a candidate's row: whether its problem is such."""
+    its = JobProblemRow.id == core(CandidateRow).c.job_problem_id
+    return select(JobProblemRow.id).where(its, condition).correlate(core(CandidateRow)).exists()
+
+
+def compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, str | None]]:
+    """Verdict and message of the builds that do not compile."""
+    rows = session.execute(
+        select(BuildRow.id, BuildRow.state, BuildRow.log).where(
+            BuildRow.id.in_(ids), BuildRow.state.in_(COMPILE_FAILURES)
+        )
+    )
+    return {build: (state, telling_line(log or "") or None) for build, state, log in rows}
+
+
+def cpu_verdicts(session: Session, ids: list[str], plans: PlanVersions) -> dict[str, tuple[str, str | None]]:
+    """Verdict and message of the builds whose slice was verified on the CPU."""
+    rows = session.execute(
+        select(BuildRow.id, VerdictRow.verdict, VerdictRow.message)
+        .join(VerdictRow, VerdictRow.subject == BuildRow.slice)
+        .where(VerdictRow.venue == CPU, VerdictRow.plan_version.in_(set(plans.values())))
+        .where(BuildRow.id.in_(ids), BuildRow.state == "ok")
+    )
+    return {build: (verdict, message) for build, verdict, message in rows}
+
+
+def condemn(session: Session, code_digests: Collection[str], plans: PlanVersions | None, most: int) -> list[int]:
+    """Give at most so many candidates of live problems on a GPU the verdict of their code where it is wrong (by these
+    versions of the verification plan; None: by any), also those that had been right; the problem of each."""
+    wrong = [VerdictRow.subject.in_(list(code_digests)), VerdictRow.venue == GPU, VerdictRow.verdict != "ok"]
+    if plans is not None:
+        wrong.append(VerdictRow.plan_version.in_(set(plans.values())))
+    rows = session.execute(
+        select(CandidateRow.job_problem_id, CandidateRow.candidate, VerdictRow.verdict, VerdictRow.message)
+        .join(BuildRow, BuildRow.code_digest == VerdictRow.subject)
+        .join(CandidateRow, CandidateRow.build == BuildRow.id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(*wrong, or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
+        .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
+        .limit(most)
+    )
+    return write_findings(session, [Finding(*row) for row in rows])
+
+
+def write_findings(session: Session, findings: Sequence[Finding]) -> list[int]:
+    """Write verdicts and times to candidates; the problem of each."""
+    if not findings:
+        return []
+    table = core(CandidateRow)
+    session.execute(
+        update(table)
+        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
+        .values(
+            verdict=bindparam("given"),
+            message=bindparam("why"),
+            measured_us=bindparam("us"),
+            measurement=bindparam("times", type_=table.c.measurement.type),
+        ),
+        [
+            {
+                "of_problem": finding.problem_id,
+                "of_candidate": finding.candidate,
+                "given": finding.verdict,
+                "why": finding.message,
+                "us": finding.measurement["median_us"] if finding.measurement else None,
+                "times": finding.measurement,
+            }
+            for finding in findings
+        ],
+    )
+    return [finding.problem_id for finding in findings]
+
+
+def give_findings(
+    session: Session,
+    ids: list[str],
+    plans: PlanVersions,
+    drivers: Mapping[str, str],
+    which: ColumnElement[bool],
+    most: int | None,
+) -> list[int]:
+    """Give at most so many candidates of these builds on a GPU without a verdict (`which`: a condition on their rows)
+    what is stored of equal code: times on its device class under that class's driver, verified by this plan; or that
+    it was wrong on some GPU. Returns the problem of each."""
+    present = or_(
+        false(),
+        *(
+            and_(MeasurementRow.device_class == device_class, MeasurementRow.driver == driver)
+            for device_class, driver in drivers.items()
+        ),
+    )
+    today = set(plans.values())
+    wrong = and_(
+        VerdictRow.subject == BuildRow.code_digest,
+        VerdictRow.venue == GPU,
+        VerdictRow.plan_version.in_(today),
+        VerdictRow.verdict != "ok",
+    )
+    timed = and_(MeasurementRow.code_digest == BuildRow.code_digest, MeasurementRow.plan_version.in_(today), present)
+    # Builds first: thousands of candidates may wait for a build of which nothing is stored.
+    stored = exists().where(wrong) | exists().where(timed)
+    builds = session.scalars(select(BuildRow.id).where(BuildRow.id.in_(ids), BuildRow.state == "ok", stored)).all()
+    if not builds:
+        return []
+    rows = session.execute(
+        select(
+            CandidateRow.job_problem_id,
+            CandidateRow.candidate,
+            VerdictRow.verdict,
+            VerdictRow.message,
+            MeasurementRow.measurement,
+        )
+        .select_from(CandidateRow)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .join(BuildRow, BuildRow.id == CandidateRow.build)
+        .join(VerdictRow, wrong, isouter=True)
+        .join(
+            MeasurementRow,
+            timed
+            & (MeasurementRow.candidate == CandidateRow.candidate)
+            & (MeasurementRow.device_class == JobProblemRow.device_class),
+            isouter=True,
+        )
+        .where(CandidateRow.build.in_(builds), CandidateRow.verdict.is_(None))
+        .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
+        .where(or_(VerdictRow.verdict.is_not(None), MeasurementRow.code_digest.is_not(None)), which)
+        .limit(most)
+    )
+    findings = [
+        Finding(row.job_problem_id, row.candidate, row.verdict, row.message)
+        if row.verdict is not None
+        else Finding(row.job_problem_id, row.candidate, "ok", None, row.measurement)
+        for row in rows
+    ]
+    return write_findings(session, findings)

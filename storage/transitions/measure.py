@@ -1,0 +1,319 @@
+"""Measuring on GPUs: what a task is to verify and time, its results, and the comparison of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, func, select, tuple_, update
+
+from codegen.identity import PlanVersions
+from cukiln.types import StageSeconds
+from storage.database.device_classes import asks_predicted
+from storage.database.session import Session, clock_of
+from storage.database.sql import chunks, core, insert_new, one_of, rows_among
+from storage.database.tables import LIVE, BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
+from storage.entities.record_parts import withdraw_code
+from storage.entities.stage_times import add_seconds
+from storage.entities.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
+from storage.errors import LostClaim
+from storage.queue.new_tasks import group_of_ref
+from storage.queue.tasks import Claim, complete, go_on_alone, hold
+from storage.transitions.judge import (
+    JUDGED_AT_ONCE,
+    Finding,
+    Judged,
+    condemn,
+    finish_judged,
+    give_verdicts,
+    note_lost,
+    of_problems,
+    write_findings,
+)
+from storage.transitions.pending_builds import MAX_ATTEMPTS
+from storage.transitions.pending_verification import add_judging, unjudged
+
+FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
+PROOFS = frozenset({"ok"}) | FINDINGS
+"""Verdicts that are stored of the code. Others (`skipped`) say nothing about it."""
+
+
+@dataclass(frozen=True)
+class ToMeasure:
+    """`problem` is canonical, `library` the blob digest of a library that holds the kernel. `proven`: its code has
+    passed the reduced verification plan on a GPU before."""
+
+    problem_id: int
+    operator: str
+    problem: dict[str, Any]
+    candidate: str
+    schedule: dict[str, Any]
+    build: str
+    library: str
+    code_digest: str
+    proven: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What became of one of `candidates_to_measure`. `measurement`: `cukiln.types.Measurement` as JSON; given exactly
+    where the verdict is ok. The seconds are of this candidate alone."""
+
+    problem_id: int
+    operator: str
+    candidate: str
+    code_digest: str
+    verdict: str
+    message: str | None
+    details: Mapping[str, Any]
+    measurement: dict[str, Any] | None
+    verify: StageSeconds
+    measure: StageSeconds
+
+
+@dataclass(frozen=True)
+class WrongContender:
+    """A candidate that failed in a comparison, though its verdict was ok. `skipped` says nothing about its code."""
+
+    candidate: str
+    verdict: str
+    message: str
+    details: Mapping[str, Any]
+
+
+def candidates_to_measure(session: Session, ref: str, device_class: str, plans: PlanVersions) -> list[ToMeasure]:
+    """The candidates without a verdict of live problems on the device class, in any job, whose build the group made.
+
+    By problem, then by candidate. A candidate that several jobs wait for is there once: its result counts for all.
+    """
+    rows = session.execute(
+        select(
+            JobProblemRow.id.label("problem_id"),
+            JobProblemRow.operator,
+            JobProblemRow.problem,
+            CandidateRow.candidate,
+            CandidateRow.schedule,
+            BuildRow.id.label("build"),
+            BuildRow.library,
+            BuildRow.code_digest,
+        )
+        .select_from(BuildRow)
+        .join(CandidateRow, CandidateRow.build == BuildRow.id)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(BuildRow.group_id == group_of_ref(ref), BuildRow.state == "ok", BuildRow.library.is_not(None))
+        .where(BuildRow.code_digest.is_not(None), CandidateRow.verdict.is_(None))
+        .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
+        .order_by(JobProblemRow.id, CandidateRow.candidate)
+    ).all()
+    proofs = known_verdicts(session, {row.code_digest for row in rows}, GPU, plans)
+    once = {(row.candidate, row.code_digest): row for row in reversed(rows)}
+    proven = {digest for digest, proof in proofs.items() if proof.verdict == "ok"}
+    return [ToMeasure(**row._mapping, proven=row.code_digest in proven) for row in reversed(once.values())]
+
+
+def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, float]:
+    """The best time so far, in microseconds, of each of the problems that has one."""
+    query = (
+        select(CandidateRow.job_problem_id, func.min(CandidateRow.measured_us))
+        .where(CandidateRow.verdict == "ok", CandidateRow.measured_us.is_not(None))
+        .group_by(CandidateRow.job_problem_id)
+    )
+    return dict(rows_among(session, query, CandidateRow.job_problem_id, problem_ids))
+
+
+def record_measured(
+    session: Session, claim: Claim, results: Sequence[Measured], *, driver: str, plans: PlanVersions
+) -> None:
+    """Write verdicts and times, and add the seconds; `judge_results` comes next. Results of a task that was cancelled
+    meanwhile are kept: they are as valid for the code. Raises `LostClaim` where another attempt has the lease, and
+    `ValueError` for a result that is right and without times, or the reverse."""
+    token, state = session.execute(select(ItemRow.token, ItemRow.state).where(ItemRow.id == claim.item_id)).one()
+    if token != claim.token or state not in ("claimed", "cancelled"):
+        raise LostClaim(claim.kind, claim.ref, claim.token)
+    if torn := [result.candidate for result in results if (result.verdict == "ok") != (result.measurement is not None)]:
+        raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
+    # What outlives the job: verdicts on the code, and times, which replace the stored ones.
+    write_verdicts(session, _proofs(results), GPU, plans)
+    _write_measurements(session, results, str(claim.target), driver, plans)
+    withdraw_code(session, wrong_codes(session, {result.code_digest for result in results}))
+    add_seconds(session, _spent(results))
+
+
+def judge_results(
+    session: Session, results: Sequence[Measured], device_class: str, plans: PlanVersions
+) -> tuple[list[Judged], bool]:
+    """Write each result to candidates of live problems of its device class, in whichever job: to a part of them. A
+    wrong one invalidates its code, and with it every candidate of live problems on a GPU that has it. Returns the
+    problems with a new task, and whether there may be more candidates: call it again."""
+    touched = _judge(session, results, device_class, JUDGED_AT_ONCE)
+    codes = {result.code_digest for result in results}
+    touched += condemn(session, codes, plans, JUDGED_AT_ONCE - len(touched))
+    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+
+
+def complete_measured(
+    session: Session,
+    claim: Claim,
+    results: Sequence[Measured],
+    *,
+    plans: PlanVersions,
+    max_attempts: int = MAX_ATTEMPTS,
+) -> list[Judged]:
+    """Complete a measure task whose results are written to candidates. It waits again where something is left, which is
+    returned: the results were a part, or others came during the lease. Where there were none, that is an attempt;
+    `ValueError` in the last one: it would repeat for ever. Raises `LostClaim`."""
+    complete(session, claim)
+    problems = {result.problem_id for result in results}
+    waiting = StageSeconds(wall=claim.waited_seconds / max(1, len(problems)))
+    add_seconds(session, {id: {"queue": waiting} for id in problems})
+    device_class = str(claim.target)
+    left = candidates_to_measure(session, claim.ref, device_class, plans)
+    if left and not results and claim.attempt >= max_attempts:
+        names = ", ".join(candidate.candidate for candidate in left[:3])
+        raise ValueError(f"{claim.kind} {claim.ref}: no result for {names}")
+    again = add_judging(session, unjudged(session, {candidate.build for candidate in left}), device_class)
+    if again and not results:
+        session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(attempt=claim.attempt))
+    if again and claim.is_alone:
+        go_on_alone(session, claim)
+    return [Judged(left[0].problem_id, "measure", device_class)] if again else []
+
+
+def condemn_contenders(session: Session, claim: Claim, wrong: Sequence[WrongContender]) -> tuple[list[Judged], bool]:
+    """Those that were found wrong after they had been timed: the verdict of their code, which was ok, becomes the new
+    one, under whatever verification plan, for a part of the candidates with that code. One that was skipped was only
+    not compared. Returns the problems with a new task, and whether there may be more candidates: call it again. Raises
+    `LostClaim`."""
+    hold(session, claim)
+    problem_id = int(claim.ref)
+    failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
+    rows = session.execute(
+        select(CandidateRow.candidate, BuildRow.code_digest)
+        .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
+        .where(CandidateRow.job_problem_id == problem_id, CandidateRow.candidate.in_(list(failed)))
+    ).all()
+    for candidate, code_digest in rows:
+        contender = failed[candidate]
+        session.execute(
+            update(core(VerdictRow))
+            .where(VerdictRow.subject == code_digest, VerdictRow.venue == GPU, VerdictRow.verdict == "ok")
+            .values(
+                verdict=contender.verdict,
+                message=contender.message,
+                details=dict(contender.details),
+                created_at=clock_of(session).now(),
+            )
+        )
+    codes = {code_digest for _, code_digest in rows if code_digest}
+    withdraw_code(session, wrong_codes(session, codes))
+    write_findings(session, [Finding(problem_id, name, failed[name].verdict, failed[name].message) for name, _ in rows])
+    touched = condemn(session, codes, None, JUDGED_AT_ONCE)
+    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+
+
+def record_compared(
+    session: Session, claim: Claim, comparison: dict[str, Any] | None, *, measure: StageSeconds
+) -> list[Judged]:
+    """Complete a compare task with a `cukiln.types.Comparison` as JSON, None where there was nothing to compare.
+    Returns the problems with a new task. Raises `LostClaim`."""
+    complete(session, claim)
+    problem_id = int(claim.ref)
+    session.execute(
+        update(core(JobProblemRow)).where(core(JobProblemRow).c.id == problem_id).values(comparison=comparison)
+    )
+    add_seconds(session, {problem_id: {"measure": measure, "queue": StageSeconds(wall=claim.waited_seconds)}})
+    return finish_judged(session, [problem_id])
+
+
+def forget_group_library(session: Session, digest: str) -> tuple[list[Judged], bool]:
+    """For a library whose bytes were lost: its kernels are compiled again by the next job that measures them.
+
+    What waits to be measured now is skipped, a part of it; returns the problems with a new task, and whether there may
+    be more candidates: call it again.
+    """
+    build = core(BuildRow)
+    held = build.c.library == digest
+    standing = session.scalars(select(build.c.id).where(held, build.c.state == "ok")).all()
+    message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
+    skipped = dict.fromkeys(standing, ("skipped", message))
+    touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), JUDGED_AT_ONCE)
+    more = len(touched) >= JUDGED_AT_ONCE
+    if not more:
+        session.execute(update(build).where(held).values(library=None))
+    return finish_judged(session, touched), more
+
+
+def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
+    """One verdict per code and operator: of those that share it, the first that is wrong, else the first."""
+    by_code: dict[tuple[str, str], Measured] = {}
+    for result in sorted(results, key=lambda result: result.verdict == "ok"):
+        if result.verdict in PROOFS:
+            by_code.setdefault((result.code_digest, result.operator), result)
+    return [
+        NewVerdict(
+            digest,
+            result.operator,
+            result.verdict,
+            result.message,
+            result.details,
+            result.verify.wall,
+            result.verify.cpu,
+        )
+        for (digest, _), result in by_code.items()
+    ]
+
+
+def _write_measurements(
+    session: Session, results: Sequence[Measured], device_class: str, driver: str, plans: PlanVersions
+) -> None:
+    table = core(MeasurementRow).c
+    place = {"device_class": device_class, "driver": driver}
+    rows = {
+        (result.code_digest, result.candidate): {
+            "code_digest": result.code_digest,
+            "candidate": result.candidate,
+            **place,
+            "plan_version": plans[result.operator],
+            "median_us": result.measurement["median_us"],
+            "measurement": result.measurement,
+            "created_at": clock_of(session).now(),
+        }
+        for result in results
+        if result.measurement is not None
+    }
+    for keys in chunks(rows, 1000):
+        old = one_of((table.code_digest, table.candidate), keys)
+        session.execute(
+            delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)
+        )
+    insert_new(session, MeasurementRow, list(rows.values()))
+
+
+def _judge(session: Session, results: Sequence[Measured], device_class: str, most: int) -> list[int]:
+    """Write the results to at most so many candidates without a verdict; the problem of each."""
+    by_code = {(result.candidate, result.code_digest): result for result in results}
+    rows = session.execute(
+        select(CandidateRow.job_problem_id, CandidateRow.candidate, BuildRow.code_digest)
+        .join(BuildRow, BuildRow.id == CandidateRow.build)
+        .join(JobProblemRow, JobProblemRow.id == CandidateRow.job_problem_id)
+        .where(tuple_(CandidateRow.candidate, BuildRow.code_digest).in_(list(by_code)), CandidateRow.verdict.is_(None))
+        .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
+        .limit(most)
+    )
+    findings = []
+    for problem_id, candidate, code_digest in rows:
+        result = by_code[candidate, str(code_digest)]
+        findings.append(Finding(problem_id, candidate, result.verdict, result.message, result.measurement))
+        note_lost(session, [problem_id], result.message)
+    return write_findings(session, findings)
+
+
+def _spent(results: Sequence[Measured]) -> dict[int, dict[str, StageSeconds]]:
+    """Seconds by problem and stage."""
+    spent: dict[int, dict[str, StageSeconds]] = {}
+    for result in results:
+        stages = spent.setdefault(result.problem_id, {})
+        for stage, more in (("verify", result.verify), ("measure", result.measure)):
+            stages[stage] = stages.get(stage, StageSeconds()) + more
+    return spent

@@ -1,0 +1,271 @@
+"""Pending builds: those that jobs need and that are not compiled yet, a row of `demands` for each job and build.
+
+A build is pending as long as a job needs it, and compiling while a worker has leased it
+(`storage.transitions.lease_builds`). What a worker could not compile is pending again; what no job needs any more is
+deleted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, exists, select, update
+
+from storage.database.session import Session, clock_of
+from storage.database.sql import chunks, core, insert_new, rows_among
+from storage.database.tables import (
+    LIVE,
+    PENDING_OR_GIVEN_UP,
+    UNBUILT,
+    BuildRow,
+    CandidateRow,
+    DemandRow,
+    GroupRow,
+    ItemRow,
+    JobProblemRow,
+    JobRow,
+)
+from storage.entities.builds import NewBuild
+from storage.entities.verdicts import is_outgrown
+from storage.queue import losses
+from storage.queue.new_tasks import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
+from storage.transitions.judge import has_time_left
+from storage.transitions.pending_verification import add_judging, unjudged
+
+MAX_ATTEMPTS = 3
+_UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}
+
+build, demand = core(BuildRow).c, core(DemandRow).c
+
+
+def want_builds(
+    session: Session,
+    job_id: str,
+    builds: Sequence[NewBuild],
+    to_measure: Collection[str],
+    limits: Mapping[str, float] | None = None,
+) -> Counter[str]:
+    """Make the job's builds pending: those that are not compiled, were given up, or were ended by a limit that is
+    larger now (by name in `limits`), and of `to_measure` also what has lost its library. Returns how
+    many of them are pending or compiling, by target. Doing it twice changes nothing."""
+    now = clock_of(session).now()
+    by_id = {new.id: new for new in builds}
+    rows = [_row(new, now) for new in by_id.values()]
+    for some in chunks(rows, 1000):
+        insert_new(session, BuildRow, some)
+    columns = (build.id, build.state, build.library, build.group_id, build.reached)
+    present = rows_among(session, select(*columns), build.id, by_id)
+    lost = [
+        row.id
+        for row in present
+        if row.state == "given_up"
+        or (row.state == "ok" and row.library is None and row.id in to_measure)
+        or is_outgrown(row.reached, limits)
+    ]
+    for id in lost:
+        again = {**_row(by_id[id], now), **_UNTRIED}
+        session.execute(update(core(BuildRow)).where(build.id == id).values(**again))
+    unbuilt = [*lost, *(row.id for row in present if row.state in UNBUILT)]
+    rows = [
+        {
+            "job_id": job,
+            "build": id,
+            "target": by_id[id].target,
+            "toolchain": by_id[id].toolchain,
+            "predicted_seconds": by_id[id].predicted_seconds,
+            "wanted_at": now,
+        }
+        for job, id in [*((job_id, id) for id in unbuilt), *_waiting_for(session, lost)]
+    ]
+    for some in chunks(rows, 1000):
+        insert_new(session, DemandRow, some)
+    _join_running_files(session, job_id, {row.group_id for row in present if row.state == "compiling"})
+    return Counter(by_id[id].target for id in unbuilt)
+
+
+def _waiting_for(session: Session, builds: Collection[str]) -> list[tuple[str, str]]:
+    """Live jobs with candidates without a verdict of these builds, which are pending again: job and build."""
+    waiting = (
+        select(JobProblemRow.job_id, CandidateRow.build)
+        .join(CandidateRow, CandidateRow.job_problem_id == JobProblemRow.id)
+        .where(CandidateRow.verdict.is_(None), JobProblemRow.state.in_(LIVE))
+        .distinct()
+    )
+    return rows_among(session, waiting, CandidateRow.build, builds)
+
+
+def _row(new: NewBuild, now: float) -> dict[str, Any]:
+    return {**vars(new), "state": "pending", "created_at": now}
+
+
+def _join_running_files(session: Session, job_id: str, groups: Collection[str | None]) -> None:
+    item = core(ItemRow).c
+    for refs in chunks(group for group in groups if group is not None):
+        running = select(item.id).where(item.kind == COMPILE, item.ref.in_(refs), item.state == "claimed")
+        add_jobs(session, [(id, job_id) for id in session.scalars(running)])
+
+
+def fulfil(session: Session, build_ids: Iterable[str]) -> None:
+    """These builds are compiled, or never will be: no job waits for their compile any more."""
+    for ids in chunks(build_ids):
+        session.execute(delete(core(DemandRow)).where(demand.build.in_(ids)))
+
+
+def abandon_group(session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS) -> None:
+    """`return_builds` of a group whose attempt ended before its time."""
+    _judge_recorded(session, group_id)
+    return_builds(session, group_id, error, max_attempts)
+
+
+def lose_group(session: Session, group_id: str, error: str) -> None:
+    """Let the builds of a lost group that are still compiling be pending again after a pause: those that were lost
+    before in files of their own, until they are given up."""
+    _judge_recorded(session, group_id)
+    now = clock_of(session).now()
+    compiling = (build.group_id == group_id) & (build.state == "compiling")
+    rows = session.execute(select(build.id, build.suspect, build.losses).where(compiling)).all()
+    _wait_from_now(session, [row.id for row in rows])
+    count = losses.weight(session, max((row.losses for row in rows), default=0.0))
+    for row in rows:
+        many = row.losses + count
+        values = {
+            "state": "pending",
+            "losses": many,
+            "not_before": now + losses.pause_after(many),
+            "suspect": row.id if many >= losses.TOGETHER else row.suspect,
+        }
+        session.execute(update(core(BuildRow)).where(build.id == row.id).values(**values))
+    _forget(session, [row.id for row in rows])
+    give_up_builds(session, [row.id for row in rows if row.losses + count >= losses.MOST], losses.why_skipped(error))
+
+
+def _judge_recorded(session: Session, group_id: str) -> None:
+    """What a group has recorded stands, and is judged; a verify task gives verdicts to what did not compile."""
+    ended = session.execute(
+        select(build.id, build.state).where(build.group_id == group_id, build.state.not_in(UNBUILT))
+    ).all()
+    add_judging(session, unjudged(session, [row.id for row in ended]))
+    if any(row.state != "ok" for row in ended):
+        item = core(ItemRow).c
+        row = session.execute(select(item.id, item.target).where(item.kind == COMPILE, item.ref == group_id)).one()
+        if jobs := jobs_of(session, row.id):
+            add_again(session, [NewItem(VERIFY, group_id, row.target, jobs)])
+
+
+def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> None:
+    """Let the builds of a group that are still compiling be pending again. With an `error` they are suspect: they are
+    tried in halves of the file, and after that alone, each `max_attempts` times before it is given up."""
+    compiling = (build.group_id == group_id) & (build.state == "compiling")
+    columns = (build.id, build.suspect, build.attempts)
+    rows = session.execute(select(*columns).where(compiling).order_by(build.predicted_seconds.desc(), build.id)).all()
+    ids = [row.id for row in rows]
+    _wait_from_now(session, ids)
+    if error is None:
+        session.execute(update(core(BuildRow)).where(compiling).values(state="pending"))
+        _forget(session, ids)  # a job that has ended may have been the last that needed them
+        return
+    group = core(GroupRow).c
+    alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
+    for id, label in _labels(rows, group_id).items():
+        values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if alone else 0)}
+        session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
+    _forget(session, ids)
+    if alone and rows and rows[0].attempts + 1 >= max_attempts:
+        give_up_builds(session, ids, error)
+
+
+def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
+    for ids in chunks(build_ids):
+        session.execute(update(core(DemandRow)).where(demand.build.in_(ids)).values(wanted_at=clock_of(session).now()))
+
+
+def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
+    """For each build the file that it is tried in next: half of the one that failed, or one of its own."""
+    whole = all(row.suspect is None for row in rows) and len(rows) > 3
+    return {row.id: f"{group_id}:{place % 2}" if whole else row.id for place, row in enumerate(rows)}
+
+
+def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
+    """No job waits for the compile of these any more. The candidates are skipped, and the builds deleted, a part at a
+    time (`storage.transitions.cancel_and_expire`); any later job tries them anew."""
+    for ids in chunks(build_ids):
+        session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="given_up", log=message))
+    fulfil(session, build_ids)
+
+
+def give_up_place(session: Session, target: str, toolchain: str, most: int) -> None:
+    """`give_up_builds` of some for whose compiler there is no worker any more."""
+    place = (build.state == "pending") & (build.target == target) & (build.toolchain == toolchain)
+    ids = session.scalars(select(build.id).where(PENDING_OR_GIVEN_UP, place).limit(most)).all()
+    give_up_builds(
+        session, ids, f"it was planned for the compiler {toolchain[:12]}, which no worker has now: submit it again"
+    )
+
+
+def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
+    """When none of their candidates is left to be skipped."""
+    given_up = build.id.in_(build_ids) & (build.state == "given_up")
+    session.execute(update(core(BuildRow)).where(given_up).values(state="pending", **_UNTRIED))
+    _forget(session, build_ids)
+
+
+def drop_demands(session: Session, job_id: str, most: int) -> None:
+    """Delete up to `most` rows of `demands` of a job that has ended."""
+    ids = session.scalars(select(demand.build).where(demand.job_id == job_id).limit(most)).all()
+    for some in chunks(ids):
+        session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(some)))
+    _forget(session, ids)
+
+
+def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> None:
+    """Delete the job's rows of `demands` for those of these builds that none of its candidates waits for any more."""
+    waiting = exists().where(
+        CandidateRow.build == build.id,
+        CandidateRow.verdict.is_(None),
+        JobProblemRow.id == CandidateRow.job_problem_id,
+        JobProblemRow.job_id == job_id,
+    )
+    needed = {id for (id,) in rows_among(session, select(build.id).where(waiting), build.id, build_ids)}
+    unneeded = [id for id in build_ids if id not in needed]
+    for ids in chunks(unneeded):
+        session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(ids)))
+    _forget(session, unneeded)
+
+
+def _forget(session: Session, build_ids: Sequence[str]) -> None:
+    """Delete pending ones that no job needs; one that only lost its library is `ok` again."""
+    for ids in chunks(build_ids):
+        unwanted = build.id.in_(ids) & (build.state == "pending") & ~exists().where(demand.build == build.id)
+        rows = session.execute(select(build.id, build.code_digest).where(unwanted)).all()
+        new = [row.id for row in rows if row.code_digest is None]
+        compiled = [row.id for row in rows if row.code_digest is not None]
+        session.execute(delete(core(BuildRow)).where(build.id.in_(new)))
+        session.execute(update(core(BuildRow)).where(build.id.in_(compiled)).values(state="ok"))
+
+
+def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:
+    """Pending builds that live jobs need, by target (of all, unless given); of each target at most `most`."""
+    places = session.scalars(select(demand.target).distinct()).all() if targets is None else targets
+    now = clock_of(session).now()
+    counts = {}
+    for target in places:
+        wanted = pending_of_live_jobs(now).where(demand.target == target)
+        counts[target] = len(session.execute(wanted.with_only_columns(build.id).distinct().limit(most)).all())
+    return {target: count for target, count in counts.items() if count}
+
+
+def pending_of_live_jobs(now: float) -> Any:
+    """Pending builds of jobs that have time left; found by job, however many others are pending."""
+    return (
+        select(build.id, build.predicted_seconds)
+        .join(core(DemandRow), demand.build == build.id)
+        .join(JobRow, JobRow.id == demand.job_id)
+        .where(is_pending(now), has_time_left(now))
+    )
+
+
+def is_pending(now: float) -> ColumnElement[bool]:
+    """Of a build's row: it may be compiled now."""
+    return and_(build.state == "pending", losses.is_over(build.not_before, now))

@@ -1,0 +1,252 @@
+"""`make test-gpu` up to the GPU, and what it writes; the CPU emulations stand in for a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.primitives import CONFIRMED, primitive_digest, primitives
+from codegen.text.render_cpu import CPU_HEADERS
+from codegen.text.render_group import DEVICE_HEADERS
+from tests.gpu import confirm_primitives, run_primitives
+from tests.gpu.confirm_primitives import CONFIRMS, DIFFERS, NO_GPU, check_on_gpu, confirm, main
+from tests.gpu.primitive_checks import CHECKS, Check
+from tests.gpu.primitive_inputs import Words
+from tests.gpu.run_primitives import CpuTwins, RunFailed, build_cubin, runs_on
+from workers.compile.toolchain import DEVICE_FLAGS
+from workers.cpu.build import CPU_FLAGS
+
+CHECK = {check.name: check for check in CHECKS}
+# Few of them, so that a run takes no time.
+SOME = tuple(CHECK[name] for name in ("votes", "ldmatrix x1", "ldmatrix x2", "ldmatrix x4", "m16n8k16_f16 integers"))
+
+
+class PlayedGpu:
+    """Gives the emulations' results, after `change`."""
+
+    def __init__(
+        self, twins: CpuTwins, change: Callable[[Check, Words], Words] | None = None, arch: str = "sm_80"
+    ) -> None:
+        self.arch = arch
+        self.description = {"device": "a played GPU", "driver": "1.2", "arch": arch}
+        self._twins, self._change = twins, change
+
+    def run(self, check: Check, words: Words) -> Words:
+        outputs = self._twins.run(check, words)
+        return self._change(check, outputs) if self._change else outputs
+
+
+def added(name: str, block: int, word: int, amount: int) -> Callable[[Check, Words], Words]:
+    """A change of one word's bits, seen as an integer, in the results of one check."""
+
+    def change(check: Check, outputs: Words) -> Words:
+        if check.name == name:
+            outputs[block, word] += np.uint32(amount % 2**32)
+        return outputs
+
+    return change
+
+
+def written(target: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(target.read_text())
+    return record
+
+
+# --- what a run does
+
+
+def test_a_gpu_that_agrees_confirms_every_primitive(twins: CpuTwins, tmp_path: Path) -> None:
+    target = tmp_path / "confirmed.json"
+    assert confirm(PlayedGpu(twins), twins, "13.2.86", target) == CONFIRMS
+    record = written(target)
+    assert record["primitives"].keys() == primitives() and record["failed"] == {}
+    entry = record["primitives"]["ldmatrix"]
+    assert entry["digest"] == primitive_digest("ldmatrix")
+    assert entry["values"] == 64 * 32 * (1 + 2 + 4) and entry["worst"] == 0
+    for part in (record, entry):
+        assert (part["device"], part["driver"], part["arch"], part["cuda"]) == (
+            "a played GPU",
+            "1.2",
+            "sm_80",
+            "13.2.86",
+        )
+        assert part["date"].startswith("20")
+
+
+def test_a_primitive_that_differs_is_listed_and_not_confirmed(
+    twins: CpuTwins, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "confirmed.json"
+    target.write_text(json.dumps({"primitives": {"ldmatrix": {"digest": primitive_digest("ldmatrix")}}}))
+    gpu = PlayedGpu(twins, added("ldmatrix x2", 5, 17, 1))
+    assert confirm(gpu, twins, "13.2.86", target, SOME) == DIFFERS
+    record = written(target)
+    assert record["primitives"].keys() == {"vote_any", "vote_all", "vote_ballot", "mma_m16n8k16_f16"}
+    assert record["failed"].keys() == {"ldmatrix"}
+    assert "ldmatrix x2: block 5, word 17 of 64: the GPU gives 0x" in record["failed"]["ldmatrix"]
+    assert record["failed"]["ldmatrix"] in capsys.readouterr().out
+
+
+def test_a_kernel_that_does_not_run_fails_its_primitives(twins: CpuTwins, tmp_path: Path) -> None:
+    def broken(check: Check, outputs: Words) -> Words:
+        if check.name == "votes":
+            raise RunFailed("an illegal memory access was encountered")
+        return outputs
+
+    target = tmp_path / "confirmed.json"
+    assert confirm(PlayedGpu(twins, broken), twins, "13.2.86", target, SOME) == DIFFERS
+    assert written(target)["failed"]["vote_any"] == "votes: an illegal memory access was encountered"
+
+
+def test_an_older_gpu_leaves_what_it_has_not_as_it_was(twins: CpuTwins, tmp_path: Path) -> None:
+    target = tmp_path / "confirmed.json"
+    assert confirm(PlayedGpu(twins), twins, "13.2.86", target, SOME) == CONFIRMS
+    before = written(target)["primitives"]
+    assert confirm(PlayedGpu(twins, arch="sm_75"), twins, "13.2.86", target, SOME) == CONFIRMS
+    after = written(target)["primitives"]
+    assert after["mma_m16n8k16_f16"] == before["mma_m16n8k16_f16"]
+    assert after["vote_all"]["arch"] == "sm_75"
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def none() -> None:
+        raise RunFailed("no GPU: cudaErrorNoDevice")
+
+    monkeypatch.setattr(confirm_primitives, "CupyGpu", none)
+    before = CONFIRMED.read_bytes()
+    assert main([]) == NO_GPU
+    assert capsys.readouterr().err.startswith("no GPU: cudaErrorNoDevice; nothing is confirmed")
+    assert CONFIRMED.read_bytes() == before
+
+
+def test_the_script_runs_on_the_cpu_alone() -> None:
+    command = [sys.executable, "-m", "tests.gpu.confirm_primitives", "--cpu-only"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert finished.returncode == CONFIRMS, finished.stdout + finished.stderr
+    assert len(finished.stdout.splitlines()) == len(CHECKS)
+
+
+def test_the_script_needs_nothing_but_numpy() -> None:
+    program = """
+import json, sys
+before = set(sys.modules)
+import tests.gpu.confirm_primitives
+files = {name: getattr(sys.modules[name], "__file__", None) or "" for name in set(sys.modules) - before}
+print(json.dumps({name: "site-packages" in file for name, file in files.items()}))
+"""
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    imported: dict[str, bool] = json.loads(finished.stdout)
+    assert {name.split(".")[0] for name, installed in imported.items() if installed} == {"numpy"}
+    assert {name for name in imported if name.startswith("codegen")} == {"codegen", "codegen.primitives"}
+
+
+# --- how far results may differ
+
+
+def outcome(twins: CpuTwins, name: str, block: int, word: int, amount: int) -> str:
+    return check_on_gpu(CHECK[name], twins, PlayedGpu(twins, added(name, block, word, amount))).failure
+
+
+def test_sums_of_integers_must_be_exact(twins: CpuTwins) -> None:
+    assert outcome(twins, "m16n8k16_f16 integers", 3, 4, 1).startswith("block 3, word 4 of 128")
+    assert outcome(twins, "m16n8k32_s8", 3, 4, 1).startswith("block 3, word 4 of 128")
+
+
+def test_other_sums_may_differ_by_the_bound(twins: CpuTwins) -> None:
+    """In the first blocks S is less than 1000 times the result or so, and the bound 64 units of S."""
+    assert outcome(twins, "m16n8k16_f16 numbers", 0, 0, 2) == ""
+    assert outcome(twins, "m16n8k16_f16 numbers", 0, 0, 1 << 22) != ""
+
+
+@pytest.mark.parametrize("name", ["m16n8k16_f16 numbers", "m16n8k16_bf16 numbers", "m16n8k8_tf32 numbers"])
+def test_a_gpu_that_took_subnormal_operands_for_zeros_would_differ(name: str, twins: CpuTwins) -> None:
+    def flushed(check: Check, outputs: Words) -> Words:
+        outputs[64:128] = 0  # the blocks with subnormal a and without d
+        return outputs
+
+    assert check_on_gpu(CHECK[name], twins, PlayedGpu(twins, flushed)).failure.startswith("block 64")
+
+
+def test_a_gpu_that_rounded_tf32_operands_would_differ(twins: CpuTwins) -> None:
+    class Rounding(PlayedGpu):
+        def run(self, check: Check, words: Words) -> Words:
+            lanes = words.reshape(len(words), 32, 10).copy()
+            lanes[:, :, 4:] += np.uint32(0x1000)
+            return twins.run(check, lanes.reshape(words.shape))
+
+    assert check_on_gpu(CHECK["m16n8k8_tf32 integers"], twins, Rounding(twins)).failure != ""
+
+
+@pytest.mark.parametrize("name", [check.name for check in CHECKS if "numbers" in check.name])
+def test_a_number_for_a_nan_differs(name: str, twins: CpuTwins) -> None:
+    def replaced(check: Check, outputs: Words) -> Words:
+        nan = (
+            np.isnan(outputs.view(np.float16 if "f16_f16" in name else np.float32))
+            .reshape(*outputs.shape, -1)
+            .any(axis=2)
+        )
+        assert nan.any()
+        return np.where(nan, np.uint32(0), outputs)
+
+    assert check_on_gpu(CHECK[name], twins, PlayedGpu(twins, replaced)).failure != ""
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_no_check_accepts_a_wrong_sign_in_its_largest_number(check: Check, twins: CpuTwins) -> None:
+    def turned(_: Check, outputs: Words) -> Words:
+        floats = np.nan_to_num(np.abs(outputs.view(np.float32)), nan=0.0, posinf=0.0)
+        outputs.reshape(-1)[int(floats.argmax())] ^= np.uint32(0x80000000)
+        return outputs
+
+    assert check_on_gpu(check, twins, PlayedGpu(twins, turned)).failure != ""
+
+
+def test_functions_may_differ_by_their_units_in_the_last_place(twins: CpuTwins) -> None:
+    words = CHECK["arithmetic"].inputs(confirm_primitives.random_of(CHECK["arithmetic"]))
+    outputs = twins.run(CHECK["arithmetic"], words)
+    each = outputs.shape[1] // 32  # results of a thread
+    exp = outputs[:, 1::each].view(np.float32)
+    block, thread = (int(i) for i in np.argwhere((exp > 1) & (exp < 100))[0])
+    assert outcome(twins, "arithmetic", block, each * thread + 1, 3) == ""
+    assert outcome(twins, "arithmetic", block, each * thread + 1, 4) != ""
+    assert outcome(twins, "arithmetic", block, each * thread, 1) != ""  # fma has one result alone
+
+
+# --- completeness
+
+
+def test_every_primitive_is_checked() -> None:
+    assert {name for check in CHECKS for name in check.primitives} == primitives()
+
+
+def test_kernels_call_the_primitives_that_their_checks_name() -> None:
+    text = run_primitives.KERNELS.read_text()
+    for name in primitives():
+        assert f"{name}(" in text or f"{name}<" in text, name
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_nvcc_compiles_the_kernels(arch: str, tmp_path: Path) -> None:
+    assert build_cubin([check for check in CHECKS if runs_on(check, arch)], arch, tmp_path).stat().st_size > 0
+
+
+def test_the_kernels_are_built_as_candidates_are() -> None:
+    """From the same headers in the same order, without those that need an operator, and with the same flags."""
+    operators = {"epilogue.cuh", "check_tensors.h"}
+    assert (
+        tuple(device_header for device_header in DEVICE_HEADERS if device_header not in operators)
+        == run_primitives.DEVICE_HEADERS
+    )
+    assert tuple(cpu_header for cpu_header in CPU_HEADERS if cpu_header not in operators) == run_primitives.CPU_HEADERS
+    assert (
+        tuple(cpu_flag for cpu_flag in CPU_FLAGS if cpu_flag not in ("-fmax-errors=20", "-pipe"))
+        == run_primitives.CPU_FLAGS
+    )
+    assert DEVICE_FLAGS[:3] == run_primitives.DEVICE_FLAGS

@@ -1,0 +1,206 @@
+"""The CPU emulations of mma have every element where the PTX ISA manual says, and round as cpu/matrix.h says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.gpu.primitive_checks import CHECKS, Check
+from tests.gpu.primitive_inputs import PER_WORD, Kind, Words, numbers, to_words
+from tests.gpu.run_primitives import CpuTwins
+from tests.support.lane_tables import LANES, LDMATRIX, LDMATRIX_TRANS, MMA, Fragment
+
+KINDS = {
+    "mma_m16n8k16_f16": Kind((4, 4, 2), "float16", "float32"),
+    "mma_m16n8k16_bf16": Kind((4, 4, 2), "bfloat16", "float32"),
+    "mma_m16n8k16_f16_f16": Kind((2, 4, 2), "float16", "float16"),
+    "mma_m16n8k8_f16": Kind((4, 2, 1), "float16", "float32"),
+    "mma_m16n8k8_tf32": Kind((4, 4, 2), "tf32", "float32"),
+    "mma_m16n8k32_s8": Kind((4, 4, 2), "int8", "int32"),
+}
+FLOATS = [name for name, kind in KINDS.items() if kind.operand != "int8"]
+Matrix = NDArray[Any]
+
+
+def mma_check(name: str) -> Check:
+    return next(check for check in CHECKS if check.primitives == (name,))
+
+
+# --- the lane tables themselves
+
+
+def all_fragments() -> Iterator[Fragment]:
+    for mma in MMA.values():
+        yield from (mma.a, mma.b, mma.d)
+    yield from (LDMATRIX, LDMATRIX_TRANS)
+
+
+def test_every_element_of_a_matrix_is_in_exactly_one_place() -> None:
+    for fragment in all_fragments():
+        places = [fragment.place(lane, i) for lane in range(LANES) for i in range(len(fragment.places))]
+        assert sorted(places) == [(i, j) for i in range(fragment.rows) for j in range(fragment.columns)], fragment
+
+
+def test_the_tables_have_as_many_registers_as_the_primitives() -> None:
+    for name, mma in MMA.items():
+        assert (mma.d.registers, mma.a.registers, mma.b.registers) == KINDS[name].registers
+        assert (mma.d.per_register, mma.a.per_register) == (PER_WORD[KINDS[name].sum], PER_WORD[KINDS[name].operand])
+
+
+# --- mma, through matrices
+
+
+def spread(matrices: Matrix, fragment: Fragment) -> Matrix:
+    """Matrices (blocks, rows, columns) as what the lanes hold of them: (blocks, 32, elements)."""
+    places = np.array([[fragment.place(lane, i) for i in range(len(fragment.places))] for lane in range(LANES)])
+    return matrices[:, places[..., 0], places[..., 1]]
+
+
+def collected(held: Matrix, fragment: Fragment) -> Matrix:
+    """The other way round."""
+    matrices = np.empty((len(held), fragment.rows, fragment.columns), held.dtype)
+    for lane in range(LANES):
+        for i in range(len(fragment.places)):
+            matrices[:, *fragment.place(lane, i)] = held[:, lane, i]
+    return matrices
+
+
+def from_words(words: Words, dtype: str) -> Matrix:
+    """The numbers of registers (blocks, 32, registers); tf32 as the float whose bits it has."""
+    numpy_type = {"tf32": np.float32, "bfloat16": ml_dtypes.bfloat16}.get(dtype) or np.dtype(dtype)
+    return np.ascontiguousarray(words).view(numpy_type)
+
+
+def multiply(twins: CpuTwins, name: str, a: Matrix, b: Matrix, d: Matrix) -> Matrix:
+    """d + a * b of the emulation, for matrices with an axis for blocks in front."""
+    kind, mma = KINDS[name], MMA[name]
+    operands = np.concatenate([spread(a, mma.a), spread(b, mma.b)], axis=2)
+    outputs = twins.run(mma_check(name), kind.words(spread(d, mma.d), operands))
+    return collected(from_words(outputs.reshape(len(a), LANES, -1), kind.sum), mma.d)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("code", ["row", "column"])
+def test_mma_takes_every_element_of_a_from_its_lane_and_register(name: str, code: str, twins: CpuTwins) -> None:
+    """Each block has one element of a alone, so that one row of the result shows one row of b; b holds the number of
+    its rows or of its columns, d a number for each of its elements."""
+    k = MMA[name].a.columns
+    a = np.eye(16 * k).reshape(16 * k, 16, k)
+    rows, columns = np.mgrid[0:k, 0:8]
+    b = np.broadcast_to(rows + 1 if code == "row" else columns + 1, (16 * k, k, 8)).astype(np.float64)
+    d = np.broadcast_to(np.arange(128.0).reshape(16, 8), (16 * k, 16, 8))
+    np.testing.assert_array_equal(multiply(twins, name, a, b, d).astype(np.float64), d + a @ b)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_mma_takes_every_element_of_b_from_its_lane_and_register(name: str, twins: CpuTwins) -> None:
+    k = MMA[name].a.columns
+    b = np.eye(k * 8).reshape(k * 8, k, 8)
+    rows, columns = np.mgrid[0:16, 0:k]
+    d = np.zeros((k * 8, 16, 8))
+    for code in (rows + 1, columns + 1):
+        a = np.broadcast_to(code, (k * 8, 16, k)).astype(np.float64)
+        np.testing.assert_array_equal(multiply(twins, name, a, b, d).astype(np.float64), a @ b)
+
+
+def in_ascending_k(a: Matrix, b: Matrix, d: Matrix, half: bool) -> Matrix:
+    """Exact products, one rounding to float32 per addition, and one more to float16 where d is in float16."""
+    total = d.astype(np.float32)
+    for k in range(a.shape[2]):
+        total = total + a[:, :, k, None] * b[:, None, k, :]
+        total = total.astype(np.float16).astype(np.float32) if half else total
+    return total
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, twins: CpuTwins) -> None:
+    """Bit by bit, on numbers of all sizes, subnormal ones, infinities and NaN."""
+    kind, mma = KINDS[name], MMA[name]
+    words = numbers(kind)(np.random.default_rng(5))
+    held = words.reshape(len(words), LANES, -1)
+    d_words, a_words, b_words = np.split(held, np.cumsum(kind.registers)[:2], axis=2)
+    operands = []
+    for part, fragment in ((a_words, mma.a), (b_words, mma.b)):
+        truncated = part & np.uint32(0xFFFFE000) if kind.operand == "tf32" else part
+        operands.append(collected(from_words(truncated, kind.operand), fragment).astype(np.float32))
+    d = collected(from_words(d_words, kind.sum), mma.d)
+    with np.errstate(all="ignore"):
+        expected = in_ascending_k(*operands, d, kind.sum == "float16")
+    outputs = twins.run(mma_check(name), words).reshape(len(words), LANES, -1)
+    result = collected(from_words(outputs, kind.sum), mma.d).astype(np.float32)
+    some_nan = np.isnan(expected)
+    assert 0 < some_nan.sum() < some_nan.size / 2 and np.isinf(expected).any()
+    np.testing.assert_array_equal(np.isnan(result), some_nan)
+    np.testing.assert_array_equal(result.view(np.uint32)[~some_nan], expected.view(np.uint32)[~some_nan])
+
+
+def one_element(twins: CpuTwins, name: str, a: list[float], b: list[float], d: float) -> Any:
+    """The first element of the result, for a first row of a and a first column of b that start with these numbers."""
+    k = MMA[name].a.columns
+    left, right, start = np.zeros((1, 16, k)), np.zeros((1, k, 8)), np.zeros((1, 16, 8))
+    left[0, 0, : len(a)], right[0, : len(b), 0], start[0, 0, 0] = a, b, d
+    return multiply(twins, name, left, right, start)[0, 0, 0]
+
+
+def test_tf32_loses_the_13_lowest_bits_of_its_operands(twins: CpuTwins) -> None:
+    name = "mma_m16n8k8_tf32"
+    assert one_element(twins, name, [1 + 2.0**-10], [1.0], 0.0) == 1 + 2.0**-10
+    assert one_element(twins, name, [1 + 2.0**-11], [1.0], 0.0) == 1.0
+    assert one_element(twins, name, [2 - 2.0**-23], [-1.0], 0.0) == -(2 - 2.0**-10)
+    assert one_element(twins, name, [1.0], [2 - 2.0**-23], 2.0**-20) == 2 - 2.0**-10 + 2.0**-20  # not those of d
+
+
+def test_partial_sums_are_rounded_in_the_order_of_k(twins: CpuTwins) -> None:
+    name = "mma_m16n8k16_f16"
+    ones = [1.0, 1.0, 1.0, 1.0]
+    assert one_element(twins, name, ones, ones, 2.0**24) == 2.0**24  # each 1 is lost
+    assert one_element(twins, name, [1.0, 1.0, 4096.0], [1.0, 1.0, 4096.0], 0.0) == 2.0**24 + 2  # the ones come first
+
+
+def test_sums_in_half_are_rounded_to_half_at_once(twins: CpuTwins) -> None:
+    name = "mma_m16n8k16_f16_f16"
+    assert one_element(twins, name, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 2048.0) == 2048.0  # ties to even, three times
+    assert one_element(twins, name, [1.0, 1.0, 2.0], [1.0, 1.0, 1.0], 2049.0 - 1.0) == 2050.0
+    assert one_element(twins, name, [256.0], [256.0], 0.0) == np.inf
+
+
+def test_subnormal_numbers_count_as_what_they_are(twins: CpuTwins) -> None:
+    assert one_element(twins, "mma_m16n8k16_f16", [2.0**-24], [2.0**-24], 0.0) == 2.0**-48
+    assert one_element(twins, "mma_m16n8k16_bf16", [2.0**-133], [2.0**100], 0.0) == 2.0**-33
+    assert one_element(twins, "mma_m16n8k8_tf32", [2.0**-136], [1.0], 2.0**-149) == 2.0**-136 + 2.0**-149
+    assert one_element(twins, "mma_m16n8k16_f16_f16", [2.0**-24], [1.0], 2.0**-24) == 2.0**-23
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_infinities_and_nan_spread_as_ieee_754_says(name: str, twins: CpuTwins) -> None:
+    assert one_element(twins, name, [np.inf], [-2.0], 1.0) == -np.inf
+    assert np.isnan(one_element(twins, name, [np.inf, np.inf], [1.0, -1.0], 0.0))
+    assert np.isnan(one_element(twins, name, [np.inf], [0.0], 0.0))
+    assert np.isnan(one_element(twins, name, [np.nan], [0.0], 0.0))
+    assert np.isnan(one_element(twins, name, [1.0], [1.0], np.nan))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_negative_zero_stays_one_among_negative_zeros(name: str, twins: CpuTwins) -> None:
+    k = MMA[name].a.columns
+    a, b, d = np.full((1, 16, k), -0.0), np.full((1, k, 8), 1.0), np.full((1, 16, 8), -0.0)
+    assert np.signbit(multiply(twins, name, a, b, d)).all()
+    assert not np.signbit(multiply(twins, name, a, b, np.zeros((1, 16, 8)))).any()
+
+
+def test_int8_sums_wrap_around(twins: CpuTwins) -> None:
+    name = "mma_m16n8k32_s8"
+    assert one_element(twins, name, [127.0], [127.0], 2.0**31 - 1) == -(2**31) + 127 * 127 - 1
+    assert one_element(twins, name, [-128.0], [127.0], -(2.0**31)) == 2**31 - 128 * 127
+    assert one_element(twins, name, [-128.0] * 32, [-128.0] * 32, 0.0) == 32 * 2**14
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16", "float16", "int8", "int32"])
+def test_registers_hold_the_numbers_that_they_are_made_of(dtype: str) -> None:
+    made = np.array([[[1.0, -2.0, 3.0, 100.0]]])
+    np.testing.assert_array_equal(from_words(to_words(made, dtype), dtype).astype(np.float64), made)

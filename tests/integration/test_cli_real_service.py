@@ -1,0 +1,264 @@
+"""The command line and the loader over a whole, real service: compile, verify, look up, fetch, load."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+import cukiln
+from cukiln.cli import server
+from cukiln.cli.main import main
+from storage.config.settings import load_settings
+from tests.support.places import ROOT
+from workers.supervisor.serve import embedded
+from workers.supervisor.start_checks import lock_folder
+
+PROBLEM = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt"}
+REQUEST = {
+    "target": "sm_80",
+    "search": {"level": 1, "limit": 2},
+    "problems": [
+        {"name": "plain", **PROBLEM},
+        {"name": "fused", **PROBLEM, "epilogue": [{"op": "bias", "axis": "n"}, {"op": "scale", "value": 0.5}]},
+    ],
+}
+# One thread would compute the whole tile, and no warp has one thread: rules reject it before any compile.
+SCHEDULE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 16, "thread_n": 16, "warp_m": 8, "stages": 1}
+REST = {"fragments": 1, "padding": 0, "unroll_k": 8, "min_blocks": 1, "raster": 0, "split": "none", "split_k": 1}
+HOPELESS = {"schedules": [{**SCHEDULE, **REST}]}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data = tmp_path_factory.mktemp("service")
+    with embedded(load_settings(data_dir=data, workers=1, port=0)) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("client")
+
+
+@pytest.fixture
+def cli(
+    service: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs the command with CUKILN_URL set; returns its exit code and standard output."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUKILN_URL", service)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    Path("request.json").write_text(json.dumps(REQUEST))
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return int(stopped.value.code or 0), capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def tuned(service: str) -> cukiln.Job:
+    """The job of REQUEST, finished."""
+    seen: list[cukiln.Progress] = []
+    with cukiln.Client(service) as client:
+        job = client.wait(client.submit(REQUEST), progress=seen.append, timeout=240)
+    assert seen[-1].finish.done == 2
+    return job
+
+
+def test_every_problem_gets_a_verified_winner(tuned: cukiln.Job) -> None:
+    assert (tuned.state, tuned.cached) == ("done", False)
+    for problem in tuned.problems:
+        assert problem.winner is not None
+        assert problem.verdicts == {"ok": 2}
+        assert problem.winner.verified in ("cpu", "cpu-unconfirmed", "gpu")
+        assert problem.seconds.compile.wall > 0
+
+
+def test_the_second_run_is_answered_from_the_cache(tuned: cukiln.Job, cli: Callable[..., tuple[int, str]]) -> None:
+    code, out = cli("tune", "request.json")
+    assert code == 0
+    assert "2 problems answered from the cache in " in out
+    code, out = cli("tune", "request.json", "--json", "--again")
+    answer = json.loads(out)
+    assert (code, answer["state"], answer["cached"], answer["again"]["cached"]) == (0, "done", True, True)
+    assert [p["winner"]["so_sha256"] for p in answer["problems"]] == [
+        p.winner.so_sha256 for p in tuned.problems if p.winner
+    ]
+    assert [p["winner"]["measured_us"] for p in answer["problems"]] == [None, None]
+
+
+def test_lookup_and_fetch_lead_to_a_kernel_that_only_lacks_a_gpu(
+    tuned: cukiln.Job, cli: Callable[..., tuple[int, str]], folder: Path
+) -> None:
+    code, out = cli("lookup", "request.json")
+    assert code == 0
+    assert "plain" in out
+    code, out = cli("fetch", "request.json", "--out", "out")
+    assert (code, out.split()) == (0, ["out/plain/record.json", "out/fused/record.json"])
+    kernel = cukiln.load(folder / "out/fused")
+    assert kernel.entry is not None
+    assert kernel.entry.launch.scalars == [0.5]
+    assert kernel.workspace_bytes() == kernel.entry.workspace_bytes == 0
+    if not Path("/dev/nvidiactl").exists():
+        with pytest.raises(cukiln.DeviceError, match="cannot prepare the kernel on CUDA device 0"):
+            kernel.prepare()
+
+
+def test_wrong_operands_are_refused_by_the_library_itself(tuned: cukiln.Job, service: str, folder: Path) -> None:
+    import numpy as np
+
+    with cukiln.Client(service, cache_dir=folder / "cache") as client:
+        kernel = cukiln.load(client.kernel(tuned.problems[0].key), client=client)
+    a, b, out = np.zeros((40, 36), np.float32), np.zeros((48, 36), np.float32), np.zeros((40, 48), np.float32)
+    with pytest.raises((TypeError, ValueError)):
+        kernel(a.astype(np.float64), b, out)
+    with pytest.raises((TypeError, ValueError)):
+        kernel(a, b)
+
+
+def test_a_refused_request_names_the_field(service: str) -> None:
+    with cukiln.Client(service) as client, pytest.raises(cukiln.BadRequest) as caught:
+        client.tune([{**PROBLEM, "m": 0}], target="sm_80")
+    assert caught.value.detail is not None
+    assert caught.value.detail.field == "problems[0].m"
+    assert caught.value.status == 422
+
+
+def test_an_unknown_job_key_and_blob_are_not_found(service: str) -> None:
+    with cukiln.Client(service) as client:
+        for call in (client.job, client.cancel, client.kernel, client.blob):
+            with pytest.raises(cukiln.NotFound):
+                call("0" * 64)
+
+
+def test_a_job_with_a_hopeless_problem_is_partial_and_says_which_rule(service: str) -> None:
+    hopeless = {"name": "hopeless", **PROBLEM, "search": HOPELESS}
+    with cukiln.Client(service) as client:
+        job = client.tune([{"name": "plain", **PROBLEM}, hopeless], **_options(), timeout=120)
+    assert job.state == "partial"
+    failed = next(problem for problem in job.problems if problem.name == "hopeless")
+    assert failed.winner is None
+    assert failed.error
+    assert set(failed.rejected) and all(rule in failed.error for rule in failed.rejected)
+
+
+def _options() -> dict[str, Any]:
+    return {"target": REQUEST["target"], "search": REQUEST["search"]}
+
+
+# The service that the command starts for itself
+
+
+def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "CUKILN_DATA": str(data), "CUKILN_WORKERS": "1"}
+    environment.pop("CUKILN_URL", None)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    # A shell that runs the tests in the background may ignore SIGINT, and so would the command.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "cukiln", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def processes_over(data: Path) -> list[psutil.Process]:
+    """Every live process whose data folder is this one."""
+    lines = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CUKILN_DATA") == str(data) or str(data) in " ".join(process.cmdline()):
+                lines.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [process for process in lines if process.pid != os.getpid()]
+
+
+def test_without_a_service_one_is_started_and_stopped(tmp_path: Path) -> None:
+    (tmp_path / "request.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
+    process = started(tmp_path / "data", "tune", str(tmp_path / "request.json"), "--json", "--again")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    answer = json.loads(out.splitlines()[-1])
+    assert answer["state"] == "done"
+    assert answer["again"]["cached"] is True
+    assert "Starting a service for this command" in err
+    assert processes_over(tmp_path / "data") == []
+
+
+def wait_for_job(process: subprocess.Popen[str]) -> None:
+    """Until the command has sent its job."""
+    assert process.stderr is not None
+    assert any(line.startswith("Job ") for line in process.stderr), process.returncode
+
+
+def test_a_command_outlives_the_service_of_another_command(tmp_path: Path) -> None:
+    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in range(40, 72)]
+    (tmp_path / "first.json").write_text(
+        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 64}, "problems": many})
+    )
+    (tmp_path / "second.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
+    first = started(tmp_path / "data", "tune", str(tmp_path / "first.json"))
+    wait_for_job(first)
+    second = started(tmp_path / "data", "tune", str(tmp_path / "second.json"), "--json")
+    wait_for_job(second)  # in the service of the first
+    first.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130
+    out, err = second.communicate(timeout=240)
+    assert second.returncode == 0, err
+    assert "which another command had started, has ended: job" in err
+    assert "Starting a service for this command" in err
+    assert json.loads(out.splitlines()[-1])["state"] == "done"
+    assert processes_over(tmp_path / "data") == []
+    first.communicate()
+
+
+def test_a_service_that_is_stopping_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUKILN_URL", raising=False)
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("CUKILN_WORKERS", "1")
+    lock = lock_folder(tmp_path / "data")
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+    with monkeypatch.context() as patch, pytest.raises(cukiln.ServerFailed, match="another cukiln serve"):
+        patch.setattr(server, "BUSY_FOLDER_SECONDS", 0.0)
+        server.find_service(None, console).__enter__()
+    said.truncate(0)
+    threading.Timer(1.0, os.close, [lock]).start()
+    with server.find_service(None, console) as service:
+        assert service.embedded
+    assert said.getvalue().count("waiting for it") == 1
+
+
+def test_ctrl_c_cancels_the_job_and_leaves_nothing_running(tmp_path: Path) -> None:
+    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in range(40, 72)]
+    (tmp_path / "request.json").write_text(
+        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 64}, "problems": many})
+    )
+    process = started(tmp_path / "data", "tune", str(tmp_path / "request.json"))
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("Job "):
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, rest
+    assert "is cancelled; what was finished is kept" in rest
+    assert "Traceback" not in rest
+    assert processes_over(tmp_path / "data") == []

@@ -1,0 +1,84 @@
+"""Jobs of one priority share the workers: real services, compilers and queues, from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from cukiln.types import Job
+from storage.database.tables import CandidateRow, GroupRow, JobProblemRow
+from tests.integration.test_single_flight import MATMUL, Cluster, started
+from tests.support.fixtures_queue import make_world, wait_for
+from workers.supervisor.valkey import EmbeddedValkey
+
+KINDS = ("plan", "compile", "compile", "reconcile")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Cluster]:
+    """Two compile workers, and files of four kernels."""
+    with (
+        make_world(tmp_path, valkey.url, workers=2, gpus="none", group_kernels=4) as world,
+        started(world, tmp_path / "unused", KINDS) as running,
+    ):
+        yield running
+
+
+def many(count: int, seed: int, kernels: int = 4) -> list[dict[str, Any]]:
+    """Problems with kernels of their own, as far as the search space has them."""
+    search = {"level": 2, "limit": kernels}
+    return [{**MATMUL, "m": 40 + 8 * number, "search": {**search, "seed": seed + number}} for number in range(count)]
+
+
+def progress(cluster: Cluster, job: str) -> tuple[int, int]:
+    """Kernels compiled, of how many."""
+    stage = cluster.job(job).progress.compile
+    return stage.done, stage.total
+
+
+def end_of(cluster: Cluster, job: str) -> Job:
+    wait_for(lambda: cluster.job(job).finished_at is not None, 300, f"job {job} ends")
+    return cluster.job(job)
+
+
+def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -> None:
+    large = cluster.submit(0, many(24, seed=100))
+    wait_for(lambda: progress(cluster, large)[0] > 0, 120, "the large job's first file")
+    small = cluster.submit(1, many(1, seed=900))
+    ended = end_of(cluster, small)
+    assert ended.state == "done", cluster.world.logs()[-3000:]
+    done, total = progress(cluster, large)
+    assert cluster.job(large).state == "running"
+    assert done < total / 2, "most of the large job is still to be compiled"
+
+
+def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
+    first, second = (cluster.submit(number, many(6, seed=100 + 500 * number)) for number in range(2))
+    wait_for(lambda: progress(cluster, second)[0] >= 8, 240, "a good part of the second job")
+    assert cluster.job(first).state == "running"
+    assert {end_of(cluster, job).state for job in (first, second)} == {"done"}
+
+
+def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> None:
+    first, second = (cluster.submit(number, many(8, seed=100)) for number in range(2))
+    wait_for(lambda: progress(cluster, first)[0] > 0, 120, "the first file")
+    answer = httpx.delete(f"{cluster.urls[0]}/v1/jobs/{first}", timeout=30)
+    assert answer.json()["state"] == "cancelled"
+    ended = end_of(cluster, second)
+    assert ended.state == "done"
+    assert all(set(problem.verdicts) == {"ok"} for problem in ended.problems)
+    with cluster.world.database.read() as session:
+        kernels = [kernel["build"] for group in session.scalars(select(GroupRow.kernels)) for kernel in group]
+        assert len(kernels) == len(set(kernels)), "nothing was compiled twice"
+
+        def unjudged() -> list[str]:
+            of_first = select(JobProblemRow.id).where(JobProblemRow.job_id == first)
+            left = (CandidateRow.job_problem_id.in_(of_first)) & CandidateRow.verdict.is_(None)
+            return list(session.scalars(select(CandidateRow.candidate).where(left)))
+
+        wait_for(lambda: not unjudged(), 10, "what the cancelled job left is skipped")

@@ -1,0 +1,109 @@
+"""Whatever is killed, every accepted job ends with the winners of a run in which nothing died, and nothing is left.
+`make test-faults` kills more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from service.http.answers import PROBLEM_JSON
+from service.http.errors import TYPE_PREFIX
+from tests.faults import asker, schedule
+from tests.faults.answers import wrong_in
+from tests.faults.random_kills import random_kills, reference
+from tests.faults.seen import Seen
+from tests.support.fixtures_queue import wait_for
+from tests.support.postgres_server import binaries
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    return reference(jobs=2)
+
+
+@pytest.mark.parametrize("on_postgres", [False, pytest.param(True, id="postgres")])
+def test_random_kills_change_nothing_of_what_comes_out(expected: dict[str, str], on_postgres: bool) -> None:
+    if on_postgres and binaries() is None:
+        pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
+    outcome = random_kills(expected, kills=12, seed=3, on_postgres=on_postgres)
+    assert outcome.faults == []
+    assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (2, 0, 0, 0)
+    assert sum(outcome.killed.values()) == 12
+    assert outcome.requests > 0
+
+
+# ---- the harness itself
+
+
+def test_a_fault_is_drawn_by_the_seed_and_its_number_alone() -> None:
+    drawn = [schedule.kill(3, number) for number in range(1, 301)]
+    assert drawn[200:] == [schedule.kill(3, number) for number in range(201, 301)]
+    assert drawn != [schedule.kill(4, number) for number in range(1, 301)]
+    assert {fault.drawn for fault in drawn} == {*schedule.KINDS}
+    others = {schedule.another(3, number).drawn for number in range(1, 301)}
+    assert others == {*schedule.OTHERS}
+
+
+NOT_FOUND = {"type": f"{TYPE_PREFIX}job-not-found", "status": 404}
+PROBLEM_HEADERS = {"content-type": PROBLEM_JSON}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{}", b"[]", b'{"type": "', b'{"type": 1, "status": 404}', json.dumps({**NOT_FOUND, "status": 400}).encode()],
+)
+def test_what_is_no_problem_of_the_service_is_a_wrong_answer(body: bytes) -> None:
+    assert wrong_in(404, PROBLEM_HEADERS, json.dumps(NOT_FOUND).encode()) is None
+    assert wrong_in(404, PROBLEM_HEADERS, body) is not None
+
+
+def test_an_answer_that_cannot_be_checked_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> httpx.Response:
+        raise KeyError("type")
+
+    monkeypatch.setattr(asker, "ASKS", [fail])
+    monkeypatch.setattr(asker, "LOOKS", 0)
+    asking = asker.Asker("http://127.0.0.1:1", seed=0)
+    wait_for(lambda: asking.mismatches > 1)
+    asking.stop()
+    assert "KeyError('type')" in asking.wrong[0]
+
+
+def test_an_asker_that_has_ended_by_itself_is_not_taken_for_one_that_found_nothing() -> None:
+    asking = asker.Asker("no address", seed=0)
+    asking._over.set()
+    asking._thread.join()
+    with pytest.raises(AssertionError, match="ended before"):
+        asking.stop()
+
+
+JOB, KERNEL = "/v1/jobs/a", "/v1/kernels/k"
+DONE = {"state": "done", "problems": [{"key": "k", "winner": {}}]}
+REVISION = {"revision": 2, "front": [1]}
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "second"),
+    [
+        (JOB, DONE, {**DONE, "state": "failed"}),
+        (JOB, DONE, {**DONE, "state": "running"}),
+        (JOB, DONE, None),
+        (KERNEL, REVISION, {**REVISION, "front": [2]}),
+        (KERNEL, REVISION, None),
+    ],
+)
+def test_a_job_ends_once_and_a_revision_has_one_content(path: str, first: object, second: object) -> None:
+    seen = Seen(jobs=["a"])
+    answered = _answers(seen)
+    assert answered(JOB, {**DONE, "state": "running"}) is None
+    assert answered(path, first) is None
+    assert answered(path, first) is None
+    assert answered(KERNEL, {"revision": 3, "front": [3]}) is None
+    assert answered(path, second) is not None
+
+
+def _answers(seen: Seen) -> Callable[[str, object], str | None]:
+    return lambda path, body: seen.changed(path, 404 if body is None else 200, json.dumps(body).encode())

@@ -1,0 +1,260 @@
+"""Jobs on a GPU the whole way, over HTTP, with real valkey, nvcc, processes and children; only the GPU is simulated."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import RowMapping, func, select
+
+from cukiln.client import Client
+from cukiln.types import CandidatePage, Contender, Job, ProblemReport, WinnerRecord
+from storage.config.settings import Settings, load_settings
+from storage.database.session import Database
+from storage.database.sql import core
+from storage.database.tables import ItemRow, MeasurementRow
+from storage.entities.devices import LiveDevice, live_devices
+from tests.support.fake_gpu import NAME, UUID, configure
+from tests.support.fixtures_queue import name_of, wait_for
+from workers.supervisor.serve import Running, embedded
+
+MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
+SECOND = {**MATMUL, "name": "second", "dtype": "float16", "target": "sm_90"}  # of another group, as its target differs
+SECONDS = 240.0  # only keeps a broken test from hanging
+
+
+@dataclass
+class World:
+    """A service over one simulated GPU, and a look into its database."""
+
+    settings: Settings
+    running: Running
+    client: Client
+    database: Database
+    gpu: Path
+    told: list[str]
+
+    def tune(self, *problems: dict[str, Any], limit: int = 4, **fields: Any) -> Job:
+        return self.client.wait(self.submit(*problems, limit=limit, **fields))
+
+    def submit(self, *problems: dict[str, Any], limit: int = 4, **fields: Any) -> Job:
+        request = {"target": "sm_90a", "search": {"level": 1, "limit": limit}, "problems": list(problems), **fields}
+        return self.client.submit(request)
+
+    def candidates(self, job: Job) -> CandidatePage:
+        response = self.client._transport.request("GET", f"/v1/jobs/{job.job}/candidates", repeatable=True)
+        return CandidatePage.model_validate(response.json())
+
+    def record(self, job: Job, number: int = 0) -> WinnerRecord:
+        return self.client.kernel(job.problems[number].key)
+
+    def items(self, *kinds: str) -> Sequence[RowMapping]:
+        with self.database.read() as session:
+            query = select(core(ItemRow)).where(ItemRow.kind.in_(kinds)).order_by(ItemRow.id)
+            return session.execute(query).mappings().all()
+
+    def measurements(self) -> int:
+        with self.database.read() as session:
+            return session.scalar(select(func.count()).select_from(MeasurementRow)) or 0
+
+    def devices(self) -> list[LiveDevice]:
+        with self.database.read() as session:
+            return live_devices(session, 60.0, with_drained=True)
+
+    def gpu_worker(self) -> psutil.Process:
+        """Of the service that runs now, however often it was started again."""
+        found = [
+            process
+            for process in psutil.process_iter()
+            if name_of(process).startswith("gpu ") and str(self.settings.data_dir) == _data_of(process)
+        ]
+        return found[0]
+
+    def logs(self) -> str:
+        logs = sorted((self.settings.data_dir / "logs").glob("*.log"))
+        return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
+
+
+def _data_of(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("CUKILN_DATA", "")
+    return ""
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[World]:
+    (folder / "gpu").mkdir()  # a child makes no file right beside the data folder
+    gpu = folder / "gpu" / "gpu.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVIDIA_SIMULATED_GPU", configure(gpu, noise=0.001))
+        settings = load_settings(
+            data_dir=folder / "data",
+            port=0,
+            workers=1,
+            gpus="0",
+            gpu_module="tests.support.fake_gpu",
+            gpu_lock_dir=folder / "locks",
+            lease_seconds=2,
+            measure_seconds=0.05,
+        )
+        told: list[str] = []
+        with (
+            embedded(settings, say=told.append) as running,
+            Client(running.url, cache_dir=folder / "client") as client,
+        ):
+            database = Database(settings.database_url)
+            yield World(settings, running, client, database, gpu, told)
+            database.dispose()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with serving(tmp_path_factory.mktemp("gpu-job")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def job(world: World) -> Job:
+    """Two problems on the GPU, for two architectures that it runs, so there are two groups; one on the CPU."""
+    return world.tune(
+        {**MATMUL, "name": "first"},
+        SECOND,
+        {**MATMUL, "name": "elsewhere", "target": "sm_80"},
+    )
+
+
+def on(job: Job, name: str) -> ProblemReport:
+    return next(problem for problem in job.problems if problem.name == name)
+
+
+def test_a_job_ends_with_winners_that_were_verified_and_measured_on_the_gpu(world: World, job: Job) -> None:
+    assert job.state == "done", world.logs()
+    for name in ("first", "second"):
+        problem = on(job, name)
+        assert problem.device_class == NAME
+        assert problem.verdicts == {"ok": 4}
+        winner = problem.winner
+        assert winner is not None
+        assert (winner.verified, winner.ranked_by) == ("gpu", "measured")
+        assert winner.measured_us is not None and winner.measured_us > 0
+        assert problem.seconds.verify.wall > 0
+        assert problem.seconds.measure.wall > 0
+
+
+def test_the_record_has_the_runner_up_and_the_vendors_time(world: World, job: Job) -> None:
+    record = world.client.kernel(on(job, "first").key)
+    best = record.front[0]
+    assert (record.ranked_by, record.device_class, best.verified) == ("measured", NAME, "gpu")
+    assert best.verdict["venue"] == "gpu"
+    assert isinstance(best.measurement, Contender)
+    where = best.measured_on
+    assert where is not None and where.rounds is not None
+    assert (where.device, where.uuid) == (NAME, UUID)
+    assert [search["measured"]["driver"] for search in record.searches] == [where.driver]
+    assert where.rounds > 0 and where.measured_at > 0
+    assert record.vendor is not None
+    assert record.vendor.library == "NumPy"
+    assert record.vendor.median_us == pytest.approx(9.0, rel=0.05)
+    assert record.runner_up is not None
+    assert record.runner_up.candidate != best.candidate
+    assert record.runner_up.tie or record.runner_up.margin > 0
+
+
+def test_every_candidate_has_its_time_and_its_spread(world: World, job: Job) -> None:
+    page = world.candidates(job)
+    measured = [candidate for candidate in page.candidates if candidate.device_class == NAME]
+    assert len(measured) == 8
+    for one in measured:
+        assert one.measured_us is not None and one.measured_us > 0
+        assert one.spread is not None and 0 <= one.spread < 0.1
+    assert {candidate.measured_us for candidate in page.candidates if candidate.device_class != NAME} == {None}
+
+
+def test_a_problem_on_the_cpu_beside_it_is_predicted_and_never_measured(world: World, job: Job) -> None:
+    beside = on(job, "elsewhere")
+    assert beside.device_class == "predicted:sm_80"
+    assert beside.winner is not None
+    assert (beside.winner.ranked_by, beside.winner.measured_us) == ("predicted", None)
+    assert beside.seconds.measure.wall == 0
+
+
+def test_the_first_group_is_measured_while_a_later_one_still_compiles(world: World, job: Job) -> None:
+    compiling, measuring = world.items("compile"), world.items("measure")
+    assert len(measuring) >= 2
+    overlaps = [
+        (measured["ref"], compiled["ref"])
+        for measured in measuring
+        for compiled in compiling
+        if compiled["ref"] not in measured["ref"]
+        and measured["started_at"] < compiled["finished_at"]
+        and compiled["started_at"] < measured["finished_at"]
+    ]
+    assert overlaps, [[row["kind"], row["started_at"], row["finished_at"]] for row in (*compiling, *measuring)]
+
+
+def test_the_same_problems_again_are_answered_from_the_cache(world: World, job: Job) -> None:
+    again = world.submit({**MATMUL, "name": "first"}, SECOND)
+    assert (again.state, again.cached) == ("done", True)
+    assert [problem.winner for problem in again.problems] == [on(job, "first").winner, on(job, "second").winner]
+
+
+def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> None:
+    before = world.measurements()
+    larger = world.tune({**MATMUL, "name": "first"}, limit=6)
+    assert larger.state == "done", world.logs()
+    assert larger.problems[0].verdicts == {"ok": 6}
+    assert world.measurements() == before + 2
+    known = {
+        candidate.candidate: candidate.measured_us
+        for candidate in world.candidates(job).candidates
+        if candidate.problem == "first"
+    }
+    now = {candidate.candidate: candidate.measured_us for candidate in world.candidates(larger).candidates}
+    assert known.items() <= now.items()
+    assert world.record(larger).revision == 2
+
+
+# ---- deaths. Each has a service of its own, as each leaves one behind that has seen worse.
+
+
+def claimed(world: World, kind: str) -> bool:
+    return any(row["state"] == "claimed" for row in world.items(kind))
+
+
+def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(tmp_path: Path) -> None:
+    with serving(tmp_path) as world:
+        job = world.submit({**MATMUL, "name": "first"})
+        wait_for(lambda: claimed(world, "measure"), SECONDS, "the measuring to begin")
+        os.kill(world.gpu_worker().pid, signal.SIGKILL)
+        ended = world.client.wait(job)
+        assert ended.state == "done", world.logs()
+        assert ended.problems[0].verdicts == {"ok": 4}
+        assert world.measurements() == 4
+        assert [(row["attempt"], row["losses"]) for row in world.items("measure")] == [(1, 1)]
+        record = world.record(ended)
+        assert (record.revision, record.ranked_by) == (1, "measured")
+        assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.told)
+
+
+def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(tmp_path: Path) -> None:
+    with serving(tmp_path) as world:
+        configure(world.gpu, open="missing")
+        job = world.submit({**MATMUL, "name": "first"})
+        wait_for(lambda: world.devices()[0].drained is not None, SECONDS, "the GPU to be drained")
+        wait_for(lambda: any("gpu worker 1 ended with 69" in words for words in world.told), SECONDS, str(world.told))
+        assert "fallen off the bus" in str(world.devices()[0].drained)
+        waiting_for = str(world.client.job(job.job).progress.waiting_for)
+        assert waiting_for.startswith(f"no live worker measures on {NAME}: {UUID} was drained: ")
+        assert [(row["state"], row["attempt"]) for row in world.items("measure")] == [("waiting", 0)]
+        configure(world.gpu, noise=0.001)
+        ended = world.client.wait(job)
+        assert ended.state == "done", world.logs()
+        assert ended.problems[0].winner is not None and ended.problems[0].winner.ranked_by == "measured"
+        assert world.devices()[0].drained is None

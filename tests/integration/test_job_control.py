@@ -1,0 +1,197 @@
+"""Jobs under control and under fire, over the real service: cancelled, out of budget, overtaken, workers killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cukiln.client import Client
+from cukiln.types import CandidatePage, Job
+from storage.config.settings import load_settings
+from tests.support.fixtures_queue import name_of, processes_of, wait_for
+from tests.support.places import FAULTY
+from workers import wake_ups
+from workers.supervisor.serve import Running, child_environment, embedded
+from workers.wake_ups import url_file
+
+HANGS_NVCC = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
+HANGING = {"schedules": [{"fault": 31}]}
+COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "cudafe++", "g++", "cc1plus", "as", "ld"})
+
+
+@dataclass(frozen=True)
+class World:
+    """A running service and what it leaves on the machine."""
+
+    running: Running
+    client: Client
+    temporary: Path
+
+    def compilers(self) -> list[psutil.Process]:
+        return [process for process in processes_of(self.temporary) if name_of(process) in COMPILERS]
+
+    def work_folders(self) -> list[Path]:
+        """What is in the private folders of the workers."""
+        return list(self.temporary.glob("cukiln-*/*"))
+
+    def submit(self, *problems: dict[str, Any], limit: int | None = None, level: int = 1, **fields: Any) -> Job:
+        search = {} if limit is None else {"search": {"level": level, "limit": limit}}
+        return self.client.submit({"target": "sm_80", **search, **fields, "problems": list(problems)})
+
+    def in_compiler(self) -> psutil.Process:
+        """A compiler process, waited for: each lives a moment."""
+        processes: list[psutil.Process] = []
+        wait_for(lambda: processes.extend(self.compilers()) or processes, what="a compiler to start")
+        return processes[0]
+
+    def worker_and_child(self, compiler: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
+        """The compile worker that `compiler` works for, and its worker child, which is a fork of it and has its
+        name."""
+        worker = next(process for process in compiler.parents() if name_of(process).startswith("compile "))
+        worker_child = next(process for process in worker.children() if name_of(process) == name_of(worker))
+        return worker, worker_child
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("control")
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    settings = load_settings(
+        data_dir=folder / "data", port=0, workers=2, operator_path=str(FAULTY), lease_seconds=2.0, max_attempts=5
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        with embedded(settings) as running, Client(running.url, cache_dir=folder / "client") as client:
+            yield World(running, client, temporary)
+    wait_for(lambda: not processes_of(folder), what="processes left over")
+    assert not list(temporary.glob("cukiln-*")), "temporary folders left over"
+
+
+def matmul(m: int, layout: str = "nn") -> dict[str, Any]:
+    return {"operator": "matmul", "m": m, "n": 64, "k": 32, "layout": layout}
+
+
+# ---- cancel
+
+
+def test_a_cancelled_job_ends_its_compilers_and_their_folders(world: World) -> None:
+    job = world.submit(HANGS_NVCC, search=HANGING)
+    world.in_compiler()
+    assert world.work_folders()
+    cancelled = world.client.cancel(job.job)
+    assert (cancelled.state, cancelled.problems[0].state) == ("cancelled", "cancelled")
+    wait_for(lambda: not world.compilers(), what="the compilers to end")
+    wait_for(lambda: not world.work_folders(), what="their folders to go")
+    assert world.client.cancel(job.job).state == "cancelled"
+
+
+def test_a_job_that_shares_kernels_with_a_cancelled_one_still_ends(world: World) -> None:
+    first = world.submit(matmul(40), limit=6)
+    world.in_compiler()
+    second = world.submit(matmul(80), limit=6)
+    wait_for(lambda: world.client.job(second.job).progress.lower.done == 1, what="the second job to be planned")
+    assert world.client.cancel(first.job).state == "cancelled"
+    ended = world.client.wait(second.job, timeout=60)
+    assert ended.state == "done"
+    assert ended.problems[0].verdicts == {"ok": 6}
+
+
+# ---- budget
+
+
+def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: World) -> None:
+    search = {"level": 2, "limit": 300}
+    ended = world.client.wait(world.submit(matmul(96), search=search, budget={"seconds": 8}).job, timeout=60)
+    problem = ended.problems[0]
+    assert ended.state == problem.state == "done"
+    assert set(problem.verdicts) == {"ok", "skipped"}
+    assert sum(problem.verdicts.values()) == 300
+    assert problem.winner is not None
+    response = world.client._get(f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1")
+    skipped = CandidatePage.model_validate(response.json()).candidates[0]
+    assert skipped.message == "the budget of 8 seconds ended before it was judged"
+    again = world.submit(matmul(96), search=search)
+    assert not again.cached, "the search was cut short: it is not covered"
+    world.client.cancel(again.job)
+
+
+# ---- priority
+
+
+def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
+    slow = world.submit(*(matmul(m, "tt") for m in (48, 112)), limit=24, level=2, priority="low")
+    world.in_compiler()
+    urgent = world.client.wait(world.submit(matmul(40, "nt"), limit=2, priority="high").job, timeout=60)
+    assert urgent.state == "done"
+    assert world.client.job(slow.job).state == "running"
+    world.client.cancel(slow.job)
+
+
+# ---- deaths
+
+
+def test_the_job_of_a_killed_compile_worker_ends_right(world: World) -> None:
+    job = world.submit(matmul(48, "tn"), limit=5)
+    worker, worker_child = world.worker_and_child(world.in_compiler())
+    worker.kill()
+    worker_child.kill()
+    ended = world.client.wait(job.job, timeout=60)
+    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 5})
+
+
+def test_a_compiler_that_was_killed_from_outside_says_nothing_about_its_kernels(world: World) -> None:
+    job = world.submit(matmul(56, "nt"), limit=5)
+    world.in_compiler().kill()
+    ended = world.client.wait(job.job, timeout=60)
+    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 5})
+
+
+def test_a_job_survives_a_flushed_queue(world: World) -> None:
+    redis = wake_ups.connect(world.running.redis_url)
+    job = world.submit(matmul(72, "tt"), limit=3)
+    redis.flushall()
+    world.in_compiler()
+    redis.flushall()
+    redis.close()
+    assert world.client.wait(job.job, timeout=60).problems[0].verdicts == {"ok": 3}
+
+
+# ---- a power cut
+
+
+def test_an_accepted_job_survives_the_death_of_everything(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path / "data", port=0, workers=1, lease_seconds=2.0)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**child_environment(settings), "TMPDIR": str(temporary)}
+    argv = [sys.executable, "-m", "workers.supervisor.serve"]
+    with (tmp_path / "serve.txt").open("wb") as output:
+        cut = subprocess.Popen(argv, env=environment, stdout=output, stderr=output, start_new_session=True)
+    said = tmp_path / "serve.txt"
+    wait_for(lambda: "ready: " in said.read_text() or cut.poll() is not None, 60.0, said.read_text())
+    url = said.read_text().partition("ready: ")[2].split()[0]
+    with Client(url, cache_dir=tmp_path / "client") as client:
+        job = client.submit({"target": "sm_80", "search": {"level": 1, "limit": 3}, "problems": [matmul(40)]})
+    wait_for(lambda: any(name_of(process) == "cicc" for process in processes_of(temporary)), what="a compiler")
+    for process in [psutil.Process(cut.pid), *processes_of(tmp_path)]:
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    cut.wait()
+    wait_for(lambda: not processes_of(tmp_path), what="all to die")
+    assert url_file(settings.data_dir / "valkey").exists(), "nothing had the time to tidy up"
+
+    with embedded(settings) as running, Client(running.url, cache_dir=tmp_path / "client") as client:
+        ended = client.wait(job.job, timeout=60)
+    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 3})

@@ -1,0 +1,186 @@
+"""A kernel is compiled once, however many jobs on however many machines ask for it at the same moment."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from cukiln.types import Job
+from storage.database.tables import BuildRow, GroupRow, ItemRow, LibraryRow
+from tests.support import counting_worker
+from tests.support.fixtures_queue import QueueWorld, make_world, wait_for
+from tests.support.places import FAULTY
+from tests.support.server_processes import start_process
+from workers.supervisor.serve import child_environment
+from workers.supervisor.start_checks import free_port
+from workers.supervisor.valkey import EmbeddedValkey
+
+WORKERS = ("plan", "plan", "compile", "compile", "compile", "compile", "reconcile")
+RIGHT, DOES_NOT_COMPILE = 0, 26
+SEARCH = {"level": 1, "limit": 4, "seed": 0}
+MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "dtype": "float32", "search": SEARCH}
+BROKEN = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
+FAULTS = {"search": {"schedules": [{"fault": RIGHT}, {"fault": DOES_NOT_COMPILE}]}}
+# The same job, jobs of the same kernels for other extents, and jobs that share some.
+JOBS: list[list[dict[str, Any]]] = [
+    [MATMUL],
+    [MATMUL],
+    [{**MATMUL, "m": 80}],
+    [{**MATMUL, "search": {**SEARCH, "limit": 6}}],
+    [MATMUL, {**MATMUL, "m": 120}],
+    [{**BROKEN, **FAULTS}],
+    [{**BROKEN, **FAULTS}, MATMUL],
+    [{**BROKEN, "rows": 16, **FAULTS}],
+]
+
+
+@dataclass
+class Cluster:
+    """Two services and their workers, over one database and one queue."""
+
+    world: QueueWorld
+    urls: list[str]
+    log: Path
+    client: httpx.Client
+
+    def submit(self, number: int, problems: list[dict[str, Any]]) -> str:
+        named = [{**problem, "name": f"p{index}"} for index, problem in enumerate(problems)]
+        answer = self.client.post(f"{self.urls[number % 2]}/v1/jobs", json={"target": "sm_80", "problems": named})
+        assert answer.status_code in (200, 202), answer.text
+        return str(answer.json()["job"])
+
+    def job(self, job: str) -> Job:
+        return Job.model_validate(self.client.get(f"{self.urls[0]}/v1/jobs/{job}").json())
+
+    def run(self, jobs: list[list[dict[str, Any]]]) -> list[Job]:
+        """All submitted at the same moment, on either service; their ends."""
+        start, ids = threading.Barrier(len(jobs)), [""] * len(jobs)
+
+        def send(number: int) -> None:
+            start.wait()
+            ids[number] = self.submit(number, jobs[number])
+
+        threads = [threading.Thread(target=send, args=(number,)) for number in range(len(jobs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        wait_for(lambda: all(self.job(id).finished_at for id in ids), 240, "jobs end")
+        return [self.job(id) for id in ids]
+
+    def compiled(self) -> list[tuple[str, ...]]:
+        """The kernels of every file that nvcc was given."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return [tuple(line.split()) for line in lines]
+
+
+@contextmanager
+def started(world: QueueWorld, log: Path, kinds: Sequence[str] = WORKERS) -> Iterator[Cluster]:
+    urls = []
+    for number in range(2):
+        port = free_port("127.0.0.1")
+        settings = world.settings.model_copy(update={"port": port})
+        _start(world, f"api-{number}", "api", env=child_environment(settings))
+        urls.append(f"http://127.0.0.1:{port}")
+    for number, kind in enumerate(kinds):
+        _start_worker(world, log, kind, number)
+    with httpx.Client(
+        timeout=30, trust_env=False
+    ) as client:  # each makes a TLS context, which takes longer than a call
+        wait_for(lambda: all(_answers(client, url) for url in urls), 60, "services answer")
+        yield Cluster(world, urls, log, client)
+
+
+def _start_worker(world: QueueWorld, log: Path, kind: str, number: int) -> None:
+    environment = {**world.environment(), counting_worker.LOG: str(log)}
+    _start(world, f"{kind}-{number}", "counting worker", kind, env=environment)
+
+
+def _start(world: QueueWorld, name: str, *role: str, env: dict[str, str]) -> None:
+    world.workers.append(start_process(*role, env=env, log=world.folder / f"{name}.log"))
+
+
+def _answers(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/healthz").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture
+def cluster(counted_world: tuple[QueueWorld, Path]) -> Iterator[Cluster]:
+    with started(*counted_world) as running:
+        yield running
+
+
+@pytest.fixture
+def counted_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[tuple[QueueWorld, Path]]:
+    """With the file in which its workers write down what nvcc is given."""
+    with make_world(tmp_path, valkey.url, workers=4, operator_path=str(FAULTY), gpus="none") as world:
+        yield world, tmp_path / "nvcc.txt"
+
+
+def test_a_kernel_is_compiled_once_for_all_jobs(cluster: Cluster) -> None:
+    jobs = cluster.run(JOBS)
+    assert [job.state for job in jobs] == ["done"] * len(JOBS), cluster.world.logs()[-3000:]
+    with cluster.world.database.read() as session:
+        groups = session.scalars(select(GroupRow.kernels).where(GroupRow.source.is_not(None))).all()
+        libraries = session.scalars(select(LibraryRow.kernel)).all()
+        states = Counter(session.scalars(select(BuildRow.state)))
+    # One compile for each kernel in a group, one more for the group of the broken one, and one for each winner's own
+    # library.
+    planned = Counter(kernel["id"] for kernels in groups for kernel in kernels)
+    assert set(planned.values()) == {1}
+    assert states == {"ok": len(planned) - 1, "compile_error": 1}
+    files = cluster.compiled()
+    times = Counter(kernel for file in files for kernel in file)
+    expected = Counter(f"kernel_{kernel[:16]}" for kernel in [*planned, *libraries])
+    assert times - expected == Counter() or _is_innocent_of_the_broken(times - expected, files), (times, expected)
+    before = len(files)
+
+    # What is known is answered without nvcc: winners from their records, and failures by build.
+    again = cluster.run([*JOBS, [{**BROKEN, "rows": 24, **FAULTS}]])
+    assert [job.state for job in again] == ["done"] * len(again)
+    assert again[-1].problems[0].verdicts == {"ok": 1, "compile_error": 1}
+    assert len(cluster.compiled()) == before
+
+
+def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]]) -> bool:
+    """Compiled again because nvcc had refused the file for the one kernel that does not compile."""
+    return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
+
+
+def test_small_jobs_that_wait_are_compiled_in_one_file(counted_world: tuple[QueueWorld, Path]) -> None:
+    world, log = counted_world
+    with started(world, log, ("plan", "reconcile")) as cluster:
+        # No kernel in two of them, of two operators, and one that does not compile.
+        jobs = [[{**MATMUL, "search": {"level": 1, "limit": 2, "seed": seed}}] for seed in range(4)]
+        ids = [cluster.submit(number, job) for number, job in enumerate([*jobs, [{**BROKEN, **FAULTS}]])]
+        wait_for(lambda: not _unplanned(world), 60, "all is planned")
+        _start_worker(world, log, "compile", 9)
+        wait_for(lambda: all(cluster.job(id).finished_at for id in ids), 240, "jobs end")
+        ended = [cluster.job(id) for id in ids]
+        assert [job.state for job in ended] == ["done"] * len(ids), world.logs()[-3000:]
+        assert ended[-1].problems[0].verdicts == {"ok": 1, "compile_error": 1}
+        assert all(set(job.problems[0].verdicts) == {"ok"} for job in ended[:-1])
+        with world.database.read() as session:
+            groups = session.scalars(select(GroupRow.id)).all()
+            libraries = len(session.scalars(select(LibraryRow.kernel)).all())
+        assert len(groups) == 1
+        # The file, the same without the kernel that does not compile, and the winners' own.
+        assert len(cluster.compiled()) == 2 + libraries
+
+
+def _unplanned(world: QueueWorld) -> int:
+    with world.database.read() as session:
+        query = select(ItemRow.id).where(ItemRow.kind == "plan", ItemRow.state.in_(("waiting", "claimed")))
+        return len(session.scalars(query).all())

@@ -1,0 +1,265 @@
+"""`cukiln doctor` finds what is here, misses what is not, and says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cukiln.cli.doctor import (
+    FIRST_DRIVERS,
+    Finding,
+    Report,
+    disk,
+    doctor_report,
+    driver,
+    fence,
+    gpu,
+    gpu_findings,
+    host_compiler,
+    package,
+)
+from cukiln.cli.main import main
+from storage.config.settings import load_settings
+from tests.support.fences import machine
+from tests.support.fixtures_client import ScriptedService, problem_json
+from tests.support.places import FAULTY
+from workers.compile.toolchain import find_toolchain
+from workers.gpu.lease import take_lease
+from workers.processes.fence.means import Means
+from workers.processes.processes import Processes
+
+CLOSED = "127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours = [name for name in os.environ if name.startswith("CUKILN_")]
+    for name in [*ours, "REDIS_URL", "DATABASE_URL", "OPERATOR_PATH"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def findings() -> dict[str, Finding]:
+    return {finding.name: finding for finding in doctor_report().findings}
+
+
+def test_a_machine_with_everything_is_healthy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["cukiln", "doctor"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    out = capsys.readouterr().out
+    assert stopped.value.code == 0, out
+    assert [line.split("  ")[0] for line in out.splitlines()] == [
+        "g++",
+        "nvcc",
+        "pid namespace",
+        "network namespace",
+        "sockets",
+        "Landlock",
+        "own user",
+        "pids limit",
+        "gpu",
+        "redis",
+        "database",
+        "data folder",
+        "cache folder",
+        "temporary files",
+        "All that is needed is here.",
+    ]
+    assert not (tmp_path / ".cukiln").exists()  # looking changes nothing
+
+
+def test_the_report_is_json_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("REDIS_URL", f"redis://{CLOSED}/0")
+    monkeypatch.setattr("sys.argv", ["cukiln", "doctor", "--json"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    answer = json.loads(capsys.readouterr().out)
+    assert stopped.value.code == 1
+    assert answer["healthy"] is False
+    assert [f["name"] for f in answer["findings"] if f["state"] == "missing"] == ["redis"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "words"),
+    [
+        ("REDIS_URL", f"redis://:secret@{CLOSED}/0", "redis", "does not answer"),
+        ("DATABASE_URL", f"postgresql://me:secret@{CLOSED}/db", "database", "does not answer"),
+        ("CUKILN_URL", f"http://{CLOSED}", "service", "CUKILN_URL is"),
+        ("CUKILN_HOST", "0.0.0.0", "settings", "CUKILN_API_KEY"),
+        ("CUKILN_NVCC", "/nowhere/nvcc", "nvcc", "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
+        ("CUKILN_CXX", "no-such-g++", "g++", "CUKILN_CXX names no-such-g++, which is not an executable file"),
+        ("OPERATOR_PATH", "/nowhere", "operators", "OPERATOR_PATH: /nowhere: an operator folder needs a file"),
+    ],
+)
+def test_what_the_environment_names_must_be_there(
+    variable: str, value: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    found = findings()[name]
+    assert found.state == "missing"
+    assert words in found.detail
+    assert found.todo
+    assert "secret" not in found.detail
+
+
+def test_the_compilers_that_are_named_are_the_ones_that_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "my-g++"
+    compiler.symlink_to(str(shutil.which("g++")))
+    nvcc = find_toolchain().nvcc
+    monkeypatch.setenv("CUKILN_CXX", str(compiler))
+    monkeypatch.setenv("CUKILN_NVCC", str(nvcc))
+    monkeypatch.setenv("OPERATOR_PATH", str(FAULTY))
+    found = findings()
+    assert (found["g++"].state, found["g++"].detail) == ("found", str(compiler))
+    assert found["nvcc"].state == "found" and f"({nvcc})" in found["nvcc"].detail
+    assert found["operators"].state == "found"
+
+
+def test_a_service_that_answers_is_found(scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUKILN_URL", scripted.url)
+    scripted.on("GET", "/v1/targets", {"targets": [], "toolchains": []})
+    assert findings()["service"].state == "found"
+    scripted.on("GET", "/v1/targets", problem_json(401, "unauthorized", "The API key is missing"))
+    found = findings()["service"]
+    assert found.state == "missing"
+    assert found.todo is not None
+    assert "set CUKILN_API_KEY" in found.todo
+
+
+def test_each_means_of_the_fence_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["pid namespace", "network namespace", "sockets", "Landlock", "own user", "pids limit"]
+    found = {each.name: each for each in fence()}
+    assert list(found) == names
+    assert [each.name for each in found.values() if each.state == "found"] == [
+        name for name, is_there, _ in machine().in_force() if is_there
+    ]
+    monkeypatch.setattr(Processes, "_find_means", lambda self: Means(landlock=4))
+    found = {each.name: each for each in fence()}
+    assert {name for name, each in found.items() if each.state == "found"} - {"pids limit"} == {"Landlock"}
+    assert found["Landlock"].detail == "ABI 4"
+    assert all(found[name].todo for name in names[:3])
+
+
+def test_no_host_compiler_says_how_to_install_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = host_compiler()
+    assert (found.state, found.todo) == ("missing", "install it: apt-get install g++ (Debian, Ubuntu)")
+    assert findings()["nvcc"].state == "missing"  # nvcc cannot do without
+
+
+def test_a_machine_without_a_driver_is_told_what_happens_then() -> None:
+    found = gpu("libcukiln-no-such-driver.so")
+    assert found.state == "optional"
+    assert "verified on the CPU and ranked by prediction" in found.detail
+
+
+def driver_library(folder: Path, *, code: int = 0, count: int = 2, version: int | None = 13000) -> str:
+    """A stand-in for libcuda.so.1 that answers so."""
+    ask = f"int cuDriverGetVersion(int* version) {{ *version = {version}; return 0; }}" if version is not None else ""
+    (folder / "driver.c").write_text(
+        f"""#include <string.h>
+        int cuInit(unsigned flags) {{ return {code}; }}
+        int cuDeviceGetCount(int* count) {{ *count = {count}; return 0; }}
+        int cuDeviceGetName(char* name, int size, int device) {{ strcpy(name, device ? "Second" : "First"); return 0; }}
+        {ask}
+        """
+    )
+    library = folder / f"driver{version}.so"
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, folder / "driver.c"], check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize(("code", "count", "state"), [(0, 2, "found"), (100, 1, "optional"), (0, 0, "optional")])
+def test_the_driver_is_asked_for_its_devices(code: int, count: int, state: str, tmp_path: Path) -> None:
+    library = driver_library(tmp_path, code=code, count=count)
+    found = gpu(library)
+    assert found.state == state
+    assert found.detail == "First, Second" if state == "found" else f"(code {code})" in found.detail
+    more = list(gpu_findings(load_settings(), library))[1:]
+    assert [one.name for one in more] == (["driver", "cupy", "nvidia-ml-py", "gpu leases"] if state == "found" else [])
+
+
+def test_gpus_that_are_not_to_be_used_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUKILN_GPUS", "none")
+    found = list(gpu_findings(load_settings(), driver_library(tmp_path)))
+    assert [(one.name, one.state) for one in found] == [("gpu", "found"), ("measuring", "optional")]
+
+
+@pytest.mark.parametrize(
+    ("version", "needed", "state"),
+    [(13000, 13, "found"), (13020, 13, "found"), (14000, 13, "found"), (12090, 13, "optional"), (12090, None, "found")],
+)
+def test_a_driver_must_load_what_nvcc_makes(version: int, needed: int | None, state: str, tmp_path: Path) -> None:
+    found = driver(needed, driver_library(tmp_path, version=version))
+    assert found.state == state
+    assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in found.detail
+    assert (found.todo is None) == (state == "found")
+    if found.todo:
+        assert f"release {FIRST_DRIVERS[13]} or later" in found.todo
+
+
+def test_a_driver_without_a_version_is_taken_as_it_is(tmp_path: Path) -> None:
+    assert driver(13, driver_library(tmp_path, version=None)).state == "found"
+
+
+def test_a_package_is_found_by_its_distribution() -> None:
+    assert package("numpy", "num(py)?", "").detail.startswith("numpy ")
+    found = package("cupy", "no-such-package", "without it nothing is measured on the GPU")
+    assert (found.state, found.detail) == ("optional", "not installed; without it nothing is measured on the GPU")
+    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu"
+
+
+def test_who_has_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "leases"
+    monkeypatch.setenv("CUKILN_GPU_LOCKS", str(folder))
+    library = driver_library(tmp_path)
+
+    def said() -> str:
+        return list(gpu_findings(load_settings(), library))[-1].detail
+
+    assert said() == f"{folder}: no GPU is in use"
+    lease = take_lease(folder / "GPU-7.lock", "measures group 12", lambda _: None)
+    assert said() == f"GPU-7 has process {os.getpid()}: measures group 12"
+    lease.release()
+    assert said() == f"{folder}: no GPU is in use"  # though the file is left
+    assert (folder / "GPU-7.lock").exists()
+
+
+def test_a_full_or_unwritable_disk_is_missing(tmp_path: Path) -> None:
+    assert disk("data", tmp_path / "not/yet/made").state == "found"
+    full = disk("data", tmp_path, wanted=10**18)
+    assert (full.state, full.todo) == ("missing", "free some: 1000000000 GB are wanted")
+    (tmp_path / "file").touch()
+    blocked = disk("data", tmp_path / "file" / "folder")
+    assert blocked.state == "missing"
+    assert "cannot be written" in blocked.detail
+
+
+def test_with_the_client_alone_only_a_service_is_needed(
+    scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "storage.config.settings", None)
+    alone = doctor_report()
+    assert not alone.healthy
+    assert {finding.name: finding.state for finding in alone.findings}["server"] == "missing"
+    scripted.on("GET", "/v1/targets", {"targets": []})
+    monkeypatch.setenv("CUKILN_URL", scripted.url)
+    assert doctor_report().healthy
+
+
+def test_one_missing_thing_makes_the_report_unhealthy() -> None:
+    good, optional = Finding("a", "found", ""), Finding("b", "optional", "")
+    assert Report((good, optional)).healthy
+    assert not Report((good, Finding("c", "missing", ""))).healthy

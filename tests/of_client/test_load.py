@@ -1,0 +1,238 @@
+"""Loading a kernel: its digest first, then tvm-ffi; without a driver a clear error where one is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from starlette.responses import Response
+
+from cukiln import (
+    DeviceError,
+    DigestMismatch,
+    NotLoadable,
+    ServiceUnreachable,
+    UsageError,
+    WinnerRecord,
+    choose,
+    load,
+)
+from cukiln.client import Client
+from tests.support.fixtures_client import ScriptedService, record_json
+
+# A library with the entry points of a kernel's, whose `run` counts its arguments and whose constructor leaves a trace.
+SOURCE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <tvm/ffi/c_api.h>
+#define EXPORT __attribute__((visibility("default")))
+__attribute__((constructor)) static void loaded(void) {
+  const char* path = getenv("CUKILN_TEST_TRACE");
+  FILE* file = path ? fopen(path, "w") : NULL;
+  if (file) fclose(file);
+}
+static double last_scalar = 0;
+static int count = 0;
+EXPORT int __tvm_ffi_run(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
+  count = n;
+  last_scalar = n > 0 && args[n - 1].type_index == kTVMFFIFloat ? args[n - 1].v_float64 : -1;
+  if (n == 0) { TVMFFIErrorSetRaisedFromCStr("ValueError", "run: 0 arguments, 1 expected"); return -1; }
+  return 0;
+}
+EXPORT int __tvm_ffi_seen(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
+  result->type_index = kTVMFFIFloat; result->v_float64 = count + last_scalar / 100; return 0;
+}
+EXPORT int __tvm_ffi_prepare(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", "no CUDA driver: libcuda.so.1 was not found"); return -1;
+}
+EXPORT int __tvm_ffi_workspace_bytes(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
+  result->type_index = kTVMFFIInt; result->v_int64 = 0;
+  if (n > 0 && args[0].type_index != kTVMFFIInt) return 0;  // of tensors: none
+  for (int i = 0; i < n; ++i) result->v_int64 = result->v_int64 * 10 + args[i].v_int64;
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "stub.c").write_text(SOURCE)
+    include = Path(tvm_ffi.__file__).parent / "include"
+    command = ["g++", "-x", "c", "-shared", "-fPIC", f"-I{include}", "-o", "stub.so", "stub.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    return (folder / "stub.so").read_bytes()
+
+
+@pytest.fixture
+def digest(library: bytes) -> str:
+    return hashlib.sha256(library).hexdigest()
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Exists once the library's constructor has run."""
+    path = tmp_path / "constructor-ran"
+    monkeypatch.setenv("CUKILN_TEST_TRACE", str(path))
+    return path
+
+
+def fetched_folder(folder: Path, library: bytes, digest: str) -> Path:
+    folder.mkdir()
+    (folder / f"{digest}.so").write_bytes(library)
+    (folder / "record.json").write_text(WinnerRecord.model_validate(record_json(digest)).model_dump_json())
+    return folder
+
+
+@pytest.mark.parametrize("source", ["bytes", "file", "named file", "folder", "record", "entry"])
+def test_every_source_gives_the_same_kernel(source: str, library: bytes, digest: str, tmp_path: Path) -> None:
+    record = WinnerRecord.model_validate(record_json(digest))
+    (tmp_path / "any.so").write_bytes(library)
+    folder = fetched_folder(tmp_path / "fetched", library, digest)
+    cache = tmp_path / "cache"
+    (cache / "blobs").mkdir(parents=True)
+    shutil.copy(folder / f"{digest}.so", cache / "blobs")
+    calls: dict[str, Callable[[], Any]] = {
+        "bytes": lambda: load(library, sha256=digest, cache_dir=cache),
+        "file": lambda: load(tmp_path / "any.so", sha256=digest, cache_dir=cache),
+        "named file": lambda: load(str(folder / f"{digest}.so"), cache_dir=cache),
+        "folder": lambda: load(folder, cache_dir=cache),
+        "record": lambda: load(record, cache_dir=cache),
+        "entry": lambda: load(record.front[0], cache_dir=cache),
+    }
+    kernel = calls[source]()
+    assert kernel.path == cache / "blobs" / f"{digest}.so"
+    assert kernel.workspace_bytes(3, 7) == 37
+    assert (kernel.entry is not None) == (source in ("folder", "record", "entry"))
+
+
+def test_the_records_extents_and_scalars_are_the_defaults(library: bytes, digest: str, tmp_path: Path) -> None:
+    kernel = load(fetched_folder(tmp_path / "fetched", library, digest), cache_dir=tmp_path)
+    assert kernel.workspace_bytes() == 45
+    tensor = np.zeros(4, np.float32)
+    kernel(tensor, tensor)
+    seen = tvm_ffi.load_module(kernel.path).get_function("seen")
+    assert seen() == 3 + 0.5 / 100
+    kernel(tensor, scalars=(2.0,))
+    assert seen() == 2 + 2.0 / 100
+
+
+@pytest.mark.parametrize("source", ["bytes", "file", "folder", "cache"])
+def test_other_bytes_are_refused_before_anything_of_them_runs(
+    source: str, library: bytes, digest: str, tmp_path: Path, trace: Path
+) -> None:
+    wrong = library + b"\0"  # still loads: the loader ignores what follows the last section
+    path = tmp_path / "any.so"
+    path.write_bytes(wrong)
+    folder = fetched_folder(tmp_path / "fetched", wrong, digest)
+    cache = tmp_path / "cache"
+    if source == "cache":
+        (cache / "blobs").mkdir(parents=True)
+        (cache / "blobs" / f"{digest}.so").write_bytes(wrong)
+        client = Client("http://127.0.0.1:9", cache_dir=cache, timeout=0.1)
+        with pytest.raises(ServiceUnreachable), client:
+            load(WinnerRecord.model_validate(record_json(digest)), client=client)
+    else:
+        given: dict[str, tuple[Any, str | None]] = {
+            "bytes": (wrong, digest),
+            "file": (path, digest),
+            "folder": (folder, None),
+        }
+        with pytest.raises(DigestMismatch, match="does not have the promised content") as caught:
+            load(given[source][0], sha256=given[source][1], cache_dir=cache)
+        assert caught.value.expected == digest
+    assert not (cache / "blobs" / f"{digest}.so").exists()
+    assert not trace.exists()
+    load(library, sha256=digest, cache_dir=cache)
+    assert trace.exists()  # so the two lines above could have failed
+
+
+def test_a_record_takes_its_library_from_the_service(
+    library: bytes, digest: str, scripted: ScriptedService, tmp_path: Path
+) -> None:
+    scripted.on("GET", f"/v1/blobs/sha256/{digest}", Response(library))
+    with Client(scripted.url, cache_dir=tmp_path) as client:
+        record = WinnerRecord.model_validate(record_json(digest))
+        assert load(record, client=client).workspace_bytes(1) == 1
+        assert load(record, client=client).workspace_bytes(2) == 2
+    assert len(scripted.seen) == 1
+
+
+def test_without_a_client_the_service_of_the_environment_is_asked(
+    library: bytes, digest: str, scripted: ScriptedService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.on("GET", f"/v1/blobs/sha256/{digest}", Response(library))
+    monkeypatch.setenv("CUKILN_URL", scripted.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel = load(WinnerRecord.model_validate(record_json(digest)))
+    assert kernel.path == tmp_path / "cukiln/blobs" / f"{digest}.so"
+
+
+def test_without_a_driver_prepare_says_what_is_missing(library: bytes, digest: str, tmp_path: Path) -> None:
+    kernel = load(library, sha256=digest, cache_dir=tmp_path)
+    with pytest.raises(DeviceError, match=r"device 0: no CUDA driver: libcuda\.so\.1 .*cukiln doctor"):
+        kernel.prepare()
+
+
+def test_wrong_arguments_raise_what_the_library_says(library: bytes, digest: str, tmp_path: Path) -> None:
+    kernel = load(library, sha256=digest, cache_dir=tmp_path)
+    with pytest.raises(ValueError, match="0 arguments, 1 expected"):
+        kernel()
+
+
+def test_what_is_no_library_says_so(tmp_path: Path) -> None:
+    data = b"\x7fELF but not really"
+    with pytest.raises(NotLoadable, match="is not a kernel library"):
+        load(data, sha256=hashlib.sha256(data).hexdigest(), cache_dir=tmp_path)
+
+
+def test_a_library_without_entry_points_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty.c").write_text("int nothing;")
+    subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", "empty.so", "empty.c"], cwd=tmp_path, check=True)
+    data = (tmp_path / "empty.so").read_bytes()
+    with pytest.raises(NotLoadable, match="export `run`"):
+        load(data, sha256=hashlib.sha256(data).hexdigest(), cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"library", "needs sha256="),
+        ("missing.so", "cannot read the library missing.so: No such file"),
+        (".", "holds no readable record.json"),
+    ],
+)
+def test_a_source_that_cannot_be_used_says_why(
+    source: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        load(source, cache_dir=tmp_path / "cache")
+
+
+def test_a_file_whose_name_is_not_its_digest_needs_one(library: bytes, tmp_path: Path) -> None:
+    (tmp_path / "any.so").write_bytes(library)
+    with pytest.raises(UsageError, match=r"any\.so needs sha256="):
+        load(tmp_path / "any.so", cache_dir=tmp_path)
+
+
+def test_the_choice_keeps_to_the_workspace_and_to_equal_bits() -> None:
+    base = record_json()["front"][0]
+    front = [
+        {**base, "candidate": "fast", "workspace_bytes": 100, "deterministic": False},
+        {**base, "candidate": "small", "workspace_bytes": 10, "deterministic": False},
+        {**base, "candidate": "equal", "workspace_bytes": 50, "deterministic": True},
+    ]
+    record = WinnerRecord.model_validate(record_json(front=front))
+    assert choose(record).candidate == "fast"
+    assert choose(record, workspace_limit_bytes=60).candidate == "small"
+    assert choose(record, deterministic=True).candidate == "equal"
+    with pytest.raises(UsageError, match="the least workspace is 10 bytes"):
+        choose(record, workspace_limit_bytes=9)

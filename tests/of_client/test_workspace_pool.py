@@ -1,0 +1,283 @@
+"""Workspaces of loaded kernels: sharing, allocation, release. Over a fake driver."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cukiln.workspace_pool import GpuMemory, WorkspacePool
+from tests.gpu import check_workspaces
+from tests.support.fixtures_library import Built, Child, launches
+
+
+def script(built: Built, body: str) -> str:
+    """`kernel(n)` calls a kernel of two launches that needs 4 * n bytes between them."""
+    data = built.path.read_bytes()
+    other = built.path.with_name("other.so")  # still loads: the loader ignores what follows the last section
+    other.write_bytes(data + b"\0")
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (built.path, other)]
+    return f"""
+import os, threading
+import cukiln
+from tensors import FakeTensor as T, StreamTensor
+kernel, other = (
+    cukiln.load(path, sha256=digest, cache_dir="cache")
+    for path, digest in (({str(built.path)!r}, {digests[0]!r}), ({str(other)!r}, {digests[1]!r}))
+)
+def call(n=1000, which=kernel, kind=T, device=0, **options):
+    which(kind((n,), device=device), kind((n,), device=device), scalars=(2.5,), **options)
+def attempt(*arguments, **options):
+    try:
+        return call(*arguments, **options)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+def at_once(*functions):
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+answer = None
+""" + "\n".join(line[4:] if line.startswith("    ") else line for line in body.splitlines())
+
+
+def memory(log: list[str]) -> list[tuple[str, int, int]]:
+    """What was allocated and freed: (alloc, address, bytes) and (free, address, 0)."""
+    lines = (line.split() for line in log if line.startswith(("alloc ", "free ")))
+    return [(word, int(first), int(second)) for word, first, second in lines]
+
+
+@pytest.fixture
+def run(two_launches: Built, child: Child, fake_driver: Path) -> Any:
+    def of(body: str, **environment: str) -> tuple[Any, list[str]]:
+        options = {"FAKE_CUDA_PEEK": "16", **environment}  # the low half of the workspace's address
+        return child(script(two_launches, body), driver=fake_driver, **options)
+
+    return of
+
+
+def test_calls_of_every_kernel_and_thread_on_a_stream_share_one_buffer_of_the_bytes_they_need(run: Any) -> None:
+    body = """
+    for _ in range(5):
+        call(stream=7)
+        call(which=other, stream=7)
+    at_once(lambda: call(stream=7), lambda: call(500, stream=7))
+    """
+    _, log = run(body)
+    ((word, address, size),) = memory(log)
+    assert (word, size) == ("alloc", 4000)
+    assert [one["peek"] for one in launches(log)] == [address] * 24
+
+
+def test_a_larger_need_replaces_the_buffer_and_a_smaller_one_does_not(run: Any) -> None:
+    _, log = run("for n in (1000, 500, 2000, 1500): call(n, stream=7)")
+    (_, first, _), freed, (_, second, size) = memory(log)
+    assert freed == ("free", first, 0)
+    assert size == 8000
+    assert [one["peek"] for one in launches(log)] == [first] * 4 + [second] * 4
+
+
+def test_two_threads_on_two_streams_never_share_a_buffer_nor_come_between_a_calls_launches(run: Any) -> None:
+    body = """
+    def work(first):
+        for i in range(200): call(stream=7 + (first + i) % 2)
+    at_once(lambda: work(0), lambda: work(1), lambda: work(0))
+    """
+    _, log = run(body)
+    seen = launches(log)
+    buffers = {stream: {one["peek"] for one in seen if one["stream"] == stream} for stream in (7, 8)}
+    assert all(len(found) == 1 for found in buffers.values())
+    assert buffers[7] != buffers[8]
+    assert len(memory(log)) == 2
+    for stream in (7, 8):
+        functions = [one["function"] for one in seen if one["stream"] == stream]
+        assert functions == [1000, 1001] * 300
+
+
+def test_devices_have_buffers_of_their_own(run: Any) -> None:
+    _, log = run("for device in (0, 1, 0, 1): call(device=device, stream=7)")
+    assert [word for word, *_ in memory(log)] == ["alloc", "alloc"]
+    seen = launches(log)
+    assert {(one["context"], one["peek"]) for one in seen} == {
+        (100, seen[0]["peek"]), (101, seen[2]["peek"])
+    }  # fmt: skip
+    assert seen[0]["peek"] != seen[2]["peek"]
+
+
+def test_the_stream_of_a_thread_is_another_one_in_every_thread(run: Any) -> None:
+    _, log = run("for _ in range(2): at_once(lambda: (call(stream=2), call(stream=2)))")
+    assert [word for word, *_ in memory(log)] == ["alloc", "alloc"]
+
+
+def test_the_callers_own_workspace_needs_no_other(run: Any) -> None:
+    _, log = run('call(workspace=T((4000,), "uint8", address=0x72000000), stream=7)')
+    assert memory(log) == []
+    assert [one["peek"] for one in launches(log)] == [0x72000000] * 2
+
+
+def test_a_call_runs_on_its_frameworks_current_stream_or_on_the_one_that_is_given(run: Any) -> None:
+    body = """
+    call(kind=StreamTensor)
+    call(kind=StreamTensor, stream=5)
+    call(kind=StreamTensor, workspace=T((4000,), "uint8", address=0x72000000), stream=5)
+    call()
+    """
+    _, log = run(body)
+    seen = [(one["stream"], one["peek"]) for one in launches(log)]
+    assert [stream for stream, _ in seen] == [77, 77, 5, 5, 5, 5, 0, 0]
+    assert len({place for _, place in seen}) == 4
+
+
+def test_a_captured_graph_keeps_its_buffers_for_itself(run: Any) -> None:
+    body = """
+    call(stream=7)
+    for number in "1", "2":
+        os.environ["FAKE_CUDA_CAPTURE"] = number
+        call(stream=7)
+        call(2000, stream=7)
+        call(stream=7)
+    del os.environ["FAKE_CUDA_CAPTURE"]
+    call(stream=7)
+    answer = [cukiln.release_workspaces(), cukiln.release_workspaces()]
+    call(stream=7)
+    answer += [cukiln.release_workspaces(captured=True)]
+    """
+    answer, log = run(body)
+    assert answer == [4000, 0, 4000 + 2 * (4000 + 8000)]
+    seen = [one["peek"] for one in launches(log)][::2]
+    eager, small, large, _, small_2, large_2, *_ = seen
+    assert seen[:8] == [eager, small, large, large, small_2, large_2, large_2, eager]
+    assert len({*seen[:7]}) == 5
+    freed = [address for word, address, _ in memory(log) if word == "free"]
+    assert freed[0] == eager
+    assert {*freed[1:]} == {seen[8], small, large, small_2, large_2}
+
+
+def test_memory_is_taken_in_the_mode_that_a_capture_allows_and_the_mode_is_given_back(run: Any) -> None:
+    _, log = run("call(stream=7)")
+    words = [line for line in log if line.split()[0] in ("mode", "alloc")]
+    assert [word.split()[0] for word in words] == ["mode", "alloc", "mode"]
+    assert [words[0], words[2]] == ["mode 2 0", "mode 0 0"]
+
+
+@pytest.mark.parametrize("failing", ["cuMemAlloc_v2", "cuStreamGetCaptureInfo_v2"])
+def test_a_driver_that_has_no_memory_is_an_error_and_no_launch(failing: str, run: Any) -> None:
+    answer, log = run("answer = attempt(stream=7)", FAKE_CUDA_FAIL=failing)
+    words = f"no workspace for the call: {failing}: no kernel image is available (CUDA error 209)"
+    assert answer == ["DeviceError", words]
+    assert launches(log) == []
+
+
+def test_after_a_failed_allocation_the_next_call_works(run: Any) -> None:
+    body = """
+    call(stream=7)
+    os.environ["FAKE_CUDA_FAIL"] = "cuMemAlloc_v2"
+    answer = attempt(2000, stream=7)
+    del os.environ["FAKE_CUDA_FAIL"]
+    call(2000, stream=7)
+    """
+    answer, log = run(body)
+    assert answer[0] == "DeviceError"
+    assert len(launches(log)) == 4
+
+
+def test_without_a_driver_a_call_says_so(two_launches: Built, child: Child) -> None:
+    answer, _ = child(script(two_launches, "answer = attempt(stream=7)"))
+    assert answer[0] == "DeviceError"
+    assert "no NVIDIA driver" in answer[1]
+
+
+class Frameworks:
+    """PyTorch and CuPy as far as the pool calls them; `seen`: what was taken and given back, and on which stream."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Any, ...]] = []
+        self.current: tuple[int, int] | None = None
+        streams = SimpleNamespace(
+            stream=self._entered,
+            # torch/csrc/cuda/Stream.cpp: without a handle a stream of PyTorch's own pool.
+            ExternalStream=lambda stream, device: (device, stream or 0xABCD),
+            default_stream=lambda device: (device, 0),
+        )
+        self.torch = SimpleNamespace(Tensor=type("Tensor", (), {}), cuda=streams, uint8="uint8", empty=self._empty)
+        cuda = SimpleNamespace(
+            Device=lambda device: self._entered((device, -1)),
+            ExternalStream=lambda stream, device: self._entered((device, stream)),
+            alloc=lambda size: Held(self, size, "cupy"),
+        )
+        self.cupy = SimpleNamespace(ndarray=type("ndarray", (), {}), cuda=cuda)
+
+    @contextmanager
+    def _entered(self, stream: tuple[int, int]) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def _empty(self, size: int, dtype: str, device: str) -> Held:
+        assert (dtype, device) == ("uint8", f"cuda:{self.current[0] if self.current else None}")
+        return Held(self, size, "torch")
+
+
+class Held:
+    def __init__(self, frameworks: Frameworks, size: int, name: str) -> None:
+        self.frameworks, self.what = frameworks, (name, size, frameworks.current)
+        self.ptr = 0x1000 * (1 + len(frameworks.seen))
+        frameworks.seen.append(("taken", *self.what))
+
+    def data_ptr(self) -> int:
+        return self.ptr
+
+    def __del__(self) -> None:
+        self.frameworks.seen.append(("given back", *self.what))
+
+
+class NoCapture(GpuMemory):
+    def capture_of(self, device: int, stream: int) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("name", "stream", "named"),
+    [("torch", 7, 7), ("torch", 2, 2), ("torch", 1, 0), ("torch", 0, 0), ("cupy", 7, 7), ("cupy", 0, 0)],
+)
+def test_memory_comes_from_the_tensors_framework_on_the_calls_stream(
+    name: str, stream: int, named: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frameworks = Frameworks()
+    monkeypatch.setitem(sys.modules, "torch", frameworks.torch)
+    monkeypatch.setitem(sys.modules, "cupy", frameworks.cupy)
+    tensor = frameworks.torch.Tensor() if name == "torch" else frameworks.cupy.ndarray()
+    pool = WorkspacePool(NoCapture())
+    addresses = []
+    for size in (100, 60, 200):
+        with pool.lend(1, stream, size, tensor) as address:
+            addresses.append(address)
+    assert addresses[0] == addresses[1] != addresses[2]
+    # The framework keeps what it is given back for the stream that it was taken on: kernels there may still use it.
+    on = (1, named)
+    assert frameworks.seen == [
+        ("taken", name, 100, on), ("given back", name, 100, on), ("taken", name, 200, on)
+    ]  # fmt: skip
+    assert pool.release(captured=False) == 200
+    assert frameworks.seen[3:] == [("given back", name, 200, on)]
+
+
+def test_the_script_for_a_gpu_says_that_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert check_workspaces.main() == check_workspaces.NO_GPU
+    assert "CuPy" in capsys.readouterr().err
+
+
+def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:
+    assert check_workspaces.split_kernel((9, 0)).workspace_bytes(1, 384, 256, 4096, 4096, 4096, 256, 0, 0, 0) == (
+        8 * 384 * 256 * 4
+    )
+    (operands, *_), (expected, *_) = check_workspaces.operands(lambda array: array)
+    assert (operands[0] @ operands[1].T == expected).all() and len(set(expected.ravel())) > 100

@@ -1,0 +1,99 @@
+"""What nvcc makes of the kernels: no spills, and memory instructions as wide as the alignment class promises."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.lower import lower
+from codegen.search.search import Search
+from codegen.targets import target
+from codegen.text.render_group import render_device
+from tests.support.fixtures_codegen import default_candidate, matmul
+from tests.support.fixtures_compile import LIMITS
+from workers.compile.compile_file import PTX, FileCompiler
+from workers.compile.compile_group import compile_group
+from workers.compile.toolchain import Toolchain
+from workers.processes.processes import Processes
+
+TARGETS = ("sm_75", "sm_80", "sm_90a")
+CUBE = {"m": 1024, "n": 1024, "k": 1024}
+EPILOGUE = [{"op": "bias", "axis": "n"}, {"op": "residual"}, {"op": "gelu"}]
+_ACCESS = re.compile(r"^\s*(?:@%p\d+ )?((?:ld|st)\.(?:global|shared|local|param)\S*)", re.MULTILINE)
+
+
+def require_no_spills(problem: Any, arch: str, search: Search, toolchain: Toolchain, processes: Processes) -> int:
+    """Compiles all kernels of a search, looks at each one's report, and says how many they were."""
+    kernels = list(dict.fromkeys(candidate.kernel for candidate in lower(problem, target(arch), search).candidates))
+    outcome = compile_group(kernels, target(arch), toolchain, processes, LIMITS)
+    assert not outcome.left, outcome.why
+    for kernel in kernels:
+        result = outcome.outcomes[kernel.id]
+        assert result.resources is not None, result.log
+        wasted = (result.resources.spill_bytes, result.resources.stack_bytes, result.resources.static_shared_bytes)
+        assert wasted == (0, 0, 0), (kernel.tunables, result.resources)
+    return len(kernels)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("extent", [1024, 1023])  # 16-byte accesses, 4-byte accesses
+def test_the_default_schedule_neither_spills_nor_uses_local_memory(
+    arch: str, layout: str, extent: int, toolchain: Toolchain, processes: Processes
+) -> None:
+    problem = matmul(m=extent, n=extent, k=extent, layout=layout, epilogue=EPILOGUE)
+    assert require_no_spills(problem, arch, Search(level=0), toolchain, processes) == 1
+
+
+@pytest.mark.parametrize(("arch", "layout"), [("sm_80", "nt"), ("sm_90a", "nn")])
+def test_level_1_neither_spills_nor_uses_local_memory(
+    arch: str, layout: str, toolchain: Toolchain, processes: Processes
+) -> None:
+    search = Search(level=1, limit=24, seed=2)
+    assert require_no_spills(matmul(**CUBE, layout=layout), arch, search, toolchain, processes) == 24
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_no_kernel_of_level_1_spills(arch: str, layout: str, toolchain: Toolchain, processes: Processes) -> None:
+    problem = matmul(**CUBE, layout=layout, epilogue=EPILOGUE[:2])
+    assert require_no_spills(problem, arch, Search(level=1), toolchain, processes) >= 64
+
+
+def accesses(problem: Any, arch: str, folder: Path, toolchain: Toolchain, processes: Processes) -> Counter[str]:
+    """How often each memory instruction stands in the PTX of the problem's default kernel."""
+    group = render_device([default_candidate(problem, arch).kernel])
+    FileCompiler(folder, toolchain, processes, LIMITS).compile_device(group.text, arch, group.symbols)
+    text = (folder / PTX).read_text()
+    assert re.search(r"^\.maxntid 64(, 1, 1)?$", text, re.MULTILINE), "__launch_bounds__ did not reach the PTX"
+    return Counter(match[1] for match in _ACCESS.finditer(text))
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_an_aligned_kernel_moves_16_bytes_at_once(
+    arch: str, tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    problem = matmul(**CUBE, layout="tn", epilogue=EPILOGUE)
+    schedule = default_candidate(problem, arch).schedule.as_dict()
+    result = accesses(problem, arch, tmp_path, toolchain, processes)
+    memory = {name for name in result if not name.startswith("ld.param")}
+    # Inputs through the read-only cache; tn is stored as shared memory wants it, so nothing moves less than 16 bytes.
+    assert {re.sub(r"[uf]32$", "b32", name) for name in memory} == {
+        "ld.global.nc.v4.b32", "st.global.v4.b32", "ld.shared.v4.b32", "st.shared.v4.b32",
+    }  # fmt: skip
+    outputs = int(schedule["thread_m"]) * int(schedule["thread_n"])
+    assert result["st.global.v4.f32"] == outputs // 4
+
+
+def test_an_unaligned_kernel_moves_one_element_at_once(
+    tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    problem = matmul(**CUBE, layout="tn", lda=1025, ldb=1025, ldc=1025, epilogue=EPILOGUE)
+    result = accesses(problem, "sm_80", tmp_path, toolchain, processes)
+    assert not any("global" in name and ".v" in name for name in result)
+    assert any(name.startswith("ld.shared.v4") for name in result)

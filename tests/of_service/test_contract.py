@@ -1,0 +1,15 @@
+"""The API keeps to its OpenAPI document: asked by schemathesis over a socket. `make test-faults` asks more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.faults.contract import check_contract
+from tests.support.fixtures_api import Api, publish
+
+
+def test_the_api_keeps_to_its_document(api: Api, tmp_path: Path) -> None:
+    publish(api.database)
+    contract = check_contract(api.url, tmp_path, examples=10, seed=1, phases="examples,fuzzing,stateful")
+    assert contract.mismatches == 0, contract.report
+    assert contract.requests > 200

@@ -1,0 +1,263 @@
+"""Large bodies are answered by the API's second process: as in the first, and without holding it up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from service.http import large_bodies
+from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
+from storage.config.settings import Settings, load_settings
+from tests.support.fixtures_queue import wait_for
+from workers.supervisor.api_watch import answers
+from workers.supervisor.serve import child_environment
+from workers.supervisor.start_checks import free_port
+
+JSON = {"Content-Type": "application/json"}
+PROBLEM = {"operator": "matmul", "m": 64, "n": 48, "k": 32}
+
+
+@dataclass
+class RunningApi:
+    settings: Settings
+    process: subprocess.Popen[bytes]
+    client: httpx.Client
+
+    def second(self) -> psutil.Process:
+        [found] = psutil.Process(self.process.pid).children()
+        return found
+
+    def post(self, path: str, content: Any) -> httpx.Response:
+        return self.client.post(path, content=content, headers=JSON)
+
+
+@contextmanager
+def running_api(folder: Path) -> Iterator[RunningApi]:
+    settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none", max_body_bytes=2**20)
+    with (folder / "api.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "service"], env=child_environment(settings), stderr=log)
+    url = f"http://127.0.0.1:{settings.port}"
+    try:
+        wait_for(lambda: answers("127.0.0.1", settings.port), what="the API")
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+            yield RunningApi(settings, process, client)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApi]:
+    with running_api(tmp_path_factory.mktemp("api")) as found:
+        yield found
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[RunningApi]:
+    """One that may be killed."""
+    with running_api(tmp_path) as found:
+        yield found
+
+
+def large(problem: dict[str, Any]) -> bytes:
+    """More than the first process reads itself."""
+    problems = [{**problem, "name": "n" * 200 + str(number)} for number in range(2_000)]
+    body = json.dumps({"problems": problems}).encode()
+    assert len(body) > OWN_BYTES
+    return body
+
+
+def type_of(answer: httpx.Response) -> str:
+    assert answer.headers["content-type"] == "application/problem+json"
+    return str(answer.json()["type"]).rpartition(":")[2]
+
+
+def test_a_large_body_is_answered_as_a_small_one(shared: RunningApi) -> None:
+    accepted = shared.post("/v1/jobs", large(PROBLEM))
+    assert accepted.status_code == 202, accepted.text
+    assert len(accepted.headers.get_list("date")) == 1
+    job = accepted.json()["job"]
+    assert shared.client.get(accepted.headers["location"]).json()["job"] == job
+    found = shared.post("/v1/lookups", large(PROBLEM))
+    assert (found.status_code, found.json()["misses"]) == (200, 2_000)
+    wrong = shared.post("/v1/jobs", large({**PROBLEM, "m": 0}))
+    assert (wrong.status_code, type_of(wrong)) == (422, "invalid-value")
+    assert wrong.json()["field"] == "problems[0].m"
+    unknown = shared.post("/v1/lookups?colour=1", large(PROBLEM))
+    assert (unknown.status_code, type_of(unknown)) == (422, "unknown-field")
+
+
+def test_too_large_a_body_is_refused_whether_its_length_is_told_or_not(shared: RunningApi) -> None:
+    body = b'["' + b"x" * 2**20 + b'"]'
+    for content in (body, iter([body[: 2**19], body[2**19 :]])):
+        refused = shared.post("/v1/jobs", content)
+        assert (refused.status_code, type_of(refused)) == (413, "body-too-large")
+
+
+def test_a_body_of_unknown_length_is_read(shared: RunningApi) -> None:
+    answer = shared.post("/v1/jobs", iter([b'{"problems": ', b"[]}"]))
+    assert (answer.status_code, type_of(answer)) == (422, "invalid-value")
+
+
+def raw(api: RunningApi) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", api.settings.port), timeout=60)
+
+
+def head(length: str, path: str = "/v1/lookups") -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n".encode()
+
+
+def all_of(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_a_connection_may_have_had_other_requests(shared: RunningApi) -> None:
+    body = large(PROBLEM)
+    whole = head(f"Content-Length: {len(body)}") + body
+    with raw(shared) as connection:
+        connection.sendall(GET)
+        first = b""
+        while not first.endswith(b"}}"):
+            first += connection.recv(1 << 16)
+        connection.sendall(whole[:100])
+        time.sleep(0.05)
+        connection.sendall(whole[100:])
+        answer = all_of(connection)  # it is closed after it: the second process answers nothing else
+    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+    assert b'"misses":2000' in answer
+
+
+def test_a_large_body_right_behind_another_request_is_answered(shared: RunningApi) -> None:
+    body = large(PROBLEM)
+    with raw(shared) as connection:
+        connection.sendall(GET + head(f"Content-Length: {len(body)}\r\nConnection: close") + body)
+        answer = all_of(connection)
+    assert answer.count(b"HTTP/1.1 200") == 2
+    assert b'"misses":2000' in answer
+
+
+@pytest.mark.parametrize("url", ["http://localhost/v1/lookups", "/v1/%6cookups", "/v1/lookups?x"])
+def test_a_path_may_be_spelt_in_other_ways(shared: RunningApi, url: str) -> None:
+    body = large(PROBLEM)
+    with raw(shared) as connection:
+        connection.sendall(head(f"Content-Length: {len(body)}", url) + body)
+        assert b"connection: close" in all_of(connection).partition(b"\r\n\r\n")[0]
+
+
+def test_few_large_bodies_are_under_way_at_once(shared: RunningApi) -> None:
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS + 40):
+            stack.enter_context(raw(shared)).sendall(head("Content-Length: 300000"))
+        wait_for(lambda: connections_of(shared.second()) >= CONNECTIONS, what="the connections")
+        assert shared.client.get("/healthz").status_code == 200
+        wait_for(lambda: connections_of(shared.second()) <= CONNECTIONS, 3.0, "an end of those beyond them")
+
+
+def test_what_is_no_request_is_not_logged_each_time(shared: RunningApi) -> None:
+    for _ in range(30):
+        with raw(shared) as connection:
+            connection.sendall(b"\x01\r\n\r\n")
+            assert all_of(connection).startswith(b"HTTP/1.1 400")
+    assert 1 <= (shared.settings.data_dir / "api.log").read_text().count("Invalid HTTP request") <= 10
+
+
+def test_requests_under_way_are_refused_for_now_where_the_service_stops(api: RunningApi) -> None:
+    with raw(api) as small, raw(api) as large_one:
+        small.sendall(head("Content-Length: 1000") + b"{")
+        large_one.sendall(head("Content-Length: 300000") + b"{")
+        wait_for(lambda: connections_of(api.second()) == 1, what="the request")
+        api.process.send_signal(signal.SIGTERM)
+        for connection in (small, large_one):
+            answer = all_of(connection)
+            assert answer.startswith(b"HTTP/1.1 503") and b"retry-after" in answer.lower()
+
+
+def test_a_large_body_that_does_not_come_is_given_up(shared: RunningApi) -> None:
+    heads = [head("Content-Length: 300000"), head("Content-Length: 300000") + b"{", head("Transfer-Encoding: chunked")]
+    with ExitStack() as stack:
+        connections = [stack.enter_context(raw(shared)) for _ in heads]
+        for connection, begun in zip(connections, heads, strict=True):
+            connection.sendall(begun)
+        for connection in connections:
+            answer = all_of(connection)
+            assert answer.startswith(b"HTTP/1.1 408") and b"body-too-slow" in answer
+
+
+def test_who_sends_too_much_reads_why(shared: RunningApi) -> None:
+    """It reads nothing before it has sent all."""
+    with raw(shared) as connection:
+        connection.sendall(head("Content-Length: 30000000") + b"x" * 30_000_000)
+        answer = all_of(connection)
+    assert answer.startswith(b"HTTP/1.1 413") and b"body-too-large" in answer
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_of_a_second_process_that_dies_end_and_later_ones_are_answered(api: RunningApi, number: int) -> None:
+    body = large(PROBLEM)
+    assert api.post("/v1/lookups", body).status_code == 200
+    with raw(api) as connection:
+        connection.sendall(head(f"Content-Length: {len(body)}") + body[:OWN_BYTES])
+        wait_for(lambda: connections_of(api.second()) == 1, what="the request")
+        api.second().send_signal(number)
+        with suppress(ConnectionError):
+            assert all_of(connection) == b""
+    assert api.post("/v1/lookups", body).status_code == 200
+
+
+def connections_of(process: psutil.Process) -> int:
+    return [one.status for one in process.net_connections("inet")].count("ESTABLISHED")
+
+
+def test_a_second_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Semaphore(0)
+
+    def fail(*_: Any, **__: Any) -> None:
+        tried.release()
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(large_bodies, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(os, "posix_spawn", fail)
+    bodies = BodyProcess(lambda channel: 7)
+    assert all(tried.acquire(timeout=10) for _ in range(2))
+    bodies.end()
+
+
+def test_what_waits_for_a_second_process_is_bounded() -> None:
+    bodies = BodyProcess(lambda channel: int(threading.Event().wait(60)))
+    with socket.socket() as connection:
+        taken = [bodies.hand_over(connection.fileno(), b"") for _ in range(2_000)]
+    assert taken[0] and not taken[-1]
+    bodies.end()
+
+
+def test_the_second_process_ends_after_a_first_that_was_killed(api: RunningApi) -> None:
+    assert api.post("/v1/lookups", large(PROBLEM)).status_code == 200
+    second = api.second()
+    api.process.kill()
+    api.process.wait(20)
+    wait_for(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, what="its end")
+
+
+def test_the_second_process_is_gone_before_the_first(api: RunningApi) -> None:
+    second = api.second()
+    api.process.send_signal(signal.SIGTERM)
+    api.process.wait(20)
+    assert not second.is_running()

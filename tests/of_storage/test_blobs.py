@@ -1,0 +1,288 @@
+"""Blobs: durable before their row, checked before every use, nothing half-written whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from obstore.store import MemoryStore
+
+from storage.blobs.blob_store import Blob, BlobStore, add_blobs
+from storage.blobs.object_store import LocalObjects, RemoteObjects, StoredObject, open_objects
+from storage.database.clock import Clock
+from storage.database.session import Database
+from storage.database.tables import BlobRow
+from storage.errors import BlobCorrupt, BlobMissing
+
+DATA = b"\x7fELF" + bytes(range(256)) * 40
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "a folder" / "blobs"
+
+
+@pytest.fixture
+def blobs(database: Database, folder: Path) -> BlobStore:
+    database.clock = Clock()  # blobs compare it with the file system's time
+    return BlobStore(database, folder.as_uri())
+
+
+def file_of(folder: Path, digest: str = DIGEST) -> Path:
+    return folder / "sha256" / digest[:2] / digest
+
+
+def make_old(path: Path, hours: float = 2.0) -> None:
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize("kind", ["folder", "remote"])
+def test_bytes_come_back_under_their_digest(database: Database, folder: Path, kind: str) -> None:
+    remote = RemoteObjects(MemoryStore()) if kind == "remote" else None
+    store = BlobStore(database, folder.as_uri(), remote)
+    blob = store.put(DATA, "application/x-sharedlib")
+    assert blob == Blob(DIGEST, len(DATA), "application/x-sharedlib", database.clock.now())
+    assert store.get(DIGEST) == DATA
+    assert store.head(DIGEST) == blob
+    assert store.path(DIGEST) == (None if kind == "remote" else file_of(folder))
+
+
+@pytest.mark.parametrize("url", ["memory:///", "s3://bucket/prefix?region=us-east-1"])
+def test_other_stores_are_opened_by_their_url(url: str) -> None:
+    assert type(open_objects(url, "sha256")) is RemoteObjects
+
+
+def test_what_was_never_put_is_missing(blobs: BlobStore) -> None:
+    assert blobs.head(DIGEST) is None
+    for use in (blobs.get, blobs.path):
+        with pytest.raises(BlobMissing, match=DIGEST):
+            use(DIGEST)
+
+
+def test_a_row_whose_bytes_are_gone_is_missing_until_put_again(blobs: BlobStore, folder: Path) -> None:
+    blobs.put(DATA, "-")
+    file_of(folder).unlink()
+    with pytest.raises(BlobMissing):
+        blobs.get(DIGEST)
+    blobs.put(DATA, "-")
+    assert blobs.get(DIGEST) == DATA
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1], lambda data: b"", lambda data: data[:9] + b"!" + data[10:], lambda data: data + b"."],
+)
+def test_damaged_bytes_are_never_handed_out_and_healed_by_the_next_put(
+    blobs: BlobStore, folder: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    blobs.put(DATA, "-")
+    file_of(folder).write_bytes(damage(DATA))
+    for use in (blobs.get, blobs.path):
+        with pytest.raises(BlobCorrupt, match="not handed out"):
+            use(DIGEST)
+    blobs.put(DATA, "-")
+    assert blobs.get(DIGEST) == DATA
+
+
+def test_the_same_bytes_are_written_once(blobs: BlobStore, folder: Path) -> None:
+    blobs.put(DATA, "-")
+    before = file_of(folder).stat()
+    blobs.put(DATA, "-")
+    after = file_of(folder).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_file_and_folder_are_synced_before_the_row_is_committed(
+    blobs: BlobStore, database: Database, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, bool]] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        with database.read() as session:
+            synced.append((path, session.get(BlobRow, DIGEST) is not None))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    blobs.put(DATA, "-")
+    assert synced == [(str(file_of(folder)), False), (str(file_of(folder).parent), False)]
+    assert blobs.head(DIGEST) is not None
+
+
+def test_the_folders_are_synced_when_the_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    LocalObjects(tmp_path / "blobs", "sha256")
+    assert synced == [str(tmp_path / "blobs" / "sha256"), str(tmp_path / "blobs"), str(tmp_path)]
+
+
+class FailingObjects:
+    """The object store, failing in the middle of a put."""
+
+    def __init__(self, root: Path, fail: str) -> None:
+        self._real = LocalObjects(root, "sha256")
+        self._fail: str | None = fail
+
+    def put(self, path: str, data: bytes) -> None:
+        if self._fail == "before":
+            raise OSError(28, "No space left on device")
+        if self._fail == "half":
+            (self._real.root / f"{path}#1").write_bytes(data[: len(data) // 2])  # as obstore stages
+            raise OSError(28, "No space left on device")
+        self._real.put(path, data)
+        if self._fail == "after":
+            raise OSError(5, "Input/output error")
+
+    def heal(self) -> None:
+        self._fail = None
+
+    def get(self, path: str) -> bytes | None:
+        return self._real.get(path)
+
+    def delete(self, path: str) -> None:
+        self._real.delete(path)
+
+    def delete_older(self, path: str, before: float) -> bool:
+        return self._real.delete_older(path, before)
+
+    def move(self, path: str, to: str) -> None:
+        self._real.move(path, to)
+
+    def list(self) -> Iterator[StoredObject]:
+        return self._real.list()
+
+    def local_path(self, path: str) -> Path | None:
+        return self._real.local_path(path)
+
+
+@pytest.mark.parametrize("fail", ["before", "half", "after"])
+def test_a_put_that_fails_leaves_nothing_visible_and_the_next_one_works(
+    database: Database, folder: Path, fail: str
+) -> None:
+    objects = FailingObjects(folder, fail)
+    store = BlobStore(database, folder.as_uri(), objects)
+    with pytest.raises(OSError, match=r"No space left|Input/output"):
+        store.put(DATA, "-")
+    assert store.head(DIGEST) is None
+    with pytest.raises(BlobMissing):
+        store.get(DIGEST)
+    objects.heal()
+    store.put(DATA, "-")
+    assert store.get(DIGEST) == DATA
+
+
+def test_staged_bytes_become_visible_with_the_callers_transaction(blobs: BlobStore, database: Database) -> None:
+    blob = blobs.stage(DATA, "text/plain")
+    assert blobs.head(DIGEST) is None
+    with pytest.raises(RuntimeError, match="lost"), database.write() as session:
+        add_blobs(session, [blob])
+        raise RuntimeError("lost")
+    assert blobs.head(DIGEST) is None
+    with database.write() as session:
+        add_blobs(session, [blob, blob])
+    assert blobs.get(DIGEST) == DATA
+
+
+def test_a_sweep_removes_old_leftovers_and_keeps_what_has_a_row_or_is_young(blobs: BlobStore, folder: Path) -> None:
+    blobs.put(DATA, "-")
+    lost = blobs.stage(b"bytes of a transaction that was lost", "-")
+    young = blobs.stage(b"bytes of one that is under way", "-")
+    half = file_of(folder).with_name(f"{DIGEST}#1")
+    half.write_bytes(DATA[:10])
+    for path in (file_of(folder), file_of(folder, lost.digest), half):
+        make_old(path)
+    swept = blobs.sweep(older_than_seconds=3600)
+    assert (swept.files, swept.bytes) == (2, lost.size + 10)
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == sorted([DIGEST, young.digest])
+    assert blobs.sweep(older_than_seconds=3600).files == 0
+
+
+def test_a_sweep_spares_bytes_that_were_put_again_since_it_looked(database: Database, folder: Path) -> None:
+    database.clock = Clock()
+    objects = FailingObjects(folder, "never")
+    store = BlobStore(database, folder.as_uri(), objects)
+    store.stage(DATA, "-")
+    make_old(file_of(folder))
+    real_list = objects.list
+
+    def list_then_put() -> Iterator[StoredObject]:
+        yield from list(real_list())
+        store.stage(DATA, "-")  # its row comes later
+
+    objects.list = list_then_put  # type: ignore[method-assign]
+    assert store.sweep(older_than_seconds=3600).files == 0
+    assert file_of(folder).exists()
+
+
+def test_a_remote_store_is_swept_too(database: Database, folder: Path) -> None:
+    database.clock = Clock()
+    store = BlobStore(database, folder.as_uri(), RemoteObjects(MemoryStore()))
+    store.put(DATA, "-")
+    store.stage(b"lost", "-")
+    assert store.sweep(older_than_seconds=3600).files == 0
+    assert store.sweep(older_than_seconds=-60).files == 1
+    assert store.get(DIGEST) == DATA
+    store._objects.delete("sha256/no/such")  # deleting what is not there is no error
+    assert not store._objects.delete_older("sha256/no/such", time.time() + 60)
+
+
+def test_what_is_missing_is_seen_without_reading_it(database: Database, folder: Path, blobs: BlobStore) -> None:
+    digests = [blobs.put(data, "-").digest for data in (b"stays", b"is deleted", b"is cut short")]
+    staged = blobs.stage(b"has no row", "-").digest
+    assert blobs.missing([*digests, staged, "0" * 64]) == {staged, "0" * 64}
+    file_of(folder, digests[1]).unlink()
+    file_of(folder, digests[2]).write_bytes(b"is cut")
+    assert blobs.missing(iter(digests)) == set(digests[1:])
+    assert blobs.missing([]) == set()
+    # A remote store is taken at its row's word.
+    remote = BlobStore(database, folder.as_uri(), RemoteObjects(MemoryStore()))
+    assert remote.missing([*digests, staged]) == {staged}
+
+
+PUT_FOREVER = """
+import hashlib, itertools, os, sys
+from storage.blobs.blob_store import BlobStore
+from storage.database.session import Database
+store = BlobStore(Database(sys.argv[1]), sys.argv[2])
+for number in itertools.count():
+    print(store.put(number.to_bytes(8, "big") * 40_000, "-").digest, flush=True)
+"""
+
+
+def test_kill_9_in_the_middle_of_puts_leaves_only_whole_blobs(
+    database: Database, database_url: str, folder: Path
+) -> None:
+    database.clock = Clock()
+    for _ in range(3):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", PUT_FOREVER, database_url, folder.as_uri()],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert writer.stdout is not None
+        acknowledged = [writer.stdout.readline().strip() for _ in range(6)]
+        writer.send_signal(signal.SIGKILL)
+        acknowledged += writer.stdout.read().split()
+        writer.wait()
+        writer.stdout.close()
+        store = BlobStore(database, folder.as_uri())
+        with database.read() as session:
+            recorded = {row.digest for row in session.query(BlobRow)}
+        assert set(acknowledged) <= recorded
+        for digest in recorded:
+            assert len(store.get(digest)) == 320_000
+    store.sweep(older_than_seconds=-60)
+    assert {path.name for path in folder.rglob("*") if path.is_file()} == recorded

@@ -1,0 +1,174 @@
+"""Winner records: one revision after the other, fenced by the attempt."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from codegen.identity import problem_digest
+from cukiln.types import WinnerRecord
+from storage.database.session import Database
+from storage.entities.libraries import Library, add_library, end_library, find_library, forget_library, start_library
+from storage.entities.winners import (
+    Elsewhere,
+    get_winners,
+    measured_elsewhere,
+    publish_winner,
+    stored_winners,
+    winner_stamps,
+    withdraw_winner,
+)
+from storage.queue.new_tasks import NewItem, add_items
+from storage.queue.tasks import complete
+from storage.transitions.end_attempt import expire_leases, release
+from tests.support.fake_clock import FakeClock
+from tests.support.fixtures_storage import TARGET, add_job, claim_one, counted_statements, winner_record
+
+KEY = "k" * 64
+
+
+def publish(database: Database, record: WinnerRecord, attempt: str) -> tuple[int, bool]:
+    """The record's revision, and whether it is a new one."""
+    with database.write() as session:
+        before = winner_stamps(session, [record.key])
+        publish_winner(session, record, attempt=attempt)
+        after = winner_stamps(session, [record.key])
+    return after[record.key][0], after != before
+
+
+def test_a_record_is_published_and_read_back(database: Database, clock: FakeClock) -> None:
+    assert publish(database, winner_record(KEY, "c1"), "t1") == (1, True)
+    with database.read() as session:
+        records = get_winners(session, [KEY, "missing"])
+        assert winner_stamps(session, [KEY, "missing"]) == {KEY: (1, "t1")}
+    assert records == {KEY: winner_record(KEY, "c1").model_copy(update={"revision": 1, "updated_at": clock.now()})}
+
+
+def test_publishing_twice_with_one_attempt_changes_nothing(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1"), "t1")
+    assert publish(database, winner_record(KEY, "c2"), "t1") == (1, False)
+    with database.read() as session:
+        assert get_winners(session, [KEY])[KEY].front[0].candidate == "c1"
+
+
+def test_publishing_what_the_record_says_already_makes_no_revision(database: Database, clock: FakeClock) -> None:
+    publish(database, winner_record(KEY, "c1"), "t1")
+    clock.advance(5)
+    assert publish(database, winner_record(KEY, "c1"), "t2") == (1, False)
+    with database.read() as session:
+        assert get_winners(session, [KEY])[KEY].updated_at == clock.now() - 5
+
+
+def test_another_attempt_publishes_the_next_revision_also_of_a_record_that_was_withdrawn(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1"), "t1")
+    assert publish(database, winner_record(KEY, "c2"), "t2") == (2, True)
+    with database.write() as session:
+        withdraw_winner(session, KEY, "t3")
+    assert publish(database, winner_record(KEY, "c2"), "t4") == (4, True)
+    with database.read() as session:
+        assert get_winners(session, [KEY])[KEY].front[0].candidate == "c2"
+
+
+def test_ten_thousand_records_are_looked_up_with_one_query(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1"), "t1")
+    with counted_statements(database) as seen, database.read() as session:
+        records = get_winners(session, [KEY, *(f"{n:064x}" for n in range(9_999))])
+    assert list(records) == [KEY]
+    assert len([statement for statement in seen if "winners" in statement]) == 1
+
+
+def test_stored_records_are_the_json_that_was_published(database: Database) -> None:
+    publish(database, winner_record(KEY, "c1", updated_at=1.0), "t1")
+    with database.read() as session:
+        assert stored_winners(session, []) == winner_stamps(session, []) == {}
+        (stored,) = stored_winners(session, [KEY, "missing", KEY]).values()
+        assert stored.stamp == winner_stamps(session, [KEY])[KEY] == (1, "t1")
+        assert WinnerRecord.model_validate_json(stored.json) == get_winners(session, [KEY])[KEY]
+
+
+def test_a_number_that_json_cannot_hold_is_published_as_none(database: Database) -> None:
+    endless = winner_record(KEY, "c1")
+    front = [endless.front[0].model_copy(update={"predicted_us": math.inf})]
+    publish(database, endless.model_copy(update={"front": front}), "t1")
+    with database.read() as session:
+        (stored,) = stored_winners(session, [KEY]).values()
+    (entry,) = json.loads(stored.json, parse_constant=lambda name: pytest.fail(name))["front"]
+    assert entry["predicted_us"] is None
+
+
+def test_what_was_measured_is_found_by_its_problem_on_one_class_after_the_other(database: Database) -> None:
+    def key(number: int) -> str:
+        return f"{number:064x}"
+
+    classes = ["predicted:sm_80", "NVIDIA A", "NVIDIA C", "NVIDIA B"]
+    for number, device_class in enumerate(classes):
+        publish(database, winner_record(key(number), "c1", device_class=device_class), f"t{number}")
+    publish(database, winner_record(key(9), "c1", device_class="NVIDIA A", problem={"m": 65}), "t9")
+    here, other = problem_digest({"m": 64}), problem_digest({"m": 65})
+    asked = [
+        Elsewhere(here, TARGET),
+        Elsewhere(here, "sm_90a"),
+        Elsewhere(here, TARGET, "NVIDIA A"),
+        Elsewhere(here, TARGET, "NVIDIA C"),
+        Elsewhere(other, TARGET),
+    ]
+    with counted_statements(database) as seen, database.read() as session:
+        assert measured_elsewhere(session, asked) == {
+            0: ("NVIDIA A", key(1)),
+            2: ("NVIDIA B", key(3)),
+            4: ("NVIDIA A", key(9)),
+        }
+        assert measured_elsewhere(session, []) == {}
+    assert len([statement for statement in seen if "winners" in statement]) == 1
+
+
+def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: FakeClock) -> None:
+    job = add_job(database).id
+    with database.write() as session:
+        add_items(session, [NewItem("finish", name, jobs=(job,)) for name in ("a", "b")])
+    first, other = claim_one(database, "finish"), claim_one(database, "finish")
+    with database.write() as session:
+        assert start_library(session, "i" * 64, first)
+        assert start_library(session, "i" * 64, first)  # again
+        assert not start_library(session, "i" * 64, other)
+        assert start_library(session, "j" * 64, other)
+        end_library(session, "i" * 64, other)  # not its own
+        assert not start_library(session, "i" * 64, other)
+        clock.set_by(3600.0)
+        assert not start_library(session, "i" * 64, other), "clocks need not agree: the lease is there"
+        end_library(session, "i" * 64, first)
+        assert start_library(session, "i" * 64, other)
+
+
+@pytest.mark.parametrize("end", ["expired", "completed", "released"])
+def test_an_attempt_that_has_ended_builds_no_library_any_more(database: Database, clock: FakeClock, end: str) -> None:
+    job = add_job(database).id
+    with database.write() as session:
+        add_items(session, [NewItem("finish", name, jobs=(job,)) for name in ("a", "b")])
+    claim = claim_one(database, "finish", lease=5.0)
+    other = claim_one(database, "finish", lease=60.0)
+    with database.write() as session:
+        assert start_library(session, "i" * 64, claim)
+        if end == "expired":
+            clock.advance(6)
+            assert len(expire_leases(session)) == 1
+        elif end == "completed":
+            complete(session, claim)
+        else:
+            release(session, claim)
+        assert start_library(session, "i" * 64, other)
+
+
+def test_the_first_library_of_an_id_stays(database: Database) -> None:
+    library = Library("i" * 64, "k", "t", "code", {"registers": 32}, "so1", "cubin1", "cu1")
+    with database.write() as session:
+        assert find_library(session, library.id) is None
+        add_library(session, library)
+        add_library(session, Library("i" * 64, "k", "t", "code", {}, "so2", "cubin2", "cu2"))
+    with database.read() as session:
+        assert find_library(session, library.id) == library
+    with database.write() as session:
+        forget_library(session, library.id)
+        assert find_library(session, library.id) is None

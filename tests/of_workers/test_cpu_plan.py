@@ -1,0 +1,197 @@
+"""The test plan reaches every launch, order and problem, and verifies without mercy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codegen.identity import PlanVersions
+from codegen.operators import operator
+from codegen.operators.matmul.grid import k_steps
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.split import all_steps
+from codegen.plan.verification_plan import EXACT_ORDERS, Case, differing, judge, plan_cases
+from storage.config import gpu_plan_version as plan_version
+from storage.config import module_texts
+from storage.config.gpu_plan_version import gpu_plans
+from tests.support.cpu_helpers import loaded, matmul_kernel, tensor_kernel
+from tests.support.places import FAULTY
+from workers.cpu import verify
+from workers.cpu.verify import cpu_plans
+
+MATMUL = operator("matmul")
+
+
+def cases(seed: int = 1) -> list[Case]:
+    return list(plan_cases(MATMUL, matmul_kernel(epilogue=("bias.n", "gelu")), seed))
+
+
+def test_every_problem_is_run_exactly_and_approximately() -> None:
+    problems = MATMUL.test_problems(matmul_kernel(epilogue=("bias.n", "gelu")))
+    assert [(case.problem, case.kind, case.exact) for case in cases()] == [
+        pair for problem in problems for pair in ((problem, "integer", True), (problem, "normal", False))
+    ]
+
+
+def test_every_launch_and_every_order_runs_exactly_on_every_problem() -> None:
+    exact = [case for case in cases() if case.exact]
+    for case in exact:
+        launches = {tuple(values) for values in MATMUL.test_launches(matmul_kernel(), case.problem)}
+        assert {run.launch for run in case.runs} == launches
+        assert {run.order for run in case.runs} == set(EXACT_ORDERS)
+    assert max(len({run.launch for run in case.runs}) for case in exact) > len(EXACT_ORDERS)
+
+
+def test_approximate_runs_are_repeated_in_another_order_with_the_same_launch() -> None:
+    for case in cases():
+        if not case.exact:
+            assert len(case.runs) == 2
+            assert len({run.order for run in case.runs}) == 2
+            assert len({run.launch for run in case.runs}) == 1
+
+
+def test_the_first_exact_run_of_every_problem_is_watched_and_no_other() -> None:
+    for case in cases():
+        assert [run.watch for run in case.runs] == [case.exact] + [False] * (len(case.runs) - 1)
+
+
+@pytest.mark.parametrize("split", ["workspace", "atomic", "stream"])
+@pytest.mark.parametrize("stages", range(2, 9))
+@pytest.mark.parametrize(("tile", "static_k"), [(32, 0), (128, 0), (256, 0), (256, 512)])
+def test_the_first_watched_launch_gives_every_block_more_steps_than_stages(
+    split: str, stages: int, tile: int, static_k: int
+) -> None:
+    """Else the ring of tiles never turns while races are looked for."""
+    kernel = tensor_kernel(split=split, stages=stages, tile_m=tile, tile_n=tile, static_k=static_k)
+    first = next(plan_cases(MATMUL, kernel, 1))
+    problem, run = first.problem, first.runs[0]
+    assert isinstance(problem, MatmulProblem)
+    assert run.watch
+    t: dict[str, Any] = {**kernel.tunables.as_dict(), **dict(zip(MATMUL.launch_tunables, run.launch, strict=True))}
+    # Shares of k, or of the steps of all tiles, differ by one step at most.
+    of_tile = k_steps(problem.k, t["tile_k"])
+    least = all_steps(problem, t) // t["stream_blocks"] if split == "stream" else of_tile // t["split_k"]
+    assert least > stages
+
+
+def test_a_launch_is_not_always_paired_with_the_same_order() -> None:
+    pairs = Counter((run.launch, run.order) for case in cases() if case.exact for run in case.runs)
+    assert max(pairs.values()) < len([case for case in cases() if case.exact])
+
+
+def test_the_seed_alone_decides_a_plan() -> None:
+    assert cases(seed=5) == cases(seed=5)
+    assert not {case.seed for case in cases(seed=5)} & {case.seed for case in cases(seed=6)}
+    assert len({case.seed for case in cases()}) == len(cases())
+
+
+def test_an_exact_judgement_forgives_nothing_but_the_sign_of_zero() -> None:
+    expected = np.array([[1.0, -2.0], [0.0, 4.0]])
+    loose = np.full(expected.shape, 1e3)
+    assert judge(np.float32([[1, -2], [-0.0, 4]]), expected, loose, exact=True).ok
+    judgement = judge(np.nextafter(np.float32([[1, -2], [0, 4]]), np.float32(9)), expected, loose, exact=True)
+    assert (judgement.wrong, judgement.index, judgement.expected, judgement.bound) == (4, (0, 0), 1.0, 0.0)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_wrong_whatever_the_finite_bound(bad: float, exact: bool) -> None:
+    judgement = judge(np.float32([1, bad, 3]), np.array([1.0, 2.0, 3.0]), np.full(3, 1e300), exact=exact)
+    assert (judgement.wrong, judgement.index, judgement.size) == (1, (1,), 3)
+    assert ("never written" in judgement.sentence()) == np.isnan(bad)
+
+
+def test_infinities_that_agree_are_right_and_an_infinite_bound_allows_anything() -> None:
+    assert judge(np.float32([np.inf]), np.array([np.inf]), np.zeros(1), exact=False).ok
+    judgement = judge(np.float32([np.inf, 7]), np.array([1.0, 7.0]), np.array([np.inf, 0.0]), exact=True)
+    assert (judgement.wrong, judgement.max_error, judgement.max_ratio) == (0, 0.0, 0.0)
+
+
+def test_the_bound_is_reported_where_the_error_is_largest() -> None:
+    got, expected = np.float32([1.5, 2.25, 3.0]), np.array([1.0, 2.0, 3.0])
+    judgement = judge(got, expected, np.array([4.0, 0.25, 9.0]), exact=False)
+    # The second element is nearer to its bound, the first has the larger error.
+    assert (judgement.max_error, judgement.error_bound, judgement.max_ratio) == (0.5, 4.0, 1.0)
+    wrong = judge(np.float32([1.0, np.nan, 9.0]), expected, np.array([4.0, 0.25, 9.0]), exact=False)
+    assert (np.isnan(wrong.max_error), wrong.error_bound) == (True, 0.25)
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8), st.integers(0, 7), st.floats(1e-3, 10))
+def test_an_error_is_wrong_just_when_it_exceeds_its_bound(values: list[float], place: int, bound: float) -> None:
+    expected = np.array(values)
+    place %= len(values)
+    bounds = np.full(expected.shape, bound)
+    for factor in (0.9, 1.1):
+        got = expected.copy()
+        got[place] += factor * bound
+        judgement = judge(got, expected, bounds, exact=False)
+        assert judgement.ok == (factor < 1)
+        assert judgement.max_ratio == pytest.approx(factor, rel=1e-6)
+        assert judgement.index == (None if factor < 1 else (place,))
+
+
+def test_the_sentence_counts_and_places_what_is_wrong() -> None:
+    judgement = judge(np.float32([[1, 5], [3, 9]]), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array(0.5), exact=False)
+    assert judgement.sentence() == "2 of 4 elements are wrong; the first is out[0, 1] = 5.0, expected 2.0 within 0.5"
+
+
+def test_bits_that_differ_are_counted_even_where_values_are_equal() -> None:
+    assert differing(np.float32([0.0, 1.0, np.nan]), np.float32([-0.0, 1.0, np.nan])) == 1
+
+
+def test_the_plan_version_follows_everything_that_gives_a_verdict_its_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cpu_plans()
+    assert len(set(before.values())) == len(before)  # of two operators none is the same
+    assert cpu_plans(sanitize=True).keys() == before.keys()
+    assert set(cpu_plans(sanitize=True).values()).isdisjoint(before.values())
+    monkeypatch.setattr(verify, "CPU_FLAGS", ("-O0",))
+    verify._cpu_plans.cache_clear()
+    assert set(cpu_plans().values()).isdisjoint(before.values())
+    monkeypatch.undo()
+    verify._cpu_plans.cache_clear()
+    assert cpu_plans() == before
+
+
+def test_a_loaded_operator_changes_the_version_of_no_other() -> None:
+    before = cpu_plans()
+    with loaded([FAULTY]):
+        assert {name: version for name, version in cpu_plans().items() if name in before} == before
+        assert cpu_plans().keys() - before.keys() == {"faulty"}
+
+
+@pytest.mark.parametrize(
+    ("module", "operators"),
+    [
+        ("codegen.operators.conv2d.reference", {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}),
+        ("codegen.operators.conv2d_dgrad.reference", {"conv2d_dgrad"}),
+        ("codegen.operators.reduce.inputs", {"reduce"}),
+        ("codegen.rows.reference", {"softmax", "rms_norm", "layer_norm"}),
+    ],
+)
+@pytest.mark.parametrize("plans", [cpu_plans, gpu_plans])
+def test_an_edit_verifies_the_operators_anew_that_import_it(
+    plans: Callable[[], PlanVersions], module: str, operators: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, read = plans(), module_texts._text_and_imports
+
+    def edited(name: str) -> tuple[str, tuple[str, ...]] | None:
+        found = read(name)
+        return (found[0] + "# edited\n", found[1]) if found and name == module else found
+
+    def forget() -> None:
+        verify._cpu_plans.cache_clear()
+        plan_version._gpu_plans.cache_clear()
+
+    monkeypatch.setattr(module_texts, "_text_and_imports", edited)
+    forget()
+    try:
+        assert {name for name, version in plans().items() if version != before[name]} == operators
+    finally:
+        monkeypatch.undo()
+        forget()

@@ -1,0 +1,224 @@
+"""A probe of real machine code tries each door out of the fence: which open depends on the means of the machine alone,
+and each means shuts its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.of_workers.test_processes import alive
+from tests.support.doors import ENVIRONMENT, LIMITS, ROOT, build, house, opened
+from tests.support.fences import machine, processes_with
+from workers.processes import process_stream
+from workers.processes.fence.means import Means
+from workers.processes.job_files import read_bytes, write_text
+from workers.processes.processes import Processes
+
+NOTHING = {"namespaces": "", "network": False, "proc": False, "landlock": 0, "sockets": False, "users": ()}
+NO_NAMESPACES = {"namespaces": "", "network": False, "proc": False}  # a container without capabilities
+ORDINARY = 61000  # an unused user number
+
+
+@dataclass(frozen=True)
+class Case:
+    means: Means
+    is_root: bool
+    is_device: bool
+    is_another: bool  # the child has a user of its own
+
+    @property
+    def hides(self) -> bool:
+        """The data folder, by a mount."""
+        return bool(self.means.namespaces) and not self.means.landlock
+
+
+# What shuts each door. Without any means, root's child has no capabilities all the same.
+SHUT: dict[str, Callable[[Case], object]] = {
+    "environment": lambda case: True,
+    "environment-of-others": lambda case: case.means.landlock or case.means.proc or case.is_root,
+    "processes-of-others": lambda case: (
+        (case.means.landlock and not case.is_device)
+        or (case.means.proc and not (case.means.landlock and case.is_device))
+    ),
+    "database-read": lambda case: case.means.landlock or case.is_another or case.hides,
+    "database-write": lambda case: case.means.landlock or case.is_another or case.hides,
+    "data-folder": lambda case: case.means.landlock or case.is_another or case.hides,
+    "file-of-another": lambda case: (case.means.landlock and not case.is_device) or case.is_another,
+    "shadow": lambda case: case.means.landlock or case.is_another or not case.is_root,
+    "unix-socket": lambda case: case.means.sockets or case.is_another or case.hides,
+    "abstract-socket": lambda case: case.means.sockets or case.means.network or case.means.landlock >= 6,
+    "tcp": lambda case: case.means.sockets or case.means.network or case.means.landlock >= 4,
+    "socket-pair": lambda case: case.means.sockets and not case.is_device,
+    "ptrace": lambda case: case.means.landlock or case.means.namespaces or case.is_root,
+    "memory-of-others": lambda case: case.means.landlock or case.means.namespaces or case.is_root,
+    "signal": lambda case: case.means.landlock >= 6 or case.means.namespaces or case.is_another,
+    "fork-bomb": lambda case: (case.is_another or case.means.namespaces == "user") and not case.is_device,
+}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Where every user may go."""
+    made = Path(tempfile.mkdtemp(prefix="doors-"))
+    made.chmod(0o1777)
+    (made / "probe").mkdir(mode=0o755)
+    build(made / "probe")
+    yield made
+    shutil.rmtree(made)
+
+
+def try_doors(folder: Path, way: str, user: int, less: dict[str, Any]) -> tuple[set[str], Case]:
+    """Which opened."""
+    arguments = [str(folder), way, str(user), json.dumps(less)]
+    command = [sys.executable, "-m", "tests.support.doors", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    is_another = answer["user"] != user
+    return set(answer["opened"]), Case(Means(**answer["means"]), user == 0, way == "gpu", is_another)
+
+
+def users() -> list[int]:
+    return [0, ORDINARY] if os.geteuid() == 0 else [os.geteuid()]
+
+
+def but(*means: str) -> dict[str, Any]:
+    return {name: value for name, value in NOTHING.items() if name not in means}
+
+
+@pytest.mark.parametrize("user", users())
+@pytest.mark.parametrize(
+    ("way", "less"),
+    [
+        pytest.param("compiler", {}, id="compiler"),
+        pytest.param("kernel", {}, id="kernel"),
+        pytest.param("gpu", {}, id="gpu"),
+        pytest.param("compiler", NOTHING, id="nothing"),
+        pytest.param("compiler", but("landlock"), id="Landlock alone"),
+        pytest.param("compiler", but("sockets"), id="refused sockets alone"),
+        pytest.param("compiler", but("namespaces", "network", "proc"), id="namespaces alone"),
+        pytest.param("compiler", but("users"), id="users alone"),
+        pytest.param("kernel", NO_NAMESPACES, id="kernel in a container"),
+        pytest.param("gpu", NO_NAMESPACES, id="gpu in a container"),
+        pytest.param("kernel", {"landlock": 0}, id="kernel without Landlock"),
+        pytest.param("gpu", {"landlock": 0}, id="gpu without Landlock"),
+    ],
+)
+def test_the_doors_that_open_are_those_that_no_means_shuts(
+    folder: Path, way: str, less: dict[str, Any], user: int
+) -> None:
+    answers, case = try_doors(folder, way, user, less)
+    assert case.is_another or not case.means.users or way != "compiler"
+    assert answers == {door for door, is_shut in SHUT.items() if not is_shut(case)}
+    if not less and way != "gpu" and machine().landlock >= 6 and machine().namespaces:
+        assert answers == set()
+
+
+def test_a_secret_that_is_handed_over_is_found(tmp_path: Path, folder: Path) -> None:
+    """What the probe looks for, it sees."""
+    place = tmp_path / "house"
+    place.mkdir(mode=0o700)
+    with house(place) as home:
+        processes = processes_with(place, (home.data,))
+        answers, _ = opened(processes, "compiler", home, folder / "probe", {"CUKILN_API_KEY": home.secret})
+        processes.close()
+    assert "environment" in answers
+
+
+# ---- what a child writes
+
+
+@pytest.fixture(params=[{}, NO_NAMESPACES], ids=["all", "in a container"])
+def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    made = processes_with(tmp_path, **request.param)
+    yield made
+    made.close()
+
+
+def test_endless_files_end_their_writer(processes: Processes) -> None:
+    script = "i=0; while :; do head -c 1000000 /dev/zero > f$i || exit; i=$((i+1)); done"
+    with processes.private_folder() as made:
+        finished = processes.run(["sh", "-c", script], cwd=made, limits=LIMITS)
+        written = sum(path.stat().st_size for path in made.iterdir())
+    assert finished.ended_by == "output" and written < 10**10
+
+
+def test_it_writes_nowhere_but_into_its_folders(processes: Processes, tmp_path: Path) -> None:
+    if not machine().landlock:
+        pytest.skip("this kernel has no Landlock")
+    (tmp_path / "beside").mkdir(mode=0o777)
+    (tmp_path / "beside").chmod(0o777)
+    script = (
+        f'echo > here; echo > "$TMPDIR/there"; echo > {tmp_path}/beside/file; echo > /dev/shm/file; rm -f {tmp_path}'
+    )
+    with processes.private_folder() as made:
+        said = processes.run(["sh", "-c", script], cwd=made, limits=LIMITS).text()
+        assert [path.name for path in made.iterdir()] == ["here"]
+    assert "beside/file" in said and "shm/file" in said and "there" not in said
+    assert list((tmp_path / "beside").iterdir()) == []
+
+
+def test_what_a_tool_in_a_closed_folder_makes_is_read_by_the_next(processes: Processes, tmp_path: Path) -> None:
+    """The first cannot have a user of its own, the second has."""
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin" / "tool"
+    tool.write_text("#!/bin/sh\necho made > made\n")
+    tool.chmod(0o755)
+    tmp_path.chmod(0o700)
+    before = os.umask(0o077)
+    try:
+        with processes.private_folder() as made:
+            assert processes.run([str(tool)], cwd=made, limits=LIMITS).ok
+            finished = processes.run(["cat", "made"], cwd=made, limits=LIMITS)
+            assert (finished.returncode, finished.text()) == (0, "made\n")
+    finally:
+        os.umask(before)
+
+
+# Each sleeps and none forks: 40 of them, whatever fails.
+_MANY = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do sleep {0} & sleep {0} & done; wait"
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own user", "root"])
+def test_too_many_processes_end_their_tree(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    monkeypatch.setattr(process_stream, "PROCESSES", 20)
+    marker = f"28805.{os.getpid()}{time.monotonic_ns() % 10**6}"
+    with processes.private_folder() as made:
+        finished = processes.run(["sh", "-c", _MANY.format(marker)], cwd=made if is_own else tmp_path, limits=LIMITS)
+    assert finished.ended_by == "processes" or "fork" in finished.text()  # looked at, or refused by the kernel
+    assert not finished.ok and alive(marker) == []
+
+
+# ---- what this process reads of it
+
+
+def test_a_link_a_pipe_and_an_endless_file_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "pipe")
+    os.truncate(os.open(tmp_path / "endless", os.O_CREAT | os.O_RDWR), 10**10)
+    for name in ("link", "pipe", "endless"):
+        with pytest.raises(OSError, match=r"link|plain file|longer than 100 bytes"):
+            read_bytes(tmp_path / name, 100)
+    assert read_bytes(tmp_path / "secret", 100) == b"secret"
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "link").symlink_to(tmp_path / "secret")
+    write_text(tmp_path / "link", "text")
+    assert (tmp_path / "secret").read_text() == "secret"
+    assert (tmp_path / "link").read_text() == "text" and not (tmp_path / "link").is_symlink()

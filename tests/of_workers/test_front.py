@@ -1,0 +1,222 @@
+"""Whole jobs, step by step in this process: every point of a front is built and published, each job gets its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from codegen.identity import winner_key
+from codegen.operators import operator
+from codegen.plan.generator import generator
+from codegen.problem import Problem
+from codegen.search.schedule import Schedule
+from codegen.text.cubin import read_cubin
+from cukiln.types import FrontEntry, Job, WinnerRecord
+from storage.blobs.blob_store import BlobStore
+from storage.entities.searches import search_entry
+from storage.entities.winners import get_winners
+from storage.queue import tasks
+from storage.reports.candidates import rejections
+from storage.reports.job import job_report
+from storage.transitions import accept, take_work
+from tests.support.compile_cache import CachingProcesses
+from tests.support.fixtures_compile import PROBE
+from tests.support.fixtures_queue import QueueWorld
+from workers.compile.build_winner import WinnerNotBuilt
+from workers.processes.processes import Processes
+from workers.steps import STEPS
+from workers.steps.context import Cancel, StepContext, Workplace
+
+finish_step = import_module("workers.steps.finish")
+N = 1000
+PROBLEM = PROBE.parse({"operator": "probe", "n": N, "scale": 2.5})
+# Every way, the workspace in one slice and in two: the second has the time of the first and needs more.
+SEARCH = {"tunables": {"way": ["copy", "workspace", "atomic"], "slices": [1, 2], "factor": [1]}}
+
+
+@dataclass
+class Line:
+    """All workers in one: leases whatever waits and does it."""
+
+    world: QueueWorld
+    processes: Processes
+    problem: Problem = PROBLEM
+
+    def __post_init__(self) -> None:
+        database = self.world.database
+        self.blobs = BlobStore(database, self.world.settings.blobs_url)
+        self.workplace = Workplace(
+            self.world.settings, database, self.blobs, self.world.redis, self.processes, "all", ("sm_80",)
+        )
+
+    def job(self, search: dict[str, Any] = SEARCH, **policy: Any) -> Job:
+        """A job of the problem, done from its plan to its end."""
+        problem = accept.NewProblem(
+            name="p",
+            operator=self.problem.operator,
+            problem=self.problem.canonical(),
+            target="sm_80",
+            device_class="predicted:sm_80",
+            key=self.key,
+            search=search,
+        )
+        with self.world.database.write() as session:
+            created = accept.create_job(session, accept.NewJob([problem], **policy))
+        while (claim := self._claim()) is not None:
+            STEPS[claim.kind](StepContext(self.workplace, claim, Cancel()))
+        return self.report(created.id)
+
+    @property
+    def key(self) -> str:
+        return winner_key(self.problem.digest, "sm_80", "predicted:sm_80")
+
+    def _claim(self) -> tasks.Claim | None:
+        with self.world.database.write() as session:
+            return take_work.claim(session, list(STEPS), ["sm_80"], "all", 600.0)
+
+    def report(self, job_id: str) -> Job:
+        with self.world.database.read() as session:
+            found = job_report(session, job_id)
+        assert found is not None
+        return found
+
+    def rejected(self, job: Job) -> dict[str, tuple[int, str]]:
+        with self.world.database.read() as session:
+            counted = rejections(session, job.job)
+        assert counted is not None
+        return {rejection.rule: (rejection.count, rejection.message) for rejection in counted.rejections}
+
+    def record(self) -> WinnerRecord:
+        with self.world.database.read() as session:
+            return get_winners(session, [self.key])[self.key]
+
+
+@pytest.fixture
+def line(queue_world: QueueWorld, caching_processes: CachingProcesses) -> Line:
+    return Line(queue_world, caching_processes)
+
+
+def ways(front: Sequence[FrontEntry]) -> list[str]:
+    return [entry.schedule["way"] for entry in front]
+
+
+def entry_of(generated_for: dict[str, Any], **policy: Any) -> dict[str, Any]:
+    return search_entry(generated_for, generator("probe"), policy.pop("limit", None), **policy)
+
+
+def test_every_point_of_the_front_is_published_and_each_job_gets_what_its_policy_allows(line: Line) -> None:
+    lean = line.job(workspace_limit_bytes=4 * N - 1)
+    assert (lean.state, ways(line.record().front)) == ("done", ["copy"])
+    assert line.rejected(lean)["workspace"] == (3, "needs 4000 bytes of workspace, the limit is 3999")
+
+    equal = line.job(deterministic=True)
+    assert ways(line.record().front) == ["workspace", "copy"]
+    assert line.rejected(equal)["deterministic"][0] == 1
+    assert "bits differ from run to run" in line.rejected(equal)["deterministic"][1]
+
+    free = line.job()
+    record = line.record()
+    assert ways(record.front) == ["atomic", "workspace", "copy"]
+    assert record.searches == [entry_of(SEARCH)]  # it did what the two before it had done, and more
+    assert [(entry.workspace_bytes, entry.deterministic) for entry in record.front] == [
+        (4 * N, False),
+        (4 * N, True),
+        (0, True),
+    ]
+    winners = [line.report(job.job).problems[0].winner for job in (lean, equal, free)]
+    assert [winner and winner.schedule["way"] for winner in winners] == ["copy", "workspace", "atomic"]
+    assert [winner and winner.workspace_bytes for winner in winners] == [0, 4 * N, 4 * N]
+
+    for entry in record.front:
+        check_entry(line, entry)
+        assert entry.launch.launch == {"slices": 1}
+    assert len({entry.so_sha256 for entry in record.front}) == 3
+
+
+def check_entry(line: Line, entry: FrontEntry) -> None:
+    """Its metadata is what its operator and its cubin say."""
+    schedule, own = Schedule.of(entry.schedule), operator(line.problem.operator)
+    kernel = own.candidate(line.problem, schedule).kernel
+    cost = own.cost(line.problem, schedule)
+    assert entry.workspace_bytes == entry.launch.workspace_bytes == cost.workspace_bytes
+    assert len(entry.launch.functions) == cost.launches == len(own.functions(kernel))
+    assert entry.deterministic == own.deterministic(kernel)
+    in_cubin = read_cubin(line.blobs.get(entry.cubin_sha256)).symbols
+    assert {function.symbol for function in entry.launch.functions} == in_cubin
+    assert line.blobs.get(entry.so_sha256)[:4] == b"\x7fELF"
+
+
+def test_a_job_whose_cap_nothing_meets_fails_with_the_number(line: Line) -> None:
+    search = {"tunables": {"way": ["workspace", "atomic"]}}
+    failed = line.job(search, workspace_limit_bytes=100)
+    assert failed.state == "failed"
+    assert "needs 4000 bytes of workspace, the limit is 100" in str(failed.problems[0].error)
+
+
+def test_a_front_of_many_points_is_thinned_and_says_so(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish_step, "MOST_POINTS", 2)
+    line.job()
+    record = line.record()
+    assert ways(record.front) == ["atomic", "copy"]
+    assert record.searches == [entry_of(SEARCH, whole=False)]
+
+
+def test_a_point_that_cannot_be_built_alone_gives_way_to_what_it_beat(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tried = finish_step.winner_library, []
+
+    def library(context: Any, candidate: Any, target: Any) -> Any:
+        tried.append((candidate.schedule.get("way"), candidate.schedule.get("slices")))
+        if tried[-1] in (("atomic", 1), ("workspace", 1)):
+            raise WinnerNotBuilt(candidate.id, "error: too bad")
+        return real(context, candidate, target)
+
+    monkeypatch.setattr(finish_step, "winner_library", library)
+    line.job()
+    assert tried == [("atomic", 1), ("workspace", 1), ("workspace", 2), ("copy", 1)]
+    front = line.record().front
+    assert [(entry.schedule["way"], entry.workspace_bytes) for entry in front] == [("workspace", 8 * N), ("copy", 0)]
+    assert line.record().searches == [entry_of(SEARCH)]  # nothing better can be had
+
+
+def test_once_there_is_a_winner_the_builds_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, tried = finish_step.winner_library, []
+
+    def library(context: Any, candidate: Any, target: Any) -> Any:
+        tried.append(candidate.schedule.get("way"))
+        if tried[-1] != "atomic":
+            raise WinnerNotBuilt(candidate.id, "error: too bad")
+        return real(context, candidate, target)
+
+    monkeypatch.setattr(finish_step, "winner_library", library)
+    monkeypatch.setattr(finish_step, "MOST_BUILDS", 2)
+    line.job()
+    assert tried == ["atomic", "workspace"]
+    assert ways(line.record().front) == ["atomic"]
+    assert line.record().searches == [entry_of(SEARCH, whole=False)]
+
+
+def test_a_matmul_with_a_split_k_goes_the_whole_way(
+    queue_world: QueueWorld, caching_processes: CachingProcesses
+) -> None:
+    fields = {"operator": "matmul", "dtype": "float16", "m": 64, "n": 60, "k": 1024, "layout": "nt"}
+    problem = operator("matmul").parse({**fields, "epilogue": [{"op": "bias"}, {"op": "relu"}]})
+    line = Line(queue_world, caching_processes, problem)
+    tile = {"tile_m": [32], "tile_n": [32], "tile_k": [64], "warps_m": [1], "warps_n": [2], "stages": [2]}
+    ways = {"split": ["none", "workspace", "atomic"], "split_k": [1, 4, 8]}
+    job = line.job({"tunables": {**tile, **ways, "copy": ["cp_async"], "maxnreg": [0]}})
+    assert (job.problems[0].verdicts, job.problems[0].error) == ({"ok": 5}, None)
+    record = line.record()
+    assert record.searches[0]["whole"]
+    (plain,) = record.usable(workspace_limit_bytes=0)
+    assert (plain.schedule["split"], len(plain.launch.functions)) == ("none", 1)
+    assert len(record.front) > 1 and record.front[0].workspace_bytes > 0
+    for entry in record.front:
+        check_entry(line, entry)
+        slices = {"none": 0, "workspace": entry.schedule["split_k"], "atomic": 1}[entry.schedule["split"]]
+        assert entry.workspace_bytes == slices * 64 * 60 * 4

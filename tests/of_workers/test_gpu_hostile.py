@@ -1,0 +1,201 @@
+"""What libraries do to the process that measures them: each gets its verdict, and no other is affected."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.of_workers.test_processes import alive
+from tests.support.gpu_tasks import Gpu, matmul_candidate, matmul_problem
+from tests.support.hostile_libraries import CHANGES_LATER, CONTROL, HOSTILE, WRITES_LATER, Hostile, build, forger
+from workers.gpu.lease import is_leased
+from workers.gpu.measure_on_gpu import GpuGone
+from workers.gpu.task import CandidateResult, TaskKind
+from workers.processes.processes import InfrastructureError
+
+SILENCE = 5.0  # seconds after which a child hangs: ten times what a new one takes to say its first word
+PROBLEM = matmul_problem()
+FIRST, SECOND, THIRD = (matmul_candidate(PROBLEM, unroll_k=value) for value in (1, 2, 4))
+
+
+def built(gpu: Gpu, name: str, hostile: Hostile, *, port: int = 9) -> Path:
+    # One library for all of them: what is wrong with it is wrong for all that use it.
+    return build(hostile, gpu.folder / f"{name}.so", *(one.kernel.id for one in (FIRST, SECOND, THIRD)), port=port)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.setblocking(False)
+        yield made
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_library_gets_its_verdict_and_the_next_candidate_is_verified(
+    gpu: Gpu, listener: socket.socket, name: str
+) -> None:
+    hostile = HOSTILE[name]
+    bad, good = built(gpu, "bad", hostile, port=listener.getsockname()[1]), built(gpu, "good", CONTROL)
+    silence = SILENCE if hostile.verdict == "run_timeout" else 60.0
+    outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, good)]), silence_seconds=silence)
+    first, second = outcome.results
+    assert first.verdict == hostile.verdict and hostile.words in first.message, first
+    assert (first.measurement is None) == (hostile.verdict != "ok")
+    if hostile.seen:  # refused before any of it ran
+        assert first.message.startswith("the library was not loaded: ")
+        assert not first.tainted and first.details["cases"] == []
+    assert (second.verdict, second.candidate) == ("ok", SECOND.id), second
+    assert gpu.results == outcome.results
+    assert alive(f"run_on_gpu\0{gpu.folder}") == []
+    assert gpu.left_behind() == []
+    assert not is_leased(gpu.lease)
+    with pytest.raises(BlockingIOError):  # nothing has called
+        listener.accept()
+
+
+def test_the_control_is_right_on_the_reduced_problems_too_and_is_timed(gpu: Gpu) -> None:
+    good = built(gpu, "good", CONTROL)
+    (result,) = gpu.run(gpu.task([(FIRST, good)], proven=False)).results
+    assert result.verdict == "ok" and result.measurement is not None
+    assert len(result.details["cases"]) > 3
+
+
+def test_a_library_that_was_right_on_reduced_problems_is_still_caught_at_full_extents(gpu: Gpu) -> None:
+    tall = "if (call.extents[1] == 1000) call.out()[0] += 1;"
+    bad = built(gpu, "bad", Hostile("incorrect", "", f"rightly(call); {tall} return 0;"))
+    own = matmul_candidate(matmul_problem(m=1000, n=8, k=4))
+    (result,) = gpu.run(gpu.task([(own, bad)], proven=False)).results
+    assert result.verdict == "incorrect" and "extents [1, 1000, 8, 4," in result.message
+
+
+def test_a_task_of_nothing_but_hostile_libraries_has_a_verdict_for_each(gpu: Gpu) -> None:
+    names = ["writes to null", "aborts, by dlsym", "ends the process well, by a system call"]
+    pairs = [
+        (one, built(gpu, f"bad{number}", HOSTILE[name]))
+        for number, (one, name) in enumerate(zip((FIRST, SECOND, THIRD), names, strict=True))
+    ]
+    outcome = gpu.run(gpu.task(pairs))
+    assert [result.verdict for result in outcome.results] == ["runtime_error"] * 3
+    assert [HOSTILE[name].words in one.message for name, one in zip(names, outcome.results, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("how", ["missing", "fault", "crash"])
+def test_a_gpu_that_does_not_answer_the_next_process_is_gone_and_what_was_verified_is_kept(gpu: Gpu, how: str) -> None:
+    gpu.configure(open=how, opens_well=1)
+    good, bad = built(gpu, "good", CONTROL), built(gpu, "bad", HOSTILE["writes to null"])
+    with pytest.raises(GpuGone, match=r"the GPU Simulated GPU GPU-51011a7e.* does not answer"):
+        gpu.run(gpu.task([(FIRST, good), (SECOND, bad), (THIRD, good)]))
+    assert [(result.candidate, result.verdict) for result in gpu.results] == [
+        (FIRST.id, "ok"),
+        (SECOND.id, "runtime_error"),
+    ]
+    assert not is_leased(gpu.lease) and alive(f"run_on_gpu\0{gpu.folder}") == []
+
+
+def test_a_gpu_that_says_nothing_is_gone_after_the_silence(gpu: Gpu) -> None:
+    gpu.configure(open="silent", opens_well=1)
+    good, bad = built(gpu, "good", CONTROL), built(gpu, "bad", HOSTILE["writes to null"])
+    with pytest.raises(GpuGone, match="it was silent"):
+        gpu.run(gpu.task([(FIRST, bad), (SECOND, good)]), silence_seconds=SILENCE)
+    assert [result.candidate for result in gpu.results] == [FIRST.id]
+
+
+def test_a_gpu_that_never_answered_is_asked_twice(gpu: Gpu) -> None:
+    gpu.configure(open="missing")
+    with pytest.raises(GpuGone, match="fallen off the bus"):
+        gpu.run(gpu.task([(FIRST, built(gpu, "good", CONTROL))]))
+    assert (gpu.folder / "gpu.opens").read_text() == "2"
+    assert gpu.results == []
+
+
+@pytest.mark.parametrize("name", ["writes to null", "never ends", "kills itself", "refuses its launches"])
+def test_a_finalist_that_ends_the_process_leaves_the_comparison_and_the_others_continue(gpu: Gpu, name: str) -> None:
+    bad, good = built(gpu, "bad", HOSTILE[name]), built(gpu, "good", CONTROL)
+    silence = SILENCE if HOSTILE[name].verdict == "run_timeout" else 60.0
+    task = gpu.task([(FIRST, good), (SECOND, bad), (THIRD, good)], kind="compare")
+    outcome = gpu.run(task, silence_seconds=silence)
+    assert outcome.comparison is not None
+    assert {contender["candidate"] for contender in outcome.comparison["contenders"]} == {FIRST.id, THIRD.id}
+    assert [(result.candidate, result.verdict) for result in outcome.results] == [(SECOND.id, HOSTILE[name].verdict)]
+
+
+def test_a_finalist_that_was_right_only_the_first_times_is_found_after_timing(gpu: Gpu) -> None:
+    bad = built(gpu, "bad", HOSTILE["right only the first ten times"])
+    good = built(gpu, "good", CONTROL)
+    outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, good)], kind="compare"))
+    assert outcome.comparison is not None
+    assert [contender["candidate"] for contender in outcome.comparison["contenders"]] == [SECOND.id]
+    assert [(result.candidate, result.verdict) for result in outcome.results] == [(FIRST.id, "incorrect")]
+    assert "after it was timed" in outcome.results[0].message
+
+
+HARMFUL = {"writes": WRITES_LATER, "changes": CHANGES_LATER, "at once": HOSTILE["writes behind out"]}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("harm", HARMFUL)
+@pytest.mark.parametrize("kind", ["measure", "compare"])
+def test_only_the_candidate_that_wrote_where_it_must_not_is_wrong(
+    gpu: Gpu, kind: TaskKind, harm: str, place: int
+) -> None:
+    bad, good = built(gpu, "bad", HARMFUL[harm]), built(gpu, "good", CONTROL)
+    pairs = [(one, bad if number == place else good) for number, one in enumerate((FIRST, SECOND, THIRD))]
+    outcome = gpu.run(gpu.task(pairs, kind=kind))
+    guilty = pairs[place][0].id
+    assert [result.candidate for result in outcome.results if result.verdict == "incorrect"] == [guilty]
+    right = {result.candidate for result in outcome.results if result.verdict == "ok"}
+    if kind == "compare":
+        assert outcome.comparison is not None
+        right = {contender["candidate"] for contender in outcome.comparison["contenders"]}
+    assert right == {FIRST.id, SECOND.id, THIRD.id} - {guilty}
+    # What it may have hit besides affects no other: they are verified in another process.
+    assert (gpu.folder / "gpu.opens").read_text() == ("1" if kind == "measure" and place == 2 else "2")
+
+
+def test_two_finalists_that_do_harm_leave_the_comparison_to_the_third(gpu: Gpu) -> None:
+    bad, worse = built(gpu, "bad", WRITES_LATER), built(gpu, "worse", CHANGES_LATER)
+    outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, built(gpu, "good", CONTROL)), (THIRD, worse)], kind="compare"))
+    assert outcome.comparison is not None
+    assert [contender["candidate"] for contender in outcome.comparison["contenders"]] == [SECOND.id]
+    assert {result.candidate for result in outcome.results} == {FIRST.id, THIRD.id}
+
+
+def test_harm_that_no_finalist_does_alone_is_no_verdict(gpu: Gpu) -> None:
+    once = Hostile("", "", "if (calls == 120) call.out()[call.elements()] = 1; return rightly(call);")
+    pairs = [(FIRST, built(gpu, "once", once)), (SECOND, built(gpu, "good", CONTROL))]
+    with pytest.raises(
+        InfrastructureError, match=r"one of them wrote outside of out.*; none does so when it runs alone"
+    ):
+        gpu.run(gpu.task(pairs, kind="compare"))
+    assert gpu.results == []
+
+
+def forged(candidate: str) -> str:
+    measurement = {
+        "median_us": 0.001, "low_us": 0.001, "high_us": 0.001, "spread": 0.0, "samples": 20, "launches_per_sample": 1,
+        "cold": True, "stopped": "tight", "device": "Simulated GPU", "uuid": "GPU-1", "driver": "simulated-1",
+        "before": {}, "after": {}, "measured_at": 1.0,
+    }  # fmt: skip
+    result = CandidateResult(candidate, "ok", "", {"seed": 1, "cases": []}, measurement)
+    return json.dumps({"candidate": asdict(result)})
+
+
+def test_a_library_that_writes_its_own_verdict_is_not_believed(gpu: Gpu) -> None:
+    hostile = forger(forged(FIRST.id))
+    outcome = gpu.run(gpu.task([(FIRST, built(gpu, "bad", hostile)), (SECOND, built(gpu, "good", CONTROL))]))
+    first, second = outcome.results
+    assert first.verdict == hostile.verdict and hostile.words in first.message and first.measurement is None
+    assert (second.candidate, second.verdict) == (SECOND.id, "ok")
+
+
+def test_a_finalist_that_writes_its_own_comparison_leaves_it(gpu: Gpu) -> None:
+    bad = built(gpu, "bad", forger('{"comparison": {"contenders": []}}'))
+    outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, built(gpu, "good", CONTROL))], kind="compare"))
+    assert outcome.comparison is not None
+    assert [contender["candidate"] for contender in outcome.comparison["contenders"]] == [SECOND.id]
+    assert [(result.candidate, result.verdict) for result in outcome.results] == [(FIRST.id, "runtime_error")]

@@ -1,0 +1,187 @@
+"""A worker of one GPU: it finds it, says that it is alive, and stops using it when it is out of order."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.config.gpu_plan_version import gpu_plans
+from storage.config.settings import load_settings
+from storage.entities.devices import LiveDevice, drain_device, live_devices
+from tests.support.fake_gpu import configure
+from tests.support.fences import machine
+from tests.support.fixtures_queue import QueueWorld, make_world, wait_for
+from workers import wake_ups
+from workers.gpu.interface import Device, GpuMissing
+from workers.processes.processes import Processes
+from workers.supervisor.valkey import EmbeddedValkey
+from workers.worker import gpu_worker, main
+from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus
+
+FAKE = "tests.support.fake_gpu"
+CLASS = "Simulated GPU"
+
+
+def device(number: int, name: str = "NVIDIA H200") -> Device:
+    return Device(name, f"GPU-{number}", (9, 0), "570.1", 132, 50 * 2**20, 2**37)
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    made = Processes()
+    yield made
+    made.close()
+
+
+def test_without_cupy_nothing_is_started_and_the_words_say_what_to_install(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_worker, "probe", lambda *_: pytest.fail("a child was started"))
+    with pytest.raises(GpuMissing, match=r"CuPy is not installed.*pip install"):
+        find_gpus(load_settings(), processes)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [([], "no GPU is found.*nvidia-smi"), ([device(0, "predicted:sm_90a")], "cannot be the name of a device class")],
+)
+def test_a_machine_without_a_gpu_that_can_be_used_is_reported(
+    devices: list[Device], words: str, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_worker, "probe", lambda *_: devices)
+    with pytest.raises(GpuMissing, match=words):
+        find_gpus(load_settings(gpu_module=FAKE), processes)
+
+
+def test_gpus_are_listed_by_a_child(processes: Processes) -> None:
+    [gpu] = find_gpus(load_settings(gpu_module=FAKE), processes)
+    assert gpu.name == CLASS
+
+
+@pytest.mark.parametrize("argv", [["gpu"], ["gpu", "--device", "7"]])
+def test_a_worker_that_has_no_gpu_ends_with_78_and_one_sentence(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("CUKILN_GPU_MODULE", FAKE if len(argv) > 1 else "tests.no_such_gpu")
+    assert main.main(argv) == 78
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("cukiln worker: ")
+    assert not (tmp_path / "data").exists()
+
+
+# ---- heartbeats
+
+
+def live(world: QueueWorld, *, with_drained: bool = True) -> list[LiveDevice]:
+    with world.database.read() as session:
+        return live_devices(session, 60.0, with_drained=with_drained)
+
+
+def drain(world: QueueWorld, uuid: str) -> None:
+    with world.database.write() as session:
+        drain_device(session, uuid, "it fell off the bus")
+
+
+def test_a_beat_registers_the_gpu_and_only_a_fresh_start_ends_a_drain(queue_world: QueueWorld) -> None:
+    beat = DeviceBeat(queue_world.database, device(0), "host.1")
+    beat.start()
+    [row] = live(queue_world)
+    assert (row.uuid, row.device_class, row.capability, row.driver, row.worker) == (
+        "GPU-0", "NVIDIA H200", "9.0", "570.1", "host.1"
+    )  # fmt: skip
+    sizes = {"multiprocessors": 132, "l2_bytes": 50 * 2**20, "memory_bytes": 2**37}
+    assert row.description == {"plan_versions": gpu_plans(), **sizes}
+    assert beat.may_go_on()
+    drain(queue_world, "GPU-0")
+    beat._next = 0.0
+    beat()
+    assert not beat.may_go_on()
+    assert beat.drained == "it fell off the bus"
+    again = DeviceBeat(queue_world.database, device(0), "host.2")
+    again.start()
+    assert again.may_go_on()
+
+
+def test_a_database_that_is_away_does_not_end_the_worker(queue_world: QueueWorld) -> None:
+    beat = DeviceBeat(queue_world.database, device(0), "host.1")
+    beat.start()
+    path = queue_world.settings.data_dir / "cukiln.db"
+    queue_world.database.dispose()
+    path.rename(path.with_suffix(".away"))
+    path.mkdir()
+    beat._next = 0.0
+    beat()
+    assert beat.may_go_on()
+    path.rmdir()
+    path.with_suffix(".away").rename(path)
+
+
+# ---- a worker in a process of its own
+
+
+@pytest.fixture
+def world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[QueueWorld]:
+    with make_world(tmp_path, valkey.url, gpu_module=FAKE, gpu_lock_dir=tmp_path / "locks", lease_seconds=1) as made:
+        yield made
+
+
+def test_it_takes_the_tasks_of_its_class_and_compares_before_it_measures(world: QueueWorld) -> None:
+    world.add("other", kind="measure", target="NVIDIA H200")
+    first, second = (world.add(kind, kind=kind, target=CLASS)[0] for kind in ("measure", "compare"))
+    world.start("gpu")
+    wait_for(lambda: len(world.journal("end")) == 2, 30.0, world.logs())
+    assert [entry.ref for entry in world.journal("end")] == [second, first]
+    assert world.waiting() == 1
+    assert [one.device_class for one in live(world)] == [CLASS]
+
+
+def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_task_once_it_is_back(
+    world: QueueWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu").mkdir()  # a child makes no file right beside the data folder
+    gpu_file = tmp_path / "gpu" / "gpu.json"
+    monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(gpu_file))
+    worker = world.start("gpu")
+    [ref] = world.add("gone", kind="measure", target=CLASS)
+    assert worker.wait(30) == EXIT_DRAINED, world.logs()
+    assert "is drained and takes no more work: the GPU does not answer" in world.logs()
+    assert live(world, with_drained=False) == []
+    [row] = live(world)
+    assert str(row.drained).startswith("the GPU does not answer")
+    assert world.waiting() == wake_ups.queued_tickets(world.redis, "gpu", CLASS) == 1
+
+    configure(gpu_file, open="missing")  # it is listed, and computes nothing
+    before = world.logs().count("measuring on")
+    assert world.start("gpu").wait(30) == EXIT_DRAINED
+    assert world.logs().count("measuring on") == before, "it says that it measures once it does"
+    assert "stays drained (the GPU does not answer" in world.logs()
+    assert "the simulated GPU has fallen off the bus" in world.logs()
+    assert live(world, with_drained=False) == []
+
+    configure(gpu_file)
+    (world.folder / "gpu-is-back").touch()
+    world.start("gpu")
+    wait_for(lambda: world.journal("end", ref), 30.0, world.logs())
+    assert {entry.attempt for entry in world.journal("start", ref)} == {1}
+    assert [one.drained for one in live(world)] == [None]
+
+
+def test_a_worker_says_what_its_kernels_are_fenced_in_with(world: QueueWorld) -> None:
+    world.start("gpu")
+    wait_for(lambda: live(world) and wake_ups.live_workers(world.redis), 30.0, world.logs())
+    [said] = [line for line in world.logs().splitlines() if "doctor" in line]
+    for name, is_there, words in machine().in_force():
+        assert (name in said) is is_there
+        assert (f"fence: {name}: {words}" in world.logs()) is not is_there
+
+
+def test_a_worker_that_is_stopped_ends_with_0(world: QueueWorld) -> None:
+    worker = world.start("gpu")
+    wait_for(lambda: live(world) and wake_ups.live_workers(world.redis), 30.0, world.logs())
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(10) == 0

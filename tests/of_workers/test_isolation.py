@@ -1,0 +1,283 @@
+"""Any number of bad kernels in a group: every innocent gets its library and every culprit its verdict, in few files."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from codegen.kernel import Kernel
+from codegen.text.elf import exported_symbols
+from codegen.text.render_library import group_exports
+from storage.config.limits import EndedBy
+from tests.support.fixtures_compile import LIMITS, SM_90A, probe
+from workers.compile.compile_file import CompileCancelled
+from workers.compile.compile_group import GroupOutcome, KernelOutcome, compile_group, compile_to_the_end
+from workers.compile.toolchain import Toolchain
+from workers.offline.compile_ahead import CompileAhead
+from workers.offline.measured import CompiledHere
+from workers.offline.work import Work, work_of_request
+from workers.processes.process_stream import Finished
+from workers.processes.processes import InfrastructureError, Limits, Processes
+
+CRASH, HANG = "crash", "hang"
+NAMED = ("front_end", "ptxas_line", "ptxas_symbol", "host")
+STATUS = {HANG: "compile_timeout"}  # of all others: compile_error
+
+
+def ended(returncode: int, stderr: str = "", ended_by: EndedBy | None = None) -> Finished:
+    return Finished(("nvcc",), returncode, b"", stderr.encode(), 0.1, 0.2, 0, ended_by)
+
+
+class Scripted(Processes):
+    """The process seam, where nvcc may end as `fault` says of the text that it was given. `files`: how often it was
+    started; `failed`: of the files that `fault` ended, the text."""
+
+    def __init__(self, fault: Callable[[str], Finished | None]) -> None:
+        super().__init__()
+        self.fault = fault
+        self.files = 0
+        self.failed: list[str] = []
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path,
+        limits: Limits,
+        env: Mapping[str, str] | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Finished:
+        answer = None
+        if Path(argv[0]).name == "nvcc":
+            self.files += 1
+            text = (cwd / "group.cu").read_text()
+            if answer := self.fault(text):
+                self.failed.append(text)
+        return answer or super().run(argv, cwd=cwd, limits=limits, env=env, cancel=cancel)
+
+
+def inside(text: str, kernels: Sequence[Kernel]) -> int:
+    """How many of the kernels are in the text."""
+    return sum(kernel.namespace in text for kernel in kernels)
+
+
+def unnamed_faults(faults: Mapping[str, str]) -> Callable[[str], Finished | None]:
+    """nvcc dies, or is ended, where a kernel with such a fault is in the file. By namespace."""
+
+    def fault(text: str) -> Finished | None:
+        kinds = [kind for namespace, kind in faults.items() if namespace in text]
+        if CRASH in kinds:
+            return ended(-signal.SIGSEGV, "nvcc error   : 'cicc' died due to signal 11")
+        return ended(-signal.SIGKILL, ended_by="wall") if HANG in kinds else None
+
+    return fault
+
+
+def compiled(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> list[GroupOutcome]:
+    return list(compile_to_the_end(kernels, SM_90A, toolchain, processes, LIMITS))
+
+
+def found_of(outcomes: Sequence[GroupOutcome]) -> dict[str, KernelOutcome]:
+    """Of each kernel, by id; none has two."""
+    times = Counter(name for outcome in outcomes for name in outcome.outcomes)
+    assert set(times.values()) <= {1}
+    return {name: result for outcome in outcomes for name, result in outcome.outcomes.items()}
+
+
+@settings(
+    deadline=None,
+    max_examples=8,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.lists(st.sampled_from(["none", "none", CRASH, HANG, *NAMED]), min_size=1, max_size=5))
+@example(["none", CRASH, "ptxas_line", HANG, "none"])
+def test_every_innocent_gets_its_library_and_every_culprit_its_verdict(toolchain: Toolchain, kinds: list[str]) -> None:
+    kernels = [
+        probe(number, kind if kind in NAMED else "none", threads=32 * (number + 1)) for number, kind in enumerate(kinds)
+    ]
+    unnamed = {k.namespace: kind for k, kind in zip(kernels, kinds, strict=True) if kind in (CRASH, HANG)}
+    outcomes = compiled(kernels, toolchain, Scripted(unnamed_faults(unnamed)))
+    all_found = found_of(outcomes)
+    assert all_found.keys() == {kernel.id for kernel in kernels}
+    for kernel, kind in zip(kernels, kinds, strict=True):
+        result = all_found[kernel.id]
+        assert result.status == ("ok" if kind == "none" else STATUS.get(kind, "compile_error")), (kind, result.log)
+        assert bool(result.log) == (kind != "none")
+    by_id = {kernel.id: kernel for kernel in kernels}
+    for outcome in outcomes:
+        right = [name for name, result in outcome.outcomes.items() if result.status == "ok"]
+        assert (outcome.artifact is None) == (right == [])
+        if outcome.artifact is not None:
+            assert outcome.artifact.kernels == tuple(right)
+            exports = group_exports([by_id[name] for name in right])
+            assert exported_symbols(outcome.artifact.library) == exports
+        assert bool(outcome.left) == bool(outcome.why)
+        assert not outcome.left or any(kernel.namespace in unnamed for kernel in outcome.left)
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 7, 8])
+def test_named_culprits_cost_at_most_one_more_compile_for_each_kind_of_tool(toolchain: Toolchain, k: int) -> None:
+    kernels = [probe(number, "ptxas_line" if number < k else "none", threads=64) for number in range(8)]
+    counting = Scripted(lambda text: None)
+    outcome = compile_group(kernels, SM_90A, toolchain, counting, LIMITS)
+    assert [outcome.outcomes[kernel.id].status for kernel in kernels] == ["compile_error"] * k + ["ok"] * (8 - k)
+    assert (outcome.left, outcome.why) == ((), "")
+    assert counting.files == (1 if k in (0, 8) else 2)
+
+
+@pytest.mark.parametrize("kind", [CRASH, HANG])
+def test_a_file_that_ends_its_compiler_is_compiled_once(toolchain: Toolchain, kind: str) -> None:
+    """It is for the caller to try smaller ones: other workers may be idle."""
+    kernels = [probe(number) for number in range(4)]
+    scripted = Scripted(unnamed_faults({kernels[2].namespace: kind}))
+    outcome = compile_group(kernels, SM_90A, toolchain, scripted, LIMITS)
+    assert (outcome.outcomes, outcome.artifact, outcome.left) == ({}, None, tuple(kernels))
+    assert ("died due to signal 11" if kind == CRASH else "it ran longer than 120 s") in outcome.why
+    assert scripted.files == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "bad", "failed"),
+    [
+        (CRASH, 1, 0, [1, 1]),
+        (CRASH, 2, 1, [2, 1, 1]),
+        (CRASH, 3, 0, [3, 2, 1, 1]),
+        (CRASH, 8, 7, [8, 4, 1, 1]),
+        (CRASH, 9, 4, [9, 5, 1, 1]),
+        (HANG, 9, 4, [9, 5, 1]),
+    ],
+)
+def test_one_that_ends_the_compiler_is_tried_in_the_file_in_its_half_and_alone(
+    toolchain: Toolchain, kind: str, count: int, bad: int, failed: list[int]
+) -> None:
+    """Each may take a whole time limit; what crashes alone is run once more."""
+    kernels = [probe(number) for number in range(count)]
+    scripted = Scripted(unnamed_faults({kernels[bad].namespace: kind}))
+    results = found_of(compiled(kernels, toolchain, scripted))
+    assert [inside(text, kernels) for text in scripted.failed] == failed
+    assert results.keys() == {kernel.id for kernel in kernels}
+    assert {name: one.status for name, one in results.items() if one.status != "ok"} == {
+        kernels[bad].id: STATUS.get(kind, "compile_error")
+    }
+    assert scripted.files <= 1 + 2 + 1 + (count + 1) // 2
+
+
+def test_kernels_that_only_crash_together_get_their_libraries(toolchain: Toolchain) -> None:
+    kernels = [probe(number) for number in range(4)]
+    crash = ended(-signal.SIGSEGV)
+    scripted = Scripted(lambda text: crash if inside(text, kernels) > 2 else None)
+    outcomes = compiled(kernels, toolchain, scripted)
+    assert {name: one.status for name, one in found_of(outcomes).items()} == {kernel.id: "ok" for kernel in kernels}
+    assert [len(outcome.left) for outcome in outcomes] == [4, 0, 0]
+    assert scripted.files == 3
+
+
+def test_a_cancel_ends_the_search_for_the_culprit(toolchain: Toolchain) -> None:
+    kernels = [probe(number) for number in range(4)]
+    cancel = threading.Event()
+
+    def fault(text: str) -> Finished | None:
+        if inside(text, kernels) == 4:
+            return ended(-signal.SIGSEGV)
+        cancel.set()
+        return None  # the compiler is started, and ended by the cancel
+
+    outcomes = compile_to_the_end(kernels, SM_90A, toolchain, scripted := Scripted(fault), LIMITS, cancel)
+    assert next(outcomes).left == tuple(kernels)
+    with pytest.raises(CompileCancelled):
+        next(outcomes)
+    assert scripted.files == 2
+
+
+MACHINE = ended(-signal.SIGKILL, "nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_the_machine_ended_is_raised_at_once(toolchain: Toolchain, count: int) -> None:
+    kernels = [probe(number) for number in range(count)]
+    scripted = Scripted(lambda text: MACHINE)
+    with pytest.raises(InfrastructureError, match="SIGKILL"):
+        compile_group(kernels, SM_90A, toolchain, scripted, LIMITS)
+    assert scripted.files == 1
+
+
+def test_where_the_machine_fails_a_culprit_that_was_named_before_gets_no_verdict(toolchain: Toolchain) -> None:
+    kernels = [probe(1), probe(2, "ptxas_line")]
+    scripted = Scripted(lambda text: MACHINE if inside(text, kernels) == 1 else None)
+    with pytest.raises(InfrastructureError):
+        compile_group(kernels, SM_90A, toolchain, scripted, LIMITS)
+    assert scripted.files == 2
+
+
+def test_where_the_machine_fails_the_search_for_the_culprit_ends_without_a_verdict(toolchain: Toolchain) -> None:
+    kernels = [probe(number) for number in range(4)]
+    crash = ended(-signal.SIGSEGV)
+    scripted = Scripted(lambda text: crash if inside(text, kernels) == 4 else MACHINE)
+    outcomes = compile_to_the_end(kernels, SM_90A, toolchain, scripted, LIMITS)
+    whole = next(outcomes)
+    assert (whole.outcomes, whole.left) == ({}, tuple(kernels))
+    with pytest.raises(InfrastructureError):
+        next(outcomes)
+    assert scripted.files == 2
+
+
+# Where no other worker could try again: a stand-alone run.
+
+
+@pytest.fixture
+def work(toolchain: Toolchain) -> Work:
+    """One problem whose kernels are to be compiled, in one file."""
+    problem = {"name": "one", "operator": "matmul", "m": 40, "n": 48, "k": 36, "dtype": "float32"}
+    made = work_of_request({"search": {"level": 1, "limit": 4}, "problems": [problem]}, "sm_90a", toolchain)
+    assert len(made.waiting) >= 3
+    return made
+
+
+def ahead_of(work: Work, toolchain: Toolchain, processes: Processes, folder: Path) -> CompileAhead:
+    return CompileAhead(
+        work,
+        work.problems,
+        CompiledHere(folder),
+        toolchain=toolchain,
+        processes=processes,
+        workers=1,
+        cancel=threading.Event(),
+        say=lambda words: None,
+    )
+
+
+def test_a_run_alone_compiles_in_smaller_files_what_the_machine_cannot_hold(
+    work: Work, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    builds, kernels = set(work.waiting), [kernel for kernel, _ in work.waiting.values()]
+    scripted = Scripted(lambda text: MACHINE if inside(text, kernels) > 1 else None)
+    ahead = ahead_of(work, toolchain, scripted, tmp_path)
+    assert ahead.until(builds)
+    ahead.close()
+    assert inside(scripted.failed[0], kernels) == len(kernels)
+    assert {build: made.state for build, made in work.builds.items()} == dict.fromkeys(builds, "ok")
+    libraries = [made.library for made in work.builds.values() if made.library is not None]
+    assert len(set(libraries)) == len(builds) and all(library.is_file() for library in libraries)
+    assert CompiledHere(tmp_path).load().keys() == builds
+
+
+def test_a_run_alone_ends_where_the_machine_fails_a_single_kernel_and_keeps_the_others(
+    work: Work, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    builds, kernels = set(work.waiting), [kernel for kernel, _ in work.waiting.values()]
+    lost = next(build for build, (kernel, _) in work.waiting.items() if kernel == kernels[-1])
+    scripted = Scripted(lambda text: MACHINE if kernels[-1].namespace in text else None)
+    ahead = ahead_of(work, toolchain, scripted, tmp_path)
+    with pytest.raises(InfrastructureError):
+        ahead.until(builds)
+    ahead.close()
+    kept = CompiledHere(tmp_path).load()
+    assert {made.state for made in kept.values()} == {"ok"} and lost not in kept

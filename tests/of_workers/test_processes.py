@@ -1,0 +1,346 @@
+"""What the processes promises, in both ways of fencing a process tree in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.fences import NAMESPACES, processes_with
+from tests.support.places import ROOT
+from workers.processes import process_stream
+from workers.processes import processes as processes_module
+from workers.processes.process_stream import Finished
+from workers.processes.processes import InfrastructureError, Limits, Processes, ProgramMissing
+
+LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_bytes=1 << 20)
+# A process that uses 0.4 CPU seconds, however busy the machine is.
+BURN = "python3 -c 'import time\nwhile time.process_time() < 0.4: pass'"
+
+
+LESS: dict[str, dict[str, Any]] = {
+    "namespace": {},
+    "sweep": {"namespaces": "", "network": False, "proc": False},
+}
+
+
+@pytest.fixture(params=LESS)
+def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Processes]:
+    if request.param == "namespace" and not NAMESPACES:
+        pytest.skip("PID namespaces are not allowed here")
+    made = processes_with(tmp_path, **LESS[request.param])
+    yield made
+    made.close()
+
+
+def limits(**changes: float) -> Limits:
+    return Limits(**{**vars(LIMITS), **changes})
+
+
+def run(processes: Processes, script: str, cwd: Path, *, bounds: Limits = LIMITS, **more: Any) -> Finished:
+    return processes.run(["sh", "-c", script], cwd=cwd, limits=bounds, **more)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def alive(marker: str) -> list[int]:
+    """Processes whose command line holds `marker`."""
+    lines = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and marker.encode() in (folder / "cmdline").read_bytes():
+                lines.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return lines
+
+
+def test_returns_what_the_program_said_and_how_it_ended(processes: Processes, tmp_path: Path) -> None:
+    finished = run(processes, "echo words; echo faults >&2; exit 7", tmp_path)
+    assert (finished.stdout, finished.stderr, finished.returncode) == (b"words\n", b"faults\n", 7)
+    assert finished.ended_by is None and not finished.ok
+
+
+@pytest.mark.parametrize("name", ["KILL", "ABRT", "SEGV", "TERM"])
+def test_a_death_by_signal_shows_as_its_negative_number(processes: Processes, tmp_path: Path, name: str) -> None:
+    assert run(processes, f"kill -{name} $$", tmp_path).returncode == -getattr(signal, f"SIG{name}")
+
+
+def test_a_signal_that_a_driver_reports_as_128_plus_its_number_shows_the_same(
+    processes: Processes, tmp_path: Path
+) -> None:
+    assert run(processes, "exit 137", tmp_path).returncode == -signal.SIGKILL
+
+
+def test_only_a_minimal_environment_is_passed_on(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUKILN_API_KEY", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    finished = run(processes, "env", tmp_path, env={"GIVEN": "yes"})
+    names = {line.split("=")[0] for line in finished.stdout.decode().splitlines()}
+    assert names - {"PWD", "OLDPWD", "_", "SHLVL"} == {"PATH", "LANG", "LC_ALL", "TMPDIR", "HOME", "GIVEN"}
+
+
+def test_the_private_temporary_folder_is_gone_after_the_run(processes: Processes, tmp_path: Path) -> None:
+    finished = run(processes, 'touch "$TMPDIR/left"; echo "$TMPDIR"', tmp_path)
+    folder = Path(finished.stdout.decode().strip())
+    assert folder.is_relative_to(tmp_path) and not folder.exists()
+
+
+def test_the_private_temporary_folder_is_gone_after_a_kill(processes: Processes, tmp_path: Path) -> None:
+    script = 'touch "$TMPDIR/left"; echo "$TMPDIR"; sleep 300'
+    finished = run(processes, script, tmp_path, bounds=limits(wall_seconds=0.3))
+    folder = Path(finished.stdout.decode().strip())
+    assert finished.ended_by == "wall"
+    assert folder.is_relative_to(tmp_path) and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "ended_by"),
+    [
+        ("while :; do :; done", {"wall_seconds": 0.5}, "wall"),
+        ("while :; do :; done", {"cpu_seconds": 0.5}, "cpu"),
+        # Each child stays below the limit: only the sum of the tree is over it.
+        (f"for i in 1 2 3 4 5 6; do {BURN}; done", {"cpu_seconds": 1}, "cpu"),
+        ("python3 -c 'import time; a = bytearray(300 << 20); time.sleep(300)'", {"memory_bytes": 100 << 20}, "memory"),
+        ("yes", {"output_bytes": 100_000}, "output"),
+        ("yes >&2", {"output_bytes": 100_000}, "output"),
+        ("head -c 2000000 /dev/zero > file", {}, "output"),
+    ],
+)
+def test_a_limit_ends_the_tree_and_is_named(
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    changes: dict[str, float],
+    ended_by: process_stream.EndedBy,
+) -> None:
+    monkeypatch.setattr(process_stream, "BUSY_SHARE", 0.02)  # of a core that other tests share
+    bounds = limits(**changes)
+    finished = run(processes, script, tmp_path, bounds=bounds)
+    assert (finished.ended_by, finished.cause) == (ended_by, "limit")
+    assert len(finished.stdout + finished.stderr) <= 1 << 20
+    assert finished.infrastructure_failure() is None
+    assert set(bounds.reached(finished.ended_by) or {}) == {ended_by}
+
+
+def test_a_tree_that_gets_no_core_until_its_wall_limit_is_the_machines_failure(
+    processes: Processes, tmp_path: Path
+) -> None:
+    finished = run(processes, "sleep 300", tmp_path, bounds=limits(wall_seconds=0.3))
+    assert (finished.ended_by, finished.cause) == ("wall", "machine")
+    assert "less than 50% of a core" in str(finished.infrastructure_failure())
+
+
+def test_what_was_done_before_a_silence_does_not_count_as_work_in_it(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_stream, "BUSY_SHARE", 0.15)
+    script = "for i in 1 2 3 4; do " + BURN + "; echo; done; sleep 300"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=LIMITS) as stream:
+        assert list(stream.lines(timeout=3.0)) == [b""] * 4
+        assert stream.finished is not None and stream.finished.stalled
+        assert stream.finished.cpu_seconds > 1.5
+
+
+def test_cancelling_ends_the_tree(processes: Processes, tmp_path: Path) -> None:
+    cancel = threading.Event()
+    threading.Timer(0.2, cancel.set).start()
+    finished = run(processes, "sleep 300", tmp_path, cancel=cancel)
+    assert finished.ended_by == "cancelled"
+
+
+def test_a_grandchild_with_its_own_session_is_killed_with_the_tree(processes: Processes, tmp_path: Path) -> None:
+    marker = f"28800.{os.getpid()}{time.monotonic_ns() % 10**6}"
+    script = f"setsid sleep {marker} >/dev/null 2>&1 & (sleep {marker} &) ; sleep 300"
+    assert run(processes, script, tmp_path, bounds=limits(wall_seconds=0.5)).ended_by == "wall"
+    assert alive(marker) == []
+
+
+def test_what_a_finished_program_left_behind_is_killed(processes: Processes, tmp_path: Path) -> None:
+    marker = f"28801.{os.getpid()}{time.monotonic_ns() % 10**6}"
+    # It holds the pipes open: the run must end with the program, not with what it left.
+    assert run(processes, f"setsid sleep {marker} & exit 0", tmp_path).ok
+    assert alive(marker) == []
+
+
+def test_cpu_seconds_are_those_of_the_whole_tree(processes: Processes, tmp_path: Path) -> None:
+    finished = run(processes, f"{BURN} & {BURN} & wait", tmp_path)
+    assert finished.ok
+    assert finished.cpu_seconds >= 0.75
+
+
+@pytest.mark.parametrize("isolation", LESS)
+def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, isolation: str) -> None:
+    if isolation == "namespace" and not NAMESPACES:
+        pytest.skip("PID namespaces are not allowed here")
+    marker = f"28802.{os.getpid()}{time.monotonic_ns() % 10**6}"
+    caller = textwrap.dedent(f"""
+        from pathlib import Path
+        from tests.support.fences import processes_with
+        from workers.processes.processes import Limits
+        processes = processes_with(Path({str(tmp_path)!r}), **{LESS[isolation]!r})
+        with processes.private_folder():
+            processes.run(["sh", "-c", "touch $TMPDIR/left; setsid sleep {marker} & sleep {marker}"],
+                          cwd=Path("/"), limits=Limits(300, 300, 1 << 30, 1 << 20))
+    """)
+    process = subprocess.Popen([sys.executable, "-c", caller], cwd=ROOT)
+    try:
+        # Two sleeps, beside the shells that carry the script and its marker in their command lines.
+        assert wait_until(lambda: len(alive(f"sleep\0{marker}")) == 2)
+        assert any(tmp_path.iterdir())
+    finally:
+        process.kill()
+        process.wait()
+    assert wait_until(lambda: not alive(marker))
+    assert wait_until(lambda: not any(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["afterwards", "before it is told"])
+def test_a_folder_is_gone_with_a_caller_that_dies_while_it_is_made(tmp_path: Path, reads: bool) -> None:
+    command = ["sh", "-c", processes_module._UNDERTAKER, "undertaker", str(tmp_path / "folder"), "700"]
+    ours, its = os.pipe()
+    if not reads:
+        os.close(ours)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.PIPE)
+    os.close(its)
+    assert done.stderr == b"" and not (tmp_path / "folder").exists()
+    if reads:
+        with os.fdopen(ours, "rb") as said:
+            assert said.read() == b"made\n"
+
+
+def test_a_folder_that_cannot_be_made_is_the_machines_failure(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path / "missing")
+    with pytest.raises(InfrastructureError, match="No such file or directory"), processes.private_folder():
+        pass
+
+
+def test_closing_removes_the_folder_and_later_runs_make_a_new_one(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path)
+    with processes.private_folder() as folder:
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o077 == 0
+        processes.close()
+    assert list(tmp_path.iterdir()) == []
+    assert run(processes, "true", Path("/")).ok
+    processes.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_without_the_systems_folders_neither_stops_runs_nor_leaves_files(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert processes.run(["/bin/sh", "-c", "exit 0"], cwd=tmp_path, limits=LIMITS).ok
+    processes.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_arrive_while_the_program_runs(processes: Processes, tmp_path: Path) -> None:
+    script = "echo first; while [ ! -e go ]; do sleep 0.02; done; printf 'second\\nrest'"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=LIMITS) as stream:
+        lines = stream.lines()
+        assert next(lines) == b"first"
+        assert stream.finished is None
+        (tmp_path / "go").touch()
+        assert list(lines) == [b"second", b"rest"]
+        assert stream.finished is not None and stream.finished.ok
+
+
+def test_a_silent_program_ends_with_the_line_timeout(processes: Processes, tmp_path: Path) -> None:
+    with processes.stream(["sh", "-c", "echo one; sleep 300"], cwd=tmp_path, limits=LIMITS) as stream:
+        assert list(stream.lines(timeout=0.3)) == [b"one"]
+        assert stream.finished is not None and stream.finished.ended_by == "wall"
+
+
+def test_a_program_reads_what_it_is_given_and_nothing_more(processes: Processes, tmp_path: Path) -> None:
+    for given, said in ((b"a secret", [b"a secret", b"the end"]), (b"", [b"the end"])):
+        script = 'cat; [ -n "$1" ] && echo; echo the end'
+        argv = ["sh", "-c", script, "sh", given.decode()]
+        with processes.stream(argv, cwd=tmp_path, limits=LIMITS, stdin=given) as stream:
+            assert list(stream.lines()) == said
+    with processes.stream(["sh", "-c", "exit 3"], cwd=tmp_path, limits=LIMITS, stdin=b"unread") as stream:
+        assert stream.wait().returncode == 3
+
+
+def test_the_wall_limit_can_begin_anew(processes: Processes, tmp_path: Path) -> None:
+    script = "for i in 1 2 3 4 5; do sleep 0.4; echo wait; done; sleep 300"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=limits(wall_seconds=1.5)) as stream:
+        for _ in stream.lines():
+            stream.restart_wall()
+        assert stream.finished is not None and stream.finished.ended_by == "wall"
+        assert stream.finished.stdout == b"wait\n" * 5 and stream.finished.wall_seconds > 3.4
+
+
+def test_leaving_the_block_kills_what_runs(processes: Processes, tmp_path: Path) -> None:
+    marker = f"28803.{os.getpid()}{time.monotonic_ns() % 10**6}"
+    script = f"echo up; sleep {marker}"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=LIMITS) as stream:
+        assert next(stream.lines()) == b"up"
+        assert alive(marker)
+    assert alive(marker) == []
+    assert stream.finished is not None and stream.finished.ended_by == "cancelled"
+
+
+def test_a_missing_program_is_named(processes: Processes, tmp_path: Path) -> None:
+    with pytest.raises(ProgramMissing, match="no-such-compiler"):
+        processes.run(["no-such-compiler"], cwd=tmp_path, limits=LIMITS)
+
+
+def test_a_folder_that_cannot_be_made_is_the_machines_fault(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path / "missing")
+    with pytest.raises(InfrastructureError, match="temporary folder"):
+        run(processes, "true", tmp_path)
+
+
+def ended(returncode: int, stderr: str = "", ended_by: process_stream.EndedBy | None = None) -> Finished:
+    return Finished(("nvcc",), returncode, b"", stderr.encode(), 1.0, 1.0, 0, ended_by)
+
+
+@pytest.mark.parametrize(
+    "finished",
+    [
+        ended(-signal.SIGKILL),
+        ended(-signal.SIGTERM),
+        ended(-signal.SIGBUS),
+        ended(1, "fatal error: error writing to /tmp/x.s: No space left on device"),
+        ended(1, "cc1plus: out of memory: Cannot allocate memory"),
+        ended(127, "cicc: error while loading shared libraries: libnvvm.so"),
+    ],
+)
+def test_the_machines_faults_are_distinguished_from_the_works(finished: Finished) -> None:
+    assert finished.infrastructure_failure()
+
+
+@pytest.mark.parametrize(
+    "finished",
+    [
+        ended(0),
+        ended(1, "group.cu(3): error: expected a ;"),
+        ended(-signal.SIGSEGV),
+        ended(-signal.SIGABRT),
+        ended(-signal.SIGKILL, ended_by="memory"),
+        ended(-signal.SIGKILL, ended_by="wall"),
+    ],
+)
+def test_the_works_own_faults_are_not_the_machines(finished: Finished) -> None:
+    assert finished.infrastructure_failure() is None

@@ -1,0 +1,89 @@
+"""The peer of reductions: which problems one call of CuPy computes, and that it is the problem that it computes. NumPy,
+which has the same functions, stands in for CuPy on a machine without a GPU."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.operators import operator
+from codegen.operators.reduce.problem import ReduceProblem
+from workers.gpu.interface import LaunchRefused
+from workers.vendor import reduction
+
+OP = operator("reduce")
+
+
+class NumpyBench:
+    """NumPy in CuPy's place."""
+
+    arrays: Any = np
+    stream = 0
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def synchronize(self) -> None:
+        pass
+
+    def faults(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def kernel(self, text: str, name: str) -> Any:
+        raise NotImplementedError
+
+
+def reduce(**fields: Any) -> ReduceProblem:
+    problem = OP.parse({"operator": "reduce", "shape": [5, 6, 7], "axes": [1], **fields})
+    assert isinstance(problem, ReduceProblem)
+    return problem
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("axes", [[1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("fn", reduction.FUNCTIONS)
+def test_the_call_computes_the_problem(fn: str, axes: list[int], dtype: str) -> None:
+    problem = reduce(fn=fn, axes=axes, dtype=dtype, strides=[60, 8, 1])
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
+    calls = reduction.offers(NumpyBench(), problem, inputs, 2)
+    if not reduction.computes(problem):
+        assert ((fn == "argmax" and axes == [0, 2]) or (fn == "mean" and dtype == "int32")) and calls == []
+        return
+    (call,) = calls
+    call.run(1)
+    expected, bound = OP.reference(problem, inputs)
+    for number in (0, 1):
+        result = call.result(number)
+        assert result.shape == expected.shape
+        assert (np.abs(result - expected) <= bound).all()
+    assert call.describe()["library"] == "CuPy" and fn[:3] in call.describe()["algorithm"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"fn": "sum_of_squares"},
+        {"fn": "logsumexp"},
+        {"dtype": "bfloat16"},
+        {"map": "square"},
+        {"epilogue": [{"op": "relu"}]},
+        {"map": "relu_grad", "write_map": True},
+        {"shape": [5, 0, 7]},
+    ],
+    ids=lambda fields: " ".join(fields),
+)
+def test_what_one_call_does_not_compute_has_no_peer(fields: dict[str, Any]) -> None:
+    problem = reduce(**fields)
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
+    assert reduction.offers(NumpyBench(), problem, inputs, 1) == []
+
+
+def test_a_call_that_is_refused_is_a_refused_launch() -> None:
+    problem = reduce()
+    wrong = [np.zeros(3, np.float32)]
+    call = reduction.ReductionCall(NumpyBench(), problem, [np.zeros((5, 6, 7), np.float32)], wrong)
+    with pytest.raises(LaunchRefused, match="CuPy's sum"):
+        call.run(0)

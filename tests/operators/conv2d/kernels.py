@@ -1,0 +1,103 @@
+"""What tests of the three convolutions share: problems by a few fields, kernels by a few words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.operators.conv2d.problem import Conv2dProblem, Convolution
+from codegen.search.schedule import Schedule
+from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
+
+SIZES = {"n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3}
+DIRECT: dict[str, int | str] = {
+    "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "pixels": 2, "window": 0, "taps": 16,
+}  # fmt: skip
+DIRECT_WGRAD: dict[str, int | str] = {
+    "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "elements": 4, "split": "none",
+}  # fmt: skip
+# Elements of 16 bytes, or of the quads of the CUDA cores.
+WIDEST = {"float16": 8, "bfloat16": 8, "float32": 4}
+ALIGNS = {
+    "conv2d": ("align_x", "align_w", "align_out"),
+    "conv2d_dgrad": ("align_x", "align_w", "align_out"),
+    "conv2d_wgrad": ("align_dy", "align_x", "align_dw"),
+}
+
+
+def convolution(name: str, **fields: Any) -> Convolution:
+    """A problem, 2 images of 12 x 10 x 16 and 24 filters of 3 x 3 where nothing else is said."""
+    problem = operator(name).parse({"operator": name, **SIZES, **fields})
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+def conv2d(**fields: Any) -> Conv2dProblem:
+    problem = convolution("conv2d", **fields)
+    assert isinstance(problem, Conv2dProblem)
+    return problem
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Of one of the three, which may be known by another name (`called`). `words` are those of `signature`."""
+
+    operator: str
+    called: str = ""
+
+    def signature(
+        self,
+        layout: str = "nhwc",
+        dtype: str = "float16",
+        align: tuple[int, int, int] | None = None,
+        epilogue: Sequence[str] = (),
+        *,
+        tf32: bool = True,
+        out_dtype: str = "",
+        pointwise: bool = False,
+        depthwise: bool = False,
+        strided: bool = False,
+    ) -> dict[str, Any]:
+        """`align`: elements per access of the operands in `ALIGNS`; default: the widest that the layout has. A `bias`
+        is that of the filters."""
+        last, wide = layout == "nhwc", WIDEST[dtype]
+        gathered = wide if last or (pointwise and self.operator != "conv2d_wgrad") else 1
+        widest = {
+            "conv2d": (gathered, wide, wide),
+            "conv2d_dgrad": (gathered, 1 if depthwise else gathered, 1 if strided and not last else wide),
+            "conv2d_wgrad": (wide, gathered, WIDEST[out_dtype or dtype]),
+        }[self.operator]
+        bias = "bias.n" if last and self.operator == "conv2d" else "bias.m"
+        own = {"strided": strided} if self.operator == "conv2d_dgrad" else {}
+        return {
+            "layout": layout, "dtype": dtype, "acc_dtype": "float32", "out_dtype": out_dtype or dtype,
+            "allow_tf32": dtype == "float32" and tf32, "pointwise": pointwise, "depthwise": depthwise, **own,
+            "epilogue": [bias if node == "bias" else node for node in epilogue],
+            **dict(zip(ALIGNS[self.operator], align or widest, strict=True)),
+        }  # fmt: skip
+
+    def tensor(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        """An implicit product on tensor cores (float32 is TF32)."""
+        dtype = words.get("dtype", "float16")
+        tile = {name: value for name, value in SMALL_TENSOR_TILE.items() if name != "static_k"}
+        depth = {"tile_k": TILE_K[dtype], "mma_k": MMA_K[dtype]}
+        return self._kernel(words, {"algorithm": "implicit_gemm", **tile, **depth, **tunables})
+
+    def simt(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        """An implicit product on the CUDA cores."""
+        plain = {"dtype": "float32", "tf32": False, **words}
+        return self._kernel(plain, {"algorithm": "implicit_gemm", **SMALL_TILE, **tunables})
+
+    def direct(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        own = DIRECT_WGRAD if self.operator == "conv2d_wgrad" else DIRECT
+        return self._kernel(words, {**own, **tunables})
+
+    def made(self, configs: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Kernel]:
+        """By name: "tensor", "simt" or "direct", words, tunables."""
+        return {name: getattr(self, kind)(words, **tunables) for name, (kind, words, tunables) in configs.items()}
+
+    def _kernel(self, words: Mapping[str, Any], tunables: Mapping[str, Any]) -> Kernel:
+        return Kernel.of(self.called or self.operator, self.signature(**words), Schedule.of(tunables))

@@ -1,0 +1,112 @@
+"""Random problems over the whole domain, each with a random schedule that the rules accept: exact on integers and
+within the bound on normals, on the CPU and on their own extents; and nvcc compiles them.
+
+CUKILN_TEST_SEED repeats a run's random cases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from codegen.kernel import Candidate, Kernel
+from codegen.targets import target
+from tests.operators.harness.declarations import Declarations, RandomCases
+from tests.support.fixtures_compile import LIMITS
+from tests.support.random_cases import EACH_RUN, SPREAD, prove, require_right, require_spread, seed_of_this_run
+from workers.compile.compile_group import compile_to_the_end
+from workers.compile.toolchain import Toolchain
+from workers.processes.processes import Processes
+
+TABLES: Mapping[str, object] = {}
+Cases = Sequence[tuple[str, Candidate]]
+
+
+def of(declared: Declarations) -> RandomCases:
+    assert declared.random_cases is not None
+    return declared.random_cases
+
+
+def properties_of(declared: Declarations, cases: Cases) -> Counter[str]:
+    """How often each thing that a draw can be about came up."""
+    counts: Counter[str] = Counter()
+    for arch, candidate in cases:
+        counts += of(declared).properties(arch, candidate)
+    return counts
+
+
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest) -> Mapping[str, Cases]:
+    """By operator, those of this run's seed; the first of them are verified, and some compiled."""
+    seed = seed_of_this_run()
+    having = [declared for declared in request.module.DECLARED if declared.random_cases is not None]
+    return {declared.operator: of(declared).draws(3 * EACH_RUN, seed) for declared in having}
+
+
+def test_random_cases_are_about_everything(declared: Declarations) -> None:
+    require_spread(properties_of(declared, of(declared).draws(SPREAD, 1)), of(declared).spread, SPREAD)
+
+
+def test_random_cases_are_right(declared: Declarations, drawn: Mapping[str, Cases], tmp_path: Path) -> None:
+    cases, seed = drawn[declared.operator][:EACH_RUN], seed_of_this_run()
+    require_right(prove(cases, tmp_path, seed=seed, batch=of(declared).batch), of(declared).extents)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(6 * 3600)
+def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: Path) -> None:
+    seed = seed_of_this_run()
+    cases: list[tuple[str, Candidate]] = []
+    for part in range(20):
+        some = of(declared).draws(250, seed + part)
+        proofs = prove(some, tmp_path / str(part), seed=seed, batch=of(declared).batch)
+        require_right(proofs, of(declared).extents)
+        cases += [(proof.arch, proof.candidate) for proof in proofs]
+    counts = properties_of(declared, cases)
+    require_spread(counts, of(declared).spread, len(cases))
+    assert all(counts[name] >= least for name, least in of(declared).in_5000.items()), counts
+
+
+def test_random_schedules_compile(
+    request: pytest.FixtureRequest, drawn: Mapping[str, Cases], toolchain: Toolchain, processes: Processes
+) -> None:
+    """Of all operators of the module together."""
+    by_name = {declared.operator: declared for declared in request.module.DECLARED}
+    cases = [case for name, some in drawn.items() for case in some[: of(by_name[name]).compiled]]
+    require_compiled(cases, toolchain, processes)
+
+
+def test_reduced_problems_have_the_kernel_of_what_was_drawn(declared: Declarations, drawn: Mapping[str, Cases]) -> None:
+    for _, candidate in drawn[declared.operator]:
+        reduced = declared.op.test_problems(candidate.kernel)
+        kernels = {declared.op.candidate(problem, candidate.schedule).kernel for problem in reduced}
+        assert kernels == {candidate.kernel}, candidate.problem
+
+
+def test_a_seed_decides_the_random_cases(declared: Declarations) -> None:
+    first, again, other = ([case.id for _, case in of(declared).draws(20, seed)] for seed in (5, 5, 6))
+    assert first == again != other
+
+
+def require_compiled(cases: Cases, toolchain: Toolchain, processes: Processes) -> None:
+    by_target: dict[str, list[Kernel]] = {}
+    for arch, candidate in cases:
+        kernels = by_target.setdefault(arch, [])
+        if candidate.kernel not in kernels:
+            kernels.append(candidate.kernel)
+    groups = [
+        (arch, part) for arch, ks in by_target.items() for part in (ks[i : i + 16] for i in range(0, len(ks), 16))
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        compiled = pool.map(
+            lambda job: list(compile_to_the_end(job[1], target(job[0]), toolchain, processes, LIMITS)), groups
+        )
+        by_kernel = {
+            kernel: outcome for outcomes in compiled for made in outcomes for kernel, outcome in made.outcomes.items()
+        }
+    assert len(by_kernel) >= 0.9 * len(cases)
+    assert {kernel: outcome.log for kernel, outcome in by_kernel.items() if outcome.status != "ok"} == {}

@@ -1,0 +1,42 @@
+"""Every operator of the package has declarations, and its job runs the whole way over HTTP."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from codegen.operators import operators
+from cukiln.client import Client
+from tests.operators.harness.declarations import Declarations
+from tests.operators.harness.jobs import client, require_failures, require_winners
+from tests.support.places import ROOT
+
+__all__ = ["client"]
+FOLDER = Path(__file__).parent
+PACKAGED = sorted(name for name, op in operators().items() if str(op.folder).startswith(str(ROOT / "codegen")))
+MODULES = sorted(path for path in FOLDER.glob("*/test_*.py") if path.stem == f"test_{path.parent.name}")
+DECLARED: dict[str, Declarations] = {
+    declared.operator: declared
+    for path in MODULES
+    for declared in importlib.import_module(f"tests.operators.{path.parent.name}.{path.stem}").DECLARED
+}
+WITH_JOBS = [name for name, declared in DECLARED.items() if declared.job is not None]
+
+
+@pytest.mark.parametrize("name", PACKAGED)
+def test_an_operator_has_declarations(name: str) -> None:
+    assert name in DECLARED, (
+        f"write tests/operators/{name}/test_{name}.py with DECLARED, as tests/operators/harness says"
+    )
+
+
+@pytest.mark.parametrize("name", WITH_JOBS)
+def test_a_job_ends_with_verified_winners_that_are_found_again(name: str, client: Client) -> None:
+    require_winners(client, DECLARED[name])
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_JOBS if DECLARED[name].job.failing])  # type: ignore[union-attr]
+def test_a_search_without_a_schedule_says_the_numbers(name: str, client: Client) -> None:
+    require_failures(client, DECLARED[name])

@@ -1,0 +1,87 @@
+"""The benchmarks run what they say: the public shapes, and candidates of every kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import bench_kernels
+from benchmarks.bench_verify_cpu import FAMILIES, sample
+from benchmarks.shapes import GRADIENTS, every_shape, public_shape, shape_sets, shapes_of
+from codegen.lower import lower
+from codegen.operators import operator, operators
+from codegen.search.search import Search
+from codegen.targets import target
+
+
+def test_a_public_shape_is_found_by_its_name_alone() -> None:
+    names = [problem["name"] for problems in shape_sets().values() for problem in problems]
+    assert len(names) == len(set(names))
+    assert public_shape("bert_base/ffn1")["n"] == 3072
+    with pytest.raises(KeyError):
+        public_shape("bert_base/ffn3")
+
+
+def test_kernels_of_every_public_shape_are_measured_gradients_too() -> None:
+    names = [one["name"] for one in every_shape()]
+    assert len(names) == len(set(names))
+    measured = bench_kernels.matching_shapes("*")
+    assert measured == [one for one in every_shape() if one["operator"] in operators()]
+    assert {one["operator"] for one in measured} >= {*GRADIENTS, "conv2d", "matmul", "reduce", "masked_activation"}
+    found = {one["operator"] for one in bench_kernels.matching_shapes("resnet50/b256/*")}
+    assert found == {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}
+
+
+def test_the_public_matmuls_are_those_of_three_sets() -> None:
+    counts: dict[str, int] = {}
+    for problem in shapes_of("matmul"):
+        set_name = problem["name"].partition("/")[0]
+        counts[set_name] = counts.get(set_name, 0) + 1
+    assert counts == {"bert_base": 6, "llama3_8b": 24, "square": 12}
+
+
+def test_every_public_convolution_has_its_gradient_of_the_image() -> None:
+    forward, gradients = shapes_of("conv2d"), shapes_of("conv2d_dgrad")
+    assert len(forward) == len(gradients) > 50
+    found = public_shape("resnet18/b8/s1_down3x3/dgrad")
+    assert {**found, "operator": "conv2d"} == public_shape("resnet18/b8/s1_down3x3")
+
+
+@pytest.mark.parametrize("problem", shapes_of("matmul"), ids=lambda problem: problem["name"])
+def test_a_public_matmul_has_schedules_at_level_1(problem: dict[str, Any]) -> None:
+    fields = {name: value for name, value in problem.items() if name != "name"}
+    assert lower(operator("matmul").parse(fields), target("sm_90a"), Search(level=1, limit=8)).why_empty is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_of_proofs_has_distinct_kernels_of_its_kind(name: str) -> None:
+    family, kernels = FAMILIES[name], sample(FAMILIES[name], 6)
+    assert len({kernel.id for kernel in kernels}) == 6
+    assert {"mma_k" in kernel.tunables.as_dict() for kernel in kernels} == {family.tensor_cores}
+    if family.splits:
+        assert {kernel.tunables.get("split") for kernel in kernels} == set(family.splits)
+
+
+def test_every_public_convolution_has_the_gradient_of_its_filters_in_fp32() -> None:
+    forward, gradients = shapes_of("conv2d"), shapes_of("conv2d_wgrad")
+    assert len(forward) == len(gradients) > 50
+    found = public_shape("resnet18/b8/s1_down3x3/wgrad")
+    assert found["out_dtype"] == "float32"
+    assert {**found, "operator": "conv2d", "out_dtype": "float16"} == public_shape("resnet18/b8/s1_down3x3")
+
+
+ROWS_AND_MASKED = [*shape_sets()["rows"], *shape_sets()["masked"]]
+
+
+@pytest.mark.parametrize("problem", ROWS_AND_MASKED, ids=lambda problem: problem["name"])
+def test_public_rows_and_masked_activations_have_every_algorithm_of_level_1(problem: dict[str, Any]) -> None:
+    own = operator(problem["operator"])
+    found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1)).candidates
+    algorithms = {one.schedule.get("algorithm") for one in found}
+    if problem["operator"] == "masked_activation":
+        assert algorithms == {"vectorised", "gather_scatter"}
+    elif problem["name"] == "llama3_8b/vocabulary":  # longer than registers or shared memory hold
+        assert algorithms == {"online"}
+    else:
+        assert algorithms == {"registers", "shared", "online"}

@@ -1,0 +1,388 @@
+"""The repository's own promises: what its pages name exists, what it installs is pinned, its imports are allowed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.places import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+# What a framework brings itself, in the release that it wants.
+UNPINNED = {"torch", "jax"}
+
+
+def run(*argv: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def pyproject() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def requirements() -> list[Requirement]:
+    """Everything that pyproject.toml names: dependencies, extras, groups, the build system's."""
+    data: dict = pyproject()  # type: ignore[type-arg]
+    lists = [
+        data["build-system"]["requires"],
+        data["project"]["dependencies"],
+        *data["project"]["optional-dependencies"].values(),
+        *data["dependency-groups"].values(),
+    ]
+    return [Requirement(line) for each in lists for line in each]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def tracked_files() -> list[Path]:
+    """What git has or would take; in an unpacked archive, all files outside hidden folders."""
+    listed = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    if listed.returncode == 0 and listed.stdout:
+        files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        files = [path for path in ROOT.rglob("*") if not any(part[0] == "." for part in path.relative_to(ROOT).parts)]
+    return sorted(path for path in files if path.is_file())
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+# ---- what the pages name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", FENCES.sub("", page.read_text()))
+    for link in links:
+        if "://" not in link and not link.startswith("#"):
+            assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_make_target_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"(?:`|^)make ([a-z][a-z-]*)(?=[`\s])", page.read_text(), re.MULTILINE))
+    assert named <= make_targets(), f"{page.name} names targets that the Makefile lacks"
+
+
+def test_make_alone_lists_every_target() -> None:
+    listed = run("make", "--no-print-directory").stdout
+    assert {line.split()[1] for line in listed.splitlines()} == make_targets() - {"host"}
+
+
+def test_the_readme_shows_both_commands_on_its_first_screen() -> None:
+    first_screen = (ROOT / "README.md").read_text().splitlines()[:45]
+    assert any(line.startswith("make run") for line in first_screen)
+    assert any(line.startswith("make test") for line in first_screen)
+
+
+def test_every_benchmark_the_makefile_runs_exists() -> None:
+    modules = re.findall(r"-m (benchmarks\.\w+)", (ROOT / "Makefile").read_text())
+    assert len(modules) == len([target for target in make_targets() if target.startswith("bench-")])
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+def commands_of(pages: list[Path]) -> set[str]:
+    """The words after `cukiln` in code: a prose line may begin with the name too."""
+    codes = [code for page in pages for code in re.findall(r"^```.*?^```|`[^`]+`", page.read_text(), re.DOTALL | re.M)]
+    return {name for code in codes for name in re.findall(r"^(?:`|\S+/)?cukiln ([a-z][a-z-]*)", code, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("command", sorted(commands_of(PAGES) | {"quickstart", "serve"}))
+def test_every_command_a_page_names_exists(command: str) -> None:
+    done = run(sys.executable, "-m", "cukiln", command, "--help", PYTHONPATH=f"{ROOT}:{ROOT / 'client'}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_a_page_names_exists(page: Path) -> None:
+    top = "client|codegen|storage|workers|service|docker|docs|examples|benchmarks|tests"
+    for name in re.findall(rf"`((?:{top})/[\w./-]*)`", FENCES.sub("", page.read_text())):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_readmes_python_runs_as_far_as_its_names() -> None:
+    import cukiln
+
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    tree = ast.parse(block)
+    attributes = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cukiln"
+    }
+    methods = {
+        node.func.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "client"
+    }
+    assert attributes and methods
+    assert all(hasattr(cukiln, name) for name in attributes)
+    assert all(hasattr(cukiln.Client, name) for name in methods)
+
+
+# ---- docs/architecture.md
+
+
+def architecture() -> str:
+    return (ROOT / "docs" / "architecture.md").read_text()
+
+
+@pytest.mark.parametrize("package", ["codegen", "storage", "workers", "service"])
+def test_the_architecture_page_names_every_room(package: str) -> None:
+    page = architecture()
+    inside = [path for path in (ROOT / package).iterdir() if path.name not in ("__init__.py", "__pycache__")]
+    rooms = [f"{path.relative_to(ROOT)}/" for path in inside if path.is_dir()]
+    modules = [str(path.relative_to(ROOT)) for path in inside if path.suffix == ".py"]
+    assert rooms
+    assert not [name for name in (*rooms, *modules) if f"`{name}`" not in page]
+
+
+# ---- docs/operations.md
+
+
+def test_the_settings_table_is_that_of_the_code() -> None:
+    from storage.config.settings import Settings
+
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page.partition("<!-- settings -->")[2].partition("<!-- /settings -->")[0]
+    rows = dict(re.findall(r"^\| `([A-Z_]+)` \| (.*?) \|", table, re.MULTILINE))
+    fields = {str(field.alias): field.default for field in Settings.model_fields.values()}
+    assert set(rows) == set(fields)
+    computed = {"CUKILN_WORKERS", "CUKILN_API_KEY", "CUKILN_GPU_LOCKS"}
+    computed.update(name for name, default in fields.items() if not default)
+    for name in set(fields) - computed:
+        assert rows[name] == f"`{fields[name]}`", f"{name}: {rows[name]}, but the code says {fields[name]}"
+
+
+# ---- what is installed
+
+
+def test_every_requirement_is_pinned_to_a_release_that_it_allows() -> None:
+    pinned = pins()
+    for requirement in requirements():
+        name = canonicalize_name(requirement.name)
+        if name not in UNPINNED:
+            assert name in pinned, f"{name} is not in constraints.txt"
+            assert requirement.specifier.contains(pinned[name], prereleases=True), f"{requirement} but {pinned[name]}"
+
+
+def test_constraints_hold_names_and_releases_only() -> None:
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.+!]*", line) for line in lines)
+    assert lines == sorted(set(lines), key=lambda line: line.split("==")[0])
+
+
+def test_this_environment_has_the_pinned_releases() -> None:
+    pinned = pins()
+    for requirement in requirements():
+        name = canonicalize_name(requirement.name)
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # an extra or the gpu group
+        if name in pinned:
+            assert installed == pinned[name], name
+
+
+@pytest.mark.parametrize(
+    "name", ["pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".pre-commit-config.yaml"]
+)
+def test_what_installs_names_no_address(name: str) -> None:
+    assert not re.findall(r"\w+://\S+", (ROOT / name).read_text())
+
+
+def test_no_tracked_file_names_a_path_of_a_machine() -> None:
+    homes = r"/(?:root|Users|home/(?!runner\b)[a-z]\w*)/[\w.]"
+    here = [str(path) for path in (ROOT, Path(sys.base_prefix)) if len(path.parts) > 2 and path != Path("/usr/local")]
+    pattern = re.compile("|".join([homes, *(re.escape(path) + r"\b" for path in here)]))
+    for path in tracked_files():
+        text = path.read_bytes().decode(errors="replace")
+        found = [match.group() for match in pattern.finditer(text) if path != Path(__file__).resolve()]
+        assert not found, f"{path.relative_to(ROOT)}: {found[:3]}"
+
+
+def test_the_wheel_holds_the_client_only(tmp_path: Path) -> None:
+    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"cukiln"}
+    assert "cukiln/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+# ---- the allowed imports
+
+
+def test_no_module_beside_the_operators_imports_one() -> None:
+    """They are found by their folders: what two of them share is no part of either."""
+    for path in sorted((ROOT / "codegen").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        found = [one.module or "" for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+        assert not [name for name in found if name.startswith("codegen.operators.")], path.name
+
+
+def test_the_imports_are_the_allowed_ones() -> None:
+    done = run(sys.executable, "-c", LINT_IMPORTS)
+    assert done.returncode == 0, done.stdout
+
+
+LINT_IMPORTS = "from importlinter.cli import lint_imports_command as main; main(['--no-cache'])"
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("codegen/intruder.py", "import storage.database.tables"),
+        ("codegen/intruder.py", "import subprocess"),
+        ("client/cukiln/intruder.py", "import codegen.problem"),
+        ("storage/intruder.py", "import workers.wake_ups"),
+        ("storage/intruder.py", "import cukiln.client"),
+        ("workers/intruder.py", "import service.http.errors"),
+        ("workers/intruder.py", "import sqlalchemy"),
+        ("service/intruder.py", "import workers.processes.processes"),
+        ("service/intruder.py", "import sqlalchemy"),
+    ],
+)
+def test_a_forbidden_import_is_found(module: str, line: str, tmp_path: Path) -> None:
+    for package in ("codegen", "storage", "workers", "service", "client"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / module).write_text(line + "\n")
+    done = run(sys.executable, "-c", LINT_IMPORTS, cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{tmp_path / 'client'}")
+    assert done.returncode == 1, done.stdout
+    assert "intruder" in done.stdout
+
+
+# ---- make, CI and the hooks, on machines that lack something
+
+
+def script(path: Path, body: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/bash\n" + body + "\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def bare_machine(folder: Path, *tools: str) -> str:
+    """A PATH with these of this machine's tools and no other."""
+    (folder / "bin").mkdir()
+    for tool in tools:
+        found = shutil.which(tool)
+        assert found, tool
+        (folder / "bin" / tool).symlink_to(found)
+    return str(folder / "bin")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The files that make reads, alone in a folder."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tools", "python", "says"),
+    [
+        (("touch",), "", "apt install g++"),
+        (("touch", "g++"), "", "cukiln needs Python 3.11 or later"),
+        (("touch", "g++"), "without-venv", "apt install python3-venv"),
+    ],
+)
+def test_make_says_what_is_missing(
+    tools: tuple[str, ...], python: str, says: str, checkout: Path, tmp_path: Path
+) -> None:
+    path = bare_machine(tmp_path, *tools)
+    script(tmp_path / "bin" / "without-venv", "[[ $2 != *ensurepip* ]]")
+    done = run(shutil.which("make") or "make", "run", f"PYTHON={python}", cwd=checkout, PATH=path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_second_make_run_installs_nothing(checkout: Path, tmp_path: Path) -> None:
+    venv = checkout / ".venv"
+    script(venv / "bin" / "cukiln", 'echo "cukiln $*"')
+    script(venv / "bin" / "python", "echo installing; exit 1")
+    for stamp in (".made", ".installed", ".installed-gpu"):
+        (venv / stamp).touch()
+    done = run("make", "--no-print-directory", "run", cwd=checkout)
+    assert (done.returncode, done.stdout) == (0, "cukiln quickstart\n"), done.stderr
+
+
+def test_changed_pins_are_installed(checkout: Path) -> None:
+    venv = checkout / ".venv"
+    for stamp in (".made", ".installed", ".installed-gpu"):
+        venv.mkdir(exist_ok=True)
+        (venv / stamp).touch()
+    newer = (venv / ".made").stat().st_mtime + 10
+    os.utime(checkout / "constraints.txt", (newer, newer))
+    assert "pip" in run("make", "--dry-run", "run", cwd=checkout).stdout
+
+
+CI_TOOLS = ("g++", "curl", "aarch64-linux-gnu-g++", "qemu-aarch64-static", "chromium")
+
+
+@pytest.mark.parametrize(
+    ("absent", "package"),
+    [
+        (None, None),
+        *zip(
+            CI_TOOLS,
+            ("g++", "curl", "g++-aarch64-linux-gnu", "qemu-user-static", "chromium"),
+            strict=True,
+        ),
+    ],
+)
+def test_ci_installs_what_is_missing_and_nothing_else(absent: str | None, package: str | None, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    path = bare_machine(tmp_path, "bash", "dirname", "env", "id")
+    for tool in CI_TOOLS:
+        if tool != absent:
+            script(tmp_path / "bin" / tool, "exit 0")
+    for tool in ("python3", "sudo", "apt-get", "make"):
+        script(tmp_path / "bin" / tool, f'echo "{tool} $*" >> "{tmp_path}/calls"')
+    script(tmp_path / "bin" / "sudo", '"$@"')
+    done = run(str(tmp_path / ".ci" / "run"), PATH=path)
+    assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    installs = [call for call in calls if call.startswith("apt-get install")]
+    assert [call.partition("--no-install-recommends ")[2] for call in installs] == ([package] if package else [])
+    assert calls[-1] == "make test"
+
+
+def test_the_hooks_run_out_of_the_environment_without_the_network() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    for hook in config["repos"][0]["hooks"]:
+        assert hook["language"] == "system"
+        program = Path(hook["entry"].split()[0])
+        assert program.parent == Path(".venv/bin")
+        assert (Path(sys.executable).parent / program.name).exists()

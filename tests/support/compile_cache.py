@@ -1,0 +1,57 @@
+"""What a compiler made of the same files is made once in a run: many tests compile the same few kernels on their way to
+something else. For tests whose subject is not compiling itself."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from workers.processes.processes import Finished, Limits, Processes
+
+COMPILERS = ("nvcc", "g++")
+
+
+class CachingProcesses(Processes):
+    """`folder` is shared by the processes of the run."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def run(self, argv: Sequence[str], *, cwd: Path, limits: Limits, **options: Any) -> Finished:
+        cancel = options.get("cancel")
+        if Path(argv[0]).name not in COMPILERS or set(options) - {"cancel"} or (cancel and cancel.is_set()):
+            return super().run(argv, cwd=cwd, limits=limits, **options)
+        before = _files(cwd)
+        place = self._folder / hashlib.sha256(repr((list(argv), limits, sorted(before.items()))).encode()).hexdigest()
+        if place.exists():
+            finished, made = pickle.loads(place.read_bytes())
+            for name, (mode, data) in made.items():
+                (cwd / name).write_bytes(data)
+                (cwd / name).chmod(mode)
+            return _checked(finished)
+        finished = super().run(argv, cwd=cwd, limits=limits, **options)
+        if finished.ok:
+            made = {name: data for name, data in _files(cwd).items() if before.get(name) != data}
+            self._keep(place, pickle.dumps((finished, made)))
+        return finished
+
+    def _keep(self, place: Path, data: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as written:
+            written.write(data)
+        Path(written.name).rename(place)
+
+
+def _files(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Mode and content of each."""
+    return {path.name: (path.stat().st_mode, path.read_bytes()) for path in folder.iterdir() if path.is_file()}
+
+
+def _checked(finished: object) -> Finished:
+    assert isinstance(finished, Finished)
+    return finished

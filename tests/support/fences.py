@@ -1,0 +1,29 @@
+"""What this machine has to fence children in with, and seams for processes that have less of it."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workers.processes.fence.means import Means
+from workers.processes.processes import Processes
+
+
+@cache
+def machine() -> Means:
+    """Tried once."""
+    with closing(Processes()) as processes:
+        return processes.means
+
+
+NAMESPACES = bool(machine().namespaces)
+
+
+def processes_with(root: Path, secrets: tuple[Path, ...] = (), **less: Any) -> Processes:
+    """As on a machine whose means are ours but for `less`."""
+    made = Processes(root=root, secrets=secrets)
+    made._means = replace(machine(), **less)
+    return made

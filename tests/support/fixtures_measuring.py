@@ -1,0 +1,103 @@
+"""A way through measuring on a real database: jobs on device classes, planned as the planner does, then compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select
+
+from cukiln.types import StageSeconds
+from storage.database.session import Database, Session
+from storage.database.tables import ItemRow
+from storage.entities import jobs
+from storage.entities.candidates import StoredCandidate, candidates_of_problem
+from storage.queue.tasks import Claim
+from storage.transitions import accept, take_work
+from storage.transitions.accept import CreatedJob
+from storage.transitions.finish import finish_problem
+from storage.transitions.judge import Judged
+from storage.transitions.measure import WrongContender, condemn_contenders, record_compared
+from tests.support.fixtures_storage import (
+    TARGET,
+    claim_one,
+    measure_claimed,
+    measured,
+    new_problem,
+    problem_ids,
+    to_measure,
+)
+
+CPU_CLASS = f"predicted:{TARGET}"
+COMPARISON: dict[str, Any] = {"contenders": [], "rounds": 7}
+
+
+def add(database: Database, *classes: str, **changes: Any) -> CreatedJob:
+    """A job with one problem per device class."""
+    with database.write() as session:
+        problems = [new_problem("p", device_class=device_class) for device_class in classes]
+        return accept.create_job(session, accept.NewJob(problems, **changes))
+
+
+def compare_next(database: Database, wrong: Sequence[tuple[str, str]] = (), verdict: str = "incorrect") -> list[Judged]:
+    """`wrong`: candidate and message of those that get the verdict."""
+    claim = claim_one(database, "compare")
+    dropped = [WrongContender(candidate, verdict, message, {"cases": []}) for candidate, message in wrong]
+    with database.write() as session:
+        judged, _ = condemn_contenders(session, claim, dropped)
+        return [*judged, *record_compared(session, claim, COMPARISON, measure=StageSeconds(wall=3, cpu=1))]
+
+
+def finish_next(database: Database, winner: str | None = "c-a") -> None:
+    claim = claim_one(database, "finish")
+    with database.write() as session:
+        finish_problem(session, claim, winner=winner, error=None if winner else "none was right")
+
+
+def candidates(database: Database, job: CreatedJob) -> list[dict[str, StoredCandidate]]:
+    """By candidate id, for each problem of the job."""
+    with database.read() as session:
+        return [
+            {candidate.candidate: candidate for candidate in candidates_of_problem(session, problem_id)}
+            for problem_id in problem_ids(session, job.id)
+        ]
+
+
+def verdicts(database: Database, job: CreatedJob) -> list[dict[str, str | None]]:
+    return [{name: row.verdict for name, row in by_name.items()} for by_name in candidates(database, job)]
+
+
+def unended(database: Database) -> list[tuple[str, str | None]]:
+    with database.read() as session:
+        query = select(ItemRow.kind, ItemRow.target).where(ItemRow.state.in_(("waiting", "claimed")))
+        return [(row.kind, row.target) for row in session.execute(query.order_by(ItemRow.kind, ItemRow.id))]
+
+
+def state_of(database: Database, job: CreatedJob) -> str:
+    with database.read() as session:
+        job_row = jobs.job_state(session, job.id)
+    assert job_row is not None
+    return job_row.state
+
+
+def ids_of(database: Database, job: CreatedJob) -> list[int]:
+    with database.read() as session:
+        return problem_ids(session, job.id)
+
+
+def claim_target(database: Database, device_class: str, kind: str = "measure") -> Claim:
+    with database.write() as session:
+        claim = take_work.claim(session, [kind], [device_class], "gpu", 5.0)
+    assert claim is not None and claim.target == device_class
+    return claim
+
+
+def claim_one_in(session: Session, kind: str) -> Claim:
+    claim = take_work.claim(session, [kind], None, "w", 5.0)
+    assert claim is not None
+    return claim
+
+
+def measure_claimed_on(database: Database, device_class: str) -> None:
+    claim = claim_target(database, device_class)
+    measure_claimed(database, claim, [measured(candidate) for candidate in to_measure(database, claim)])

@@ -1,0 +1,143 @@
+"""Runs kernels that hold all mutants of their text (tests/support/mutants.py), one mutant at a time.
+
+`judge_mutants` compiles the kernels and starts `python -m tests.support.mutant_runs REQUEST` for each library. That
+child runs every kernel through the whole test plan as it is, in a fork of itself; whatever switches the run asks are
+the mutants that this kernel reaches. It then turns each of these on, in a fork of its own, because a mutant may damage
+its process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.kernel import Kernel
+from codegen.operators import load_operators, operator, operators
+from tests.support.cpu_helpers import LIMITS, processes, toolchain
+from tests.support.places import ROOT
+from workers.cpu.build import build_cpu
+from workers.cpu.library import CpuLibrary
+from workers.cpu.run import plan_test
+
+SEED = 7
+RUN_CPU_SECONDS = 5.0  # of a kernel's whole plan, which takes about a tenth of it
+AS_IT_IS = -1
+MAX_SWITCHES = 1024  # as the text's own array
+
+
+@dataclass(frozen=True)
+class MutantVerdict:
+    """What became of one mutant (`number`; AS_IT_IS: of none) in kernel `kernel` of those asked."""
+
+    kernel: int
+    number: int
+    verdict: str
+    message: str
+
+
+def judge_mutants(kernels: Sequence[Kernel], folder: Path) -> list[MutantVerdict]:
+    """The verdict of each kernel as it is and with each mutant that it reaches.
+
+    The kernels' operator must be loaded. `folder` keeps the C++ files. Two processes at a time.
+    """
+    parts = [kernels[first::2] for first in range(min(2, len(kernels)))]
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda number: _judge(parts[number], folder / str(number)), range(len(parts)))
+        positions = {kernel.id: position for position, kernel in enumerate(kernels)}
+        return [
+            MutantVerdict(positions[one["kernel"]], one["number"], one["verdict"], one["message"])
+            for part in results
+            for one in part
+        ]
+
+
+def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
+    folder.mkdir(parents=True)
+    build = build_cpu(kernels, toolchain(), processes(), LIMITS, folder=folder)
+    assert not build.errors, build.errors
+    ((library, held),) = build.libraries
+    request = folder / "request.json"
+    request.write_text(
+        json.dumps(
+            {
+                "library": str(library),
+                "kernels": [kernel.to_json() for kernel in held],
+                "operator": kernels[0].operator,
+                "folder": str(operator(kernels[0].operator).folder),
+            }
+        )
+    )
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "client")))
+    argv = [sys.executable, "-m", "tests.support.mutant_runs", str(request)]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if request["operator"] not in operators():
+        load_operators([Path(request["folder"])])
+    library = CpuLibrary(Path(request["library"]))
+    switches = ctypes.CDLL(request["library"])
+    for data in request["kernels"]:
+        kernel = Kernel.from_json(data)
+        unchanged = _in_a_fork(library, switches, kernel, AS_IT_IS)
+        reached = unchanged.pop("reached", [])
+        yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}
+        for number in reached:
+            killed = _in_a_fork(library, switches, kernel, number)
+            killed.pop("reached", None)
+            yield {"kernel": kernel.id, "number": number, **killed}
+
+
+def _in_a_fork(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receiving)
+        # Behind the plan's own limit, for what that does not end.
+        resource.setrlimit(resource.RLIMIT_CPU, (int(3 * RUN_CPU_SECONDS), int(3 * RUN_CPU_SECONDS)))
+        answer = _run(library, switches, kernel, number)
+        with os.fdopen(sending, "w") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(sending)
+    with os.fdopen(receiving) as pipe:
+        words = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if words:
+        answer = json.loads(words)
+        assert isinstance(answer, dict)
+        return answer
+    ended = os.waitstatus_to_exitcode(status)
+    # An exception of Python's is this suite's own fault, and no verdict.
+    assert ended < 0, f"the run of mutant {number} failed; see above"
+    return {"verdict": "runtime_error", "message": f"the process ended with {signal.Signals(-ended).name}"}
+
+
+def _run(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
+    ctypes.c_int.in_dll(switches, "cukiln_mutant").value = number
+    failure = plan_test(library, kernel, SEED, RUN_CPU_SECONDS).failure()
+    asked = (ctypes.c_ubyte * MAX_SWITCHES).in_dll(switches, "cukiln_reached")
+    return {
+        "verdict": failure.verdict if failure else "ok",
+        "message": failure.message if failure else "",
+        "reached": [index for index in range(MAX_SWITCHES) if asked[index]],
+    }
+
+
+if __name__ == "__main__":
+    for verdict in run_all(json.loads(Path(sys.argv[1]).read_text())):
+        sys.stdout.write(json.dumps(verdict) + "\n")
+        sys.stdout.flush()

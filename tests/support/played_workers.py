@@ -1,0 +1,316 @@
+"""Workers and the reconciler as the storage functions see them: one transaction after the other, with time for anything
+to happen in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from cukiln.types import StageSeconds
+from storage.database.device_classes import asks_predicted
+from storage.database.session import Database, Session
+from storage.database.sql import chunks
+from storage.database.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
+from storage.entities.builds import NewBuild
+from storage.entities.groups import GroupKernel, compiled_for, kernels_of, load_group
+from storage.entities.problems import problems_to_plan
+from storage.entities.stage_times import Spent, add_seconds
+from storage.entities.toolchains import gone_toolchains, live_toolchains
+from storage.entities.verdicts import NewVerdict
+from storage.errors import LostClaim
+from storage.queue import tasks
+from storage.queue.tasks import Claim, Renewal, hold
+from storage.queue.turns import spend
+from storage.transfer.withdrawals import find_broken_off
+from storage.transitions import end_attempt
+from storage.transitions.cancel_and_expire import expire_budgets, find_ended
+from storage.transitions.compile import (
+    BuildOutcome,
+    GroupFiles,
+    complete_group,
+    judge_group,
+    record_builds,
+    what_follows,
+)
+from storage.transitions.finish import finish_problem
+from storage.transitions.judge import Judged
+from storage.transitions.measure import (
+    WrongContender,
+    candidates_to_measure,
+    complete_measured,
+    condemn_contenders,
+    judge_results,
+    record_compared,
+    record_measured,
+)
+from storage.transitions.pending_builds import give_up_place
+from storage.transitions.pending_verification import Versions
+from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
+from tests.support.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
+from tests.support.model_of_jobs import Model
+
+LEASE = 60.0
+LIVE_SECONDS = 90.0  # without a sign of life, after which a compiler counts as gone
+OTHER_TOOLCHAIN = "u" * 64
+PLAN, GPU_PLAN = VERSIONS["cpu_plans"], VERSIONS["gpu_plans"]
+AT_ONCE = 2  # candidates, and builds, of one transaction
+second = StageSeconds(wall=1.0, cpu=1.0)
+Transactions = Iterator[None]
+
+
+def build_named(name: str) -> NewBuild:
+    """Build `c` has a toolchain of its own; what is predicted of a build follows from its name."""
+    seconds = {"a": 0.2, "b": 3.0, "c": 5.0}.get(name) or (0.3, 2.0, 6.0)[int(name[1:]) % 3]
+    toolchain = OTHER_TOOLCHAIN if name == "c" else TOOLCHAIN
+    return new_build(name, toolchain=toolchain, predicted_seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Luck:
+    """What comes out of an attempt. `bad`: how the names of bad builds begin, of which a compiler says `failure`, a GPU
+    `verdict`; `parts`: not all is measured at once; `dies_after`: the compiler has gone through so many kernels and
+    names none of the others."""
+
+    bad: str = ""
+    failure: str = "compile_error"
+    verdict: str = "incorrect"
+    parts: bool = False
+    dies_after: int | None = None
+
+    def is_bad(self, build: str) -> bool:
+        return build[0] in self.bad
+
+
+class Attempt:
+    """A worker with a lease. `go_on` makes its next transaction; after a lost lease nothing is written."""
+
+    def __init__(self, database: Database, model: Model, asked: dict[int, list[str]], claim: Claim, luck: Luck) -> None:
+        self.database, self.model, self.asked, self.claim, self.luck = database, model, asked, claim, luck
+        self._transactions: Transactions = getattr(self, f"_{claim.kind}")()
+        self.goes_on = True
+
+    def go_on(self) -> bool:
+        """Returns whether there may be more to do."""
+        try:
+            next(self._transactions)
+        except StopIteration:
+            self.goes_on = False
+        except LostClaim:
+            self.goes_on = False
+            with self.database.read() as session:
+                assert tasks.renew(session, self.claim, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
+        if not self.goes_on:
+            self.model.ended(self.claim.token)
+        return self.goes_on
+
+    def give_up(self, how: str) -> None:
+        """End the attempt early: fail, retry, release or lose."""
+        self.model.ended(self.claim.token)
+        try:
+            with self.database.write() as session:
+                if how == "release":
+                    end_attempt.release(session, self.claim)
+                elif how == "lose":
+                    end_attempt.lose(session, self.claim, "the machine failed")
+                else:
+                    end_attempt.fail(session, self.claim, "no luck", retry=how == "retry")
+        except LostClaim:
+            pass
+
+    def holds(self, session: Session) -> bool:
+        item = session.get(ItemRow, self.claim.item_id)
+        return item is not None and item.state == "claimed" and item.token == self.claim.token
+
+    def _plan(self) -> Transactions:
+        with self.database.read() as session:
+            problems = problems_to_plan(session, self.claim)
+        yield
+        pairs = [(problem, build) for problem in problems for build in self.asked[problem.id]]
+        for some in chunks(pairs, AT_ONCE):
+            with self.database.write() as session:
+                new = [(row.id, NewCandidate(f"{row.name}-{name}", {}, f"{name:0>64}", name)) for row, name in some]
+                builds = {name: build_named(name) for _, name in some}
+                record_candidates(session, self.claim, new, builds, Versions(**VERSIONS))
+                spend(session, self.claim.job_id, 0.1)
+            self.model.used[self.claim.job_id] += 0.1
+            self.model.had[self.claim.job_id] += 0.1
+            yield
+        for problem in problems:
+            with self.database.write() as session:
+                planned = PlannedProblem(problem.id, len(self.asked[problem.id]), 9, {}, second)
+                end_plan(session, self.claim, planned)
+            self.model.spent[problem.id, "lower"] += 1
+            yield
+        with self.database.write() as session:
+            tasks.complete(session, self.claim)
+
+    def _compile(self) -> Transactions:
+        with self.database.read() as session:
+            group = load_group(session, self.claim.ref)
+        assert group is not None
+        yield
+        outcomes = [self._outcome(kernel.build) for kernel in kernels_of(group)][: self.luck.dies_after]
+        for some in chunks(outcomes, AT_ONCE):
+            with self.database.write() as session:
+                record_builds(session, self.claim, some)
+            self.model.recorded([outcome.build for outcome in some])
+            yield
+        yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
+        made = GroupFiles(codegen=second, compile=second, phases=[{"name": "cicc", "seconds": 0.5}])
+        error = "the compiler died" if len(outcomes) < len(kernels_of(group)) else None
+        with self.database.read() as session:
+            unjudged, spent = what_follows(session, self.claim, made)
+            builds, jobs_of_file = [kernel.build for kernel in kernels_of(group)], compiled_for(session, group.id)
+            parts = self.model.shares(session, jobs_of_file, builds, {"codegen": 1.0, "compile": 1.0, "cicc": 0.5})
+        assert parts
+        yield
+
+        def end(session: Session) -> None:
+            complete_group(session, self.claim, made, unjudged, error)
+
+        yield from self._complete(spent, parts, end)
+
+    def _in_parts(self, part: Callable[[Session], tuple[list[Judged], bool]]) -> Transactions:
+        more = True
+        while more:
+            with self.database.write() as session:
+                _, more = part(session)
+            yield
+
+    def _complete(
+        self, spent: Spent, parts: Mapping[tuple[int, str], float], end: Callable[[Session], object]
+    ) -> Transactions:
+        *some, last = list(chunks(spent, AT_ONCE)) or [[]]
+        for problems in some:
+            with self.database.write() as session:
+                hold(session, self.claim)
+                add_seconds(session, {problem: spent[problem] for problem in problems})
+            self.model.took(parts, problems)
+            yield
+        with self.database.write() as session:
+            end(session)
+            add_seconds(session, {problem: spent[problem] for problem in last})
+        self.model.took(parts, last)
+
+    def _outcome(self, build: str) -> BuildOutcome:
+        if self.luck.is_bad(build):
+            return BuildOutcome(build, self.luck.failure, log="error: no")
+        return BuildOutcome(build, "ok", f"code-{build}", {}, None, f"{self.claim.ref}-{build}")
+
+    def _verify(self) -> Transactions:
+        with self.database.read() as session:
+            asked = builds_to_verify(session, self.claim.ref, PLAN)
+        yield
+        if asked and self.claim.is_lost:
+            lost, *asked = asked
+            yield from self._in_parts(lambda session: skip_build(session, self.claim, lost.build))
+        asked = asked[:1] if self.claim.is_alone else asked
+        with self.database.write() as session:
+            record_verdicts(session, self.claim, [self._verdict(kernel) for kernel in asked], PLAN)
+        yield
+        yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
+        with self.database.read() as session:
+            spent = verify_shares(session, self.claim, asked, second)
+            parts = self._spent_verifying(session, [kernel.build for kernel in asked])
+        yield
+
+        def end(session: Session) -> None:
+            complete_verified(session, self.claim, asked, plans=PLAN, verify=second)
+
+        yield from self._complete(spent, parts, end)
+
+    def _verdict(self, kernel: GroupKernel) -> NewVerdict:
+        verdict = "incorrect" if self.luck.is_bad(kernel.build) else "ok"
+        return NewVerdict(kernel.slice, "matmul", verdict, None, {}, 1.0, 1.0)
+
+    def _spent_verifying(self, session: Session, asked: Sequence[str]) -> Mapping[tuple[int, str], float]:
+        """For what was verified, or where that was nothing for all that was to be verified."""
+        group = load_group(session, self.claim.ref)
+        assert group is not None
+        spent = {"verify": 1.0}
+        proved = self.model.shares(session, self.claim.jobs, asked, spent, asks_predicted())
+        return proved or self.model.shares(
+            session, self.claim.jobs, [kernel.build for kernel in kernels_of(group)], spent
+        )
+
+    def _measure(self) -> Transactions:
+        with self.database.read() as session:
+            waiting = candidates_to_measure(session, self.claim.ref, str(self.claim.target), GPU_PLAN)
+        yield
+        waiting = waiting[:1] if self.luck.parts or self.claim.is_alone else waiting
+        lost = self.claim.is_lost
+        results = [measured(candidate, self._measured_verdict(candidate.build, lost)) for candidate in waiting]
+        with self.database.write() as session:
+            record_measured(session, self.claim, results, driver=DRIVER, plans=GPU_PLAN)
+        for result in results:
+            self.model.spent[result.problem_id, "verify"] += 1
+            self.model.spent[result.problem_id, "measure"] += 2
+        yield
+        yield from self._in_parts(lambda session: judge_results(session, results, str(self.claim.target), GPU_PLAN))
+        try:
+            with self.database.write() as session:
+                complete_measured(session, self.claim, results, plans=GPU_PLAN)
+        except ValueError:  # nothing was found for what waits, in the last attempt
+            self.give_up("retry")
+
+    def _measured_verdict(self, build: str, lost: bool) -> str:
+        return "skipped" if lost else self.luck.verdict if self.luck.is_bad(build) else "ok"
+
+    def _compare(self) -> Transactions:
+        right = self._right()
+        yield
+        bad = [name for name in right if self.luck.is_bad(name.partition("-")[2])]
+        wrong = [WrongContender(name, self.luck.verdict, "drifted", {}) for name in bad]
+        yield from self._in_parts(lambda session: condemn_contenders(session, self.claim, wrong))
+        with self.database.write() as session:
+            record_compared(session, self.claim, {} if right else None, measure=second)
+        self.model.spent[int(self.claim.ref), "measure"] += 1
+
+    def _finish(self) -> Transactions:
+        right = self._right()
+        yield
+        winner, error = (right[0], None) if right else (None, "none is right")
+        with self.database.write() as session:
+            finish_problem(session, self.claim, winner=winner, error=error, extra_seconds={"compile": second})
+        self.model.spent[int(self.claim.ref), "compile"] += 1
+
+    def _right(self) -> Sequence[str]:
+        its_candidates = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(self.claim.ref))
+        with self.database.read() as session:
+            return session.scalars(
+                its_candidates.where(CandidateRow.verdict == "ok").order_by(CandidateRow.candidate)
+            ).all()
+
+
+def reconcile(database: Database) -> Transactions:
+    """A round of the reconciler."""
+    with database.write() as session:
+        expire_budgets(session)
+        end_attempt.expire_leases(session)
+        late = select(JobRow.id).where(JobRow.deadline <= database.clock.now())
+        of_late = ItemRow.id.in_(select(ItemJobRow.item_id).where(ItemJobRow.job_id.in_(late), ItemJobRow.wanted))
+        left = select(ItemRow.kind).where(of_late, ItemRow.state.in_(("waiting", "claimed")))
+        assert set(session.scalars(left)) <= {"finish"}, "a job that is out of time wants more than its end"
+    yield
+    while True:
+        with database.read() as session:
+            gone = gone_toolchains(session, live_toolchains(session, LIVE_SECONDS))
+        if not gone:
+            break
+        yield
+        with database.write() as session:
+            give_up_place(session, *gone[0], AT_ONCE)
+        yield
+    for all_jobs in (False, True):
+        while True:
+            with database.read() as session:
+                part = find_ended(session, all_jobs=all_jobs) or find_broken_off(session)
+            if part is None:
+                break
+            yield
+            with database.write() as session:
+                part(session)
+            yield

@@ -1,0 +1,1 @@
+"""Processes that do the work of jobs, and all that they start."""

@@ -1,0 +1,1 @@
+"""nvcc and g++: files, groups of kernels, culprits, libraries."""

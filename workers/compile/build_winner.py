@@ -1,0 +1,150 @@
+"""Build the winner's own library: its kernel alone, launch-time values baked in, callable by tvm-ffi and plain C."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.identity import library_id
+from codegen.kernel import Candidate
+from codegen.operators import operator
+from codegen.targets import Target
+from codegen.text.cubin import code_digest_of
+from codegen.text.ptxas_report import Resources
+from codegen.text.render_group import render_device, slice_digest, symbols
+from codegen.text.render_library import render_library, render_plan, winner_exports
+from codegen.text.scan_functions import assert_unique
+from cukiln.types import Launch, LaunchFunction
+from cukiln.types import Operand as OperandAnswer
+from workers.compile.compile_file import CompileFault, FileCompiler, Phase
+from workers.compile.compile_group import worst_resources
+from workers.compile.disassemble import disassemble
+from workers.compile.toolchain import Toolchain
+from workers.processes.processes import Limits, ProcessError, Processes
+from workers.processes.stopwatch import Stopwatch
+
+
+class WinnerNotBuilt(ProcessError):
+    """The kernel compiled in its group but not alone: `log` says why. The candidate cannot win."""
+
+    def __init__(self, candidate: str, log: str) -> None:
+        super().__init__(candidate, log)
+        self.candidate, self.log = candidate, log
+
+    def __str__(self) -> str:
+        return f"candidate {self.candidate} does not compile alone: {self.log[-300:]}"
+
+
+@dataclass(frozen=True)
+class WinnerBuild:
+    """What is published: the `.cu`, the cubin and the library, its PTX, and its SASS where there is a disassembler. It
+    can win only where `code_digest` equals the verified one."""
+
+    source: str
+    cubin: bytes
+    library: bytes
+    ptx: bytes
+    sass: bytes | None
+    code_digest: str
+    resources: Resources
+    log: str
+    phases: tuple[Phase, ...]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+def build_winner(
+    candidate: Candidate,
+    target: Target,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> WinnerBuild:
+    """Equal inputs give equal bytes. Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    kernel = candidate.kernel
+    group = render_device([kernel])
+    assert_unique(group.text, group.functions)
+    text = _library_text(candidate, target)
+    with processes.private_folder() as folder:
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel, stopwatch or Stopwatch())
+        try:
+            code = compiler.compile_device(group.text, target.name, group.symbols)
+            library = compiler.link_library(text, winner_exports())
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    names = symbols(kernel)
+    return WinnerBuild(
+        source=group.text,
+        cubin=code.cubin,
+        library=library,
+        ptx=code.ptx,
+        sass=disassemble(code.cubin, toolchain.nvcc, processes, cancel),
+        code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
+        resources=worst_resources([code.resources[name] for name in names]),
+        log=compiler.log,
+        phases=tuple(compiler.phases),
+        wall_seconds=compiler.wall_seconds,
+        cpu_seconds=compiler.cpu_seconds,
+    )
+
+
+def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
+    """What the winner's library depends on: the kernel source, the text of the host side, toolchain and target.
+    Problems whose winners agree in these share one library."""
+    host = hashlib.sha256(_library_text(candidate, target).encode()).hexdigest()
+    return library_id(slice_digest(candidate.kernel), host, toolchain.digest, target.name)
+
+
+def _library_text(candidate: Candidate, target: Target) -> str:
+    launch = operator(candidate.kernel.operator).launch_values(candidate.schedule)
+    return render_library([candidate.kernel], target=target.name, launch=launch)
+
+
+def plan_launch(
+    candidate: Candidate,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+) -> Launch:
+    """How to call the candidate: numbers that the launch code itself gives, run in a small program, not a second
+    formula. Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    with processes.private_folder() as folder:
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
+        try:
+            plan = compiler.run_program(render_plan(candidate), "plan")
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    return _launch(candidate, symbols(candidate.kernel), plan)
+
+
+def _launch(candidate: Candidate, names: Sequence[str], plan: str) -> Launch:
+    """The launch metadata, from what the plan program printed."""
+    op, problem = operator(candidate.kernel.operator), candidate.problem
+    *launches, workspace = [list(map(int, line.split())) for line in plan.splitlines()]
+    functions = [
+        LaunchFunction(
+            symbol=names[function],
+            grid=(grid_x, grid_y, grid_z),
+            block=(block_x, block_y, block_z),
+            shared_bytes=shared,
+        )
+        for function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared in launches
+    ]
+    operands = [
+        OperandAnswer(name=o.name, dtype=o.dtype, role=o.role, shape=list(o.shape), strides=list(o.strides))
+        for o in op.operands(problem)
+    ]
+    return Launch(
+        operands=operands,
+        extents=dict(zip(op.extent_names, op.extents(problem), strict=True)),
+        attributes=dict(zip(op.attribute_names, op.attributes(problem), strict=True)),
+        launch=dict(zip(op.launch_tunables, op.launch_values(candidate.schedule), strict=True)),
+        scalars=op.scalars(problem),
+        functions=functions,
+        workspace_bytes=workspace[0],
+    )

@@ -1,0 +1,181 @@
+"""Compile a group of kernels in one file; those that a compiler names as its culprits are set aside, and the others
+compiled again without them.
+
+A front-end error names a line and ptxas names the kernel or a line of its PTX. Where no kernel is named (a crash, a
+timeout) the group is left: its kernels are tried in smaller files (`storage.transitions.pending_builds`).
+"""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.targets import Target
+from codegen.text.cubin import code_digest_of
+from codegen.text.ptxas_report import Resources
+from codegen.text.render_group import render_device, symbols
+from codegen.text.render_library import group_exports, render_library
+from codegen.text.scan_functions import assert_unique
+from workers.compile.compile_file import CompileFailed, CompileFault, CompileTimedOut, FileCompiler, Phase
+from workers.compile.find_culprits import find_culprits
+from workers.compile.toolchain import Toolchain
+from workers.processes.processes import Limits, Processes
+from workers.processes.stopwatch import Stopwatch
+
+Status = Literal["ok", "compile_error", "compile_timeout"]
+
+
+@dataclass(frozen=True)
+class KernelOutcome:
+    """What became of one kernel: the tools' words where it failed, and the limit of ours, by name, that ended them."""
+
+    status: Status
+    log: str
+    code_digest: str | None = None
+    resources: Resources | None = None
+    limit: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One file that compiled. `kernels` are ids in render order. `ptx` is compressed (gzip): 40 KB of text for each
+    kernel would double what a group adds to the store, as 7 KB they add a seventh. `peak_memory_bytes`: of the
+    tool that held the most."""
+
+    source: str
+    cubin: bytes
+    ptx: bytes
+    library: bytes
+    log: str
+    phases: tuple[Phase, ...]
+    kernels: tuple[str, ...]
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class GroupOutcome:
+    """`outcomes` by kernel id, `artifact` of those that compiled. `left`: what failed together with the messages of
+    `why`, which name no kernel. Seconds are of all tools, failed files included, and so are the phases, by their
+    start."""
+
+    outcomes: dict[str, KernelOutcome]
+    artifact: Artifact | None
+    left: tuple[Kernel, ...]
+    why: str
+    wall_seconds: float
+    cpu_seconds: float
+    phases: tuple[Phase, ...] = ()
+
+
+def compile_group(
+    kernels: Sequence[Kernel],
+    target: Target,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> GroupOutcome:
+    """Compile `kernels` under `limits` per tool; phases start by the `stopwatch`, one of its own unless given.
+
+    Raises InfrastructureError (the machine failed: nothing was learnt about any kernel), CompileCancelled, and
+    NotUnique, Unclassified or UnexpectedSymbols (bugs of the rendering)."""
+    outcomes: dict[str, KernelOutcome] = {}
+    artifact: Artifact | None = None
+    left, why = tuple(kernels), ""
+    phases: list[Phase] = []
+    cpu_seconds = 0.0
+    tools = (toolchain, processes, limits, cancel, stopwatch or Stopwatch())
+    while left and artifact is None:
+        with processes.private_folder() as folder:
+            compiler = FileCompiler(folder, *tools, alone=len(left) == 1)
+            try:
+                artifact, decided = _compile(left, target, compiler)
+            except CompileFault as fault:
+                decided, why = _culprits(left, fault), fault.log
+            ids = tuple(kernel.id for kernel in left)
+            phases += [replace(phase, kernels=ids) for phase in compiler.phases]
+            cpu_seconds += compiler.cpu_seconds
+        if not decided:
+            break
+        outcomes |= decided
+        left = tuple(kernel for kernel in left if kernel.id not in outcomes)
+    wall_seconds = sum(phase.seconds for phase in phases if phase.name != "render")
+    return GroupOutcome(outcomes, artifact, left, why if left else "", wall_seconds, cpu_seconds, tuple(phases))
+
+
+def compile_to_the_end(kernels: Sequence[Kernel], *rest: Any) -> Iterator[GroupOutcome]:
+    """`compile_group` of these kernels, of the halves of what that leaves, and of each kernel that those leave, for
+    callers that have no other worker to leave it to."""
+    outcome = compile_group(kernels, *rest)
+    yield outcome
+    for half in filter(None, (outcome.left[::2], outcome.left[1::2])):
+        of_half = compile_group(half, *rest)
+        yield of_half
+        yield from (compile_group([kernel], *rest) for kernel in of_half.left)
+
+
+def _culprits(kernels: tuple[Kernel, ...], fault: CompileFault) -> dict[str, KernelOutcome]:
+    """The outcomes of those that are to blame; empty where it may be any of them."""
+    status: Status = "compile_timeout" if isinstance(fault, CompileTimedOut) else "compile_error"
+    if len(kernels) == 1:
+        return {kernels[0].id: KernelOutcome(status, fault.log, limit=fault.limit)}
+    if not isinstance(fault, CompileFailed):
+        return {}
+    named = find_culprits(kernels, fault.log, fault.source, fault.ptx)
+    return {kernel_id: KernelOutcome(status, log) for kernel_id, log in named.items()}
+
+
+def _compile(
+    kernels: tuple[Kernel, ...], target: Target, compiler: FileCompiler
+) -> tuple[Artifact, dict[str, KernelOutcome]]:
+    with compiler.phase("render"):
+        group = render_device(kernels)
+        assert_unique(group.text, group.functions)
+    code = compiler.compile_device(group.text, target.name, group.symbols)
+    with compiler.phase("render"):
+        text = render_library(kernels, target=target.name)
+    library = compiler.link_library(text, group_exports(kernels))
+    # A megabyte for each two dozen kernels: level 6 would take four times as long for three quarters of the bytes.
+    ptx = gzip.compress(code.ptx, 1, mtime=0)
+    artifact = Artifact(
+        source=group.text,
+        cubin=code.cubin,
+        ptx=ptx,
+        library=library,
+        log=compiler.log,
+        phases=tuple(compiler.phases),
+        kernels=tuple(kernel.id for kernel in kernels),
+        peak_memory_bytes=compiler.peak_memory_bytes,
+    )
+    outcomes = {}
+    for kernel in kernels:
+        names = symbols(kernel)
+        outcomes[kernel.id] = KernelOutcome(
+            status="ok",
+            log="",
+            code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
+            resources=worst_resources([code.resources[name] for name in names]),
+        )
+    return artifact, outcomes
+
+
+def stored_resources(kernel: Kernel, reported: Resources) -> dict[str, int]:
+    """ptxas' report with what only the launch defines, as builds keep it."""
+    own = operator(kernel.operator)
+    return {
+        **reported.as_dict(),
+        "dynamic_shared_bytes": own.shared_bytes(kernel),
+        "threads": max(own.launch_bounds(kernel, name).threads for name in own.functions(kernel)),
+    }
+
+
+def worst_resources(resources: Sequence[Resources]) -> Resources:
+    """Field by field the largest of a kernel's functions: what limits its occupancy."""
+    fields = [each.as_dict() for each in resources]
+    return Resources.from_dict({name: max(each[name] for each in fields) for name in fields[0]})

@@ -1,0 +1,23 @@
+"""Where the `nvidia` wheels of this Python lie, and the nvcc that they may hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def wheel_folders() -> list[Path]:
+    """Folders of the `nvidia` namespace package that may hold the compiler wheels, of this interpreter."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    return [*folders, *(Path(place) / "nvidia" for place in sys.path if place.endswith("site-packages"))]
+
+
+def nvcc_in(folders: Iterable[Path]) -> Path | None:
+    """Of the first folder that holds one; there, of the newest CUDA."""
+    for folder in folders:
+        for nvcc in sorted(folder.glob("cu*/bin/nvcc"), reverse=True):
+            return nvcc
+    return None

@@ -1,0 +1,159 @@
+"""`cukiln prove`: the CPU verification of a request's first kernels, for a person who writes one; nothing is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from codegen.errors import CodegenError
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.plan.verification_plan import EXACT_ORDERS as ORDERS
+from codegen.plan.verification_plan import Part
+from codegen.search.search import Search
+from codegen.targets import target as find_target
+from storage.config.operator_path import load_operator_path
+from storage.config.settings import Settings, load_settings
+from storage.errors import SettingsError
+from workers.compile.toolchain import ToolchainMissing, find_toolchain
+from workers.cpu.verify import CpuVerdict, verify_on_cpu
+from workers.processes.processes import ProcessError, fenced_processes
+
+__all__ = ["ORDERS", "Options", "Part", "prove", "report"]
+
+RIGHT, WRONG, WRONG_USE = 0, 1, 2
+WIDTH = 100  # columns of what a person reads
+# What stands in a problem beside the operator's own fields.
+_HEAD = ("name", "target", "search", "device_class")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`limit`: candidates of each problem; None: all that `schedules` lists, else one. `part`: of the test plan."""
+
+    problem: str | None = None
+    limit: int | None = None
+    seed: int = 1
+    part: Part = field(default_factory=Part)
+    sanitize: bool = False
+    as_json: bool = False
+
+
+class WrongUse(Exception):
+    """The request cannot be verified; the message says what is wrong with it."""
+
+
+def prove(request: Mapping[str, Any], options: Options) -> int:
+    """Prints a verdict for every kernel; the exit status: 0 all right, 1 one is not, 2 a wrong request."""
+    try:
+        settings = load_settings()
+        load_operator_path(settings)
+        kernels = list(dict.fromkeys(candidate.kernel for candidate in _candidates(request, options, settings)))
+        verdicts = _verify(kernels, options, settings)
+    except (CodegenError, ProcessError, SettingsError, ToolchainMissing, ValidationError, WrongUse) as error:
+        sys.stderr.write(f"cukiln prove: {error}\n")
+        return WRONG_USE
+    for kernel, verdict in zip(kernels, verdicts, strict=True):
+        sys.stdout.write(_json(kernel, verdict) if options.as_json else report(kernel, verdict))
+    if options.part != Part() and not options.as_json:
+        sys.stdout.write("A part of the test plan was run: nothing is proved by that.\n")
+    return RIGHT if all(verdict.verdict == "ok" for verdict in verdicts) else WRONG
+
+
+def _candidates(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[Candidate]:
+    """Those of every problem that is asked for; raises WrongUse, CodegenError, ValidationError."""
+    matched = False
+    for problem in request["problems"]:
+        if options.problem is not None and problem.get("name") != options.problem:
+            continue
+        matched = True
+        head = {name: problem.get(name) or request.get(name) for name in _HEAD}
+        fields = {name: value for name, value in problem.items() if name not in _HEAD}
+        search = Search.model_validate(head["search"] or {})
+        few = None if search.schedules is not None else 1
+        search = search.model_copy(update={"limit": options.limit or few})
+        parsed = operator(str(fields.get("operator"))).parse(fields)
+        lowered = lower(parsed, find_target(head["target"] or settings.default_target), search)
+        if lowered.why_empty:
+            raise WrongUse(f"{head['name'] or parsed.operator}: {lowered.why_empty}")
+        yield from lowered.candidates
+    if not matched:
+        raise WrongUse(f"no problem is called {options.problem!r}" if options.problem else "there is no problem")
+
+
+def _verify(kernels: Sequence[Kernel], options: Options, settings: Settings) -> list[CpuVerdict]:
+    with closing(fenced_processes(settings)) as processes:
+        toolchain = find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        return verify_on_cpu(
+            kernels,
+            toolchain,
+            processes,
+            settings.verify_limits,
+            seed=options.seed,
+            sanitize=options.sanitize,
+            # Where standard output is one object for each kernel, nothing else may stand in it.
+            on_print=sys.stderr.write if options.as_json else sys.stdout.write,
+            part=options.part,
+        )
+
+
+def report(kernel: Kernel, verdict: CpuVerdict) -> str:
+    """What a person reads of a verdict: its message, the cases of the plan, the accesses to shared memory."""
+    tunables = ", ".join(f"{name} {value}" for name, value in kernel.tunables.as_dict().items())
+    lines = textwrap.wrap(f"{kernel.namespace}, {kernel.operator}: {tunables}", WIDTH, subsequent_indent="  ")
+    lines.append(f"  {verdict.verdict}, {verdict.cpu_seconds:.2f} CPU seconds, g++ included")
+    lines += textwrap.wrap(
+        verdict.message,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    if cases := verdict.details.get("cases"):
+        rows = [_case(number, case) for number, case in enumerate(cases)]
+        lines += ["", *_table(("case", "inputs", "extents", "launches", "runs", "largest error", "its bound"), rows)]
+    if sites := verdict.details.get("shared_memory"):
+        names = ("site", "kind", "bytes", "warp_accesses", "wavefronts", "ideal")
+        rows = [tuple(str(site[name]) for name in names) for site in sites]
+        lines += [
+            "",
+            *_table(("shared memory", "access", "bytes", "by warps", "wavefronts", "without conflicts"), rows),
+        ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _case(number: int, case: Mapping[str, Any]) -> tuple[str, ...]:
+    launches = len({tuple(run["launch"]) for run in case["runs"]})
+    errors = [case.get(name) for name in ("max_error", "error_bound")]
+    return (
+        str(number),
+        str(case["kind"]),
+        ", ".join(map(str, case["extents"])),
+        str(launches),
+        str(len(case["runs"])),
+        *("-" if error is None else f"{error:.2g}" for error in errors),
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns of words to the left, of numbers to the right."""
+    columns = list(zip(headings, *rows, strict=True))
+    numbers = [all(cell[:1].isdigit() or cell == "-" for cell in column[1:]) for column in columns]
+    padded = []
+    for column, is_number in zip(columns, numbers, strict=True):
+        width = max(map(len, column))
+        padded.append([cell.rjust(width) if is_number else cell.ljust(width) for cell in column])
+    return [f"  {'  '.join(cells)}".rstrip() for cells in zip(*padded, strict=True)]
+
+
+def _json(kernel: Kernel, verdict: CpuVerdict) -> str:
+    return json.dumps({"kernel": kernel.to_json(), **asdict(verdict)}) + "\n"

@@ -1,0 +1,1 @@
+"""Verifying, measuring and comparing candidates in the child process that owns a GPU."""

@@ -1,0 +1,122 @@
+"""What measurements say of a problem's candidates: finalists, tie-adjusted times, the runner-up.
+
+Candidates are measured alone, one after the other, in runs that may lie hours apart; the few best of them are then
+compared in one process, taking turns. So the comparison outweighs what was measured alone, and of two that it calls
+a tie neither counts as the faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from codegen.kernel import Candidate
+from codegen.operator import Operator
+from cukiln.types import Comparison, Contender, MeasuredOn, Measurement, RunnerUp
+from storage.entities.pareto_front import Point, pareto, thinned
+
+MOST_CONTENDERS = 8  # of a comparison: each takes its turn in every round, and a finish publishes no more points
+NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ by less, so any of these may be best
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measured candidate. `us`: its own time; `counts_as`: the time that it is chosen by, which is the best one's for
+    all that tie with it. `compared`: whether it took part in the comparison. `measured_on`: where it comes from."""
+
+    us: float
+    counts_as: float
+    compared: bool
+    measurement: Measurement | Contender | None
+    measured_on: MeasuredOn | None = None
+
+
+def point_of(operator: Operator, candidate: Candidate, us: float) -> Point:
+    """What a candidate is chosen by, with its time."""
+    workspace = operator.cost(candidate.problem, candidate.schedule).workspace_bytes
+    return Point(candidate.id, us, workspace, operator.deterministic(candidate.kernel))
+
+
+def contenders(points: Iterable[Point]) -> list[Point]:
+    """The finalists: the front over time, workspace and determinism, and all that are near the best time; at most
+    MOST_CONTENDERS, those that requests would miss most. Fastest first."""
+    ordered = sorted(points, key=lambda point: (point.us, point.candidate))
+    if not ordered:
+        return []
+    wanted = {point.candidate for point in pareto(ordered)}
+    wanted.update(point.candidate for point in ordered if point.us <= (1 + NEAR) * ordered[0].us)
+    return thinned([point for point in ordered if point.candidate in wanted], MOST_CONTENDERS)
+
+
+def timed(alone: Mapping[str, tuple[float, Measurement | None]], comparison: Comparison | None) -> dict[str, Timed]:
+    """Each candidate's time: from the comparison where it took part, else as it was measured alone."""
+    times = {
+        candidate: Timed(us, us, compared=False, measurement=measurement, measured_on=measured_on(measurement))
+        for candidate, (us, measurement) in alone.items()
+    }
+    if comparison is None:
+        return times
+    together, where = _together(comparison), measured_on(comparison)
+    for contender in comparison.contenders:
+        if contender.candidate in times:
+            counts_as = comparison.contenders[0].median_us if contender.candidate in together else contender.median_us
+            times[contender.candidate] = Timed(contender.median_us, counts_as, True, contender, where)
+    return times
+
+
+def measured_on(run: Measurement | Comparison | None) -> MeasuredOn | None:
+    """Where the times of a run come from."""
+    if run is None:
+        return None
+    rounds = run.rounds if isinstance(run, Comparison) else None
+    return MeasuredOn(
+        device=run.device,
+        uuid=run.uuid,
+        driver=run.driver,
+        cold=run.cold,
+        rounds=rounds,
+        before=run.before,
+        after=run.after,
+        measured_at=run.measured_at,
+    )
+
+
+def is_whole(points: Iterable[Point], times: Mapping[str, Timed]) -> bool:
+    """Whether the comparison, if there was one, has the whole front of what was measured alone."""
+    compared = {candidate for candidate, entry in times.items() if entry.compared}
+    return not compared or {point.candidate for point in pareto(points)} <= compared
+
+
+def runner_up(winner: str, best: Timed, times: Mapping[str, Timed], comparison: Comparison | None) -> RunnerUp | None:
+    """The fastest of the others beside the winner, whose time is `best`. Of the compared where it was compared with
+    them; else of all, and whose intervals overlap tie."""
+    others = {name: entry for name, entry in times.items() if name != winner}
+    others = {name: entry for name, entry in others.items() if entry.compared and best.compared} or others
+    if not others:
+        return None
+    name = min(others, key=lambda name: (others[name].counts_as, others[name].us, name))
+    second = others[name]
+    if best.compared and second.compared and comparison is not None:
+        tie = {winner, name} <= _together(comparison)
+    else:
+        tie = _overlap(best.measurement, second.measurement)
+    return RunnerUp(candidate=name, us=second.us, margin=second.us / best.us - 1, tie=tie)
+
+
+def without(comparison: Comparison, candidates: Iterable[str]) -> Comparison:
+    """The comparison without these finalists."""
+    gone = set(candidates)
+    return comparison.model_copy(
+        update={"contenders": [contender for contender in comparison.contenders if contender.candidate not in gone]}
+    )
+
+
+def _together(comparison: Comparison) -> set[str]:
+    """The best candidate and all that tie with it."""
+    return {
+        contender.candidate for number, contender in enumerate(comparison.contenders) if contender.tie or number == 0
+    }
+
+
+def _overlap(first: Measurement | Contender | None, other: Measurement | Contender | None) -> bool:
+    return first is not None and other is not None and first.low_us <= other.high_us and other.low_us <= first.high_us

@@ -1,0 +1,1 @@
+"""Measuring on a machine that has a GPU and no service."""

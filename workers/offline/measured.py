@@ -1,0 +1,276 @@
+"""The folder in which a stand-alone run keeps what it has done: nothing that was measured is lost where it is killed.
+
+```
+FOLDER/measured.jsonl   one line for each candidate and comparison, synced as soon as it is known
+FOLDER/compiled.jsonl   one line for each group that was compiled here, with its library in FOLDER/lib
+FOLDER/results.json     all of it with the problems: what `cukiln import-results` sends
+```
+Lines belong to the run that stands before them; a later run takes over those of the same product, driver and test plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen.identity import PlanVersions
+from workers.gpu.interface import Device
+from workers.gpu.task import CandidateResult
+from workers.offline.bundle import library_path
+from workers.offline.work import Built, Work, WorkProblem, predicted
+
+SCHEMA = 1
+JOURNAL_FILE, COMPILED_FILE, RESULTS_FILE = "measured.jsonl", "compiled.jsonl", "results.json"
+NOT_MEASURED = "not measured: the run was not finished"
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What measurements must agree in to stand beside each other."""
+
+    device: Device
+    plan_versions: PlanVersions
+
+    @property
+    def key(self) -> list[str]:
+        return [self.device.name, self.device.driver, *self.plan_versions.values()]
+
+
+class Journal:
+    """Results of candidates, by candidate and code digest, and comparisons, by the candidates that were compared."""
+
+    def __init__(self, folder: Path, conditions: Conditions) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / JOURNAL_FILE
+        self._results: dict[tuple[str, str], dict[str, Any]] = {}
+        self._comparisons: dict[tuple[str, ...], dict[str, Any] | None] = {}
+        key: list[str] | None = None
+        for line in read_lines(self._path):
+            if "run" in line:
+                key = line["run"]
+            elif key == conditions.key:
+                self._take(line)
+        append_line(self._path, {"run": conditions.key, "device": conditions.device.as_dict(), "at": time.time()})
+
+    def result(self, candidate: str, code_digest: str | None) -> dict[str, Any] | None:
+        return self._results.get((candidate, code_digest or ""))
+
+    def comparison(self, contenders: Sequence[str]) -> tuple[bool, dict[str, Any] | None]:
+        """Whether these were compared, and what came out."""
+        key = tuple(sorted(contenders))
+        return key in self._comparisons, self._comparisons.get(key)
+
+    def comparisons(self) -> list[tuple[tuple[str, ...], dict[str, Any] | None]]:
+        """All that were made, in their order."""
+        return list(self._comparisons.items())
+
+    def proven(self) -> set[str]:
+        """Code digests of which a candidate was right."""
+        return {code for (_, code), result in self._results.items() if result["verdict"] == "ok"}
+
+    def add(self, result: CandidateResult, code_digest: str | None) -> None:
+        told = {**asdict(result), "code_digest": code_digest}
+        self._write({"result": {name: value for name, value in told.items() if name != "tainted"}})
+
+    def add_comparison(self, contenders: Sequence[str], comparison: Mapping[str, Any] | None) -> None:
+        self._write({"compared": sorted(contenders), "comparison": comparison})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        append_line(self._path, line)
+        self._take(line)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if "result" in line:
+            result = dict(line["result"])
+            self._results[result["candidate"], result["code_digest"] or ""] = result
+        elif "compared" in line:
+            self._comparisons[tuple(line["compared"])] = line["comparison"]
+
+
+class CompiledHere:
+    """Groups that this folder's runs compiled, by build: a rerun compiles only the rest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / COMPILED_FILE
+
+    def load(self) -> dict[str, Built]:
+        """What can be used again: compile failures, and builds whose library is there as it was written."""
+        builds: dict[str, Built] = {}
+        whole: dict[str, bool] = {}
+        for line in read_lines(self._path):
+            digest = line["library"]
+            path = library_path(self._folder, digest) if digest else None
+            if path is not None and digest not in whole:
+                whole[digest] = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
+            if path is None or whole[digest]:
+                builds[line["build"]] = Built(
+                    line["state"], line["message"], line["code_digest"], line["resources"], path, line["toolchain"]
+                )
+        return builds
+
+    def keep_library(self, data: bytes) -> Path:
+        digest = hashlib.sha256(data).hexdigest()
+        path = library_path(self._folder, digest)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+        return path
+
+    def add(self, builds: Mapping[str, Built]) -> None:
+        for build, made in builds.items():
+            library = made.library.stem if made.library else None
+            append_line(self._path, {"build": build, **asdict(made), "library": library})
+
+
+def results_of(work: Work, journal: Journal, conditions: Conditions, *, complete: bool) -> dict[str, Any]:
+    """The content of results.json: every candidate of every problem, also those without a verdict."""
+    return {
+        "schema": SCHEMA,
+        "complete": complete,
+        "device": conditions.device.as_dict(),
+        "plan_versions": dict(conditions.plan_versions),
+        "written_at": time.time(),
+        "toolchains": dict(work.toolchains),
+        "problems": [_problem(problem, work, journal) for problem in work.problems],
+    }
+
+
+def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, Any]:
+    candidates = []
+    for candidate in problem.candidates:
+        built = work.builds.get(problem.builds[candidate.id])
+        candidates.append(
+            {
+                "candidate": candidate.id,
+                "schedule": candidate.schedule.as_dict(),
+                "kernel": candidate.kernel.id,
+                "toolchain": built.toolchain if built else None,
+                "code_digest": built.code_digest if built else None,
+                "resources": dict(built.resources) if built and built.resources else None,
+                "prediction": predicted(candidate, built, problem.target),
+                **_judged(candidate.id, built, problem, journal),
+            }
+        )
+    return {
+        "name": problem.name,
+        "operator": problem.operator.name,
+        "problem": problem.problem.canonical(),
+        "target": problem.target.name,
+        "search": dict(problem.search),
+        "generator": problem.generator,
+        "workspace_limit_bytes": problem.workspace_limit_bytes,
+        "deterministic": problem.deterministic,
+        "space_size": problem.space_size,
+        "candidates": candidates,
+        "comparison": comparison_of(problem, journal, work),
+    }
+
+
+def _judged(candidate: str, built: Built | None, problem: WorkProblem, journal: Journal) -> dict[str, Any]:
+    """Verdict, message, details and times; `skipped` where there is none, with the reason."""
+    none: dict[str, Any] = {"details": {}, "measurement": None, "seconds": {}}
+    if built is not None and built.state != "ok":
+        return {"verdict": built.state, "message": built.message, **none}
+    result = journal.result(candidate, built.code_digest) if built else None
+    if result is None:
+        return {"verdict": "skipped", "message": problem.left_out.get(candidate, NOT_MEASURED), **none}
+    seconds = {
+        stage: {"wall": result[f"{stage}_wall"], "cpu": result[f"{stage}_cpu"]} for stage in ("verify", "measure")
+    }
+    words = {name: result[name] for name in ("verdict", "message", "measurement")}
+    return {**words, "details": in_short(result["details"]), "seconds": seconds}
+
+
+def in_short(details: Mapping[str, Any]) -> dict[str, Any]:
+    """A verification's details without most of its cases, which make up most of a journal: the one with the largest
+    error beside its bound, and what was wrong. The seed beside them gives all of them again."""
+    cases = details.get("cases", [])
+    judged = [case for case in cases if not case.get("exact") and case.get("max_error") is not None]
+    worst = max(judged, key=lambda case: float(case["max_error"]), default=None)
+    shown = [case for case in cases if case is worst or "wrong" in case]
+    # One that never came to an end, such as that of an illegal access, is the last one and has no error.
+    shown += [case for case in cases[-1:] if "max_error" not in case and case not in shown]
+    return {**details, "cases": shown} if cases else dict(details)
+
+
+def comparison_of(problem: WorkProblem, journal: Journal, work: Work) -> dict[str, Any] | None:
+    """The last one that was made of this problem's candidates, if all that it names are right still."""
+    candidates = {candidate.id for candidate in problem.candidates}
+    right = {
+        candidate.id
+        for candidate in problem.candidates
+        if (built := work.builds.get(problem.builds[candidate.id]))
+        and (result := journal.result(candidate.id, built.code_digest))
+        and result["verdict"] == "ok"
+    }
+    comparisons = [
+        comparison
+        for compared, comparison in journal.comparisons()
+        if comparison and candidates.issuperset(compared) and right.issuperset(_named(comparison))
+    ]
+    return comparisons[-1] if comparisons else None
+
+
+def _named(comparison: Mapping[str, Any]) -> set[str]:
+    return {contender["candidate"] for contender in comparison["contenders"]}
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a journal; one that a crash cut short is passed over."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Durable when it returns. A line that was cut short before it stays a line of its own."""
+    text = json.dumps(_finite(value), allow_nan=False) + "\n"
+    with path.open("a+b") as file:
+        if file.tell() and not _ends_with_newline(path):
+            text = "\n" + text
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _finite(value: Any) -> Any:
+    """The value with null for what JSON cannot say: an error may be infinite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file has all of its bytes or is not there, whatever happens meanwhile."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def write_results(folder: Path, results: Mapping[str, Any]) -> Path:
+    path = folder / RESULTS_FILE
+    write_whole(path, (json.dumps(results, separators=(",", ":"), allow_nan=False) + "\n").encode())
+    return path

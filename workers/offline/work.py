@@ -1,0 +1,289 @@
+"""What a stand-alone measuring run has before it: problems with their candidates, from a bundle or from a request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from codegen.errors import CodegenError
+from codegen.identity import build_id
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.plan.generator import generator
+from codegen.predict.roofline import predict
+from codegen.problem import Problem
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.targets import Target, targets
+from codegen.targets import target as find_target
+from codegen.text.ptxas_report import Resources
+from codegen.text.render_group import slice_digest
+from workers.compile.toolchain import Toolchain
+from workers.offline.bundle import Bundle, BundleCandidate, BundleProblem, Part, library_path, words_of
+
+LEFT_OUT = "left out by --limit"
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of a build. `state`: ok, with all that follows it, or why there is nothing to measure."""
+
+    state: str
+    message: str = ""
+    code_digest: str | None = None
+    resources: Mapping[str, Any] | None = None
+    library: Path | None = None
+    toolchain: str | None = None
+
+
+@dataclass(frozen=True)
+class WorkProblem:
+    """One problem of the run. `builds`: by candidate id; `left_out`: by candidate id, why it is not looked at."""
+
+    name: str
+    operator: Operator
+    problem: Problem
+    target: Target
+    search: Mapping[str, Any]
+    generator: str
+    workspace_limit_bytes: int | None
+    deterministic: bool
+    space_size: int
+    candidates: tuple[Candidate, ...]
+    builds: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Work:
+    """`builds`: those that are done; `waiting`: those to compile, by build. Both change while the run continues."""
+
+    problems: list[WorkProblem]
+    toolchains: dict[str, Mapping[str, Any]]
+    builds: dict[str, Built] = field(default_factory=dict)
+    waiting: dict[str, tuple[Kernel, Target]] = field(default_factory=dict)
+
+
+class RequestError(Exception):
+    """The request or the bundle cannot be measured; the message says why."""
+
+
+class _Head(Part):
+    """What stands in a request beside its problems, as the service takes it."""
+
+    target: str | None = None
+    search: Search | None = None
+    priority: str | None = None
+    budget: dict[str, float] | None = None
+    workspace_limit_bytes: int | None = Field(None, ge=0)
+    deterministic: bool = False
+    device_class: str | None = None
+    problems: list[dict[str, Any]] = Field(min_length=1)
+
+
+class _ProblemHead(Part):
+    name: str | None = None
+    target: str | None = None
+    search: Search | None = None
+    device_class: str | None = None
+
+
+def read_request_file(path: Path) -> dict[str, Any]:
+    """The JSON object in a request file. Raises RequestError."""
+    try:
+        request = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise RequestError(f"{path} is not a JSON object")
+    return request
+
+
+def work_of_request(
+    request: Mapping[str, Any],
+    default_target: str,
+    toolchain: Toolchain,
+    *,
+    name: str | None = None,
+    limit: int | None = None,
+) -> Work:
+    """Lower a job request's problems: all, or the one called `name`; of each at most the `limit`
+    candidates that are predicted fastest. Raises RequestError."""
+    try:
+        head = _Head.model_validate(dict(request))
+    except ValidationError as error:
+        raise RequestError(f"not a job request: {words_of(error)}") from error
+    problems: list[WorkProblem] = []
+    waiting: dict[str, tuple[Kernel, Target]] = {}
+    for position, fields in enumerate(head.problems):
+        own_name = fields.get("name") or f"problem{position}"
+        if name in (None, own_name):
+            try:
+                problems.append(_lowered(head, fields, own_name, default_target, limit, toolchain, waiting))
+            except ValidationError as error:
+                raise RequestError(f"{own_name}: {words_of(error)}") from error
+            except (CodegenError, KeyError) as error:
+                raise RequestError(f"{own_name}: {error}") from error
+    _require_distinct(problems, name)
+    return Work(problems, {toolchain.digest: toolchain.describe()}, waiting=waiting)
+
+
+def _lowered(
+    head: _Head,
+    fields: Mapping[str, Any],
+    name: str,
+    default_target: str,
+    limit: int | None,
+    toolchain: Toolchain,
+    waiting: dict[str, tuple[Kernel, Target]],
+) -> WorkProblem:
+    own = _ProblemHead.model_validate({key: fields[key] for key in _ProblemHead.model_fields.keys() & fields.keys()})
+    kind = operator(str(fields.get("operator")))
+    parsed = kind.parse({key: value for key, value in fields.items() if key not in _ProblemHead.model_fields})
+    target = find_target(own.target or head.target or default_target)
+    search = own.search or head.search or Search()
+    if limit is not None:
+        search = search.model_copy(update={"keep": min(limit, search.keep or limit)})
+    lowered = lower(parsed, target, search, head.workspace_limit_bytes, deterministic=head.deterministic)
+    if lowered.why_empty:
+        raise RequestError(f"{name}: {lowered.why_empty}")
+    build_of = {}
+    for kernel in dict.fromkeys(candidate.kernel for candidate in lowered.candidates):
+        build_of[kernel] = build_id(kernel.id, slice_digest(kernel), toolchain.digest, target.name)
+        waiting[build_of[kernel]] = (kernel, target)
+    return WorkProblem(
+        name=name,
+        operator=kind,
+        problem=parsed,
+        target=target,
+        search=search.canonical(),
+        generator=generator(kind.name),
+        workspace_limit_bytes=head.workspace_limit_bytes,
+        deterministic=head.deterministic,
+        space_size=lowered.space_size,
+        candidates=lowered.candidates,
+        builds={candidate.id: build_of[candidate.kernel] for candidate in lowered.candidates},
+    )
+
+
+def work_of_bundle(bundle: Bundle, folder: Path, *, name: str | None = None, limit: int | None = None) -> Work:
+    """What a bundle holds: everything compiled. `limit`: the best predicted of each problem. Raises RequestError."""
+    builds: dict[str, Built] = {}
+    problems = []
+    for entry in bundle.problems:
+        if name in (None, entry.name):
+            try:
+                problems.append(_limited(_bundled(entry, bundle, folder, builds), builds, limit))
+            except ValidationError as error:
+                raise RequestError(f"{entry.name}: {words_of(error)}") from error
+            except (CodegenError, KeyError) as error:
+                raise RequestError(f"{entry.name}: {error}") from error
+    _require_distinct(problems, name)
+    return Work(problems, dict(bundle.toolchains), builds=builds)
+
+
+def _bundled(entry: BundleProblem, bundle: Bundle, folder: Path, builds: dict[str, Built]) -> WorkProblem:
+    kind = operator(entry.operator)
+    if entry.generator != generator(kind.name):
+        raise RequestError(
+            f"{entry.name}: another release of cukiln exported the bundle (generator {entry.generator[:12]}, this "
+            f"checkout has {generator(kind.name)[:12]}); measure it with the checkout that the service runs"
+        )
+    parsed = kind.parse(entry.problem)
+    candidates, build_of, left_out = [], {}, {}
+    for listed in entry.candidates:
+        candidate = Candidate(parsed, Schedule.of(listed.schedule), Kernel.from_json(bundle.kernels[listed.kernel]))
+        if candidate.id != listed.candidate or candidate.kernel.id != listed.kernel:
+            raise RequestError(f"{entry.name}: candidate {listed.candidate} is not that of its problem and schedule")
+        candidates.append(candidate)
+        build_of[candidate.id] = listed.build
+        builds[listed.build] = _built(listed, folder)
+        if listed.verdict is None and listed.library is None:
+            left_out[candidate.id] = listed.message or "its library is not in the bundle"
+    return WorkProblem(
+        name=entry.name,
+        operator=kind,
+        problem=parsed,
+        target=find_target(entry.target),
+        search=entry.search,
+        generator=entry.generator,
+        workspace_limit_bytes=entry.workspace_limit_bytes,
+        deterministic=entry.deterministic,
+        space_size=entry.space_size,
+        candidates=tuple(candidates),
+        builds=build_of,
+        left_out=left_out,
+    )
+
+
+def _built(entry: BundleCandidate, folder: Path) -> Built:
+    if entry.verdict is not None:
+        return Built(entry.verdict, entry.message or "", toolchain=entry.toolchain)
+    library = library_path(folder, entry.library) if entry.library else None
+    return Built("ok", "", entry.code_digest, entry.resources, library, entry.toolchain)
+
+
+def _limited(problem: WorkProblem, builds: Mapping[str, Built], limit: int | None) -> WorkProblem:
+    if limit is None:
+        return problem
+    standing = [
+        candidate
+        for candidate in problem.candidates
+        if predicted(candidate, builds[problem.builds[candidate.id]], problem.target)
+    ]
+    by_prediction = sorted(
+        standing, key=lambda candidate: predicted_us(candidate, builds[problem.builds[candidate.id]], problem.target)
+    )
+    return replace(
+        problem, left_out={**problem.left_out, **{candidate.id: LEFT_OUT for candidate in by_prediction[limit:]}}
+    )
+
+
+def predicted(candidate: Candidate, built: Built | None, target: Target) -> dict[str, Any] | None:
+    """The estimate of a candidate whose build stands."""
+    if built is None or built.state != "ok" or not built.resources:
+        return None
+    return predict(candidate, Resources.from_dict(dict(built.resources)), target).as_dict()
+
+
+def predicted_us(candidate: Candidate, built: Built, target: Target) -> tuple[float, str]:
+    """What to sort by for the best predicted first; equal predictions by id."""
+    estimate = predicted(candidate, built, target)
+    return (estimate["us"] if estimate else float("inf"), candidate.id)
+
+
+def _require_distinct(problems: Iterable[WorkProblem], name: str | None) -> None:
+    names = [problem.name for problem in problems]
+    if not names:
+        raise RequestError(f"no problem is called {name!r}" if name else "there is no problem")
+    if twice := sorted({own for own in names if names.count(own) > 1}):
+        raise RequestError(f"several problems are called {twice[0]!r}: results are distinguished by name")
+
+
+def require_capability(work: Work, capability: tuple[int, int], device: str) -> None:
+    """Code for one architecture does not run on another. Raises RequestError."""
+    for problem in work.problems:
+        if divmod(problem.target.capability, 10) != capability:
+            raise RequestError(
+                f"{problem.name} is compiled for {problem.target.name}, but {device} has compute capability "
+                f"{capability[0]}.{capability[1]}; measure on a GPU of that architecture, or name another target"
+            )
+
+
+def default_target_of(capability: tuple[int, int]) -> str:
+    """Of the targets with a GPU's capability the architecture-specific one, which can do more. Raises RequestError."""
+    fitting = sorted(name for name, sheet in targets().items() if divmod(sheet.capability, 10) == capability)
+    if not fitting:
+        raise RequestError(
+            f"no target has compute capability {capability[0]}.{capability[1]}; there are: {', '.join(targets())}"
+        )
+    return fitting[-1]

@@ -1,0 +1,1 @@
+"""The one interface that starts processes: limits, output, ends, fork servers."""

@@ -1,0 +1,1 @@
+"""What a child may touch: namespaces, users, Landlock, sockets."""

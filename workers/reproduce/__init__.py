@@ -1,0 +1,1 @@
+"""One candidate as a folder that builds and checks it anywhere."""

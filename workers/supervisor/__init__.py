@@ -1,0 +1,1 @@
+"""`cukiln serve`: the processes of a service on one machine."""

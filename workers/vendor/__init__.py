@@ -1,0 +1,1 @@
+"""The peers of a comparison: cuBLASLt, cuDNN, CuPy."""

@@ -1,0 +1,1 @@
+"""A worker process: wake-ups, leases, tasks, the reconciler."""

@@ -1,0 +1,135 @@
+"""A worker of one GPU: which one it is, its heartbeats, and when it must not be used any more.
+
+A worker never loads CUDA itself. Children ask which GPUs there are, verify and measure; a GPU that answers no new child
+either is drained: its device row says why, the task goes back uncounted, and the worker ends with EXIT_DRAINED. Its
+supervisor (`cukiln serve`, a container's restart policy) starts it again; on a GPU that is drained it has a child
+compute something first, and takes work only once that came out right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from storage.config.gpu_plan_version import gpu_plans
+from storage.config.settings import Settings
+from storage.database.database_errors import DATABASE_AWAY
+from storage.database.session import Database
+from storage.entities.devices import drained_reason, register_device
+from workers.gpu.interface import Device, GpuMissing
+from workers.gpu.lease import lease_file
+from workers.gpu.measure_on_gpu import child_environment, probe, shared_folders
+from workers.gpu.task import GpuTask
+from workers.processes.processes import Limits, Processes
+from workers.wake_ups import is_device_class
+
+log = logging.getLogger("cukiln.worker")
+
+EXIT_DRAINED = 69  # sysexits.h: a service that is needed is unavailable
+BEAT_SECONDS = 1.0
+# Of the child that lists the GPUs: importing CuPy takes a second, a driver that has to load its module ten.
+PROBE_LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0, memory_bytes=8 * 2**30, output_bytes=2**20)
+INSTALL_CUPY = (
+    "CuPy is not installed, and nothing can be measured without it: `make run` installs it in a checkout on a machine "
+    "with a GPU, `pip install cupy-cuda13x` anywhere"
+)
+
+
+def find_gpus(settings: Settings, processes: Processes) -> list[Device]:
+    """The GPUs of this machine, asked in a child. Raises GpuMissing where there is none, or nothing to drive it with:
+    that CuPy is not installed is known without a child. Raises InfrastructureError."""
+    if settings.gpu_module == "workers.cuda.cupy_gpu" and importlib.util.find_spec("cupy") is None:
+        raise GpuMissing(INSTALL_CUPY)
+    devices = probe(settings.gpu_module, processes, PROBE_LIMITS)
+    if not devices:
+        raise GpuMissing("no GPU is found on this machine: `nvidia-smi` lists those that the driver reports")
+    for device in devices:
+        if not is_device_class(device.name):
+            raise GpuMissing(f"a GPU calls itself {device.name!r}, which cannot be the name of a device class")
+    return devices
+
+
+def why_silent(settings: Settings, processes: Processes, device: Device) -> str | None:
+    """Why the GPU computes nothing right in a child; None where it does. Raises InfrastructureError."""
+    task = GpuTask("measure", settings.gpu_module, device.uuid, str(lease_file(settings.gpu_lock_dir, device.uuid)))
+    with processes.private_folder("gpu") as folder:
+        path = folder / "task.json"
+        path.write_text(json.dumps(task.to_json()), encoding="utf-8")
+        finished = processes.run(
+            [sys.executable, "-m", "workers.gpu.run_on_gpu", str(path)],
+            cwd=folder,
+            limits=PROBE_LIMITS,
+            env=child_environment(folder),
+            device=True,
+            writes=shared_folders(task),
+        )
+    answers: dict[str, Any] = {}
+    for line in finished.stdout.splitlines():
+        with contextlib.suppress(ValueError):
+            answers.update(json.loads(line))
+    if "ready" in answers:
+        return None
+    return str(answers.get("gone") or answers.get("failed") or answers or finished.text().strip()[-500:])
+
+
+class DeviceBeat:
+    """Register this worker's GPU as alive about every second; ask the database whether the GPU was drained."""
+
+    def __init__(self, database: Database, device: Device, worker: str) -> None:
+        self._database = database
+        self._device = device
+        self._worker = worker
+        self._plans = gpu_plans()
+        self._next = 0.0
+        self.drained: str | None = None
+
+    def start(self) -> None:
+        """The first heartbeat; it ends an old drain, because the GPU answers again."""
+        self._register(fresh=True)
+        self.drained = None
+        self._next = time.monotonic() + BEAT_SECONDS
+
+    def stay_drained(self) -> None:
+        """A heartbeat of the worker, not of the GPU: it is shown as drained, and not as gone."""
+        self._register(fresh=False)
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + BEAT_SECONDS
+        try:
+            self._register(fresh=False)
+        except DATABASE_AWAY as error:
+            log.warning("GPU not registered: %s", error)
+
+    def may_go_on(self) -> bool:
+        """Whether another wake-up may be taken. While the database is away nothing can be leased anyway."""
+        try:
+            with self._database.read() as session:
+                self.drained = drained_reason(session, self._device.uuid)
+        except DATABASE_AWAY as error:
+            log.warning("not known whether the GPU is drained: %s", error)
+        return self.drained is None
+
+    def _register(self, *, fresh: bool) -> None:
+        device = self._device
+        with self._database.write() as session:
+            register_device(
+                session,
+                uuid=device.uuid,
+                device_class=device.name,
+                capability=".".join(map(str, device.capability)),
+                driver=device.driver,
+                description={
+                    # By these the service, which has no GPU, distinguishes a record of today from an older one.
+                    "plan_versions": dict(self._plans),
+                    **{name: getattr(device, name) for name in ("multiprocessors", "l2_bytes", "memory_bytes")},
+                },
+                worker=self._worker,
+                fresh=fresh,
+            )

@@ -1,0 +1,280 @@
+"""`cukiln worker plan`, `compile [--target sm_80 …]`, `gpu [--device …]`, `reconcile`: one server process.
+
+Everything heavy is loaded, found and compiled here once, before the first fork: a worker child then reaches its step in
+milliseconds (see `workers.worker.warm_up`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import FrameType
+
+import tenacity
+
+from codegen.errors import TextError
+from codegen.operators import operators
+from codegen.text.render_group import group_headers
+from codegen.text.scan_functions import remember_headers
+from storage.blobs.blob_store import BlobStore
+from storage.config.gpu_plan_version import gpu_plans
+from storage.config.logs import set_up_logging
+from storage.config.operator_path import load_operator_path
+from storage.config.private_files import UMASK
+from storage.config.settings import Settings, load_settings
+from storage.database.database_errors import DATABASE_AWAY
+from storage.database.session import Database
+from storage.entities.toolchains import register_toolchain
+from storage.errors import SettingsError
+from workers import wake_ups
+from workers.compile.toolchain import ToolchainMissing, supported_targets
+from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, cpu_plans
+from workers.gpu.interface import GpuMissing, choose_device
+from workers.processes.processes import InfrastructureError, Processes, fenced_processes
+from workers.steps.context import Step, Workplace
+from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, why_silent
+from workers.worker.queue_worker import CALL_SECONDS, QueueWorker
+from workers.worker.reconcile import Reconciler
+from workers.worker.run_task import run_ticket
+from workers.worker.warm_up import warm_up
+
+log = logging.getLogger("cukiln.worker")
+
+EXIT_CONFIG = 78  # sysexits.h
+DATABASE_WAIT_SECONDS = 60.0  # until the schema is there: `serve` or the API migrates it, perhaps on another machine
+
+
+class WorkerError(Exception):
+    """This worker cannot start; the message says what to do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="cukiln worker", description="Run one worker of the cukiln server.")
+    parser.add_argument("kind", choices=[wake_ups.PLAN, wake_ups.COMPILE, wake_ups.GPU, "reconcile"])
+    parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
+    parser.add_argument("--device", default="0", help="the GPU to measure on: its UUID or number (default: 0)")
+    arguments = parser.parse_args(argv)
+    os.umask(UMASK)
+    try:
+        settings = load_settings()
+        set_up_logging(settings.log_level)
+        if arguments.kind == "reconcile":
+            run_reconciler(settings)
+            return 0
+        from workers.steps import STEPS
+
+        if arguments.kind == wake_ups.GPU:
+            return run_gpu_worker(settings, STEPS, device=arguments.device)
+        run_worker(arguments.kind, settings, STEPS, targets=arguments.target or None)
+    except (SettingsError, ToolchainMissing, GpuMissing, InfrastructureError, WorkerError) as error:
+        sys.stderr.write(f"cukiln worker: {error}\n")
+        return EXIT_CONFIG
+    return 0
+
+
+def prepare() -> None:
+    """In the fork server of `cukiln serve`, before its first fork: what every worker would find out again."""
+    settings = load_settings()
+    remember_versions(settings)
+    remember_operators()
+    warm_database(settings.database_url)
+
+
+def redis_url(settings: Settings) -> str:
+    """REDIS_URL, else that of the embedded valkey which runs over the data folder. Raises WorkerError."""
+    if settings.redis_url:
+        return settings.redis_url
+    try:
+        return wake_ups.url_file(settings.data_dir / "valkey").read_text()
+    except FileNotFoundError:
+        raise WorkerError(
+            f"no Redis: set REDIS_URL, or start `cukiln serve` on the data folder {settings.data_dir} first"
+        ) from None
+
+
+def run_worker(
+    kind: str, settings: Settings, steps: Mapping[str, Step], *, targets: Sequence[str] | None = None
+) -> None:
+    """Take wake-ups until SIGTERM or SIGINT. Raises ToolchainMissing, WorkerError."""
+    workplace = make_workplace(settings)
+    if kind == wake_ups.COMPILE:
+        supported = [target.name for target in supported_targets(workplace.toolchain)]
+        unknown = sorted(set(targets or ()) - set(supported))
+        if unknown:
+            raise WorkerError(f"nvcc here cannot compile for {', '.join(unknown)}: allowed are {', '.join(supported)}")
+        workplace.targets = tuple(targets or supported)
+        remember_operators()
+        _take_tickets(kind, workplace, steps, ToolchainBeat(workplace))
+        return
+    try:  # before the first fork, so that no worker child has to; a step that needs one says so
+        log.info("toolchain %s", workplace.toolchain.digest[:16])
+    except ToolchainMissing as error:
+        log.warning("%s", error)
+    _take_tickets(kind, workplace, steps)
+
+
+def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str) -> int:
+    """Measure on one GPU until SIGTERM or SIGINT, or until it is drained; returns the exit status. Raises GpuMissing,
+    InfrastructureError, WorkerError."""
+    with contextlib.closing(fenced_processes(settings)) as processes:
+        gpu = choose_device(find_gpus(settings, processes), device)
+    workplace = make_workplace(settings)
+    workplace.device, workplace.targets = gpu, (gpu.name,)
+    beat = DeviceBeat(workplace.database, gpu, workplace.name)
+    if not beat.may_go_on() and (silent := why_silent(settings, workplace.processes, gpu)) is not None:
+        log.error("%s %s stays drained (%s): %s", gpu.name, gpu.uuid, beat.drained, silent)
+        beat.stay_drained()
+        return EXIT_DRAINED
+    log.info("measuring on %s %s, driver %s", gpu.name, gpu.uuid, gpu.driver)
+    beat.start()
+    _take_tickets(wake_ups.GPU, workplace, steps, beat, beat.may_go_on)
+    if beat.drained is None:
+        return 0
+    log.error("%s %s is drained and takes no more work: %s", gpu.name, gpu.uuid, beat.drained)
+    return EXIT_DRAINED
+
+
+def _take_tickets(
+    kind: str,
+    workplace: Workplace,
+    steps: Mapping[str, Step],
+    beat: Callable[[], None] = lambda: None,
+    may_go_on: Callable[[], bool] = lambda: True,
+) -> None:
+    """`beat` and `may_go_on`: as of QueueWorker."""
+    _say_fence(workplace.processes)  # asked before the fork, which then has it
+    remember_versions(workplace.settings)
+    if kind == wake_ups.COMPILE:
+        keep_warm(workplace.processes)
+    queues = [wake_ups.queue_name(kind, target) for target in workplace.targets or (None,)]
+    QueueWorker(
+        queues,
+        wake_ups.connect(redis_url(workplace.settings), answer_seconds=CALL_SECONDS),
+        functools.partial(run_ticket, workplace, steps),
+        before_fork=workplace.database.dispose,  # a worker child must not inherit a connection
+        before_ticket=lambda: kind != wake_ups.COMPILE or keep_warm(workplace.processes),
+        beat=beat,
+        may_go_on=may_go_on,
+        look=(kind, workplace.targets[0] if workplace.targets else None),
+    ).work()
+
+
+def keep_warm(processes: Processes) -> bool:
+    """What forks the children that run kernels; False where a worker child that was forked before does not find it."""
+    return processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
+
+
+def _say_fence(processes: Processes) -> None:
+    """What fences in the compilers and kernels that this worker runs: not every machine has all of it."""
+    means = processes.means.in_force()
+    log.info("fence: %s; `cukiln doctor` says more", ", ".join(name for name, is_there, _ in means if is_there))
+    for name, is_there, words in means:
+        if not is_there:
+            log.warning("fence: %s: %s", name, words)
+
+
+def remember_versions(settings: Settings) -> None:
+    """Of the test plans, before the first fork: reading all the texts that they stand for takes 0.15 s."""
+    cpu_plans(sanitize=settings.verify_sanitize)
+    gpu_plans()
+
+
+def remember_operators() -> None:
+    """Read every operator's headers before the first fork. One whose text cannot be read fails where it is used."""
+    before = ""
+    for name in operators():
+        try:
+            headers = group_headers([name])
+            remember_headers(headers, like=before)
+        except TextError as error:
+            log.warning("kernels of operator %s will be refused: %s", name, error)
+        else:
+            before = headers
+
+
+def run_reconciler(settings: Settings) -> None:
+    """Reconcile until SIGTERM or SIGINT."""
+    workplace = make_workplace(settings)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, functools.partial(_end_loop, stop))
+    Reconciler(settings, workplace.database, workplace.blobs, workplace.redis).run(stop)
+
+
+@cache
+def warm_database(url: str) -> Database:
+    """With every statement of a job's way compiled, and no connection open: all that is forked from here has them.
+    Waits for the schema. Raises WorkerError."""
+    database = Database(url)
+    wait_for_schema(database)
+    warm_up(database)
+    return database
+
+
+def make_workplace(settings: Settings) -> Workplace:
+    """Open what a worker needs. Waits for the database's schema. Raises WorkerError, SettingsError."""
+    load_operator_path(settings)
+    database = warm_database(settings.database_url)
+    wait_for_schema(database)
+    return Workplace(
+        settings=settings,
+        database=database,
+        blobs=BlobStore(database, settings.blobs_url),
+        redis=wake_ups.connect(redis_url(settings)),
+        processes=fenced_processes(settings),
+        name=f"{socket.gethostname()}.{os.getpid()}",
+    )
+
+
+def wait_for_schema(database: Database, seconds: float = DATABASE_WAIT_SECONDS) -> None:
+    """Until the database answers and is migrated. Raises WorkerError."""
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(DATABASE_AWAY),
+        wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
+        stop=tenacity.stop_after_delay(seconds),
+        reraise=True,
+    )
+    try:
+        retrying(database.check)
+    except DATABASE_AWAY as error:
+        raise WorkerError(f"the database is not ready after {seconds:g} s: {error}") from error
+
+
+class ToolchainBeat:
+    """Register this worker's toolchain as alive every so often."""
+
+    def __init__(self, workplace: Workplace) -> None:
+        self._workplace = workplace
+        self._every = workplace.settings.toolchain_live_seconds / 3
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every
+        toolchain = self._workplace.toolchain
+        try:
+            with self._workplace.database.write() as session:
+                register_toolchain(session, toolchain.digest, toolchain.describe(), list(self._workplace.targets or ()))
+        except DATABASE_AWAY as error:
+            log.warning("toolchain not registered: %s", error)
+
+
+def _end_loop(stop: threading.Event, number: int, frame: FrameType | None) -> None:
+    # The main thread may hold the event's lock in `wait` right now: only a thread may set it.
+    threading.Thread(target=stop.set).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

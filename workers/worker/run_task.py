@@ -1,0 +1,147 @@
+"""What a wake-up does: lease the best waiting task, run its step, say in the database how it ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+
+from storage.database.session import Session
+from storage.entities import jobs
+from storage.entities.devices import drain_device
+from storage.errors import LostClaim
+from storage.queue import tasks
+from storage.transitions import end_attempt, take_work
+from storage.transitions.pending_builds import pending_counts
+from workers import wake_ups
+from workers.gpu.measure_on_gpu import GpuGone
+from workers.processes.cause import is_of_the_machine
+from workers.processes.processes import InfrastructureError
+from workers.steps.context import Cancel, Cancelled, GiveUp, HandBack, Step, StepContext, Workplace
+from workers.worker.lease import Lease
+
+log = logging.getLogger("cukiln.run_ticket")
+
+
+def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
+    """Run one task of a worker kind in this process, which may be killed for it. Returns whether there was one.
+
+    The wake-up's own target says only that something is waiting: a worker of several targets takes the best of all."""
+    if (reason := workplace.why_paused()) is not None:
+        log.warning("no work is taken: %s", reason)
+        return False
+    files = workplace.file_limits(str(target)) if kind == wake_ups.COMPILE else None
+    seconds = workplace.settings.lease_seconds
+    held_since = time.monotonic()
+    with workplace.database.write() as session:
+        claim = take_work.claim(session, wake_ups.ITEMS_OF[kind], workplace.targets, workplace.name, seconds, files)
+    if claim is None:
+        log.debug("a wake-up of %s %s found nothing to do", kind, target)
+        return False
+    if files is not None:  # what this worker left is for the next one that is free
+        with workplace.database.read() as session:
+            pending = pending_counts(session, 1, [str(claim.target)])
+        for place in pending:
+            wake_ups.ensure_tickets(workplace.redis, kind, place, 1)
+    cancel = Cancel()
+    with Lease(workplace.database, claim, cancel, lease_seconds=seconds, held_since=held_since):
+        run_item(StepContext(workplace, claim, cancel), steps)
+    spent = time.monotonic() - held_since
+    log.info("%s %s: attempt %d took %.3f s", claim.kind, claim.ref, claim.attempt, spent)
+    return True
+
+
+def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
+    """Run the step of a leased task and end the attempt. Raises what the database raises: the lease then runs out."""
+    claim, cancel = context.claim, context.cancel
+    try:
+        steps[claim.kind](context)
+    except Cancelled as told:
+        log.info("%s %s stopped: %s", claim.kind, claim.ref, told.reason)
+        _stopped(context)
+    except LostClaim as lost:
+        log.warning("%s", lost)
+    except HandBack:
+        _released(context, logging.WARNING)
+    except GiveUp as error:
+        _failed(context, str(error), retry=False)
+    except Exception as error:
+        if cancel.is_set():  # a tool that was killed under the step may show as any error
+            log.info("%s %s stopped: %s (%s: %s)", claim.kind, claim.ref, cancel.reason, type(error).__name__, error)
+            _stopped(context)
+            return
+        if isinstance(error, GpuGone):
+            _drained(context, str(error))
+            return
+        if isinstance(error, InfrastructureError) or is_of_the_machine(error):
+            why = str(error) or type(error).__name__
+            log.warning("%s %s is lost: %s", claim.kind, claim.ref, why)
+            context.workplace.in_doubt = True
+            _ended(context, why, lambda session: end_attempt.lose(session, claim, why))
+            return
+        log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)
+        _failed(context, f"{type(error).__name__}: {error}", retry=True)
+    else:
+        _completed(context)
+
+
+def _completed(context: StepContext) -> None:
+    """End the task, where the step has not done so in a transaction of its own."""
+    try:
+        with context.database.write() as session:
+            tasks.complete(session, context.claim)
+    except LostClaim:
+        log.debug("%s %s has been ended by its step", context.claim.kind, context.claim.ref)
+
+
+def _stopped(context: StepContext) -> None:
+    """A stopping worker hands its task back at once. So does one whose jobs have spent their budgets: another may come
+    to need it before the reconciler ends it. Any other reason: the database has ended the task already."""
+    if context.cancel.reason in ("stopping", "deadline"):
+        # Of a spent budget the reconciler may have made an end already.
+        _released(context, logging.WARNING if context.cancel.reason == "stopping" else logging.DEBUG)
+
+
+def _drained(context: StepContext, reason: str) -> None:
+    """The GPU is out of order, not the work: the attempt does not count, and the GPU gets no more."""
+    log.error("%s %s is given back: %s", context.claim.kind, context.claim.ref, reason)
+    with context.database.write() as session:
+        drain_device(session, context.device.uuid, reason)
+    _released(context, logging.WARNING)
+
+
+def _released(context: StepContext, level: int) -> None:
+    try:
+        with context.database.write() as session:
+            end_attempt.release(session, context.claim)
+    except LostClaim as lost:
+        log.log(level, "%s", lost)
+        return
+    context.wake([(context.claim.kind, context.claim.target)])
+
+
+def _failed(context: StepContext, error: str, *, retry: bool) -> None:
+    most = context.settings.max_attempts
+    _ended(
+        context,
+        error,
+        lambda session: end_attempt.fail(session, context.claim, error, retry=retry, max_attempts=most),
+    )
+
+
+def _ended(context: StepContext, error: str, end: Callable[[Session], str]) -> None:
+    """End the attempt by `end`, which returns how the task continues; wake or notify what that concerns."""
+    claim = context.claim
+    try:
+        with context.database.write() as session:
+            state = end(session)
+            ended = [job for id in claim.jobs if (job := jobs.job_state(session, id)) and job.finished_at is not None]
+    except LostClaim as lost:
+        log.warning("%s", lost)
+        return
+    if state == "waiting":
+        context.wake([(claim.kind, claim.target)])
+    elif state == "failed":
+        context.publish("failed", {"kind": claim.kind, "ref": claim.ref, "error": error})
+    for job in ended:
+        context.publish("state", {"state": job.state}, job_id=job.id)
