@@ -224,6 +224,8 @@ def _publish(database: Database, blobs: BlobStore, key: str, text: str) -> Itera
         return
 
 
+# A failing order is made short for up to five minutes, and then printed.
+@pytest.mark.timeout(1200)
 def test_winners_keep_their_files_and_jobs_end_whatever_is_removed(
     migrated_file: Path,
     monkeypatch: pytest.MonkeyPatch,
