@@ -43,7 +43,7 @@ from codegen.operators import operator
 from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.plan.verification_plan import judge
+from codegen.plan.verification_plan import check_output
 from codegen.problem import Problem
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -226,12 +226,12 @@ def figures(problem: Problem, ways: Mapping[str, Way]) -> dict[str, dict[str, fl
         whole = way(problem, cases["integer"])
         if out is None or whole is None:
             continue
-        verdict = judge(out, expected, bound, exact=False)
+        verdict = check_output(out, expected, bound, exact=False)
         errors[name] = {
             "max": verdict.max_error / size,
             "rms": float(np.sqrt(np.mean((out - expected) ** 2))) / size,
             "of_bound": verdict.max_ratio,
-            "integers_wrong": judge(whole, *references["integer"], exact=True).wrong / whole.size,
+            "integers_wrong": check_output(whole, *references["integer"], exact=True).wrong / whole.size,
         }
     return errors
 

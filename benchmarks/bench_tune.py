@@ -6,7 +6,7 @@ square matrices in fp16, bf16 and fp32) as one job at level 1 for sm_90a. Every 
 no candidate may be wrong.
 
 - `wall_seconds`: from the request to the end of the job; `limit_seconds`, of matmul only, is its target.
-- `stages`: seconds that the job's problems report, summed over the workers; `items`: wall seconds of the workers' tasks
+- `stages`: seconds that the job's problems report, summed over the workers; `tasks`: wall seconds of the workers' tasks
   by kind, with the longest of each. `idle_seconds`: of the compile workers, without work.
 - `kernels`: compiled and verified, each for all candidates that share it; `libraries`: built alone, to be published.
 """
@@ -26,7 +26,7 @@ from storage.config.settings import Settings, load_settings
 LIMIT_SECONDS = {"matmul": 600}
 WORKERS = 2  # of the machine that LIMIT_SECONDS was set for
 STAGES = ("lower", "codegen", "compile", "verify")
-_TASKS = "SELECT kind, count(*), sum(finished_at - started_at), max(finished_at - started_at) FROM items GROUP BY kind"
+_TASKS = "SELECT kind, count(*), sum(finished_at - started_at), max(finished_at - started_at) FROM tasks GROUP BY kind"
 
 
 def counted(settings: Settings) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def counted(settings: Settings) -> dict[str, Any]:
         "groups": count(settings, "groups"),
         "libraries": count(settings, "libraries"),
         "verify_cpu_seconds_per_kernel": {"mean": round(mean, 3), "worst": round(worst, 3)},
-        "items": {
+        "tasks": {
             kind: {"count": tasks, "wall_seconds": round(total, 1), "longest_seconds": round(longest, 1)}
             for kind, tasks, total, longest in query(settings, _TASKS)
         },

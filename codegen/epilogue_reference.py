@@ -58,7 +58,7 @@ def apply_chain(
 ) -> Bounded:
     """Applies the nodes to `start`, shape (..., m, n). `exact` makes approximated activations the identity. `out_dtype`
     is the output's, which biases and residuals have in memory. Packed masks come unpacked (`unpacked_masks`)."""
-    state = judgeable(start, LARGEST_FLOAT32)
+    state = checkable(start, LARGEST_FLOAT32)
     for node, name in zip(chain, operand_names(chain), strict=True):
         tensor = tensors[name] if name is not None else None
         state = _apply(node, state, as_float64(tensor, out_dtype) if node.operand == "out" else tensor, exact)
@@ -89,7 +89,7 @@ def stored(dtype: str, at: Bounded) -> Bounded:
 
 def rounded_to_float32(values: Float64) -> Bounded:
     """Exact values, such as int32 sums, as fp32 holds them after one rounding."""
-    return judgeable(rounded(values, namespace_of(values).zeros_like(values)), LARGEST_FLOAT32)
+    return checkable(rounded(values, namespace_of(values).zeros_like(values)), LARGEST_FLOAT32)
 
 
 def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounded:
@@ -105,7 +105,7 @@ def _apply(node: Node, at: Bounded, tensor: Array | None, exact: bool) -> Bounde
     if not node.exact:
         return at if exact else _activation(node.op, at)
     with np.errstate(invalid="ignore", over="ignore"):
-        return judgeable(_exact_node(node, at, tensor), LARGEST_FLOAT32)
+        return checkable(_exact_node(node, at, tensor), LARGEST_FLOAT32)
 
 
 def _exact_node(node: Node, at: Bounded, tensor: Array | None) -> Bounded:
@@ -145,7 +145,7 @@ def _polynomial(coefficients: Sequence[float], at: Bounded) -> Bounded:
     sum_ = Bounded(xp.zeros_like(at.value) + coefficients[-1], xp.zeros_like(at.value))
     for coefficient in reversed(coefficients[:-1]):
         error = xp.abs(sum_.value) * at.error + sum_.error * xp.abs(at.value) + sum_.error * at.error
-        sum_ = judgeable(added(sum_.value * at.value, coefficient, error), LARGEST_FLOAT32)
+        sum_ = checkable(added(sum_.value * at.value, coefficient, error), LARGEST_FLOAT32)
     return sum_
 
 
@@ -173,7 +173,7 @@ def rounded(value: Float64, error: Float64) -> Bounded:
     return Bounded(value, xp.where(unchanged, 0.0, error + U * (xp.abs(value) + error) + TINY))
 
 
-def judgeable(state: Bounded, limit: float) -> Bounded:
+def checkable(state: Bounded, limit: float) -> Bounded:
     """No claim is made about what may overflow; its value stays finite so that later nodes make no NaN of it."""
     xp = namespace_of(state.value)
     fits = xp.abs(state.value) + state.error <= limit
@@ -191,7 +191,7 @@ _CASTS: dict[str, tuple[float, float, float]] = {
 def _cast(dtype: str, at: Bounded) -> Bounded:
     roundoff, subnormal, limit = _CASTS[dtype]
     xp = namespace_of(at.value)
-    at = judgeable(at, limit)
+    at = checkable(at, limit)
     certain = at.error == 0.0  # the kernel rounds this very value, to nearest even, as is done here
     own = roundoff * (xp.abs(at.value) + at.error) + subnormal
     value = xp.where(certain, _round_to(dtype, at.value), at.value)

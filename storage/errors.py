@@ -2,7 +2,7 @@
 
 ```
 StorageError
-├── LostClaim         the attempt has no lease any more, or was cancelled: the transaction is rolled back
+├── LostLease         the attempt has no lease any more, or was cancelled: the transaction is rolled back
 ├── ImportWithdrawn   it was withdrawn while it was written
 ├── BlobMissing       no bytes are stored under the digest
 ├── BlobCorrupt       the stored bytes do not have their digest
@@ -24,7 +24,7 @@ class StorageError(Exception):
 
 
 @dataclass
-class LostClaim(StorageError):
+class LostLease(StorageError):
     """The task of `kind` and `ref` is no longer leased under `token`."""
 
     kind: str

@@ -49,7 +49,7 @@ WORKER_OF = {
 # What comes last in a job's way goes first: what is begun gets finished before more is begun.
 ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile"), GPU: ("compare", "measure")}
 
-TICKET_FUNCTION = "workers.worker.run_task.run_ticket"  # the only function that a wake-up may name
+WAKE_UP_FUNCTION = "workers.worker.run_task.run_wake_up"  # the only function that a wake-up may name
 TICKET_SECONDS = 24 * 3600  # what a crash between taking a wake-up and forgetting it leaves behind ends by itself
 
 RECONCILER_KEY = "cukiln:reconciler"  # there as long as one is at work
@@ -130,7 +130,7 @@ class _Breaker(Retry):
 # ---- wake-ups
 
 
-def add_tickets(client: Redis, kind: str, target: str | None, count: int = 1) -> bool:
+def add_wake_ups(client: Redis, kind: str, target: str | None, count: int = 1) -> bool:
     """Write a wake-up for each task that has just become waiting. False where Redis is away: the reconciler will."""
     queue = Queue(queue_name(kind, target), connection=client, serializer=JSONSerializer)
     worker = WORKER_OF.get(kind, kind)
@@ -138,7 +138,7 @@ def add_tickets(client: Redis, kind: str, target: str | None, count: int = 1) ->
         with client.pipeline() as pipeline:
             for _ in range(count):
                 queue.enqueue_call(
-                    TICKET_FUNCTION,
+                    WAKE_UP_FUNCTION,
                     args=(worker, None if worker == PLAN else target),
                     timeout=-1,  # the lease and the deadline of the task bound the work, not RQ
                     ttl=TICKET_SECONDS,
@@ -154,26 +154,26 @@ def add_tickets(client: Redis, kind: str, target: str | None, count: int = 1) ->
     return True
 
 
-def ensure_tickets(client: Redis, kind: str, target: str | None, waiting: int, *, at_most: int = 1000) -> int:
+def ensure_wake_ups(client: Redis, kind: str, target: str | None, waiting: int, *, at_most: int = 1000) -> int:
     """Write the wake-ups that `waiting` tasks lack, `at_most` at once; returns how many. One too many is harmless."""
     try:
-        missing = min(waiting - queued_tickets(client, kind, target), at_most)
+        missing = min(waiting - queued_wake_ups(client, kind, target), at_most)
     except RedisError as error:
         log.warning("cannot count the wake-ups of %s: %s", queue_name(kind, target), error)
         return 0
-    return missing if missing > 0 and add_tickets(client, kind, target, missing) else 0
+    return missing if missing > 0 and add_wake_ups(client, kind, target, missing) else 0
 
 
-def queued_tickets(client: Redis, kind: str, target: str | None) -> int:
+def queued_wake_ups(client: Redis, kind: str, target: str | None) -> int:
     """Wake-ups waiting in the queue. Raises RedisError."""
     return Queue(queue_name(kind, target), connection=client, serializer=JSONSerializer).count
 
 
-def is_ticket(call: object, queue: str) -> bool:
-    """Whether a deserialised RQ call is exactly what `add_tickets` writes to this queue."""
+def is_wake_up(call: object, queue: str) -> bool:
+    """Whether a deserialised RQ call is exactly what `add_wake_ups` writes to this queue."""
     match call:
         case [function, None, [str(kind), None | str() as target], {**nothing}]:
-            if function != TICKET_FUNCTION or nothing or kind not in ITEMS_OF or (kind == PLAN and target is not None):
+            if function != WAKE_UP_FUNCTION or nothing or kind not in ITEMS_OF or (kind == PLAN and target is not None):
                 return False
             try:
                 return queue_name(kind, target) == queue
@@ -182,12 +182,12 @@ def is_ticket(call: object, queue: str) -> bool:
     return False
 
 
-def forget(client: Redis, ticket: Job) -> None:
+def forget(client: Redis, wake_up: Job) -> None:
     """Remove what is left of a taken wake-up. Raises RedisError."""
-    name = Queue.redis_queue_namespace_prefix + ticket.origin
+    name = Queue.redis_queue_namespace_prefix + wake_up.origin
     with client.pipeline() as pipeline:
-        pipeline.lrem(f"{name}:intermediate", 1, ticket.id)
-        pipeline.delete(ticket.key)
+        pipeline.lrem(f"{name}:intermediate", 1, wake_up.id)
+        pipeline.delete(wake_up.key)
         pipeline.execute()
 
 
@@ -196,10 +196,10 @@ def sweep_taken(client: Redis, kind: str, target: str | None, seen: Set[str]) ->
     the two. Returns what is there now, for the next sweep. Raises RedisError."""
     key = f"{Queue.redis_queue_namespace_prefix}{queue_name(kind, target)}:intermediate"
     taken: Any = client.lrange(key, 0, -1)
-    for ticket in taken:
-        if _text(ticket) in seen:
-            client.lrem(key, 1, ticket)
-            client.delete(f"{Job.redis_job_namespace_prefix}{_text(ticket)}")
+    for wake_up in taken:
+        if _text(wake_up) in seen:
+            client.lrem(key, 1, wake_up)
+            client.delete(f"{Job.redis_job_namespace_prefix}{_text(wake_up)}")
     return frozenset(map(_text, taken))
 
 

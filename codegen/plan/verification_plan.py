@@ -81,7 +81,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class OutputCheck:
     """How an output compares with the reference. `index` is the first wrong element, null where none is wrong.
 
     `max_error` is the largest |got - expected|, `error_bound` the bound at its place, `max_ratio` the largest share of
@@ -138,7 +138,7 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
         yield Case(problem, "normal", False, normal_seed, repeats)
 
 
-def judge(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> Judgement:
+def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> OutputCheck:
     """Compare an output with float64 `expected`; `bound` is absolute, per element, infinite where anything is allowed
     (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite.
 
@@ -159,13 +159,13 @@ def judge(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> Judg
     shape, size = tuple(values.shape), int(values.size)
     wrong = size - int(xp.count_nonzero(right))
     if not size:
-        return Judgement(wrong, size, 0.0, 0.0, 0.0)
+        return OutputCheck(wrong, size, 0.0, 0.0, 0.0)
     worst = _place(xp.argmax(error), shape)  # of a NaN, where there is one
     max_error, error_bound, max_ratio = float(error[worst]), float(allowed[worst]), float(xp.max(ratio))
     if not wrong:
-        return Judgement(wrong, size, max_error, error_bound, max_ratio)
+        return OutputCheck(wrong, size, max_error, error_bound, max_ratio)
     first = _place(xp.argmin(right), shape)
-    return Judgement(
+    return OutputCheck(
         wrong,
         size,
         max_error,

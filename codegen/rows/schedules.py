@@ -104,7 +104,7 @@ def _linked(divisions: Iterator[tuple[int, int, int]]) -> Linked | None:
 
 
 def space(
-    problem: RowProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+    problem: RowProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     width, size = align(problem), dtype(problem.dtype).bytes
@@ -132,7 +132,7 @@ def space(
             if name == "registers":
                 loads = [{}, {}]
             kinds[name] = Kind(KNOBS[name], {1: lists | loads[0], 2: lists | loads[1]}, {1: small, 2: full})
-    return build_joined(search, "algorithm", KNOBS, kinds, _default(kinds, judge))
+    return build_joined(search, "algorithm", KNOBS, kinds, _default(kinds, admit))
 
 
 def _online(problem: RowProblem, counts: tuple[int, ...]) -> Linked:
@@ -144,7 +144,7 @@ def _fitting(divisions: Iterator[tuple[int, int, int]], width: int, fitting: int
     return (division for division in divisions if math.prod(division) * width <= fitting)
 
 
-def _default(kinds: Mapping[Value, Kind], judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def _default(kinds: Mapping[Value, Kind], admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: the first kind's first that breaks no rule, with the fewest values in a thread first."""
     tried: list[Schedule] = []
     for kind in kinds.values():
@@ -152,7 +152,7 @@ def _default(kinds: Mapping[Value, Kind], judge: Callable[[Schedule], Accepted |
         lists, linked = {name: values[-1] for name, values in kind.levels[1].items()}, kind.linked[1]
         choices = [dict(zip(linked.names, choice, strict=True)) for choice in linked.choices[::-1]]
         tried += [Schedule.of({**lists, **choice}) for choice in choices]
-    return first_accepted(tried, judge)
+    return first_accepted(tried, admit)
 
 
 def rules(problem: RowProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:

@@ -46,14 +46,14 @@ def check_deterministic(deterministic: bool) -> Rejected | None:
     )
 
 
-def first_accepted(schedules: Iterable[Schedule], judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def first_accepted(schedules: Iterable[Schedule], admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, and no more are looked at; the first of all where every one breaks one.
 
     Raises ValueError where there are none.
     """
     first: Schedule | None = None
     for schedule in schedules:
-        if isinstance(judge(schedule), Accepted):
+        if isinstance(admit(schedule), Accepted):
             return schedule
         first = first or schedule
     if first is None:

@@ -193,15 +193,15 @@ def _write(service: Service, new: Sequence[_New]) -> dict[int, Accepted | Except
             else:
                 outcomes[request.place] = error
         created = create_jobs(session, [request.job for request in admitted]) if admitted else []
-    items = sum(job.items for job in created)
+    tasks = sum(job.tasks for job in created)
     with service.database.read() as session:
         reports = _Reports(service, session, created)
         for request, job in zip(admitted, created, strict=True):
             outcomes[request.place] = Accepted(reports.of(request.asked, job), job.cached)
-        waiting = waiting_counts(session) if items else {}
-    if items:
-        count = waiting.get((wake_ups.PLAN, None), items)
-        service.announce(lambda redis: wake_ups.ensure_tickets(redis, wake_ups.PLAN, None, count))
+        waiting = waiting_counts(session) if tasks else {}
+    if tasks:
+        count = waiting.get((wake_ups.PLAN, None), tasks)
+        service.announce(lambda redis: wake_ups.ensure_wake_ups(redis, wake_ups.PLAN, None, count))
     return outcomes
 
 

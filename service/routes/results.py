@@ -70,7 +70,7 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     assert sender is not None, "the gate lets no call in without one"
     imported = import_results(service.database, new, Importer(sender.name, sender.key, sender.overwrites), admit)
     for target in imported.finish:
-        service.announce(partial(wake_ups.add_tickets, kind="finish", target=target))
+        service.announce(partial(wake_ups.add_wake_ups, kind="finish", target=target))
     with service.database.read() as session:
         report = job_report(session, imported.job_id, service.settings.toolchain_live_seconds)
     assert report is not None, "a job that was just written is there"

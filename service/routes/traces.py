@@ -21,7 +21,7 @@ from service.context import ServiceDep
 from service.openapi import problems
 from service.routes.jobs import KnownJob, job_not_found
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
-from storage.reports.trace import Attempt, JobTrace, TracedItem, job_trace
+from storage.reports.trace import Attempt, JobTrace, TracedTask, job_trace
 
 Event = dict[str, Any]
 
@@ -59,7 +59,7 @@ def get_trace(job: KnownJob, service: ServiceDep) -> Response:
 class _Slice:
     """An attempt that a worker has begun, in microseconds."""
 
-    item: TracedItem
+    task: TracedTask
     attempt: Attempt
     begin: int
     end: int
@@ -83,7 +83,7 @@ class _Times:
     """Seconds since the epoch become microseconds since the first thing that happened."""
 
     def __init__(self, trace: JobTrace) -> None:
-        attempts = [attempt for item in trace.items for attempt in item.attempts]
+        attempts = [attempt for task in trace.tasks for attempt in task.attempts]
         begun = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
         self.origin: float = min([trace.job.created_at, *begun, *(attempt.available_at for attempt in attempts)])
         self._now = trace.now
@@ -110,18 +110,18 @@ def _job(trace: JobTrace, times: _Times) -> Event:
 
 def _waits(trace: JobTrace, times: _Times) -> Iterator[Event]:
     numbers = count(1)
-    for item in trace.items:
-        for attempt in item.attempts:
+    for task in trace.tasks:
+        for attempt in task.attempts:
             begin, end = times.wait(attempt)
             shared = {
-                "name": f"wait: {_name(item)}",
+                "name": f"wait: {_name(task)}",
                 "cat": "queue",
                 "id": f"0x{next(numbers):x}",
                 "pid": JOB_PID,
                 "tid": QUEUE_TID,
             }
             still = _open(attempt.started_at is None and attempt.ended_at is None)
-            yield {"ph": "b", "ts": begin, **shared, "args": {**_whose(item, attempt), **still}}
+            yield {"ph": "b", "ts": begin, **shared, "args": {**_whose(task, attempt), **still}}
             yield {"ph": "e", "ts": end, **shared, "args": {}}
 
 
@@ -133,8 +133,8 @@ def _counters(trace: JobTrace, times: _Times) -> Iterator[Event]:
         changes.setdefault(begin, [0, 0])[place] += 1
         changes.setdefault(end, [0, 0])[place] -= 1
 
-    for item in trace.items:
-        for attempt in item.attempts:
+    for task in trace.tasks:
+        for attempt in task.attempts:
             span(0, *times.wait(attempt))
             if attempt.started_at is not None:
                 begin = times.at(attempt.started_at)
@@ -143,17 +143,17 @@ def _counters(trace: JobTrace, times: _Times) -> Iterator[Event]:
     for at, (more_waiting, more_working) in sorted(changes.items()):
         waiting, working = waiting + more_waiting, working + more_working
         args = {"waiting": waiting, "working": working}
-        yield {"ph": "C", "name": "items", "pid": JOB_PID, "tid": JOB_TID, "ts": at, "args": args}
+        yield {"ph": "C", "name": "tasks", "pid": JOB_PID, "tid": JOB_TID, "ts": at, "args": args}
 
 
 def _by_worker(trace: JobTrace, times: _Times) -> dict[str, list[_Slice]]:
     """The attempts of each worker, by time. Of tasks older than the records of attempts the worker is unknown."""
     workers: dict[str, list[_Slice]] = {}
-    for item in trace.items:
-        for attempt in item.attempts:
+    for task in trace.tasks:
+        for attempt in task.attempts:
             if attempt.started_at is not None:
                 begin = times.at(attempt.started_at)
-                piece = _Slice(item, attempt, begin, times.end(attempt.ended_at, begin))
+                piece = _Slice(task, attempt, begin, times.end(attempt.ended_at, begin))
                 workers.setdefault(attempt.worker or "unknown", []).append(piece)
     return {worker: sorted(slices, key=lambda piece: (piece.begin, piece.end)) for worker, slices in workers.items()}
 
@@ -167,22 +167,22 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
         lane = next((lane for lane, end in enumerate(lanes) if end <= piece.begin), len(lanes))
         lanes[lane : lane + 1] = [piece.end]
         tid = lane + 1
-        named[tid] = "items" if lane == 0 else f"items {tid}"
-        yield _slice(piece.item.kind, _name(piece.item), pid, tid, (piece.begin, piece.end), _arguments(piece))
+        named[tid] = "tasks" if lane == 0 else f"tasks {tid}"
+        yield _slice(piece.task.kind, _name(piece.task), pid, tid, (piece.begin, piece.end), _arguments(piece))
         for name, span, args in _phases(times, piece):
             yield _slice("phase", name, pid, tid, span, args)
-    kinds = {piece.item.kind for piece in slices}
+    kinds = {piece.task.kind for piece in slices}
     kind = "gpu" if kinds & {MEASURE, COMPARE} else "plan" if kinds <= {PLAN} else "compile"
     yield from _named(pid, f"{kind} worker {worker}", named)
 
 
 def _phases(times: _Times, piece: _Slice) -> Iterator[tuple[str, tuple[int, int], dict[str, Any]]]:
     """Name, span and arguments of the phases of a completed attempt, within it, one after the other."""
-    if piece.attempt is not piece.item.attempts[-1] or piece.attempt.how != "done":
+    if piece.attempt is not piece.task.attempts[-1] or piece.attempt.how != "done":
         return
     assert piece.attempt.started_at is not None, "a slice has begun"
     last = piece.begin
-    for phase in piece.item.phases:
+    for phase in piece.task.phases:
         if phase["name"] == "queue" or phase.get("start") is None:
             continue
         begin = min(max(last, times.at(piece.attempt.started_at + phase["start"])), piece.end)
@@ -192,31 +192,31 @@ def _phases(times: _Times, piece: _Slice) -> Iterator[tuple[str, tuple[int, int]
 
 
 def _arguments(piece: _Slice) -> dict[str, Any]:
-    item, attempt = piece.item, piece.attempt
+    task, attempt = piece.task, piece.attempt
     args = {
-        **_whose(item, attempt),
+        **_whose(task, attempt),
         "how": attempt.how,
-        "predicted_seconds": item.predicted_seconds,
+        "predicted_seconds": task.predicted_seconds,
         **_open(attempt.ended_at is None),
     }
-    if item.group is not None:
-        args["kernels"] = item.group.kernels
-        if item.kind == COMPILE:
-            args["seconds"] = {"codegen": item.group.codegen_seconds, "compile": item.group.compile_seconds}
-        elif item.kind == VERIFY:
-            args["seconds"] = {"verify": item.group.verify_seconds}
-    if item.phases and attempt is item.attempts[-1]:
-        args["phases"] = _sums(item.phases)
+    if task.group is not None:
+        args["kernels"] = task.group.kernels
+        if task.kind == COMPILE:
+            args["seconds"] = {"codegen": task.group.codegen_seconds, "compile": task.group.compile_seconds}
+        elif task.kind == VERIFY:
+            args["seconds"] = {"verify": task.group.verify_seconds}
+    if task.phases and attempt is task.attempts[-1]:
+        args["phases"] = _sums(task.phases)
     return args
 
 
-def _whose(item: TracedItem, attempt: Attempt) -> dict[str, Any]:
-    args: dict[str, Any] = {"item": item.id, "kind": item.kind, "ref": item.ref, "target": item.target}
+def _whose(task: TracedTask, attempt: Attempt) -> dict[str, Any]:
+    args: dict[str, Any] = {"task": task.id, "kind": task.kind, "ref": task.ref, "target": task.target}
     args["attempt"] = attempt.number
-    if item.problem is not None:
-        args |= {"problem": item.problem.name, "operator": item.problem.operator}
-    if item.jobs:
-        args["jobs"] = item.jobs
+    if task.problem is not None:
+        args |= {"problem": task.problem.name, "operator": task.problem.operator}
+    if task.jobs:
+        args["jobs"] = task.jobs
     return args
 
 
@@ -227,12 +227,12 @@ def _sums(phases: list[dict[str, Any]]) -> dict[str, float]:
     return sums
 
 
-def _name(item: TracedItem) -> str:
-    if item.problem is not None:
-        return f"{item.kind} {item.problem.name}"
-    if item.kind == PLAN:
-        return f"plan {item.ref.rpartition(':')[2]}"
-    return f"{item.kind} {item.ref[:SHOWN_DIGITS]}"
+def _name(task: TracedTask) -> str:
+    if task.problem is not None:
+        return f"{task.kind} {task.problem.name}"
+    if task.kind == PLAN:
+        return f"plan {task.ref.rpartition(':')[2]}"
+    return f"{task.kind} {task.ref[:SHOWN_DIGITS]}"
 
 
 def _open(is_open: bool) -> dict[str, bool]:

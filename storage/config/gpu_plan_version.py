@@ -30,8 +30,10 @@ def gpu_plans(names: Iterable[str] | None = None) -> PlanVersions:
 def _gpu_plans(modules: tuple[tuple[str, str], ...]) -> PlanVersions:
     shared = {module.__name__: inspect.getsource(module) for module in (gpu_verification_plan, verification_plan)}
     shared |= texts_of(CHILD, DRIVEN_BY, packages=("workers",))
-    schema, judgement = gpu_verification_plan.PLAN_SCHEMA, verification_plan.PLAN_SCHEMA
+    schema, output_check = gpu_verification_plan.PLAN_SCHEMA, verification_plan.PLAN_SCHEMA
     return {
-        name: digest("gpu_plan", schema, judgement=judgement, operator=name, texts={**shared, **operator_texts(module)})
+        name: digest(
+            "gpu_plan", schema, output_check=output_check, operator=name, texts={**shared, **operator_texts(module)}
+        )
         for name, module in modules
     }

@@ -9,7 +9,7 @@ from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, Strin
 from storage.database.tables import Base
 
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
-HEAD = "0013"
+HEAD = "0014"
 """The last of `storage/migrations/versions`."""
 
 # As Alembic makes it.

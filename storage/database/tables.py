@@ -2,8 +2,8 @@
 
 ```
 jobs ─┬─ job_problems ─── candidates ──► builds (a kernel under a toolchain) ──► groups (one .cu file each)
-      ├─ demands (builds that are still to be compiled for the job)
-      └─ item_jobs ─── items (tasks: waiting, leased or ended)
+      ├─ pending_builds (still to be compiled for the job)
+      └─ task_jobs ─── tasks (tasks: waiting, leased or ended)
 winners (by problem, architecture, device class)       verdicts (of a slice or a code digest)
 blobs (bytes known to be durable)                      measurements (of a code digest, on a device class)
 imports ── imported_winners, imported_findings         toolchains, devices (what works here)
@@ -197,12 +197,14 @@ class BuildRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
 
 
-class DemandRow(Base):
+class PendingBuildRow(Base):
     """A job needs a build that has not been compiled; gone once it has, or nothing waits for it any more."""
 
-    __tablename__ = "demands"
+    __tablename__ = "pending_builds"
     # In the order in which a worker takes them.
-    __table_args__ = (Index("ix_demands_longest", "job_id", "target", "toolchain", text("predicted_seconds DESC")),)
+    __table_args__ = (
+        Index("ix_pending_builds_longest", "job_id", "target", "toolchain", text("predicted_seconds DESC")),
+    )
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
     build: Mapped[str] = mapped_column(ForeignKey("builds.id", ondelete="CASCADE"), primary_key=True, index=True)
     target: Mapped[str] = mapped_column(String(16))
@@ -255,16 +257,16 @@ class WinnerUseRow(Base):
     key: Mapped[str] = mapped_column(String(64), primary_key=True, index=True)
 
 
-class ItemRow(Base):
-    """A task. `kind`: plan, compile, verify, measure, compare, finish; `state`: waiting, claimed (leased), done,
-    failed, cancelled. A compile task is made by the attempt that leases it, and never waits; it may also end lost or
+class TaskRow(Base):
+    """A task. `kind`: plan, compile, verify, measure, compare, finish; `state`: waiting, leased, done, failed,
+    cancelled. A compile task is made by the attempt that leases it, and never waits; it may also end lost or
     released.
     """
 
-    __tablename__ = "items"
+    __tablename__ = "tasks"
     __table_args__ = (
         UniqueConstraint("kind", "ref"),
-        Index("ix_items_waiting", "state", "kind"),
+        Index("ix_tasks_waiting", "state", "kind"),
     )
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     kind: Mapped[str] = mapped_column(String(16))
@@ -300,11 +302,11 @@ class PauseRow(Base):
     told_at: Mapped[float] = mapped_column(Float)
 
 
-class ItemJobRow(Base):
+class TaskJobRow(Base):
     """The jobs that need a task. A task that is `wanted` by no job any more is cancelled."""
 
-    __tablename__ = "item_jobs"
-    item_id: Mapped[int] = mapped_column(ForeignKey("items.id", ondelete="CASCADE"), primary_key=True)
+    __tablename__ = "task_jobs"
+    task_id: Mapped[int] = mapped_column(ForeignKey("tasks.id", ondelete="CASCADE"), primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True, index=True)
     wanted: Mapped[bool] = mapped_column(Boolean, default=True)
     # Of a compile task: how long the job's builds had been pending. Jobs that join a running file: 0.
@@ -333,7 +335,7 @@ class LibraryBuilderRow(Base):
 
     __tablename__ = "library_builders"
     library: Mapped[str] = mapped_column(String(64), primary_key=True)  # its id, as in `libraries`
-    item_id: Mapped[int] = mapped_column(Integer)
+    task_id: Mapped[int] = mapped_column(Integer)
     token: Mapped[str] = mapped_column(String(32))
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import Row, select
 
 from storage.database.session import Session
 from storage.database.sql import core
-from storage.database.tables import GroupRow, ItemJobRow, ItemRow
+from storage.database.tables import GroupRow, TaskJobRow, TaskRow
 from storage.queue.new_tasks import COMPILE
 
 
@@ -42,11 +42,11 @@ def kernels_of(group: Group) -> list[GroupKernel]:
 
 def compiled_for(session: Session, group_id: str) -> dict[str, float]:
     """The jobs that a group was compiled for, with the seconds that their builds had been pending."""
-    wanting, item = core(ItemJobRow).c, core(ItemRow).c
+    wanting, task = core(TaskJobRow).c, core(TaskRow).c
     rows = session.execute(
         select(wanting.job_id, wanting.waited_seconds)
-        .join(core(ItemRow), item.id == wanting.item_id)
-        .where(item.kind == COMPILE, item.ref == group_id)
+        .join(core(TaskRow), task.id == wanting.task_id)
+        .where(task.kind == COMPILE, task.ref == group_id)
         .order_by(wanting.job_id)
     )
     return dict(rows.all())

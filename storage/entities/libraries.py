@@ -9,8 +9,8 @@ from sqlalchemy import delete, select
 
 from storage.database.session import Session, clock_of
 from storage.database.sql import core, insert_new
-from storage.database.tables import ItemRow, LibraryBuilderRow, LibraryRow
-from storage.queue.tasks import Claim
+from storage.database.tables import LibraryBuilderRow, LibraryRow, TaskRow
+from storage.queue.tasks import Lease
 
 
 @dataclass(frozen=True)
@@ -56,23 +56,23 @@ def add_library(session: Session, library: Library) -> None:
 
 def library_builder(session: Session, library_id: str) -> str | None:
     """The token of the attempt that builds this library; one that died ends with its lease."""
-    row, item = core(LibraryBuilderRow), core(ItemRow)
-    lives = (item.c.id == row.c.item_id) & (item.c.token == row.c.token) & (item.c.state == "claimed")
-    return session.scalars(select(row.c.token).join(item, lives).where(row.c.library == library_id)).one_or_none()
+    row, task = core(LibraryBuilderRow), core(TaskRow)
+    lives = (task.c.id == row.c.task_id) & (task.c.token == row.c.token) & (task.c.state == "leased")
+    return session.scalars(select(row.c.token).join(task, lives).where(row.c.library == library_id)).one_or_none()
 
 
-def start_library(session: Session, library_id: str, claim: Claim) -> bool:
+def start_library(session: Session, library_id: str, lease: Lease) -> bool:
     """Whether the attempt may build this library now: no other live attempt does."""
     builder = library_builder(session, library_id)
     if builder is not None:
-        return builder == claim.token
+        return builder == lease.token
     row = core(LibraryBuilderRow)
     session.execute(delete(row).where(row.c.library == library_id))
-    insert_new(session, LibraryBuilderRow, [{"library": library_id, "item_id": claim.item_id, "token": claim.token}])
+    insert_new(session, LibraryBuilderRow, [{"library": library_id, "task_id": lease.task_id, "token": lease.token}])
     return True
 
 
-def end_library(session: Session, library_id: str, claim: Claim) -> None:
+def end_library(session: Session, library_id: str, lease: Lease) -> None:
     """The attempt is done with it, whether there is a library now or not."""
     row = core(LibraryBuilderRow)
-    session.execute(delete(row).where(row.c.library == library_id, row.c.token == claim.token))
+    session.execute(delete(row).where(row.c.library == library_id, row.c.token == lease.token))

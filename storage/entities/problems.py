@@ -10,7 +10,7 @@ from storage.database.session import Session
 from storage.database.sql import core
 from storage.database.tables import LIVE, CandidateRow, JobProblemRow
 from storage.queue.new_tasks import parse_plan_ref
-from storage.queue.tasks import Claim
+from storage.queue.tasks import Lease
 
 JobProblem = Row[Any]
 """Of `storage.database.tables.JobProblemRow`."""
@@ -29,9 +29,9 @@ def problems_to_retry(session: Session, job_id: str) -> list[JobProblem]:
     return list(session.execute(query.order_by(problem.position)))
 
 
-def problems_to_plan(session: Session, claim: Claim) -> list[JobProblem]:
+def problems_to_plan(session: Session, lease: Lease) -> list[JobProblem]:
     """The problems of a plan task that are not planned yet, in order."""
-    job_id, first, last = parse_plan_ref(claim.ref)
+    job_id, first, last = parse_plan_ref(lease.ref)
     rows = session.execute(
         select(core(JobProblemRow))
         .where(JobProblemRow.job_id == job_id, JobProblemRow.position.between(first, last))

@@ -21,10 +21,10 @@ from storage.database.tables import (
     LIVE,
     BuildRow,
     CandidateRow,
-    DemandRow,
     JobProblemRow,
     LibraryRow,
     MeasurementRow,
+    PendingBuildRow,
     VerdictRow,
 )
 from storage.entities.record_parts import withdraw_record
@@ -112,8 +112,8 @@ def _forget_limited(session: Session, ids: Collection[str]) -> None:
 
 def _sort(session: Session, ids: Collection[str]) -> _Sorted:
     """A live job needs a build that one of its candidates names, and any other with that slice or code."""
-    build, demand = core(BuildRow).c, core(DemandRow).c
-    unended = build.state.not_in(BUILT) | exists().where(demand.build == build.id)
+    build, pending_build = core(BuildRow).c, core(PendingBuildRow).c
+    unended = build.state.not_in(BUILT) | exists().where(pending_build.build == build.id)
     needed = or_(unended, _is_needed("slice"), _is_needed("code_digest"))
     rows = session.execute(
         select(build.id, build.slice, build.code_digest, needed.label("needed")).where(build.id.in_(ids))

@@ -1,7 +1,7 @@
 """Retention: what ended long ago, and nothing needs any more, is removed.
 
 ```
-jobs with problems and candidates ─► items ─► builds ─► groups ─► verdicts, measurements ─► libraries ─► rows of blobs
+jobs with problems and candidates ─► tasks ─► builds ─► groups ─► verdicts, measurements ─► libraries ─► rows of blobs
 ```
 Each is removed only when nothing of what is before it needs it. Winner records stay, with their files and the times of
 their code; so does what a GPU found wrong. Bytes go last, when no row names them (`BlobStore.sweep`). Conditions
@@ -37,14 +37,14 @@ from storage.database.tables import (
     BlobRow,
     BuildRow,
     CandidateRow,
-    DemandRow,
     GroupRow,
-    ItemJobRow,
-    ItemRow,
     JobProblemRow,
     JobRow,
     LibraryRow,
     MeasurementRow,
+    PendingBuildRow,
+    TaskJobRow,
+    TaskRow,
     VerdictRow,
     WinnerUseRow,
 )
@@ -75,7 +75,7 @@ class Removed:
 
     jobs: int = 0
     candidates: int = 0
-    items: int = 0
+    tasks: int = 0
     builds: int = 0
     groups: int = 0
     verdicts: int = 0
@@ -153,10 +153,10 @@ def _collect_older(database: Database, before: float) -> Iterator[Removed]:
 
 def _steps(before: float) -> list[tuple[str, Table, ColumnElement[bool]]]:
     """In order: name, table, and what of it is not needed once the older jobs are gone."""
-    tables = (ItemRow, BuildRow, GroupRow, VerdictRow, MeasurementRow, LibraryRow)
-    item, build, group, verdict, measurement, library = (core(table) for table in tables)
+    tables = (TaskRow, BuildRow, GroupRow, VerdictRow, MeasurementRow, LibraryRow)
+    task, build, group, verdict, measurement, library = (core(table) for table in tables)
     return [
-        ("items", item, _is_free_item(item, before)),
+        ("tasks", task, _is_free_item(task, before)),
         ("builds", build, _is_free_build(build, before)),
         ("groups", group, _is_free_group(group, before)),
         ("verdicts", verdict, _is_free_verdict(verdict, before)),
@@ -169,15 +169,17 @@ def _steps(before: float) -> list[tuple[str, Table, ColumnElement[bool]]]:
 
 
 def _is_old_job(job: FromClause, before: float) -> ColumnElement[bool]:
-    """One without rows in `demands`: else builds that no job needs any more would stay pending for ever."""
-    demand = core(DemandRow).alias()
-    return and_(job.c.state.not_in(LIVE), job.c.finished_at < before, ~exists().where(demand.c.job_id == job.c.id))
+    """One without pending builds: else builds that no job needs any more would stay pending for ever."""
+    pending_build = core(PendingBuildRow).alias()
+    return and_(
+        job.c.state.not_in(LIVE), job.c.finished_at < before, ~exists().where(pending_build.c.job_id == job.c.id)
+    )
 
 
-def _is_free_item(item: Table, before: float) -> ColumnElement[bool]:
-    wanting, job = core(ItemJobRow), core(JobRow).alias()
-    needed = exists().where(wanting.c.item_id == item.c.id, job.c.id == wanting.c.job_id, ~_is_old_job(job, before))
-    return and_(item.c.state.not_in(UNENDED), func.coalesce(item.c.finished_at, item.c.created_at) < before, ~needed)
+def _is_free_item(task: Table, before: float) -> ColumnElement[bool]:
+    wanting, job = core(TaskJobRow), core(JobRow).alias()
+    needed = exists().where(wanting.c.task_id == task.c.id, job.c.id == wanting.c.job_id, ~_is_old_job(job, before))
+    return and_(task.c.state.not_in(UNENDED), func.coalesce(task.c.finished_at, task.c.created_at) < before, ~needed)
 
 
 def _is_free_build(build: FromClause, before: float) -> ColumnElement[bool]:
@@ -189,11 +191,11 @@ def _is_free_build(build: FromClause, before: float) -> ColumnElement[bool]:
         job.c.id == problem.c.job_id,
         ~_is_old_job(job, before),
     )
-    demand = core(DemandRow).alias()
+    pending_build = core(PendingBuildRow).alias()
     return and_(
         build.c.state.in_(BUILT),
         build.c.created_at < before,
-        ~exists().where(demand.c.build == build.c.id),
+        ~exists().where(pending_build.c.build == build.c.id),
         ~named,
     )
 
@@ -290,8 +292,8 @@ def _remove_job(database: Database, job_id: str, before: float) -> Iterator[Remo
 def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: bool = False) -> Removed | None:
     """Of the job that `this` says of its row: candidates, then problems, then itself; in between it is there with less.
     None: there is none any more. `with_builds`: also builds that no candidate names any more."""
-    tables = (JobRow, JobProblemRow, CandidateRow, ItemRow, BuildRow)
-    job, problem, candidate, item, build = (core(table) for table in tables)
+    tables = (JobRow, JobProblemRow, CandidateRow, TaskRow, BuildRow)
+    job, problem, candidate, task, build = (core(table) for table in tables)
     problems = select(problem.c.id).where(problem.c.job_id == select(job.c.id).where(this).scalar_subquery())
     key = (candidate.c.job_problem_id, candidate.c.candidate)
     some = select(*key, candidate.c.build).where(candidate.c.job_problem_id.in_(problems)).limit(ROWS_AT_ONCE)
@@ -303,10 +305,10 @@ def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: boo
         return Removed(candidates=len(rows))
     if ids := session.scalars(problems.limit(PROBLEMS_AT_ONCE)).all():
         # With them: SQLite gives the number of the last problem to the next one that comes.
-        refs = and_(item.c.kind.in_((FINISH, COMPARE)), item.c.ref.in_([str(id) for id in ids]))
-        items = len(session.scalars(delete(item).where(refs).returning(item.c.id)).all())
+        refs = and_(task.c.kind.in_((FINISH, COMPARE)), task.c.ref.in_([str(id) for id in ids]))
+        tasks = len(session.scalars(delete(task).where(refs).returning(task.c.id)).all())
         session.execute(delete(problem).where(problem.c.id.in_(ids)))
-        return Removed(items=items)
+        return Removed(tasks=tasks)
     gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
     return Removed(jobs=len(gone)) if gone else None
 

@@ -8,16 +8,16 @@ from sqlalchemy import RowMapping, select
 
 from storage.database.session import Session, clock_of
 from storage.database.sql import core
-from storage.database.tables import ItemRow
+from storage.database.tables import TaskRow
 
 MAX_PAST = 200
 """Of one task; the oldest are dropped: a worker that is restarted over and over must not make a row grow for ever."""
 
 
-def waits_again(session: Session, item_id: int, how: str) -> dict[str, Any]:
+def waits_again(session: Session, task_id: int, how: str) -> dict[str, Any]:
     """The values of a task that waits again. `how` the attempt ended: released, failed, lost, or the task's state."""
-    items = core(ItemRow).c
-    row = session.execute(select(core(ItemRow)).where(items.id == item_id)).mappings().one_or_none()
+    tasks = core(TaskRow).c
+    row = session.execute(select(core(TaskRow)).where(tasks.id == task_id)).mappings().one_or_none()
     now = clock_of(session).now()
     return {
         "state": "waiting",

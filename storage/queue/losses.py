@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, or_, select
 
 from storage.database.session import Session, clock_of
-from storage.database.tables import ItemRow
+from storage.database.tables import TaskRow
 
 TOGETHER = 2
 """Losses after which it is tried alone: a build in a file of its own, of a task its first part."""
@@ -42,12 +42,12 @@ def is_over(not_before: Any, now: float) -> ColumnElement[bool]:
     return or_(not_before.is_(None), not_before <= now, not_before > now + 2 * LONGEST_PAUSE_SECONDS)
 
 
-def weight(session: Session, own: float, item_id: int | None = None) -> float:
-    """What one more loss counts, of a build, or of the task `item_id`, that had `own` losses."""
+def weight(session: Session, own: float, task_id: int | None = None) -> float:
+    """What one more loss counts, of a build, or of the task `task_id`, that had `own` losses."""
     since = clock_of(session).now() - RECENT_SECONDS
-    files = select(func.count()).where(ItemRow.state == "lost", ItemRow.finished_at > since)
-    items = select(func.count()).where(ItemRow.not_before > since, ItemRow.id != (item_id or 0))
-    others = (session.scalar(files) or 0) + (session.scalar(items) or 0)
-    if item_id is None:
+    files = select(func.count()).where(TaskRow.state == "lost", TaskRow.finished_at > since)
+    tasks = select(func.count()).where(TaskRow.not_before > since, TaskRow.id != (task_id or 0))
+    others = (session.scalar(files) or 0) + (session.scalar(tasks) or 0)
+    if task_id is None:
         others -= 1 + math.ceil(own)  # its own files, the last among them
     return GENERAL_SHARE if others >= OTHERS else 1.0

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, select, true, update
 
 from storage.database.session import Session, clock_of
 from storage.database.sql import chunks, core, insert_new, rows_among
-from storage.database.tables import ItemJobRow, ItemRow, JobRow
+from storage.database.tables import JobRow, TaskJobRow, TaskRow
 from storage.queue.attempts import waits_again
 
 PLAN: Final = "plan"
@@ -20,14 +20,14 @@ VERIFY: Final = "verify"
 MEASURE: Final = "measure"
 COMPARE: Final = "compare"
 FINISH: Final = "finish"
-UNENDED = ("waiting", "claimed")
+UNENDED = ("waiting", "leased")
 
 Place = tuple[str, str]
 """Kind and ref."""
 
 
 @dataclass(frozen=True)
-class NewItem:
+class NewTask:
     """`ref` says what to work on, `jobs` for which; of a job's tasks of one kind the longest predicted goes first."""
 
     kind: str
@@ -37,84 +37,84 @@ class NewItem:
     predicted_seconds: float = 0.0
 
 
-def add_items(session: Session, items: Iterable[NewItem]) -> int:
+def add_tasks(session: Session, tasks: Iterable[NewTask]) -> int:
     """Add what is not there yet (found by kind and ref, whatever its state); returns how many were new."""
-    wanted = {(item.kind, item.ref): item for item in items}
+    wanted = {(task.kind, task.ref): task for task in tasks}
     present = _present(session, wanted)
-    new = {place: item for place, item in wanted.items() if place not in present}
-    rows = [{"kind": item.kind, "ref": item.ref, "state": "waiting", **_anew(session, item)} for item in new.values()]
-    insert_new(session, ItemRow, rows)
+    new = {place: task for place, task in wanted.items() if place not in present}
+    rows = [{"kind": task.kind, "ref": task.ref, "state": "waiting", **_anew(session, task)} for task in new.values()]
+    insert_new(session, TaskRow, rows)
     added = _present(session, new)
-    _insert_jobs(session, [(added[place][0], job) for place, item in new.items() for job in item.jobs])
+    _insert_jobs(session, [(added[place][0], job) for place, task in new.items() for job in task.jobs])
     return len(rows)
 
 
-def add_again(session: Session, items: Iterable[NewItem]) -> list[NewItem]:
+def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
     """Add what is not there yet, let what has ended wait anew, and add their jobs to what has not ended.
 
     Returns the tasks that wait now and did not before. Their kinds are those that may have more to do later.
     """
-    wanted = {(item.kind, item.ref): item for item in items}
+    wanted = {(task.kind, task.ref): task for task in tasks}
     present = _present(session, wanted)
-    for place, (item_id, state) in present.items():
+    for place, (task_id, state) in present.items():
         if state not in UNENDED:
-            item, row = wanted[place], core(ItemRow)
-            anew = {**waits_again(session, item_id, state), **_anew(session, item)}
-            session.execute(update(row).where(row.c.id == item_id).values(**anew))
-            session.execute(update(core(ItemJobRow)).where(_have_had(item_id, state)).values(wanted=False))
+            task, row = wanted[place], core(TaskRow)
+            anew = {**waits_again(session, task_id, state), **_anew(session, task)}
+            session.execute(update(row).where(row.c.id == task_id).values(**anew))
+            session.execute(update(core(TaskJobRow)).where(_have_had(task_id, state)).values(wanted=False))
     add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
-    add_items(session, (item for place, item in wanted.items() if place not in present))
-    return [item for place, item in wanted.items() if place not in present or present[place][1] not in UNENDED]
+    add_tasks(session, (task for place, task in wanted.items() if place not in present))
+    return [task for place, task in wanted.items() if place not in present or present[place][1] not in UNENDED]
 
 
-def _have_had(item_id: int, state: str) -> ColumnElement[bool]:
+def _have_had(task_id: int, state: str) -> ColumnElement[bool]:
     """The jobs that needed a task until it ended so. Of a failed one, jobs that have not ended need it still."""
-    wanting, job = core(ItemJobRow).c, core(JobRow).c
+    wanting, job = core(TaskJobRow).c, core(JobRow).c
     ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
-    return (wanting.item_id == item_id) & (ended if state == "failed" else true())
+    return (wanting.task_id == task_id) & (ended if state == "failed" else true())
 
 
 def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
     """Add jobs that need tasks, as pairs of task id and job id."""
-    row, pairs = core(ItemJobRow), list(pairs)
+    row, pairs = core(TaskJobRow), list(pairs)
     _insert_jobs(session, pairs)
     by_job: dict[str, list[int]] = {}
-    for item_id, job in pairs:
-        by_job.setdefault(job, []).append(item_id)
-    for job, item_ids in by_job.items():
-        for ids in chunks(item_ids):
-            again = row.c.item_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
+    for task_id, job in pairs:
+        by_job.setdefault(job, []).append(task_id)
+    for job, task_ids in by_job.items():
+        for ids in chunks(task_ids):
+            again = row.c.task_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
             session.execute(update(row).where(again).values(wanted=True))
 
 
 def _insert_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
     for some in chunks(pairs, 500):
-        insert_new(session, ItemJobRow, [{"item_id": item, "job_id": job, "wanted": True} for item, job in some])
+        insert_new(session, TaskJobRow, [{"task_id": task, "job_id": job, "wanted": True} for task, job in some])
 
 
-def jobs_of(session: Session, item_id: int) -> tuple[str, ...]:
+def jobs_of(session: Session, task_id: int) -> tuple[str, ...]:
     """The jobs that need the task."""
-    row = core(ItemJobRow).c
-    wanting = select(row.job_id).where(row.item_id == item_id, row.wanted).order_by(row.job_id)
+    row = core(TaskJobRow).c
+    wanting = select(row.job_id).where(row.task_id == task_id, row.wanted).order_by(row.job_id)
     return tuple(session.scalars(wanting))
 
 
-def _present(session: Session, wanted: Mapping[Place, NewItem]) -> dict[Place, tuple[int, str]]:
+def _present(session: Session, wanted: Mapping[Place, NewTask]) -> dict[Place, tuple[int, str]]:
     """Id and state of those that are there."""
-    item = core(ItemRow).c
+    task = core(TaskRow).c
     kinds = {kind for kind, _ in wanted}
-    of_kinds = select(item.kind, item.ref, item.id, item.state).where(item.kind.in_(kinds))
-    rows = rows_among(session, of_kinds, item.ref, [ref for _, ref in wanted])
+    of_kinds = select(task.kind, task.ref, task.id, task.state).where(task.kind.in_(kinds))
+    rows = rows_among(session, of_kinds, task.ref, [ref for _, ref in wanted])
     return {(kind, ref): (id, state) for kind, ref, id, state in rows if (kind, ref) in wanted}
 
 
-def _anew(session: Session, item: NewItem) -> dict[str, Any]:
+def _anew(session: Session, task: NewTask) -> dict[str, Any]:
     """The values of a task that nothing was tried of: without its token, an attempt at it has lost its lease."""
     return {
         "error": None,
         "attempt": 0,
-        "target": item.target,
-        "predicted_seconds": item.predicted_seconds,
+        "target": task.target,
+        "predicted_seconds": task.predicted_seconds,
         "created_at": clock_of(session).now(),
     }
 

@@ -1,6 +1,6 @@
 """Tasks: waiting, leased by one attempt at a time, ended.
 
-A lease has a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostClaim` inside the
+A lease has a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostLease` inside the
 caller's transaction). So a worker that comes back after its lease writes nothing, and a step that ran twice counts
 once. `LeaseWatch` finds leases that are over without the clocks of the machines.
 
@@ -19,8 +19,8 @@ from sqlalchemy import ColumnElement, case, exists, or_, select, update
 
 from storage.database.session import Session, clock_of
 from storage.database.sql import core
-from storage.database.tables import ItemJobRow, ItemRow, JobRow
-from storage.errors import LostClaim
+from storage.database.tables import JobRow, TaskJobRow, TaskRow
+from storage.errors import LostLease
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, FINISH, MEASURE, VERIFY
 from storage.queue.turns import in_turn, oldest_first, turn, turn_of
@@ -30,10 +30,10 @@ SHARED_GRACE_SECONDS = 2.5
 
 
 @dataclass(frozen=True)
-class Claim:
+class Lease:
     """The lease of one attempt at a task until `lease_expires_at`. `jobs`: those that needed it then."""
 
-    item_id: int
+    task_id: int
     kind: str
     ref: str
     target: str | None
@@ -42,7 +42,7 @@ class Claim:
     token: str
     worker: str
     lease_expires_at: float
-    claimed_at: float
+    leased_at: float
     waited_seconds: float  # since it was added, or last came back to wait; machines' clocks differ, but never below 0
     losses: float = 0.0  # storage.queue.losses
 
@@ -72,86 +72,86 @@ class Renewal(Enum):
     DEADLINE = "deadline"
 
 
-def renew(session: Session, claim: Claim, lease_seconds: float) -> Renewal:
+def renew(session: Session, lease: Lease, lease_seconds: float) -> Renewal:
     """Prolong the lease from now; anything but HELD: the worker stops, and ends what it started. On a group DEADLINE
     comes `SHARED_GRACE_SECONDS` late, and for all tasks only where every job that needs it has spent its budget."""
     now = clock_of(session).now()
     row = session.execute(
-        select(ItemRow.state, ItemRow.token, ItemRow.kind).where(ItemRow.id == claim.item_id)
+        select(TaskRow.state, TaskRow.token, TaskRow.kind).where(TaskRow.id == lease.task_id)
     ).one_or_none()
-    if row is None or row.token != claim.token:
+    if row is None or row.token != lease.token:
         return Renewal.LOST
-    if row.state != "claimed":
+    if row.state != "leased":
         return Renewal.CANCELLED if row.state == "cancelled" else Renewal.LOST
     grace = SHARED_GRACE_SECONDS if row.kind in (COMPILE, VERIFY, MEASURE) else 0.0
     wanting = exists().where(
-        ItemJobRow.item_id == claim.item_id,
-        ItemJobRow.wanted,
-        JobRow.id == ItemJobRow.job_id,
+        TaskJobRow.task_id == lease.task_id,
+        TaskJobRow.wanted,
+        JobRow.id == TaskJobRow.job_id,
         or_(JobRow.deadline.is_(None), JobRow.deadline + grace > now),
     )
     if row.kind != FINISH and not session.scalar(select(wanting)):
         return Renewal.DEADLINE
-    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(lease_expires_at=now + lease_seconds))
+    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(lease_expires_at=now + lease_seconds))
     return Renewal.HELD
 
 
-def yields(session: Session, claim: Claim, kinds: Sequence[str]) -> bool:
+def yields(session: Session, lease: Lease, kinds: Sequence[str]) -> bool:
     """Whether work of `kinds` waits for a job whose turn is before that of the lease's."""
     best = best_waiting(session, kinds, None, clock_of(session).now())
-    query = select(*turn(session)).where(JobRow.id.in_(claim.jobs)).order_by(*in_turn(session))
+    query = select(*turn(session)).where(JobRow.id.in_(lease.jobs)).order_by(*in_turn(session))
     own = session.execute(query.limit(1)).one()
     return best is not None and turn_of(best) < turn_of(own)
 
 
-def hold(session: Session, claim: Claim) -> None:
-    """Raise `LostClaim` unless the lease holds, which fences what this transaction writes."""
-    if session.scalar(select(ItemRow.id).where(_is_held(claim))) is None:
-        raise LostClaim(claim.kind, claim.ref, claim.token)
+def require_lease(session: Session, lease: Lease) -> None:
+    """Raise `LostLease` unless the lease holds, which fences what this transaction writes."""
+    if session.scalar(select(TaskRow.id).where(_is_held(lease))) is None:
+        raise LostLease(lease.kind, lease.ref, lease.token)
 
 
-def complete(session: Session, claim: Claim) -> None:
-    """End the task as done. Raises `LostClaim`, which rolls the caller's transaction back."""
+def complete(session: Session, lease: Lease) -> None:
+    """End the task as done. Raises `LostLease`, which rolls the caller's transaction back."""
     now = clock_of(session).now()
-    end_task(session, claim, {"state": "done", "finished_at": now, "lease_expires_at": None})
+    end_task(session, lease, {"state": "done", "finished_at": now, "lease_expires_at": None})
 
 
-def go_on_alone(session: Session, claim: Claim) -> None:
+def go_on_alone(session: Session, lease: Lease) -> None:
     """Of a lost task that has done a part alone, or skipped it: the rest is done alone, too."""
-    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(losses=losses.TOGETHER))
+    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(losses=losses.TOGETHER))
 
 
 def best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> Any:
     """The best waiting task, with the turn of the job that it is for; None where none waits."""
-    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, ItemRow.kind == FINISH)
+    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, TaskRow.kind == FINISH)
     query = (
-        select(*turn(session), ItemRow.id, ItemRow.kind, ItemRow.predicted_seconds)
-        .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
-        .join(JobRow, JobRow.id == ItemJobRow.job_id)
-        .where(ItemRow.state == "waiting", ItemRow.kind.in_(kinds), ItemJobRow.wanted, in_time)
-        .where(losses.is_over(ItemRow.not_before, now))
+        select(*turn(session), TaskRow.id, TaskRow.kind, TaskRow.predicted_seconds)
+        .join(TaskJobRow, TaskJobRow.task_id == TaskRow.id)
+        .join(JobRow, JobRow.id == TaskJobRow.job_id)
+        .where(TaskRow.state == "waiting", TaskRow.kind.in_(kinds), TaskJobRow.wanted, in_time)
+        .where(losses.is_over(TaskRow.not_before, now))
         .order_by(
             *in_turn(session),
-            case({kind: place for place, kind in enumerate(kinds)}, value=ItemRow.kind),
+            case({kind: place for place, kind in enumerate(kinds)}, value=TaskRow.kind),
             *oldest_first(),
-            ItemRow.predicted_seconds.desc(),
-            ItemRow.id,
+            TaskRow.predicted_seconds.desc(),
+            TaskRow.id,
         )
         .limit(1)
     )
     if targets is not None:
-        query = query.where(ItemRow.target.is_(None) | ItemRow.target.in_(targets))
+        query = query.where(TaskRow.target.is_(None) | TaskRow.target.in_(targets))
     return session.execute(query).one_or_none()
 
 
-def end_task(session: Session, claim: Claim, values: Mapping[str, object]) -> None:
-    held = session.execute(update(ItemRow).where(_is_held(claim)).values(**values).returning(ItemRow.id)).one_or_none()
+def end_task(session: Session, lease: Lease, values: Mapping[str, object]) -> None:
+    held = session.execute(update(TaskRow).where(_is_held(lease)).values(**values).returning(TaskRow.id)).one_or_none()
     if held is None:
-        raise LostClaim(claim.kind, claim.ref, claim.token)
+        raise LostLease(lease.kind, lease.ref, lease.token)
 
 
-def _is_held(claim: Claim) -> ColumnElement[bool]:
-    return (ItemRow.id == claim.item_id) & (ItemRow.token == claim.token) & (ItemRow.state == "claimed")
+def _is_held(lease: Lease) -> ColumnElement[bool]:
+    return (TaskRow.id == lease.task_id) & (TaskRow.token == lease.token) & (TaskRow.state == "leased")
 
 
 class LeaseWatch:
@@ -170,11 +170,11 @@ class LeaseWatch:
 
     def silent(self, session: Session) -> list[int]:
         """The tasks whose leases are over."""
-        item = core(ItemRow).c
+        task = core(TaskRow).c
         now = clock_of(session).monotonic()
-        claimed = session.execute(select(item.id, item.token, item.lease_expires_at).where(item.state == "claimed"))
+        leased = session.execute(select(task.id, task.token, task.lease_expires_at).where(task.state == "leased"))
         seen = {}
-        for id, token, expires_at in claimed:
+        for id, token, expires_at in leased:
             before = self._seen.get(id)
             unchanged = before is not None and before[:2] == (token, expires_at)
             seen[id] = (token, expires_at, before[2] if before is not None and unchanged else now)

@@ -17,7 +17,7 @@ from sqlalchemy import bindparam, case, exists, func, or_, select, update
 from codegen.predict.compile_cost import MAX_SECONDS
 from storage.database.session import Session
 from storage.database.sql import chunks, core, whole
-from storage.database.tables import LIVE, DemandRow, ItemJobRow, ItemRow, JobRow
+from storage.database.tables import LIVE, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 
 TURN_SECONDS = 4.0
 """Predicted. A third of the longest file: after one, a large job lets a newcomer go first."""
@@ -66,20 +66,20 @@ def spend(session: Session, job_id: str, seconds: float) -> None:
 
 
 def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:
-    job, item, wanting, demand = (core(table).c for table in (JobRow, ItemRow, ItemJobRow, DemandRow))
+    job, task, wanting, pending_build = (core(table).c for table in (JobRow, TaskRow, TaskJobRow, PendingBuildRow))
     others = (job.priority == priority) & job.state.in_(LIVE) & job.id.not_in(seconds)
     with_items = (
         select(wanting.job_id)
-        .join(core(ItemRow), item.id == wanting.item_id)
-        .where(item.state == bindparam("in_state"), wanting.wanted)
+        .join(core(TaskRow), task.id == wanting.task_id)
+        .where(task.state == bindparam("in_state"), wanting.wanted)
     )
 
     def of_others(seconds: Any, which: Any, state: str) -> float | None:
         return session.scalar(select(seconds).where(others, which), {"in_state": state})
 
-    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_items), "claimed")
+    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_items), "leased")
     if under_way is None:
-        demanding = exists().where(demand.job_id == job.id)
+        demanding = exists().where(pending_build.job_id == job.id)
         waiting = of_others(func.max(job.used_seconds), or_(job.id.in_(with_items), demanding), "waiting")
         under_way = None if waiting is None else waiting - MAX_SECONDS
     begins = (

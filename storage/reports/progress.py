@@ -18,19 +18,19 @@ from storage.database.tables import (
     UNBUILT,
     BuildRow,
     CandidateRow,
-    DemandRow,
     DeviceRow,
     GroupRow,
-    ItemJobRow,
-    ItemRow,
     JobProblemRow,
     JobRow,
+    PendingBuildRow,
+    TaskJobRow,
+    TaskRow,
 )
 from storage.entities.devices import live_devices
 from storage.entities.jobs import JobStatus, job_state
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
 from storage.queue.pauses import in_words, pauses
-from storage.transitions.judge import COMPARE_SECONDS, FINISH_SECONDS
+from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS
 from storage.transitions.pending_verification import MEASURE_SECONDS
 
 RECENT_GROUPS = 50
@@ -146,16 +146,16 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
     left.add(True, job.id, measuring * MEASURE_SECONDS * to_compile)
     workers: dict[bool, set[str | None]] = {False: set(), True: set()}
     now = clock_of(session).now()
-    for item in _unended_items(session):
-        on_gpu, seconds = item.kind in ON_GPU, 0.0
-        if item.kind in (VERIFY, MEASURE):
-            seconds = item.predicted_seconds * (measuring if on_gpu else 1.0)
-        if item.state == "claimed":
-            workers[on_gpu].add(item.worker)
-            spent = now - item.started_at
-            done_at_most = each.get(item.kind, item.predicted_seconds * scale if item.kind == COMPILE else seconds)
+    for task in _unended_items(session):
+        on_gpu, seconds = task.kind in ON_GPU, 0.0
+        if task.kind in (VERIFY, MEASURE):
+            seconds = task.predicted_seconds * (measuring if on_gpu else 1.0)
+        if task.state == "leased":
+            workers[on_gpu].add(task.worker)
+            spent = now - task.started_at
+            done_at_most = each.get(task.kind, task.predicted_seconds * scale if task.kind == COMPILE else seconds)
             seconds -= min(spent, done_at_most)
-        left.add(on_gpu, item.job_id, seconds / item.jobs)
+        left.add(on_gpu, task.job_id, seconds / task.jobs)
     return sum(left.before_the_end(on_gpu) / max(1, len(workers[on_gpu])) for on_gpu in (False, True))
 
 
@@ -196,20 +196,20 @@ def _is_planned_in_part(session: Session, job_id: str) -> bool:
 
 def _to_compile(session: Session) -> list[tuple[str, float]]:
     """Predicted seconds that each job has builds pending or compiling for, without what their files cost anyway."""
-    query = select(DemandRow.job_id, func.sum(DemandRow.predicted_seconds)).group_by(DemandRow.job_id)
+    query = select(PendingBuildRow.job_id, func.sum(PendingBuildRow.predicted_seconds)).group_by(PendingBuildRow.job_id)
     return [(job_id, seconds) for job_id, seconds in session.execute(query)]
 
 
 def _unended_items(session: Session) -> Any:
     """Tasks that wait or are leased, once for each job that needs them; `jobs`: how many do."""
-    others = aliased(ItemJobRow)
-    jobs = select(func.count()).where(others.item_id == ItemRow.id, others.wanted).scalar_subquery()
-    columns = (ItemRow.kind, ItemRow.state, ItemRow.worker, ItemRow.started_at, ItemRow.predicted_seconds)
+    others = aliased(TaskJobRow)
+    jobs = select(func.count()).where(others.task_id == TaskRow.id, others.wanted).scalar_subquery()
+    columns = (TaskRow.kind, TaskRow.state, TaskRow.worker, TaskRow.started_at, TaskRow.predicted_seconds)
     return session.execute(
-        select(*columns, ItemJobRow.job_id, jobs.label("jobs"))
-        .join(ItemJobRow, ItemJobRow.item_id == ItemRow.id)
-        .where(ItemRow.state.in_(UNENDED), ItemJobRow.wanted)
-        .where(or_(ItemRow.state == "claimed", ItemRow.kind.in_((VERIFY, MEASURE))))
+        select(*columns, TaskJobRow.job_id, jobs.label("jobs"))
+        .join(TaskJobRow, TaskJobRow.task_id == TaskRow.id)
+        .where(TaskRow.state.in_(UNENDED), TaskJobRow.wanted)
+        .where(or_(TaskRow.state == "leased", TaskRow.kind.in_((VERIFY, MEASURE))))
     )
 
 
@@ -232,9 +232,9 @@ def _observed(session: Session) -> tuple[float, float]:
 def _observed_items(session: Session) -> tuple[dict[str, float], float]:
     """Seconds of comparing and finishing one problem lately; actual over predicted seconds of measuring."""
     recent = [
-        select(ItemRow.kind, ItemRow.started_at, ItemRow.finished_at, ItemRow.predicted_seconds)
-        .where(ItemRow.kind == kind, ItemRow.state == "done", ItemRow.started_at.is_not(None))
-        .order_by(ItemRow.id.desc())
+        select(TaskRow.kind, TaskRow.started_at, TaskRow.finished_at, TaskRow.predicted_seconds)
+        .where(TaskRow.kind == kind, TaskRow.state == "done", TaskRow.started_at.is_not(None))
+        .order_by(TaskRow.id.desc())
         .limit(RECENT_ITEMS)
         .subquery()
         for kind in (COMPARE, FINISH, MEASURE)
@@ -258,8 +258,8 @@ def _jobs_that_verify(session: Session) -> set[str]:
 
 def _unended_problems(session: Session) -> list[tuple[str, int, int]]:
     """Of each live job the problems that are still to be compared, and those still to be finished."""
-    compared = select(ItemRow.id).where(
-        ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String), ItemRow.state.not_in(UNENDED)
+    compared = select(TaskRow.id).where(
+        TaskRow.kind == COMPARE, TaskRow.ref == cast(JobProblemRow.id, String), TaskRow.state.not_in(UNENDED)
     )
     rows = session.execute(
         select(JobProblemRow.job_id, _count_if(and_(~asks_predicted(), ~compared.exists())), func.count())
@@ -279,7 +279,7 @@ def waiting_for(session: Session, job_id: str, live_seconds: float) -> str | Non
 
     A worker without a heartbeat for `live_seconds` counts as gone.
     """
-    finishing = select(ItemRow.id).where(ItemRow.kind == FINISH, ItemRow.ref == cast(JobProblemRow.id, String))
+    finishing = select(TaskRow.id).where(TaskRow.kind == FINISH, TaskRow.ref == cast(JobProblemRow.id, String))
     wanted = session.scalars(
         select(JobProblemRow.device_class)
         .where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~asks_predicted(), ~finishing.exists())

@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, func, select
 from cukiln.types import Seconds
 from storage.database.session import Session, clock_of
 from storage.database.sql import core, rows_among
-from storage.database.tables import GroupRow, ItemJobRow, ItemRow, JobProblemRow
+from storage.database.tables import GroupRow, JobProblemRow, TaskJobRow, TaskRow
 from storage.entities.jobs import JobStatus, job_state
 from storage.queue.attempts import waiting_since
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, VERIFY, group_of_ref
@@ -39,7 +39,7 @@ Attempted = tuple[RowMapping, tuple[Attempt, ...]]
 
 
 @dataclass(frozen=True)
-class TracedItem:
+class TracedTask:
     """`group` (`kernels`: how many, phases, seconds by stage) of a compile, verify or measure task, `problem` (name,
     operator) of a compare or finish task; else None. `phases` of the attempt that did it, as `groups.phases` keeps
     them. `jobs`: for which it is, where they are several."""
@@ -63,7 +63,7 @@ class JobTrace:
     job: JobStatus
     now: float
     seconds: Seconds
-    items: tuple[TracedItem, ...]
+    tasks: tuple[TracedTask, ...]
 
 
 def job_trace(session: Session, job_id: str) -> JobTrace | None:
@@ -72,14 +72,14 @@ def job_trace(session: Session, job_id: str) -> JobTrace | None:
     if job is None or progress is None:
         return None
     now = clock_of(session).now()
-    items = traced_items(session, attempts_for(session, job, now))
-    return JobTrace(job, now, progress.seconds, tuple(items))
+    tasks = traced_tasks(session, attempts_for(session, job, now))
+    return JobTrace(job, now, progress.seconds, tuple(tasks))
 
 
 def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted]:
     """The tasks that the job needed, with those attempts at them that were made while it did, in their order."""
-    wanting = select(ItemJobRow.item_id).where(ItemJobRow.job_id == job.id)
-    rows = session.execute(select(core(ItemRow)).where(ItemRow.id.in_(wanting)).order_by(ItemRow.id)).mappings()
+    wanting = select(TaskJobRow.task_id).where(TaskJobRow.job_id == job.id)
+    rows = session.execute(select(core(TaskRow)).where(TaskRow.id.in_(wanting)).order_by(TaskRow.id)).mappings()
     window = (job.created_at, now if job.finished_at is None else job.finished_at)
     attempted = []
     for row in rows:
@@ -89,7 +89,7 @@ def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted
     return attempted
 
 
-def traced_items(session: Session, attempted: Sequence[Attempted]) -> list[TracedItem]:
+def traced_tasks(session: Session, attempted: Sequence[Attempted]) -> list[TracedTask]:
     """The tasks, with what they work on."""
     groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in attempted if row["kind"] in ON_GROUPS})
     problems = _problems(session, {int(row["ref"]) for row, _ in attempted if row["kind"] in ON_PROBLEMS})
@@ -99,7 +99,7 @@ def traced_items(session: Session, attempted: Sequence[Attempted]) -> list[Trace
         kind, ref, for_jobs = row["kind"], row["ref"], tuple(jobs.get(row["id"], ()))
         group = groups.get(group_of_ref(ref)) if kind in ON_GROUPS else None
         traced.append(
-            TracedItem(
+            TracedTask(
                 **{name: row[name] for name in ("id", "kind", "ref", "target", "predicted_seconds")},
                 attempts=attempts,
                 group=group,
@@ -111,11 +111,11 @@ def traced_items(session: Session, attempted: Sequence[Attempted]) -> list[Trace
     return traced
 
 
-def _jobs(session: Session, item_ids: Sequence[int]) -> dict[int, list[str]]:
+def _jobs(session: Session, task_ids: Sequence[int]) -> dict[int, list[str]]:
     jobs: dict[int, list[str]] = {}
-    query = select(ItemJobRow.item_id, ItemJobRow.job_id).order_by(ItemJobRow.job_id)
-    for item_id, job_id in rows_among(session, query, ItemJobRow.item_id, item_ids):
-        jobs.setdefault(item_id, []).append(job_id)
+    query = select(TaskJobRow.task_id, TaskJobRow.job_id).order_by(TaskJobRow.job_id)
+    for task_id, job_id in rows_among(session, query, TaskJobRow.task_id, task_ids):
+        jobs.setdefault(task_id, []).append(job_id)
     return jobs
 
 

@@ -35,9 +35,9 @@ from storage.database.tables import (
 from storage.entities.jobs import PRIORITIES
 from storage.entities.record_parts import keys_with, rejoin
 from storage.errors import ImportWithdrawn
-from storage.queue.new_tasks import FINISH, NewItem, add_items
+from storage.queue.new_tasks import FINISH, NewTask, add_tasks
 from storage.transfer.withdrawals import clear_withdrawn
-from storage.transitions.judge import FINISH_SECONDS, Finding, write_findings
+from storage.transitions.apply_verdicts import FINISH_SECONDS, CandidateVerdict, write_candidate_verdicts
 from storage.transitions.measure import FINDINGS, PROOFS
 
 BUILD_SCHEMA = 2
@@ -212,10 +212,10 @@ def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Begun:
         return Begun(new.job_id, new=False, finish=[])
     its = problem.c.job_id == new.job_id
     session.execute(update(problem).where(its).values(state="running", planned=True, started_at=now))
-    add_items(
+    add_tasks(
         session,
         [
-            NewItem(FINISH, str(ids[position]), problem.target, (new.job_id,), FINISH_SECONDS)
+            NewTask(FINISH, str(ids[position]), problem.target, (new.job_id,), FINISH_SECONDS)
             for position, problem in enumerate(new.problems)
         ],
     )
@@ -276,11 +276,13 @@ def _insert_candidates(
             }
         )
         findings.append(
-            Finding(problem_id, candidate.candidate, candidate.verdict, candidate.message, candidate.measurement)
+            CandidateVerdict(
+                problem_id, candidate.candidate, candidate.verdict, candidate.message, candidate.measurement
+            )
         )
     insert_new(session, BuildRow, list(builds.values()))
     insert_new(session, CandidateRow, rows)
-    write_findings(session, findings)
+    write_candidate_verdicts(session, findings)
 
 
 def _insert_findings(session: Session, new: Import, imported: Sequence[ImportedCandidate]) -> None:

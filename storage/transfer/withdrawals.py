@@ -16,7 +16,7 @@ from cukiln.types import ImportPage, ImportReport
 from storage.database.cursors import read_page
 from storage.database.session import Database, Session, clock_of
 from storage.database.sql import core
-from storage.database.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, ItemJobRow, JobRow
+from storage.database.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, JobRow, TaskJobRow
 from storage.entities.record_parts import keys_with, rejoin
 from storage.maintenance.retention import remove_part
 
@@ -111,7 +111,7 @@ def _job(session: Session, import_id: str) -> None:
 
 def _half_imported(session: Session, now: float) -> Part | None:
     """A job that was not imported as a whole: it is withdrawn, unless the import continues after all."""
-    nothing_to_do = ~exists().where(ItemJobRow.job_id == JobRow.id)
+    nothing_to_do = ~exists().where(TaskJobRow.job_id == JobRow.id)
     half = and_(JobRow.state == "queued", JobRow.created_at < now - IMPORT_SECONDS, nothing_to_do)
     standing = exists().where(ImportRow.id == JobRow.id, ImportRow.withdrawn_at.is_(None))
     job_id = session.scalar(select(JobRow.id).where(half, standing).limit(1))

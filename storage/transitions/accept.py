@@ -13,7 +13,7 @@ from storage.database.session import Session, clock_of
 from storage.database.sql import core
 from storage.database.tables import JobProblemRow, JobRow
 from storage.entities.jobs import PRIORITIES, Priority
-from storage.queue.new_tasks import PLAN, NewItem, add_items, plan_ref
+from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 
 PLAN_CHUNK = 32
 """Problems of one plan task: few enough to spread a large job over the planners and to show progress."""
@@ -49,12 +49,12 @@ class NewJob:
 
 @dataclass(frozen=True)
 class CreatedJob:
-    """`items`: plan tasks that now wait; none when everything was cached, and the job is done."""
+    """`tasks`: plan tasks that now wait; none when everything was cached, and the job is done."""
 
     id: str
     state: JobState
     cached: bool
-    items: int
+    tasks: int
 
 
 def create_job(session: Session, new: NewJob) -> CreatedJob:
@@ -70,14 +70,14 @@ def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
     now = clock_of(session).now()
     ids = [clock_of(session).new_id() for _ in jobs]
     session.execute(insert(core(JobRow)), [_job_row(job_id, new, now) for job_id, new in zip(ids, jobs, strict=True)])
-    problems, items, created = [], [], []
+    problems, tasks, created = [], [], []
     for job_id, new in zip(ids, jobs, strict=True):
         problems += [_problem_row(job_id, position, problem, now) for position, problem in enumerate(new.problems)]
         places = _chunks_to_plan(new.problems)
-        items += [NewItem(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in places]
+        tasks += [NewTask(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in places]
         created.append(CreatedJob(job_id, "done" if new.cached else "queued", new.cached, len(places)))
     session.execute(insert(core(JobProblemRow)), problems)
-    add_items(session, items)
+    add_tasks(session, tasks)
     return created
 
 

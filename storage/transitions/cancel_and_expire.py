@@ -22,12 +22,12 @@ from storage.database.tables import (
     PENDING_OR_GIVEN_UP,
     BuildRow,
     CandidateRow,
-    DemandRow,
     GroupRow,
-    ItemJobRow,
-    ItemRow,
     JobProblemRow,
     JobRow,
+    PendingBuildRow,
+    TaskJobRow,
+    TaskRow,
 )
 from storage.entities.jobs import JobStatus, job_state
 from storage.queue.losses import LOST
@@ -42,16 +42,16 @@ from storage.queue.new_tasks import (
     group_of_ref,
     parse_plan_ref,
 )
-from storage.transitions.judge import (
-    Finding,
+from storage.transitions.apply_verdicts import (
+    CandidateVerdict,
+    add_next_steps,
     compile_failures,
-    finish_judged,
     give_verdicts,
     of_problems,
     skip_lost,
-    write_findings,
+    write_candidate_verdicts,
 )
-from storage.transitions.pending_builds import abandon_group, drop_demands, drop_unneeded, forget_given_up
+from storage.transitions.pending_builds import abandon_group, drop_pending_builds, drop_unneeded, forget_given_up
 
 SEARCH = (PLAN, COMPILE, VERIFY, MEASURE, COMPARE)
 """The kinds that a spent budget ends; what has a verdict by then is finished."""
@@ -81,7 +81,7 @@ def settle_job(session: Session, job_id: str) -> str | None:
     if ended is None:
         return None
     # Results of other jobs, or losses, may have given its candidates their verdicts before its own tasks began.
-    end_items(session, job_id, SEARCH)
+    end_tasks(session, job_id, SEARCH)
     return state
 
 
@@ -92,17 +92,17 @@ def expire_budgets(session: Session) -> list[str]:
     """
     now = clock_of(session).now()
     wanting = exists().where(
-        ItemJobRow.job_id == JobRow.id,
-        ItemJobRow.wanted,
-        ItemRow.id == ItemJobRow.item_id,
-        ItemRow.kind.in_(SEARCH),
-        ItemRow.state.in_(UNENDED),
+        TaskJobRow.job_id == JobRow.id,
+        TaskJobRow.wanted,
+        TaskRow.id == TaskJobRow.task_id,
+        TaskRow.kind.in_(SEARCH),
+        TaskRow.state.in_(UNENDED),
     )
-    demanding = exists().where(DemandRow.job_id == JobRow.id)
+    demanding = exists().where(PendingBuildRow.job_id == JobRow.id)
     query = select(JobRow.id).where(JobRow.state == "running", JobRow.deadline <= now, or_(wanting, demanding))
     jobs = list(session.scalars(query.order_by(JobRow.id)))
     for job_id in jobs:
-        end_items(session, job_id, SEARCH)
+        end_tasks(session, job_id, SEARCH)
     return jobs
 
 
@@ -117,7 +117,7 @@ def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
     late = and_(JobRow.state.in_(LIVE), JobRow.deadline <= now)
     over = and_(JobRow.state.not_in(LIVE), JobRow.finished_at > since)
     return (
-        _demands(session, or_(late, over))
+        _pending_builds(session, or_(late, over))
         or _unsearched(session, late)
         or _unjudged(session, late, over)
         or _given_up(session)
@@ -125,11 +125,11 @@ def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
     )
 
 
-def _demands(session: Session, ended: ColumnElement[bool]) -> Part | None:
+def _pending_builds(session: Session, ended: ColumnElement[bool]) -> Part | None:
     """Of jobs that have ended or are out of time."""
-    demanding = exists().where(DemandRow.job_id == JobRow.id)
+    demanding = exists().where(PendingBuildRow.job_id == JobRow.id)
     job_id = session.scalar(select(JobRow.id).where(ended, demanding).limit(1))
-    return None if job_id is None else lambda session: drop_demands(session, job_id, CLEARED_AT_ONCE)
+    return None if job_id is None else lambda session: drop_pending_builds(session, job_id, CLEARED_AT_ONCE)
 
 
 def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
@@ -137,8 +137,8 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
     problem = core(JobProblemRow).c
     ref = cast(problem.id, String)
     continuing = exists().where(
-        ItemRow.ref == ref,
-        or_(ItemRow.kind == FINISH, and_(ItemRow.kind == COMPARE, ItemRow.state.in_(UNENDED))),
+        TaskRow.ref == ref,
+        or_(TaskRow.kind == FINISH, and_(TaskRow.kind == COMPARE, TaskRow.state.in_(UNENDED))),
     )
     rows = session.execute(
         select(problem.id, JobRow.budget_seconds)
@@ -155,7 +155,7 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
             error = f"{_budget(budget)} its search space was lowered"
             unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
             session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
-        finish_judged(session, [row.id for row in rows])
+        add_next_steps(session, [row.id for row in rows])
 
     return part
 
@@ -194,9 +194,11 @@ def _skip_some(session: Session, job_id: str, problems: ColumnElement[bool], rea
         .where(problems, candidate.verdict.is_(None))
         .limit(CLEARED_AT_ONCE)
     ).all()
-    write_findings(session, [Finding(row.job_problem_id, row.candidate, "skipped", reason) for row in rows])
+    write_candidate_verdicts(
+        session, [CandidateVerdict(row.job_problem_id, row.candidate, "skipped", reason) for row in rows]
+    )
     drop_unneeded(session, job_id, sorted({row.build for row in rows}))
-    finish_judged(session, {row.job_problem_id for row in rows})
+    add_next_steps(session, {row.job_problem_id for row in rows})
 
 
 def _given_up(session: Session) -> Part | None:
@@ -212,7 +214,7 @@ def _given_up(session: Session) -> Part | None:
     def part(session: Session) -> None:
         reasons = {id: str(log) for id, log in session.execute(query)}
         touched = skip_lost(session, reasons, true(), CLEARED_AT_ONCE)
-        finish_judged(session, touched)
+        add_next_steps(session, touched)
         if len(touched) < CLEARED_AT_ONCE:
             forget_given_up(session, list(reasons))
 
@@ -221,11 +223,11 @@ def _given_up(session: Session) -> Part | None:
 
 def _failed_judging(session: Session, since: float) -> Part | None:
     """Candidates of verify and measure tasks that failed for good."""
-    item, build, candidate = (core(table).c for table in (ItemRow, BuildRow, CandidateRow))
+    task, build, candidate = (core(table).c for table in (TaskRow, BuildRow, CandidateRow))
     rows = session.execute(
-        select(item.id, item.kind, item.ref, item.target, item.error)
-        .where(item.kind.in_((VERIFY, MEASURE)), item.state == "failed", item.finished_at > since)
-        .order_by(item.id)
+        select(task.id, task.kind, task.ref, task.target, task.error)
+        .where(task.kind.in_((VERIFY, MEASURE)), task.state == "failed", task.finished_at > since)
+        .order_by(task.id)
     )
     for row in rows:
         asked = of_problems(asks_predicted() if row.kind == VERIFY else JobProblemRow.device_class == row.target)
@@ -235,7 +237,7 @@ def _failed_judging(session: Session, since: float) -> Part | None:
             .where(build.group_id == group_of_ref(row.ref), candidate.verdict.is_(None))
             .where(or_(build.state.in_(COMPILE_FAILURES), and_(build.state == "ok", asked)))
             # Evaluated once more when it is cleared: a later job has the task tried again.
-            .where(exists().where(item.id == row.id, item.state == "failed"))
+            .where(exists().where(task.id == row.id, task.state == "failed"))
         )
         if session.scalar(waiting.limit(1)) is not None:
             return partial(_skip_judging, waiting=waiting, asked=asked, reason=row.error)
@@ -248,7 +250,7 @@ def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool],
     touched = give_verdicts(session, failed, true(), CLEARED_AT_ONCE)
     compiled = {id: ("skipped", reason) for id in ids if id not in failed}
     touched += give_verdicts(session, compiled, asked, CLEARED_AT_ONCE)
-    finish_judged(session, touched)
+    add_next_steps(session, touched)
 
 
 def _without_verdict() -> ColumnElement[bool]:
@@ -272,27 +274,27 @@ def give_up(session: Session, kind: str, ref: str, error: str) -> None:
         if job is not None:
             _fail_problems(session, job, JobProblemRow.id == int(ref), error)
     elif kind == COMPARE:
-        finish_judged(session, [int(ref)])
+        add_next_steps(session, [int(ref)])
 
 
-def end_items(session: Session, job_id: str, kinds: Sequence[str]) -> None:
+def end_tasks(session: Session, job_id: str, kinds: Sequence[str]) -> None:
     """The job needs no tasks of these kinds any more; what no other job needs is cancelled."""
     now = clock_of(session).now()
-    item, wanting = core(ItemRow).c, core(ItemJobRow).c
-    of_job = select(wanting.item_id).where(wanting.job_id == job_id, wanting.wanted)
-    unended = item.id.in_(of_job) & item.state.in_(UNENDED) & item.kind.in_(kinds)
-    ids = list(session.scalars(select(item.id).where(unended)))
+    task, wanting = core(TaskRow).c, core(TaskJobRow).c
+    of_job = select(wanting.task_id).where(wanting.job_id == job_id, wanting.wanted)
+    unended = task.id.in_(of_job) & task.state.in_(UNENDED) & task.kind.in_(kinds)
+    ids = list(session.scalars(select(task.id).where(unended)))
     for some in chunks(ids):
         session.execute(
-            update(core(ItemJobRow)).where(wanting.job_id == job_id, wanting.item_id.in_(some)).values(wanted=False)
+            update(core(TaskJobRow)).where(wanting.job_id == job_id, wanting.task_id.in_(some)).values(wanted=False)
         )
-        unwanted = item.id.in_(some) & ~exists().where(wanting.item_id == item.id, wanting.wanted)
+        unwanted = task.id.in_(some) & ~exists().where(wanting.task_id == task.id, wanting.wanted)
         # The token stays: `renew` reports to its worker that the task was cancelled, not lost.
         cancelled = session.execute(
-            update(core(ItemRow))
+            update(core(TaskRow))
             .where(unwanted)
             .values(state="cancelled", finished_at=now, lease_expires_at=None)
-            .returning(item.kind, item.ref)
+            .returning(task.kind, task.ref)
         ).all()
         groups = [row.ref for row in cancelled if row.kind == COMPILE]
         session.execute(
@@ -331,5 +333,5 @@ def cancel_job(session: Session, job_id: str) -> JobStatus | None:
     if session.scalar(update(JobRow).where(live).values(**ended).returning(JobRow.id)) is not None:
         problems = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
         session.execute(update(JobProblemRow).where(problems).values(**ended))
-        end_items(session, job_id, (*SEARCH, FINISH))
+        end_tasks(session, job_id, (*SEARCH, FINISH))
     return job_state(session, job_id)

@@ -16,10 +16,16 @@ from storage.database.tables import BuildRow, GroupRow
 from storage.entities.builds import Build, known_builds
 from storage.entities.groups import Group, GroupKernel, compiled_for, kernels_of, load_group
 from storage.entities.stage_times import Spent, by_phase, shares
-from storage.queue.tasks import Claim, complete, hold
-from storage.transitions.judge import JUDGED_AT_ONCE, Judged
+from storage.queue.tasks import Lease, complete, require_lease
+from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, NextStep
 from storage.transitions.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
-from storage.transitions.pending_verification import Unjudged, Versions, add_judging, judge_known, unjudged
+from storage.transitions.pending_verification import (
+    Unverified,
+    Versions,
+    add_verification,
+    apply_known_verdicts,
+    unverified,
+)
 
 BUILDS_AT_ONCE = 16
 """Outcomes of one transaction."""
@@ -54,22 +60,22 @@ class GroupFiles:
     compile: StageSeconds = field(default_factory=StageSeconds)
 
 
-def record_builds(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
-    """Write the outcome of some of a group's builds: no job waits for their compile any more. Raises `LostClaim`, and
+def record_builds(session: Session, lease: Lease, outcomes: Sequence[BuildOutcome]) -> None:
+    """Write the outcome of some of a group's builds: no job waits for their compile any more. Raises `LostLease`, and
     `ValueError` for a build that compiled and has no library."""
-    hold(session, claim)
+    require_lease(session, lease)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
-        raise ValueError(f"group {claim.ref}: compiled, but without a library: {', '.join(lacking)}")
+        raise ValueError(f"group {lease.ref}: compiled, but without a library: {', '.join(lacking)}")
     if outcomes:
-        _write_outcomes(session, claim, outcomes)
+        _write_outcomes(session, lease, outcomes)
     fulfil(session, [outcome.build for outcome in outcomes])
 
 
-def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutcome]) -> None:
+def _write_outcomes(session: Session, lease: Lease, outcomes: Sequence[BuildOutcome]) -> None:
     build = core(BuildRow)
     session.execute(
         update(build)
-        .where(build.c.id == bindparam("of_build"), build.c.state == "compiling", build.c.group_id == claim.ref)
+        .where(build.c.id == bindparam("of_build"), build.c.state == "compiling", build.c.group_id == lease.ref)
         .values(
             state=bindparam("became"),
             suspect=None,
@@ -94,46 +100,46 @@ def _write_outcomes(session: Session, claim: Claim, outcomes: Sequence[BuildOutc
     )
 
 
-def judge_group(session: Session, claim: Claim, versions: Versions) -> tuple[list[Judged], bool]:
-    """`judge_known` of the slices that the task's group has compiled, in whichever group. Raises `LostClaim`."""
-    hold(session, claim)
+def apply_group_verdicts(session: Session, lease: Lease, versions: Versions) -> tuple[list[NextStep], bool]:
+    """`apply_known_verdicts` of what the task's group has compiled, in whichever group. Raises `LostLease`."""
+    require_lease(session, lease)
     build = core(BuildRow).c
-    slices = select(build.slice).where(build.group_id == claim.ref)
+    slices = select(build.slice).where(build.group_id == lease.ref)
     builds = session.scalars(select(build.id).where(build.slice.in_(slices)).order_by(build.id))
-    return judge_known(session, builds, versions, most=JUDGED_AT_ONCE)
+    return apply_known_verdicts(session, builds, versions, most=VERDICTS_AT_ONCE)
 
 
-def what_follows(session: Session, claim: Claim, made: GroupFiles) -> tuple[list[Unjudged], Spent]:
+def what_follows(session: Session, lease: Lease, made: GroupFiles) -> tuple[list[Unverified], Spent]:
     """Which candidates wait for the group's builds, and what each problem has spent on it. Read when all outcomes are
     recorded, before the group is completed: it may be a lot. A job that comes later finds its builds compiled."""
     build = core(BuildRow).c
-    rows = session.execute(select(build.id, build.state).where(build.group_id == claim.ref)).all()
-    jobs = compiled_for(session, claim.ref)
+    rows = session.execute(select(build.id, build.state).where(build.group_id == lease.ref)).all()
+    jobs = compiled_for(session, lease.ref)
     stages = {"codegen": made.codegen, "compile": made.compile, **by_phase(made.phases)}
-    waiting = unjudged(session, [row.id for row in rows if row.state == "ok"])
+    waiting = unverified(session, [row.id for row in rows if row.state == "ok"])
     return waiting, shares(session, jobs, [row.id for row in rows], stages, waited=jobs)
 
 
 def complete_group(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     made: GroupFiles,
-    waiting: Iterable[Unjudged] = (),
+    waiting: Iterable[Unverified] = (),
     error: str | None = None,
     max_attempts: int = MAX_ATTEMPTS,
 ) -> list[tuple[str, str | None]]:
     """Complete a compile task: the group's blobs and times, and the tasks that verify or measure what is `waiting`.
     Builds whose outcome was not recorded failed together with `error`, which names none of them: they are pending
-    again, as suspects. Returns (kind, target) of the tasks that wait now. Raises `LostClaim`."""
-    complete(session, claim)
+    again, as suspects. Returns (kind, target) of the tasks that wait now. Raises `LostLease`."""
+    complete(session, lease)
     group = core(GroupRow).c
     blobs = {name: getattr(made, name) for name in ("source", "log", "library", "cubin", "ptx", "sass")}
-    in_queue = claim.waited_seconds
+    in_queue = lease.waited_seconds
     # Relative to the lease, as the others: it ended when they began.
     spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
     session.execute(
         update(core(GroupRow))
-        .where(group.id == claim.ref)
+        .where(group.id == lease.ref)
         .values(
             state="compiled" if error is None else "failed",
             finished_at=clock_of(session).now(),
@@ -143,8 +149,8 @@ def complete_group(
             **blobs,
         )
     )
-    return_builds(session, claim.ref, error or "its file left it out", max_attempts)
-    return add_judging(session, waiting)
+    return_builds(session, lease.ref, error or "its file left it out", max_attempts)
+    return add_verification(session, waiting)
 
 
 def group_report(session: Session, group_id: str) -> GroupReport | None:

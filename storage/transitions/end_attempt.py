@@ -13,11 +13,11 @@ from sqlalchemy import select, update
 
 from storage.database.session import Session, clock_of
 from storage.database.sql import core
-from storage.database.tables import GroupRow, ItemRow
+from storage.database.tables import GroupRow, TaskRow
 from storage.queue import losses
 from storage.queue.attempts import waits_again
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of
-from storage.queue.tasks import Claim, end_task, hold
+from storage.queue.tasks import Lease, end_task, require_lease
 from storage.transitions.cancel_and_expire import give_up
 from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose_group
 
@@ -27,7 +27,7 @@ class Expired:
     """A task whose lease ran out; `state`: waiting (for the next attempt), failed (it was lost too often) or lost (a
     group, whose builds are pending again). `jobs`: that needed it."""
 
-    item_id: int
+    task_id: int
     kind: str
     ref: str
     target: str | None
@@ -35,21 +35,21 @@ class Expired:
     state: str
 
 
-def release(session: Session, claim: Claim) -> None:
+def release(session: Session, lease: Lease) -> None:
     """Return the task unchanged, as an orderly shutdown does; the attempt does not count."""
-    if claim.kind == COMPILE:
-        _end_group(session, claim, "released")
-        abandon_group(session, claim.ref)
+    if lease.kind == COMPILE:
+        _end_group(session, lease, "released")
+        abandon_group(session, lease.ref)
     else:
-        again = waits_again(session, claim.item_id, "released")
-        end_task(session, claim, {**again, "attempt": claim.attempt - 1, "losses": min(claim.losses, losses.TOGETHER)})
+        again = waits_again(session, lease.task_id, "released")
+        end_task(session, lease, {**again, "attempt": lease.attempt - 1, "losses": min(lease.losses, losses.TOGETHER)})
 
 
-def lose(session: Session, claim: Claim, error: str) -> str:
+def lose(session: Session, lease: Lease, error: str) -> str:
     """The machine failed the attempt, which does not count (`storage.queue.losses`). Returns "paused", or "failed"
-    where it was lost too often. Raises `LostClaim`."""
-    hold(session, claim)
-    row = session.execute(select(core(ItemRow)).where(ItemRow.id == claim.item_id)).one()
+    where it was lost too often. Raises `LostLease`."""
+    require_lease(session, lease)
+    row = session.execute(select(core(TaskRow)).where(TaskRow.id == lease.task_id)).one()
     return "failed" if _lose(session, row, error) == "failed" else "paused"
 
 
@@ -70,7 +70,7 @@ def _lose(session: Session, row: Any, error: str) -> str:
         values["losses"] = many
     # Where it does not wait, the worker of the attempt stays: it shows where the task was.
     ended = {**values, "state": state, "token": None, "error": error}
-    session.execute(update(core(ItemRow)).where(core(ItemRow).c.id == row.id).values(**ended))
+    session.execute(update(core(TaskRow)).where(core(TaskRow).c.id == row.id).values(**ended))
     if state == "lost":
         _set_group(session, row.ref, "lost", now)
         lose_group(session, row.ref, error)
@@ -79,27 +79,27 @@ def _lose(session: Session, row: Any, error: str) -> str:
     return state
 
 
-def fail(session: Session, claim: Claim, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
+def fail(session: Session, lease: Lease, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
     """End the attempt. Returns "waiting" where another one may follow, else "failed": what depends on it is settled.
     The builds of a compile task are pending again, as suspects."""
-    if claim.kind == COMPILE:
-        _end_group(session, claim, "failed", error)
-        abandon_group(session, claim.ref, error, max_attempts if retry else 1)
+    if lease.kind == COMPILE:
+        _end_group(session, lease, "failed", error)
+        abandon_group(session, lease.ref, error, max_attempts if retry else 1)
         return "waiting"
     now = clock_of(session).now()
-    if retry and claim.attempt < max_attempts:
-        end_task(session, claim, {**waits_again(session, claim.item_id, "failed"), "error": error})
+    if retry and lease.attempt < max_attempts:
+        end_task(session, lease, {**waits_again(session, lease.task_id, "failed"), "error": error})
         return "waiting"
-    end_task(session, claim, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
-    give_up(session, claim.kind, claim.ref, error)
+    end_task(session, lease, {"state": "failed", "finished_at": now, "lease_expires_at": None, "error": error})
+    give_up(session, lease.kind, lease.ref, error)
     return "failed"
 
 
 def expire_leases(session: Session, silent: Collection[int] | None = None) -> list[Expired]:
     """End the leases of dead workers, as `lose` does: of the tasks in `silent` (`storage.queue.tasks.LeaseWatch`), else
     those that are over by this machine's clock."""
-    over = ItemRow.lease_expires_at < clock_of(session).now() if silent is None else ItemRow.id.in_(silent)
-    late = session.execute(select(core(ItemRow)).where(ItemRow.state == "claimed", over).order_by(ItemRow.id)).all()
+    over = TaskRow.lease_expires_at < clock_of(session).now() if silent is None else TaskRow.id.in_(silent)
+    late = session.execute(select(core(TaskRow)).where(TaskRow.state == "leased", over).order_by(TaskRow.id)).all()
     expired = []
     for row in late:
         state = _lose(session, row, f"worker {row.worker} stopped answering")
@@ -107,10 +107,10 @@ def expire_leases(session: Session, silent: Collection[int] | None = None) -> li
     return expired
 
 
-def _end_group(session: Session, claim: Claim, state: str, error: str | None = None) -> None:
+def _end_group(session: Session, lease: Lease, state: str, error: str | None = None) -> None:
     now = clock_of(session).now()
-    end_task(session, claim, {"state": state, "finished_at": now, "lease_expires_at": None, "error": error})
-    _set_group(session, claim.ref, state, now)
+    end_task(session, lease, {"state": state, "finished_at": now, "lease_expires_at": None, "error": error})
+    _set_group(session, lease.ref, state, now)
 
 
 def _set_group(session: Session, group_id: str, state: str, now: float) -> None:

@@ -10,10 +10,10 @@ from sqlalchemy import update
 
 from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
-from storage.database.tables import LIVE, ItemRow, JobProblemRow
+from storage.database.tables import LIVE, JobProblemRow, TaskRow
 from storage.entities.stage_times import add_seconds, by_phase
-from storage.errors import LostClaim
-from storage.queue.tasks import Claim, complete
+from storage.errors import LostLease
+from storage.queue.tasks import Lease, complete
 from storage.transitions.cancel_and_expire import settle_job
 
 
@@ -27,7 +27,7 @@ class FinishedProblem:
 
 def finish_problem(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     *,
     winner: str | None,
     error: str | None,
@@ -37,12 +37,12 @@ def finish_problem(
     """End the problem of a finish task: done with a winner (a candidate id), or failed with the reason.
 
     Completes the task and closes the job with its last problem. `extra_seconds`: what finishing itself spent, by
-    stage, `phases`: within it, as in `storage.database.tables.GroupRow`. Raises `LostClaim`.
+    stage, `phases`: within it, as in `storage.database.tables.GroupRow`. Raises `LostLease`.
     """
     if (winner is None) == (error is None):
         raise ValueError("a finished problem has either a winner or an error")
-    complete(session, claim)
-    problem_id = int(claim.ref)
+    complete(session, lease)
+    problem_id = int(lease.ref)
     state = "failed" if winner is None else "done"
     why = error or JobProblemRow.error  # the note on what was lost or skipped stays
     job_id = session.scalar(
@@ -52,8 +52,8 @@ def finish_problem(
         .returning(JobProblemRow.job_id)
     )
     if job_id is None:
-        raise LostClaim(claim.kind, claim.ref, claim.token)
-    session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(phases=[dict(phase) for phase in phases]))
-    waiting = {"queue": StageSeconds(wall=claim.waited_seconds)}
+        raise LostLease(lease.kind, lease.ref, lease.token)
+    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(phases=[dict(phase) for phase in phases]))
+    waiting = {"queue": StageSeconds(wall=lease.waited_seconds)}
     add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
     return FinishedProblem(job_id, settle_job(session, job_id))

@@ -20,11 +20,11 @@ from sqlalchemy import exists, func, insert, select, update
 from codegen.predict.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERNELS, MAX_SECONDS, files_that_pay
 from storage.database.session import Session, clock_of
 from storage.database.sql import core
-from storage.database.tables import BuildRow, DemandRow, GroupRow, ItemJobRow, ItemRow, JobRow
+from storage.database.tables import BuildRow, GroupRow, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 from storage.queue.new_tasks import COMPILE, FINISH, VERIFY
 from storage.queue.turns import Turn, in_turn, oldest_first, turn, turn_of
-from storage.transitions.judge import has_time_left
-from storage.transitions.pending_builds import build, demand, is_pending, pending_of_live_jobs
+from storage.transitions.apply_verdicts import has_time_left
+from storage.transitions.pending_builds import build, is_pending, pending_build, pending_of_live_jobs
 
 WORTHWHILE_SECONDS = 4 * FIXED_SECONDS
 """Of kernels in a file, while other workers are busy anyway: at most a fifth of it is what any file costs."""
@@ -78,22 +78,22 @@ def lease_builds(
 
 
 def _has_pending(targets: Sequence[str] | None, toolchain: str | None, now: float) -> Any:
-    pending = exists().where(demand.job_id == JobRow.id, demand.build == build.id, is_pending(now))
+    pending = exists().where(pending_build.job_id == JobRow.id, pending_build.build == build.id, is_pending(now))
     return _that_fit(pending, targets, toolchain).correlate(JobRow)
 
 
 def _that_fit(query: Any, targets: Sequence[str] | None, toolchain: str | None) -> Any:
-    """Of rows of `demands` those for these targets and this toolchain; None: for any."""
+    """Of rows of `pending_builds` those for these targets and this toolchain; None: for any."""
     if targets is not None:
-        query = query.where(demand.target.in_(targets))
-    return query if toolchain is None else query.where(demand.toolchain == toolchain)
+        query = query.where(pending_build.target.in_(targets))
+    return query if toolchain is None else query.where(pending_build.toolchain == toolchain)
 
 
 def _pending_of(job_id: str, now: float) -> Any:
     return (
         select(core(BuildRow))
-        .join(core(DemandRow), demand.build == build.id)
-        .where(demand.job_id == job_id, is_pending(now))
+        .join(core(PendingBuildRow), pending_build.build == build.id)
+        .where(pending_build.job_id == job_id, is_pending(now))
     )
 
 
@@ -108,11 +108,11 @@ def _longest_file(session: Session, first: Any, limits: FileLimits, now: float) 
     """Predicted seconds that a file should take now. What is pending is divided by all workers, so files become shorter
     towards the end; but not so short that they are not worthwhile, unless idle workers take the rest side by side. More
     builds than fill a file for each worker need not be counted."""
-    place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
+    place = (pending_build.target == first.target) & (pending_build.toolchain == first.toolchain)
     some = pending_of_live_jobs(now).where(place).distinct().limit(limits.workers * limits.kernels)
     seconds: float = sum(row.predicted_seconds for row in session.execute(some))
     busy = select(func.count()).where(
-        ItemRow.state == "claimed", ItemRow.kind.in_((COMPILE, VERIFY, FINISH)), ItemRow.target == first.target
+        TaskRow.state == "leased", TaskRow.kind.in_((COMPILE, VERIFY, FINISH)), TaskRow.target == first.target
     )
     files = files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
     share = max(seconds / limits.workers, min(WORTHWHILE_SECONDS, seconds / files))
@@ -136,8 +136,10 @@ def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLi
 
 
 def _longest_of(session: Session, job_id: str, first: Any, most: int, now: float) -> list[Any]:
-    place = (demand.target == first.target) & (demand.toolchain == first.toolchain)
-    longest = _pending_of(job_id, now).where(place, build.suspect.is_(None)).order_by(demand.predicted_seconds.desc())
+    place = (pending_build.target == first.target) & (pending_build.toolchain == first.toolchain)
+    longest = (
+        _pending_of(job_id, now).where(place, build.suspect.is_(None)).order_by(pending_build.predicted_seconds.desc())
+    )
     return list(session.execute(longest.limit(most)))
 
 
@@ -205,7 +207,7 @@ def _record(session: Session, builds: Sequence[Any], first: Any, now: float) -> 
         )
     )
     session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="compiling", group_id=group_id))
-    item = {
+    task = {
         "kind": COMPILE,
         "ref": group_id,
         "target": first.target,
@@ -215,25 +217,25 @@ def _record(session: Session, builds: Sequence[Any], first: Any, now: float) -> 
         "created_at": now - max(waited for waited, _ in jobs.values()),
         "available_at": None,
     }
-    item_id: int = session.execute(insert(core(ItemRow)).values(**item).returning(core(ItemRow).c.id)).scalar_one()
+    task_id: int = session.execute(insert(core(TaskRow)).values(**task).returning(core(TaskRow).c.id)).scalar_one()
     session.execute(
-        insert(core(ItemJobRow)),
+        insert(core(TaskJobRow)),
         [
-            {"item_id": item_id, "job_id": job, "wanted": True, "waited_seconds": waited}
+            {"task_id": task_id, "job_id": job, "wanted": True, "waited_seconds": waited}
             for job, (waited, _) in jobs.items()
         ],
     )
-    return item_id, {job: seconds for job, (_, seconds) in jobs.items()}
+    return task_id, {job: seconds for job, (_, seconds) in jobs.items()}
 
 
 def _jobs(session: Session, builds: Sequence[Any], now: float) -> dict[str, tuple[float, float]]:
     """The jobs with time left that need these builds: how long the first of each has been pending, and the job's part
     of the predicted seconds. A build that several need is shared evenly, and so is what the file costs anyway."""
     rows = session.execute(
-        select(demand.job_id, demand.build, demand.wanted_at)
-        .join(JobRow, JobRow.id == demand.job_id)
-        .where(demand.build.in_([row.id for row in builds]), has_time_left(now))
-        .order_by(demand.job_id)
+        select(pending_build.job_id, pending_build.build, pending_build.wanted_at)
+        .join(JobRow, JobRow.id == pending_build.job_id)
+        .where(pending_build.build.in_([row.id for row in builds]), has_time_left(now))
+        .order_by(pending_build.job_id)
     ).all()
     seconds = {row.id: row.predicted_seconds for row in builds}
     users: dict[str, int] = {}

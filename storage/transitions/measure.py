@@ -13,26 +13,26 @@ from cukiln.types import StageSeconds
 from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
 from storage.database.sql import chunks, core, insert_new, one_of, rows_among
-from storage.database.tables import LIVE, BuildRow, CandidateRow, ItemRow, JobProblemRow, MeasurementRow, VerdictRow
+from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, MeasurementRow, TaskRow, VerdictRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
-from storage.errors import LostClaim
+from storage.errors import LostLease
 from storage.queue.new_tasks import group_of_ref
-from storage.queue.tasks import Claim, complete, go_on_alone, hold
-from storage.transitions.judge import (
-    JUDGED_AT_ONCE,
-    Finding,
-    Judged,
-    condemn,
-    finish_judged,
+from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
+from storage.transitions.apply_verdicts import (
+    VERDICTS_AT_ONCE,
+    CandidateVerdict,
+    NextStep,
+    add_next_steps,
     give_verdicts,
+    invalidate,
     note_lost,
     of_problems,
-    write_findings,
+    write_candidate_verdicts,
 )
 from storage.transitions.pending_builds import MAX_ATTEMPTS
-from storage.transitions.pending_verification import add_judging, unjudged
+from storage.transitions.pending_verification import add_verification, unverified
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS
@@ -123,70 +123,72 @@ def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, flo
 
 
 def record_measured(
-    session: Session, claim: Claim, results: Sequence[Measured], *, driver: str, plans: PlanVersions
+    session: Session, lease: Lease, results: Sequence[Measured], *, driver: str, plans: PlanVersions
 ) -> None:
-    """Write verdicts and times, and add the seconds; `judge_results` comes next. Results of a task that was cancelled
-    meanwhile are kept: they are as valid for the code. Raises `LostClaim` where another attempt has the lease, and
-    `ValueError` for a result that is right and without times, or the reverse."""
-    token, state = session.execute(select(ItemRow.token, ItemRow.state).where(ItemRow.id == claim.item_id)).one()
-    if token != claim.token or state not in ("claimed", "cancelled"):
-        raise LostClaim(claim.kind, claim.ref, claim.token)
+    """Write verdicts and times, and add the seconds; `apply_measured_verdicts` comes next. Results of a task that was
+    cancelled meanwhile are kept: they are as valid for the code. Raises `LostLease` where another attempt has the
+    lease, and `ValueError` for a result that is right and without times, or the reverse."""
+    token, state = session.execute(select(TaskRow.token, TaskRow.state).where(TaskRow.id == lease.task_id)).one()
+    if token != lease.token or state not in ("leased", "cancelled"):
+        raise LostLease(lease.kind, lease.ref, lease.token)
     if torn := [result.candidate for result in results if (result.verdict == "ok") != (result.measurement is not None)]:
-        raise ValueError(f"{claim.kind} {claim.ref}: right and without times, or the reverse: {', '.join(torn)}")
+        raise ValueError(f"{lease.kind} {lease.ref}: right and without times, or the reverse: {', '.join(torn)}")
     # What outlives the job: verdicts on the code, and times, which replace the stored ones.
     write_verdicts(session, _proofs(results), GPU, plans)
-    _write_measurements(session, results, str(claim.target), driver, plans)
+    _write_measurements(session, results, str(lease.target), driver, plans)
     withdraw_code(session, wrong_codes(session, {result.code_digest for result in results}))
     add_seconds(session, _spent(results))
 
 
-def judge_results(
+def apply_measured_verdicts(
     session: Session, results: Sequence[Measured], device_class: str, plans: PlanVersions
-) -> tuple[list[Judged], bool]:
+) -> tuple[list[NextStep], bool]:
     """Write each result to candidates of live problems of its device class, in whichever job: to a part of them. A
     wrong one invalidates its code, and with it every candidate of live problems on a GPU that has it. Returns the
     problems with a new task, and whether there may be more candidates: call it again."""
-    touched = _judge(session, results, device_class, JUDGED_AT_ONCE)
+    touched = _judge(session, results, device_class, VERDICTS_AT_ONCE)
     codes = {result.code_digest for result in results}
-    touched += condemn(session, codes, plans, JUDGED_AT_ONCE - len(touched))
-    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+    touched += invalidate(session, codes, plans, VERDICTS_AT_ONCE - len(touched))
+    return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
 
 
 def complete_measured(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     results: Sequence[Measured],
     *,
     plans: PlanVersions,
     max_attempts: int = MAX_ATTEMPTS,
-) -> list[Judged]:
+) -> list[NextStep]:
     """Complete a measure task whose results are written to candidates. It waits again where something is left, which is
     returned: the results were a part, or others came during the lease. Where there were none, that is an attempt;
-    `ValueError` in the last one: it would repeat for ever. Raises `LostClaim`."""
-    complete(session, claim)
+    `ValueError` in the last one: it would repeat for ever. Raises `LostLease`."""
+    complete(session, lease)
     problems = {result.problem_id for result in results}
-    waiting = StageSeconds(wall=claim.waited_seconds / max(1, len(problems)))
+    waiting = StageSeconds(wall=lease.waited_seconds / max(1, len(problems)))
     add_seconds(session, {id: {"queue": waiting} for id in problems})
-    device_class = str(claim.target)
-    left = candidates_to_measure(session, claim.ref, device_class, plans)
-    if left and not results and claim.attempt >= max_attempts:
+    device_class = str(lease.target)
+    left = candidates_to_measure(session, lease.ref, device_class, plans)
+    if left and not results and lease.attempt >= max_attempts:
         names = ", ".join(candidate.candidate for candidate in left[:3])
-        raise ValueError(f"{claim.kind} {claim.ref}: no result for {names}")
-    again = add_judging(session, unjudged(session, {candidate.build for candidate in left}), device_class)
+        raise ValueError(f"{lease.kind} {lease.ref}: no result for {names}")
+    again = add_verification(session, unverified(session, {candidate.build for candidate in left}), device_class)
     if again and not results:
-        session.execute(update(ItemRow).where(ItemRow.id == claim.item_id).values(attempt=claim.attempt))
-    if again and claim.is_alone:
-        go_on_alone(session, claim)
-    return [Judged(left[0].problem_id, "measure", device_class)] if again else []
+        session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(attempt=lease.attempt))
+    if again and lease.is_alone:
+        go_on_alone(session, lease)
+    return [NextStep(left[0].problem_id, "measure", device_class)] if again else []
 
 
-def condemn_contenders(session: Session, claim: Claim, wrong: Sequence[WrongContender]) -> tuple[list[Judged], bool]:
+def invalidate_contenders(
+    session: Session, lease: Lease, wrong: Sequence[WrongContender]
+) -> tuple[list[NextStep], bool]:
     """Those that were found wrong after they had been timed: the verdict of their code, which was ok, becomes the new
     one, under whatever verification plan, for a part of the candidates with that code. One that was skipped was only
     not compared. Returns the problems with a new task, and whether there may be more candidates: call it again. Raises
-    `LostClaim`."""
-    hold(session, claim)
-    problem_id = int(claim.ref)
+    `LostLease`."""
+    require_lease(session, lease)
+    problem_id = int(lease.ref)
     failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
     rows = session.execute(
         select(CandidateRow.candidate, BuildRow.code_digest)
@@ -207,26 +209,28 @@ def condemn_contenders(session: Session, claim: Claim, wrong: Sequence[WrongCont
         )
     codes = {code_digest for _, code_digest in rows if code_digest}
     withdraw_code(session, wrong_codes(session, codes))
-    write_findings(session, [Finding(problem_id, name, failed[name].verdict, failed[name].message) for name, _ in rows])
-    touched = condemn(session, codes, None, JUDGED_AT_ONCE)
-    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+    write_candidate_verdicts(
+        session, [CandidateVerdict(problem_id, name, failed[name].verdict, failed[name].message) for name, _ in rows]
+    )
+    touched = invalidate(session, codes, None, VERDICTS_AT_ONCE)
+    return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
 
 
 def record_compared(
-    session: Session, claim: Claim, comparison: dict[str, Any] | None, *, measure: StageSeconds
-) -> list[Judged]:
+    session: Session, lease: Lease, comparison: dict[str, Any] | None, *, measure: StageSeconds
+) -> list[NextStep]:
     """Complete a compare task with a `cukiln.types.Comparison` as JSON, None where there was nothing to compare.
-    Returns the problems with a new task. Raises `LostClaim`."""
-    complete(session, claim)
-    problem_id = int(claim.ref)
+    Returns the problems with a new task. Raises `LostLease`."""
+    complete(session, lease)
+    problem_id = int(lease.ref)
     session.execute(
         update(core(JobProblemRow)).where(core(JobProblemRow).c.id == problem_id).values(comparison=comparison)
     )
-    add_seconds(session, {problem_id: {"measure": measure, "queue": StageSeconds(wall=claim.waited_seconds)}})
-    return finish_judged(session, [problem_id])
+    add_seconds(session, {problem_id: {"measure": measure, "queue": StageSeconds(wall=lease.waited_seconds)}})
+    return add_next_steps(session, [problem_id])
 
 
-def forget_group_library(session: Session, digest: str) -> tuple[list[Judged], bool]:
+def forget_group_library(session: Session, digest: str) -> tuple[list[NextStep], bool]:
     """For a library whose bytes were lost: its kernels are compiled again by the next job that measures them.
 
     What waits to be measured now is skipped, a part of it; returns the problems with a new task, and whether there may
@@ -237,11 +241,11 @@ def forget_group_library(session: Session, digest: str) -> tuple[list[Judged], b
     standing = session.scalars(select(build.c.id).where(held, build.c.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
     skipped = dict.fromkeys(standing, ("skipped", message))
-    touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), JUDGED_AT_ONCE)
-    more = len(touched) >= JUDGED_AT_ONCE
+    touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), VERDICTS_AT_ONCE)
+    more = len(touched) >= VERDICTS_AT_ONCE
     if not more:
         session.execute(update(build).where(held).values(library=None))
-    return finish_judged(session, touched), more
+    return add_next_steps(session, touched), more
 
 
 def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
@@ -304,9 +308,9 @@ def _judge(session: Session, results: Sequence[Measured], device_class: str, mos
     findings = []
     for problem_id, candidate, code_digest in rows:
         result = by_code[candidate, str(code_digest)]
-        findings.append(Finding(problem_id, candidate, result.verdict, result.message, result.measurement))
+        findings.append(CandidateVerdict(problem_id, candidate, result.verdict, result.message, result.measurement))
         note_lost(session, [problem_id], result.message)
-    return write_findings(session, findings)
+    return write_candidate_verdicts(session, findings)
 
 
 def _spent(results: Sequence[Measured]) -> dict[int, dict[str, StageSeconds]]:

@@ -1,4 +1,4 @@
-"""Pending builds: those that jobs need and that are not compiled yet, a row of `demands` for each job and build.
+"""Pending builds: those that jobs need and that are not compiled yet, a row of `pending_builds` for each job and build.
 
 A build is pending as long as a job needs it, and compiling while a worker has leased it
 (`storage.transitions.lease_builds`). What a worker could not compile is pending again; what no job needs any more is
@@ -21,23 +21,23 @@ from storage.database.tables import (
     UNBUILT,
     BuildRow,
     CandidateRow,
-    DemandRow,
     GroupRow,
-    ItemRow,
     JobProblemRow,
     JobRow,
+    PendingBuildRow,
+    TaskRow,
 )
 from storage.entities.builds import NewBuild
 from storage.entities.verdicts import is_outgrown
 from storage.queue import losses
-from storage.queue.new_tasks import COMPILE, VERIFY, NewItem, add_again, add_jobs, jobs_of
-from storage.transitions.judge import has_time_left
-from storage.transitions.pending_verification import add_judging, unjudged
+from storage.queue.new_tasks import COMPILE, VERIFY, NewTask, add_again, add_jobs, jobs_of
+from storage.transitions.apply_verdicts import has_time_left
+from storage.transitions.pending_verification import add_verification, unverified
 
 MAX_ATTEMPTS = 3
 _UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}
 
-build, demand = core(BuildRow).c, core(DemandRow).c
+build, pending_build = core(BuildRow).c, core(PendingBuildRow).c
 
 
 def want_builds(
@@ -80,7 +80,7 @@ def want_builds(
         for job, id in [*((job_id, id) for id in unbuilt), *_waiting_for(session, lost)]
     ]
     for some in chunks(rows, 1000):
-        insert_new(session, DemandRow, some)
+        insert_new(session, PendingBuildRow, some)
     _join_running_files(session, job_id, {row.group_id for row in present if row.state == "compiling"})
     return Counter(by_id[id].target for id in unbuilt)
 
@@ -101,28 +101,28 @@ def _row(new: NewBuild, now: float) -> dict[str, Any]:
 
 
 def _join_running_files(session: Session, job_id: str, groups: Collection[str | None]) -> None:
-    item = core(ItemRow).c
+    task = core(TaskRow).c
     for refs in chunks(group for group in groups if group is not None):
-        running = select(item.id).where(item.kind == COMPILE, item.ref.in_(refs), item.state == "claimed")
+        running = select(task.id).where(task.kind == COMPILE, task.ref.in_(refs), task.state == "leased")
         add_jobs(session, [(id, job_id) for id in session.scalars(running)])
 
 
 def fulfil(session: Session, build_ids: Iterable[str]) -> None:
     """These builds are compiled, or never will be: no job waits for their compile any more."""
     for ids in chunks(build_ids):
-        session.execute(delete(core(DemandRow)).where(demand.build.in_(ids)))
+        session.execute(delete(core(PendingBuildRow)).where(pending_build.build.in_(ids)))
 
 
 def abandon_group(session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS) -> None:
     """`return_builds` of a group whose attempt ended before its time."""
-    _judge_recorded(session, group_id)
+    _apply_recorded(session, group_id)
     return_builds(session, group_id, error, max_attempts)
 
 
 def lose_group(session: Session, group_id: str, error: str) -> None:
     """Let the builds of a lost group that are still compiling be pending again after a pause: those that were lost
     before in files of their own, until they are given up."""
-    _judge_recorded(session, group_id)
+    _apply_recorded(session, group_id)
     now = clock_of(session).now()
     compiling = (build.group_id == group_id) & (build.state == "compiling")
     rows = session.execute(select(build.id, build.suspect, build.losses).where(compiling)).all()
@@ -141,17 +141,17 @@ def lose_group(session: Session, group_id: str, error: str) -> None:
     give_up_builds(session, [row.id for row in rows if row.losses + count >= losses.MOST], losses.why_skipped(error))
 
 
-def _judge_recorded(session: Session, group_id: str) -> None:
+def _apply_recorded(session: Session, group_id: str) -> None:
     """What a group has recorded stands, and is judged; a verify task gives verdicts to what did not compile."""
     ended = session.execute(
         select(build.id, build.state).where(build.group_id == group_id, build.state.not_in(UNBUILT))
     ).all()
-    add_judging(session, unjudged(session, [row.id for row in ended]))
+    add_verification(session, unverified(session, [row.id for row in ended]))
     if any(row.state != "ok" for row in ended):
-        item = core(ItemRow).c
-        row = session.execute(select(item.id, item.target).where(item.kind == COMPILE, item.ref == group_id)).one()
+        task = core(TaskRow).c
+        row = session.execute(select(task.id, task.target).where(task.kind == COMPILE, task.ref == group_id)).one()
         if jobs := jobs_of(session, row.id):
-            add_again(session, [NewItem(VERIFY, group_id, row.target, jobs)])
+            add_again(session, [NewTask(VERIFY, group_id, row.target, jobs)])
 
 
 def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> None:
@@ -178,7 +178,9 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
 
 def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
     for ids in chunks(build_ids):
-        session.execute(update(core(DemandRow)).where(demand.build.in_(ids)).values(wanted_at=clock_of(session).now()))
+        session.execute(
+            update(core(PendingBuildRow)).where(pending_build.build.in_(ids)).values(wanted_at=clock_of(session).now())
+        )
 
 
 def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
@@ -211,16 +213,18 @@ def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
     _forget(session, build_ids)
 
 
-def drop_demands(session: Session, job_id: str, most: int) -> None:
-    """Delete up to `most` rows of `demands` of a job that has ended."""
-    ids = session.scalars(select(demand.build).where(demand.job_id == job_id).limit(most)).all()
+def drop_pending_builds(session: Session, job_id: str, most: int) -> None:
+    """Delete up to `most` rows of `pending_builds` of a job that has ended."""
+    ids = session.scalars(select(pending_build.build).where(pending_build.job_id == job_id).limit(most)).all()
     for some in chunks(ids):
-        session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(some)))
+        session.execute(
+            delete(core(PendingBuildRow)).where(pending_build.job_id == job_id, pending_build.build.in_(some))
+        )
     _forget(session, ids)
 
 
 def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> None:
-    """Delete the job's rows of `demands` for those of these builds that none of its candidates waits for any more."""
+    """Delete the job's pending builds, of these, that none of its candidates waits for any more."""
     waiting = exists().where(
         CandidateRow.build == build.id,
         CandidateRow.verdict.is_(None),
@@ -230,14 +234,16 @@ def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> No
     needed = {id for (id,) in rows_among(session, select(build.id).where(waiting), build.id, build_ids)}
     unneeded = [id for id in build_ids if id not in needed]
     for ids in chunks(unneeded):
-        session.execute(delete(core(DemandRow)).where(demand.job_id == job_id, demand.build.in_(ids)))
+        session.execute(
+            delete(core(PendingBuildRow)).where(pending_build.job_id == job_id, pending_build.build.in_(ids))
+        )
     _forget(session, unneeded)
 
 
 def _forget(session: Session, build_ids: Sequence[str]) -> None:
     """Delete pending ones that no job needs; one that only lost its library is `ok` again."""
     for ids in chunks(build_ids):
-        unwanted = build.id.in_(ids) & (build.state == "pending") & ~exists().where(demand.build == build.id)
+        unwanted = build.id.in_(ids) & (build.state == "pending") & ~exists().where(pending_build.build == build.id)
         rows = session.execute(select(build.id, build.code_digest).where(unwanted)).all()
         new = [row.id for row in rows if row.code_digest is None]
         compiled = [row.id for row in rows if row.code_digest is not None]
@@ -247,11 +253,11 @@ def _forget(session: Session, build_ids: Sequence[str]) -> None:
 
 def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:
     """Pending builds that live jobs need, by target (of all, unless given); of each target at most `most`."""
-    places = session.scalars(select(demand.target).distinct()).all() if targets is None else targets
+    places = session.scalars(select(pending_build.target).distinct()).all() if targets is None else targets
     now = clock_of(session).now()
     counts = {}
     for target in places:
-        wanted = pending_of_live_jobs(now).where(demand.target == target)
+        wanted = pending_of_live_jobs(now).where(pending_build.target == target)
         counts[target] = len(session.execute(wanted.with_only_columns(build.id).distinct().limit(most)).all())
     return {target: count for target, count in counts.items() if count}
 
@@ -260,8 +266,8 @@ def pending_of_live_jobs(now: float) -> Any:
     """Pending builds of jobs that have time left; found by job, however many others are pending."""
     return (
         select(build.id, build.predicted_seconds)
-        .join(core(DemandRow), demand.build == build.id)
-        .join(JobRow, JobRow.id == demand.job_id)
+        .join(core(PendingBuildRow), pending_build.build == build.id)
+        .join(JobRow, JobRow.id == pending_build.job_id)
         .where(is_pending(now), has_time_left(now))
     )
 

@@ -13,12 +13,12 @@ from storage.database.device_classes import asks_predicted, is_predicted
 from storage.database.session import Session, clock_of
 from storage.database.sql import chunks, core, rows_among
 from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, JobRow
-from storage.queue.new_tasks import MEASURE, VERIFY, NewItem, add_again, measure_ref
-from storage.transitions.judge import (
-    Judged,
+from storage.queue.new_tasks import MEASURE, VERIFY, NewTask, add_again, measure_ref
+from storage.transitions.apply_verdicts import (
+    NextStep,
+    add_next_steps,
     compile_failures,
     cpu_verdicts,
-    finish_judged,
     give_findings,
     give_verdicts,
     has_time_left,
@@ -47,23 +47,23 @@ class Versions:
 class Followed:
     """What follows from compiled builds: problems with a new task, and (kind, target) of tasks that newly wait."""
 
-    judged: list[Judged]
+    next_steps: list[NextStep]
     waiting: list[tuple[str, str | None]]
 
 
-Unjudged = Row[Any]
+Unverified = Row[Any]
 """A job (`job_id`) with time left has candidates without a verdict on a `device_class` that name a compiled `build`,
 with its `group_id` and `target`."""
 
 
-def judge_known(
+def apply_known_verdicts(
     session: Session,
     build_ids: Iterable[str],
     versions: Versions,
     which: ColumnElement[bool] | None = None,
     *,
     most: int | None,
-) -> tuple[list[Judged], bool]:
+) -> tuple[list[NextStep], bool]:
     """Give candidates of these builds without a verdict, in whichever job, what is stored: that they do not compile, a
     verdict of the CPU (`predicted:` problems), else a verdict or a time of a GPU. At most so many, and only `which`, a
     condition on their rows.
@@ -82,10 +82,12 @@ def judge_known(
         proved = cpu_verdicts(session, ids, versions.cpu_plans)
         touched += give_verdicts(session, proved, these & of_problems(asks_predicted()), left())
         touched += give_findings(session, ids, versions.gpu_plans, versions.drivers, these, left())
-    return finish_judged(session, touched), most is not None and len(touched) >= most
+    return add_next_steps(session, touched), most is not None and len(touched) >= most
 
 
-def unjudged(session: Session, build_ids: Iterable[str], which: ColumnElement[bool] | None = None) -> list[Unjudged]:
+def unverified(
+    session: Session, build_ids: Iterable[str], which: ColumnElement[bool] | None = None
+) -> list[Unverified]:
     """Those of these builds that compiled and have no verdict yet. `which`: a condition on candidates' rows."""
     candidate = core(CandidateRow).c
     columns = (
@@ -109,12 +111,12 @@ def unjudged(session: Session, build_ids: Iterable[str], which: ColumnElement[bo
     return rows_among(session, query, candidate.build, build_ids)
 
 
-def add_judging(
-    session: Session, waiting: Iterable[Unjudged], device_class: str | None = None
+def add_verification(
+    session: Session, waiting: Iterable[Unverified], device_class: str | None = None
 ) -> list[tuple[str, str | None]]:
     """Verify and measure tasks for these (on one device class, where given): one per group and kind, for all jobs that
     wait for it. Returns (kind, target) of those that wait now and did not before."""
-    by_place: dict[tuple[str, str, str], list[Unjudged]] = {}
+    by_place: dict[tuple[str, str, str], list[Unverified]] = {}
     for row in waiting:
         if device_class not in (None, row.device_class):
             continue
@@ -127,12 +129,12 @@ def add_judging(
     still_live = select(JobRow.id).where(JobRow.state.in_(LIVE))
     job_ids = {row.job_id for rows in by_place.values() for row in rows}
     live = {id for (id,) in rows_among(session, still_live, JobRow.id, job_ids)}
-    items = [
-        NewItem(kind, ref, target, jobs, _seconds(kind, len({row.build for row in rows})))
+    tasks = [
+        NewTask(kind, ref, target, jobs, _seconds(kind, len({row.build for row in rows})))
         for (kind, ref, target), rows in sorted(by_place.items())
         if (jobs := tuple(sorted({row.job_id for row in rows} & live)))
     ]
-    return [(item.kind, item.target) for item in add_again(session, items)]
+    return [(task.kind, task.target) for task in add_again(session, tasks)]
 
 
 def _seconds(kind: str, builds: int) -> float:

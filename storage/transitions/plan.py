@@ -18,10 +18,16 @@ from storage.entities.builds import NewBuild
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import forget_outgrown
 from storage.queue.new_tasks import COMPILE
-from storage.queue.tasks import Claim, hold
-from storage.transitions.judge import Judged, finish_judged
+from storage.queue.tasks import Lease, require_lease
+from storage.transitions.apply_verdicts import NextStep, add_next_steps
 from storage.transitions.pending_builds import want_builds
-from storage.transitions.pending_verification import Followed, Versions, add_judging, judge_known, unjudged
+from storage.transitions.pending_verification import (
+    Followed,
+    Versions,
+    add_verification,
+    apply_known_verdicts,
+    unverified,
+)
 
 CANDIDATES_AT_ONCE = 400
 """Of one transaction: about 60 ms of two shared cores."""
@@ -50,14 +56,14 @@ class PlannedProblem:
 
 def record_candidates(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     candidates: Iterable[tuple[int, NewCandidate]],
     builds: Mapping[str, NewBuild],
     versions: Versions,
 ) -> Followed:
     """Add candidates (by the ids of their problems, which are not marked planned yet) and request that their builds,
-    which `builds` has by id, are compiled and verified. Returns what waits now. Raises `LostClaim`."""
-    hold(session, claim)
+    which `builds` has by id, are compiled and verified. Returns what waits now. Raises `LostLease`."""
+    require_lease(session, lease)
     pairs = list(candidates)
     problem = core(JobProblemRow).c
     classes: dict[int, str] = dict(
@@ -79,17 +85,17 @@ def record_candidates(
     insert_new(session, CandidateRow, rows)
     new_builds = [builds[build] for build in sorted(needed)]
     forget_outgrown(session, needed, versions.limits)
-    pending = want_builds(session, claim.job_id, new_builds, to_measure, versions.limits.get(COMPILE))
+    pending = want_builds(session, lease.job_id, new_builds, to_measure, versions.limits.get(COMPILE))
     of_problems = core(CandidateRow).c.job_problem_id.in_(classes)
-    judged, _ = judge_known(session, needed, versions, of_problems, most=None)
-    waiting = add_judging(session, unjudged(session, needed, of_problems))
-    return Followed(judged, [*waiting, *((COMPILE, target) for target in pending.elements())])
+    next_steps, _ = apply_known_verdicts(session, needed, versions, of_problems, most=None)
+    waiting = add_verification(session, unverified(session, needed, of_problems))
+    return Followed(next_steps, [*waiting, *((COMPILE, target) for target in pending.elements())])
 
 
-def end_plan(session: Session, claim: Claim, problem: PlannedProblem, in_queue: float = 0.0) -> list[Judged]:
+def end_plan(session: Session, lease: Lease, problem: PlannedProblem, in_queue: float = 0.0) -> list[NextStep]:
     """Mark a problem planned, all of whose candidates are recorded; returns it if its next task is added at once.
-    `in_queue`: seconds that it waited for a planner. Raises `LostClaim`."""
-    hold(session, claim)
+    `in_queue`: seconds that it waited for a planner. Raises `LostLease`."""
+    require_lease(session, lease)
     planned = session.scalar(
         update(JobProblemRow)
         .where(JobProblemRow.id == problem.id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned)
@@ -107,4 +113,4 @@ def end_plan(session: Session, claim: Claim, problem: PlannedProblem, in_queue: 
     if planned is None:
         return []
     add_seconds(session, {problem.id: {"lower": problem.lower, "queue": StageSeconds(wall=in_queue)}})
-    return finish_judged(session, [problem.id])
+    return add_next_steps(session, [problem.id])

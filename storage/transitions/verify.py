@@ -16,9 +16,9 @@ from storage.entities.groups import GroupKernel, kernels_of, load_group
 from storage.entities.stage_times import Spent, shares
 from storage.entities.verdicts import CPU, NewVerdict, known_verdicts, write_verdicts
 from storage.queue import losses
-from storage.queue.tasks import Claim, complete, go_on_alone, hold
-from storage.transitions.judge import JUDGED_AT_ONCE, Judged, finish_judged, of_problems, skip_lost
-from storage.transitions.pending_verification import add_judging, unjudged
+from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
+from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, NextStep, add_next_steps, of_problems, skip_lost
+from storage.transitions.pending_verification import add_verification, unverified
 
 
 def builds_to_verify(session: Session, group_id: str, plans: PlanVersions) -> list[GroupKernel]:
@@ -40,48 +40,48 @@ def builds_to_verify(session: Session, group_id: str, plans: PlanVersions) -> li
     return [kernel for kernel in kernels_of(group) if kernel.build in unverified]
 
 
-def record_verdicts(session: Session, claim: Claim, verdicts: Sequence[NewVerdict], plans: PlanVersions) -> None:
-    """Write the verdicts of a verify task; a failure replaces an "ok", never the reverse. Raises `LostClaim`."""
-    hold(session, claim)
+def record_verdicts(session: Session, lease: Lease, verdicts: Sequence[NewVerdict], plans: PlanVersions) -> None:
+    """Write the verdicts of a verify task; a failure replaces an "ok", never the reverse. Raises `LostLease`."""
+    require_lease(session, lease)
     write_verdicts(session, verdicts, CPU, plans)
 
 
-def skip_build(session: Session, claim: Claim, build: str) -> tuple[list[Judged], bool]:
+def skip_build(session: Session, lease: Lease, build: str) -> tuple[list[NextStep], bool]:
     """Skip a part of the candidates that wait for the verdict of this build, which was lost again and again. Returns
-    the problems with a new task, and whether there may be more candidates: call it again. Raises `LostClaim`."""
-    hold(session, claim)
+    the problems with a new task, and whether there may be more candidates: call it again. Raises `LostLease`."""
+    require_lease(session, lease)
     why = losses.why_skipped("while it was verified")
-    touched = skip_lost(session, {build: why}, of_problems(asks_predicted()), JUDGED_AT_ONCE)
-    go_on_alone(session, claim)
-    return finish_judged(session, touched), len(touched) >= JUDGED_AT_ONCE
+    touched = skip_lost(session, {build: why}, of_problems(asks_predicted()), VERDICTS_AT_ONCE)
+    go_on_alone(session, lease)
+    return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
 
 
-def verify_shares(session: Session, claim: Claim, asked: Sequence[GroupKernel], verify: StageSeconds) -> Spent:
+def verify_shares(session: Session, lease: Lease, asked: Sequence[GroupKernel], verify: StageSeconds) -> Spent:
     """What each problem that needs the task has spent on it: those that use what was `asked` to be verified. Where that
     was nothing, and candidates got stored verdicts alone, those that use any of the group's kernels."""
-    stages = {"verify": verify, "queue": StageSeconds(wall=claim.waited_seconds)}
-    spent = shares(session, claim.jobs, [kernel.build for kernel in asked], stages, asks_predicted())
-    group = load_group(session, claim.ref)
+    stages = {"verify": verify, "queue": StageSeconds(wall=lease.waited_seconds)}
+    spent = shares(session, lease.jobs, [kernel.build for kernel in asked], stages, asks_predicted())
+    group = load_group(session, lease.ref)
     if spent or group is None:
         return spent
-    return shares(session, claim.jobs, [kernel.build for kernel in kernels_of(group)], stages)
+    return shares(session, lease.jobs, [kernel.build for kernel in kernels_of(group)], stages)
 
 
 def complete_verified(
-    session: Session, claim: Claim, asked: Sequence[GroupKernel], *, plans: PlanVersions, verify: StageSeconds
+    session: Session, lease: Lease, asked: Sequence[GroupKernel], *, plans: PlanVersions, verify: StageSeconds
 ) -> list[tuple[str, str | None]]:
     """Complete a verify task, which took `verify` seconds, when what was `asked` for has verdicts. Kernels that are
     left, or were requested meanwhile, wait again: returns (kind, target) of the task where there are any.
 
-    Raises `LostClaim`, and `ValueError` if one that was asked for is left without a verdict: it would repeat for
+    Raises `LostLease`, and `ValueError` if one that was asked for is left without a verdict: it would repeat for
     ever."""
-    complete(session, claim)
-    left = builds_to_verify(session, claim.ref, plans)
+    complete(session, lease)
+    left = builds_to_verify(session, lease.ref, plans)
     if missing := [kernel.kernel for kernel in left if kernel in asked]:
-        raise ValueError(f"group {claim.ref}: no verdict for {', '.join(missing)}")
+        raise ValueError(f"group {lease.ref}: no verdict for {', '.join(missing)}")
     group = core(GroupRow)
-    session.execute(update(group).where(group.c.id == claim.ref).values(verify_seconds=verify.model_dump()))
-    again = add_judging(session, unjudged(session, [kernel.build for kernel in left]))
-    if again and claim.is_alone:
-        go_on_alone(session, claim)
+    session.execute(update(group).where(group.c.id == lease.ref).values(verify_seconds=verify.model_dump()))
+    again = add_verification(session, unverified(session, [kernel.build for kernel in left]))
+    if again and lease.is_alone:
+        go_on_alone(session, lease)
     return again

@@ -19,7 +19,7 @@ from tests.gpu import confirm_primitives, run_primitives
 from tests.gpu.confirm_primitives import CONFIRMS, DIFFERS, NO_GPU, check_on_gpu, confirm, main
 from tests.gpu.primitive_checks import CHECKS, Check
 from tests.gpu.primitive_inputs import Words
-from tests.gpu.run_primitives import CpuTwins, RunFailed, build_cubin, runs_on
+from tests.gpu.run_primitives import CpuEmulations, RunFailed, build_cubin, runs_on
 from workers.compile.toolchain import DEVICE_FLAGS
 from workers.cpu.build import CPU_FLAGS
 
@@ -32,14 +32,14 @@ class PlayedGpu:
     """Gives the emulations' results, after `change`."""
 
     def __init__(
-        self, twins: CpuTwins, change: Callable[[Check, Words], Words] | None = None, arch: str = "sm_80"
+        self, emulations: CpuEmulations, change: Callable[[Check, Words], Words] | None = None, arch: str = "sm_80"
     ) -> None:
         self.arch = arch
         self.description = {"device": "a played GPU", "driver": "1.2", "arch": arch}
-        self._twins, self._change = twins, change
+        self._emulations, self._change = emulations, change
 
     def run(self, check: Check, words: Words) -> Words:
-        outputs = self._twins.run(check, words)
+        outputs = self._emulations.run(check, words)
         return self._change(check, outputs) if self._change else outputs
 
 
@@ -62,9 +62,9 @@ def written(target: Path) -> dict[str, Any]:
 # --- what a run does
 
 
-def test_a_gpu_that_agrees_confirms_every_primitive(twins: CpuTwins, tmp_path: Path) -> None:
+def test_a_gpu_that_agrees_confirms_every_primitive(emulations: CpuEmulations, tmp_path: Path) -> None:
     target = tmp_path / "confirmed.json"
-    assert confirm(PlayedGpu(twins), twins, "13.2.86", target) == CONFIRMS
+    assert confirm(PlayedGpu(emulations), emulations, "13.2.86", target) == CONFIRMS
     record = written(target)
     assert record["primitives"].keys() == primitives() and record["failed"] == {}
     entry = record["primitives"]["ldmatrix"]
@@ -81,12 +81,12 @@ def test_a_gpu_that_agrees_confirms_every_primitive(twins: CpuTwins, tmp_path: P
 
 
 def test_a_primitive_that_differs_is_listed_and_not_confirmed(
-    twins: CpuTwins, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    emulations: CpuEmulations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "confirmed.json"
     target.write_text(json.dumps({"primitives": {"ldmatrix": {"digest": primitive_digest("ldmatrix")}}}))
-    gpu = PlayedGpu(twins, added("ldmatrix x2", 5, 17, 1))
-    assert confirm(gpu, twins, "13.2.86", target, SOME) == DIFFERS
+    gpu = PlayedGpu(emulations, added("ldmatrix x2", 5, 17, 1))
+    assert confirm(gpu, emulations, "13.2.86", target, SOME) == DIFFERS
     record = written(target)
     assert record["primitives"].keys() == {"vote_any", "vote_all", "vote_ballot", "mma_m16n8k16_f16"}
     assert record["failed"].keys() == {"ldmatrix"}
@@ -94,22 +94,22 @@ def test_a_primitive_that_differs_is_listed_and_not_confirmed(
     assert record["failed"]["ldmatrix"] in capsys.readouterr().out
 
 
-def test_a_kernel_that_does_not_run_fails_its_primitives(twins: CpuTwins, tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_run_fails_its_primitives(emulations: CpuEmulations, tmp_path: Path) -> None:
     def broken(check: Check, outputs: Words) -> Words:
         if check.name == "votes":
             raise RunFailed("an illegal memory access was encountered")
         return outputs
 
     target = tmp_path / "confirmed.json"
-    assert confirm(PlayedGpu(twins, broken), twins, "13.2.86", target, SOME) == DIFFERS
+    assert confirm(PlayedGpu(emulations, broken), emulations, "13.2.86", target, SOME) == DIFFERS
     assert written(target)["failed"]["vote_any"] == "votes: an illegal memory access was encountered"
 
 
-def test_an_older_gpu_leaves_what_it_has_not_as_it_was(twins: CpuTwins, tmp_path: Path) -> None:
+def test_an_older_gpu_leaves_what_it_has_not_as_it_was(emulations: CpuEmulations, tmp_path: Path) -> None:
     target = tmp_path / "confirmed.json"
-    assert confirm(PlayedGpu(twins), twins, "13.2.86", target, SOME) == CONFIRMS
+    assert confirm(PlayedGpu(emulations), emulations, "13.2.86", target, SOME) == CONFIRMS
     before = written(target)["primitives"]
-    assert confirm(PlayedGpu(twins, arch="sm_75"), twins, "13.2.86", target, SOME) == CONFIRMS
+    assert confirm(PlayedGpu(emulations, arch="sm_75"), emulations, "13.2.86", target, SOME) == CONFIRMS
     after = written(target)["primitives"]
     assert after["mma_m16n8k16_f16"] == before["mma_m16n8k16_f16"]
     assert after["vote_all"]["arch"] == "sm_75"
@@ -150,42 +150,42 @@ print(json.dumps({name: "site-packages" in file for name, file in files.items()}
 # --- how far results may differ
 
 
-def outcome(twins: CpuTwins, name: str, block: int, word: int, amount: int) -> str:
-    return check_on_gpu(CHECK[name], twins, PlayedGpu(twins, added(name, block, word, amount))).failure
+def outcome(emulations: CpuEmulations, name: str, block: int, word: int, amount: int) -> str:
+    return check_on_gpu(CHECK[name], emulations, PlayedGpu(emulations, added(name, block, word, amount))).failure
 
 
-def test_sums_of_integers_must_be_exact(twins: CpuTwins) -> None:
-    assert outcome(twins, "m16n8k16_f16 integers", 3, 4, 1).startswith("block 3, word 4 of 128")
-    assert outcome(twins, "m16n8k32_s8", 3, 4, 1).startswith("block 3, word 4 of 128")
+def test_sums_of_integers_must_be_exact(emulations: CpuEmulations) -> None:
+    assert outcome(emulations, "m16n8k16_f16 integers", 3, 4, 1).startswith("block 3, word 4 of 128")
+    assert outcome(emulations, "m16n8k32_s8", 3, 4, 1).startswith("block 3, word 4 of 128")
 
 
-def test_other_sums_may_differ_by_the_bound(twins: CpuTwins) -> None:
+def test_other_sums_may_differ_by_the_bound(emulations: CpuEmulations) -> None:
     """In the first blocks S is less than 1000 times the result or so, and the bound 64 units of S."""
-    assert outcome(twins, "m16n8k16_f16 numbers", 0, 0, 2) == ""
-    assert outcome(twins, "m16n8k16_f16 numbers", 0, 0, 1 << 22) != ""
+    assert outcome(emulations, "m16n8k16_f16 numbers", 0, 0, 2) == ""
+    assert outcome(emulations, "m16n8k16_f16 numbers", 0, 0, 1 << 22) != ""
 
 
 @pytest.mark.parametrize("name", ["m16n8k16_f16 numbers", "m16n8k16_bf16 numbers", "m16n8k8_tf32 numbers"])
-def test_a_gpu_that_took_subnormal_operands_for_zeros_would_differ(name: str, twins: CpuTwins) -> None:
+def test_a_gpu_that_took_subnormal_operands_for_zeros_would_differ(name: str, emulations: CpuEmulations) -> None:
     def flushed(check: Check, outputs: Words) -> Words:
         outputs[64:128] = 0  # the blocks with subnormal a and without d
         return outputs
 
-    assert check_on_gpu(CHECK[name], twins, PlayedGpu(twins, flushed)).failure.startswith("block 64")
+    assert check_on_gpu(CHECK[name], emulations, PlayedGpu(emulations, flushed)).failure.startswith("block 64")
 
 
-def test_a_gpu_that_rounded_tf32_operands_would_differ(twins: CpuTwins) -> None:
+def test_a_gpu_that_rounded_tf32_operands_would_differ(emulations: CpuEmulations) -> None:
     class Rounding(PlayedGpu):
         def run(self, check: Check, words: Words) -> Words:
             lanes = words.reshape(len(words), 32, 10).copy()
             lanes[:, :, 4:] += np.uint32(0x1000)
-            return twins.run(check, lanes.reshape(words.shape))
+            return emulations.run(check, lanes.reshape(words.shape))
 
-    assert check_on_gpu(CHECK["m16n8k8_tf32 integers"], twins, Rounding(twins)).failure != ""
+    assert check_on_gpu(CHECK["m16n8k8_tf32 integers"], emulations, Rounding(emulations)).failure != ""
 
 
 @pytest.mark.parametrize("name", [check.name for check in CHECKS if "numbers" in check.name])
-def test_a_number_for_a_nan_differs(name: str, twins: CpuTwins) -> None:
+def test_a_number_for_a_nan_differs(name: str, emulations: CpuEmulations) -> None:
     def replaced(check: Check, outputs: Words) -> Words:
         nan = (
             np.isnan(outputs.view(np.float16 if "f16_f16" in name else np.float32))
@@ -195,28 +195,28 @@ def test_a_number_for_a_nan_differs(name: str, twins: CpuTwins) -> None:
         assert nan.any()
         return np.where(nan, np.uint32(0), outputs)
 
-    assert check_on_gpu(CHECK[name], twins, PlayedGpu(twins, replaced)).failure != ""
+    assert check_on_gpu(CHECK[name], emulations, PlayedGpu(emulations, replaced)).failure != ""
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_no_check_accepts_a_wrong_sign_in_its_largest_number(check: Check, twins: CpuTwins) -> None:
+def test_no_check_accepts_a_wrong_sign_in_its_largest_number(check: Check, emulations: CpuEmulations) -> None:
     def turned(_: Check, outputs: Words) -> Words:
         floats = np.nan_to_num(np.abs(outputs.view(np.float32)), nan=0.0, posinf=0.0)
         outputs.reshape(-1)[int(floats.argmax())] ^= np.uint32(0x80000000)
         return outputs
 
-    assert check_on_gpu(check, twins, PlayedGpu(twins, turned)).failure != ""
+    assert check_on_gpu(check, emulations, PlayedGpu(emulations, turned)).failure != ""
 
 
-def test_functions_may_differ_by_their_units_in_the_last_place(twins: CpuTwins) -> None:
+def test_functions_may_differ_by_their_units_in_the_last_place(emulations: CpuEmulations) -> None:
     words = CHECK["arithmetic"].inputs(confirm_primitives.random_of(CHECK["arithmetic"]))
-    outputs = twins.run(CHECK["arithmetic"], words)
+    outputs = emulations.run(CHECK["arithmetic"], words)
     each = outputs.shape[1] // 32  # results of a thread
     exp = outputs[:, 1::each].view(np.float32)
     block, thread = (int(i) for i in np.argwhere((exp > 1) & (exp < 100))[0])
-    assert outcome(twins, "arithmetic", block, each * thread + 1, 3) == ""
-    assert outcome(twins, "arithmetic", block, each * thread + 1, 4) != ""
-    assert outcome(twins, "arithmetic", block, each * thread, 1) != ""  # fma has one result alone
+    assert outcome(emulations, "arithmetic", block, each * thread + 1, 3) == ""
+    assert outcome(emulations, "arithmetic", block, each * thread + 1, 4) != ""
+    assert outcome(emulations, "arithmetic", block, each * thread, 1) != ""  # fma has one result alone
 
 
 # --- completeness

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codegen.primitives import DEVICE, EMULATION_HEADERS, PRIMITIVE_HEADERS, primitives
 from tests.gpu.primitive_checks import CHECKS
 from tests.gpu.primitive_inputs import Words
-from tests.gpu.run_primitives import CpuTwins, RunFailed
+from tests.gpu.run_primitives import CpuEmulations, RunFailed
 from tests.support.lane_tables import LANES, LDMATRIX, LDMATRIX_ROWS, LDMATRIX_TRANS, SHUFFLES
 
 CHECK = {check.name: check for check in CHECKS}
@@ -25,13 +25,13 @@ CHECK = {check.name: check for check in CHECKS}
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ldmatrix_reads_the_rows_that_lanes_pass_into_the_lanes_of_the_table(
-    count: int, transposed: bool, twins: CpuTwins
+    count: int, transposed: bool, emulations: CpuEmulations
 ) -> None:
     name, fragment = ("ldmatrix_trans", LDMATRIX_TRANS) if transposed else ("ldmatrix", LDMATRIX)
     stored = np.arange(256, dtype=np.uint16).reshape(32, 8)  # row r of shared memory: elements 8 r to 8 r + 7
     orders = [np.arange(32), np.arange(32)[::-1], np.random.default_rng(1).permutation(32), np.full(32, 7)]
     words = np.stack([np.concatenate([stored.view(np.uint32).ravel(), order.astype(np.uint32)]) for order in orders])
-    outputs = twins.run(CHECK[f"{name} x{count}"], words).view(np.uint16).reshape(len(orders), LANES, count, 2)
+    outputs = emulations.run(CHECK[f"{name} x{count}"], words).view(np.uint16).reshape(len(orders), LANES, count, 2)
     for case, order in enumerate(orders):
         given = {place: int(order[lane]) for lane, place in enumerate(LDMATRIX_ROWS[count])}
         for lane in range(LANES):
@@ -60,10 +60,10 @@ WRONG = replace(CHECK["ldmatrix x2"], name="wrong", kernel="wrong_row", shared_b
 
 
 @pytest.fixture(scope="module")
-def wrong_rows(tmp_path_factory: pytest.TempPathFactory) -> CpuTwins:
+def wrong_rows(tmp_path_factory: pytest.TempPathFactory) -> CpuEmulations:
     folder = tmp_path_factory.mktemp("wrong_row")
     (folder / "wrong_row.cuh").write_text(WRONG_ROW)
-    return CpuTwins([WRONG], folder, folder / "wrong_row.cuh")
+    return CpuEmulations([WRONG], folder, folder / "wrong_row.cuh")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,9 @@ def wrong_rows(tmp_path_factory: pytest.TempPathFactory) -> CpuTwins:
         (31, 20, "misaligned in its 64 bytes"),
     ],
 )
-def test_ldmatrix_refuses_an_address_that_is_no_row(lane: int, offset: int, words: str, wrong_rows: CpuTwins) -> None:
+def test_ldmatrix_refuses_an_address_that_is_no_row(
+    lane: int, offset: int, words: str, wrong_rows: CpuEmulations
+) -> None:
     with pytest.raises(RunFailed, match=rf"wrong_row.cuh:11: ldmatrix .*{words}.*thread {lane},0,0"):
         wrong_rows.run(WRONG, np.array([[lane, offset]], np.uint32))
 
@@ -84,45 +86,47 @@ def test_ldmatrix_refuses_an_address_that_is_no_row(lane: int, offset: int, word
 
 
 @pytest.mark.parametrize("name", SHUFFLES)
-def test_every_lane_gets_the_value_of_the_lane_of_the_table(name: str, twins: CpuTwins) -> None:
+def test_every_lane_gets_the_value_of_the_lane_of_the_table(name: str, emulations: CpuEmulations) -> None:
     lanes = np.arange(32, dtype=np.uint32)
     uniform = np.stack([np.stack([lanes + 100, np.full(32, operand)], axis=1) for operand in range(32)])
     own = np.stack([np.stack([lanes + 100, (lanes * 5 + step) % 32], axis=1) for step in range(32)])
     beyond = uniform + np.array([0, 32], np.uint32)  # counted modulo 32
     words = np.concatenate([uniform, own, beyond]).astype(np.uint32)
-    outputs = twins.run(CHECK["shuffles"], words.reshape(-1, 64)).reshape(-1, 32, 4)[:, :, list(SHUFFLES).index(name)]
+    outputs = emulations.run(CHECK["shuffles"], words.reshape(-1, 64)).reshape(-1, 32, 4)[
+        :, :, list(SHUFFLES).index(name)
+    ]
     expected = [[100 + SHUFFLES[name](lane, int(block[lane, 1]) % 32) for lane in range(32)] for block in words]
     np.testing.assert_array_equal(outputs, expected)
 
 
-def test_votes_say_any_all_and_which(twins: CpuTwins) -> None:
+def test_votes_say_any_all_and_which(emulations: CpuEmulations) -> None:
     votes = np.concatenate([np.zeros((1, 32)), np.ones((1, 32)), np.eye(32), 1 - np.eye(32)]).astype(np.uint32)
-    outputs = twins.run(CHECK["votes"], votes).reshape(-1, 32, 3)
+    outputs = emulations.run(CHECK["votes"], votes).reshape(-1, 32, 3)
     np.testing.assert_array_equal(outputs[:, :, 0], np.repeat(votes.any(axis=1)[:, None], 32, axis=1))
     np.testing.assert_array_equal(outputs[:, :, 1], np.repeat(votes.all(axis=1)[:, None], 32, axis=1))
     ballots = (votes.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1).astype(np.uint32)
     np.testing.assert_array_equal(outputs[:, :, 2], np.repeat(ballots[:, None], 32, axis=1))
 
 
-def given_and_computed(twins: CpuTwins, name: str) -> tuple[Words, Words]:
+def given_and_computed(emulations: CpuEmulations, name: str) -> tuple[Words, Words]:
     words = CHECK[name].inputs(np.random.default_rng(3))
-    return words, twins.run(CHECK[name], words)
+    return words, emulations.run(CHECK[name], words)
 
 
 @pytest.mark.parametrize(
     ("name", "threads", "step", "first", "shift"), [("warp", 32, 7, 3, 1), ("block", 128, 37, 11, 33)]
 )
 def test_after_a_barrier_threads_see_what_others_wrote(
-    name: str, threads: int, step: int, first: int, shift: int, twins: CpuTwins
+    name: str, threads: int, step: int, first: int, shift: int, emulations: CpuEmulations
 ) -> None:
-    words, outputs = given_and_computed(twins, name)
+    words, outputs = given_and_computed(emulations, name)
     own = np.arange(threads)
     np.testing.assert_array_equal(outputs[:, 0::2], words[:, (own * step + first) % threads])
     np.testing.assert_array_equal(outputs[:, 1::2], np.broadcast_to((own - shift) % threads, words.shape))
 
 
-def test_named_barriers_hand_over_between_some_warps(twins: CpuTwins) -> None:
-    words, outputs = given_and_computed(twins, "some warps")
+def test_named_barriers_hand_over_between_some_warps(emulations: CpuEmulations) -> None:
+    words, outputs = given_and_computed(emulations, "some warps")
     lanes = np.arange(32)
     handed = words[:, (lanes + 5) % 32]
     np.testing.assert_array_equal(outputs[:, 32:64], handed)
@@ -131,8 +135,8 @@ def test_named_barriers_hand_over_between_some_warps(twins: CpuTwins) -> None:
 
 
 @pytest.mark.parametrize("name", [check.name for check in CHECKS if check.name.startswith("vectors")])
-def test_vectors_arrive_whole(name: str, twins: CpuTwins) -> None:
-    words, outputs = given_and_computed(twins, name)
+def test_vectors_arrive_whole(name: str, emulations: CpuEmulations) -> None:
+    words, outputs = given_and_computed(emulations, name)
     copied, turned = np.split(outputs.view(np.uint8), 2, axis=1)
     np.testing.assert_array_equal(copied, words.view(np.uint8))
     np.testing.assert_array_equal(
@@ -140,8 +144,8 @@ def test_vectors_arrive_whole(name: str, twins: CpuTwins) -> None:
     )
 
 
-def test_copies_that_are_not_wanted_leave_zeros(twins: CpuTwins) -> None:
-    words, outputs = given_and_computed(twins, "copies")
+def test_copies_that_are_not_wanted_leave_zeros(emulations: CpuEmulations) -> None:
+    words, outputs = given_and_computed(emulations, "copies")
     given, made = words.reshape(-1, 32, 16), outputs.reshape(-1, 32, 20)
     wanted = given[:, :, 12]
     expected = given[:, :, :12].copy()
@@ -151,8 +155,8 @@ def test_copies_that_are_not_wanted_leave_zeros(twins: CpuTwins) -> None:
     np.testing.assert_array_equal(made[:, :, 6:18], np.roll(expected, -1, axis=1))
 
 
-def test_additions_to_memory_flush_subnormals_and_wrap_integers(twins: CpuTwins) -> None:
-    words, outputs = given_and_computed(twins, "additions")
+def test_additions_to_memory_flush_subnormals_and_wrap_integers(emulations: CpuEmulations) -> None:
+    words, outputs = given_and_computed(emulations, "additions")
     given = words.reshape(-1, 32, 6)
     smallest = np.finfo(np.float32).smallest_normal
 
@@ -174,8 +178,8 @@ def test_additions_to_memory_flush_subnormals_and_wrap_integers(twins: CpuTwins)
 # --- conversions
 
 
-def test_conversions_agree_with_numpy_on_every_half_and_on_floats_of_all_sizes(twins: CpuTwins) -> None:
-    words, outputs = given_and_computed(twins, "conversions")
+def test_conversions_agree_with_numpy_on_every_half_and_on_floats_of_all_sizes(emulations: CpuEmulations) -> None:
+    words, outputs = given_and_computed(emulations, "conversions")
     bits = words.reshape(-1, 4)[:, 0].copy()
     floats, low = bits.view(np.float32), (bits & np.uint32(0xFFFF)).astype(np.uint16)
     with np.errstate(all="ignore"):
@@ -197,8 +201,8 @@ def test_conversions_agree_with_numpy_on_every_half_and_on_floats_of_all_sizes(t
         )
 
 
-def test_four_words_are_transposed_as_bytes(twins: CpuTwins) -> None:
-    words, outputs = given_and_computed(twins, "bytes")
+def test_four_words_are_transposed_as_bytes(emulations: CpuEmulations) -> None:
+    words, outputs = given_and_computed(emulations, "bytes")
     square = words.view(np.uint8).reshape(-1, 4, 4)
     np.testing.assert_array_equal(outputs.view(np.uint8).reshape(-1, 4, 4), square.transpose(0, 2, 1))
 
@@ -207,9 +211,9 @@ def test_four_words_are_transposed_as_bytes(twins: CpuTwins) -> None:
 
 
 def test_every_primitive_has_a_twin() -> None:
-    twins = "".join((DEVICE / header).read_text() for header in EMULATION_HEADERS)
+    emulations = "".join((DEVICE / header).read_text() for header in EMULATION_HEADERS)
     for name in primitives():
-        assert re.search(rf"^(?:CUKILN_INLINE|inline|#define) [^(=]*\b{name}\(", twins, re.MULTILINE), name
+        assert re.search(rf"^(?:CUKILN_INLINE|inline|#define) [^(=]*\b{name}\(", emulations, re.MULTILINE), name
 
 
 def test_every_function_that_a_primitive_header_offers_is_a_primitive() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.gpu.primitive_checks import CHECKS, Check
 from tests.gpu.primitive_inputs import PER_WORD, Kind, Words, numbers, to_words
-from tests.gpu.run_primitives import CpuTwins
+from tests.gpu.run_primitives import CpuEmulations
 from tests.support.lane_tables import LANES, LDMATRIX, LDMATRIX_TRANS, MMA, Fragment
 
 KINDS = {
@@ -76,17 +76,19 @@ def from_words(words: Words, dtype: str) -> Matrix:
     return np.ascontiguousarray(words).view(numpy_type)
 
 
-def multiply(twins: CpuTwins, name: str, a: Matrix, b: Matrix, d: Matrix) -> Matrix:
+def multiply(emulations: CpuEmulations, name: str, a: Matrix, b: Matrix, d: Matrix) -> Matrix:
     """d + a * b of the emulation, for matrices with an axis for blocks in front."""
     kind, mma = KINDS[name], MMA[name]
     operands = np.concatenate([spread(a, mma.a), spread(b, mma.b)], axis=2)
-    outputs = twins.run(mma_check(name), kind.words(spread(d, mma.d), operands))
+    outputs = emulations.run(mma_check(name), kind.words(spread(d, mma.d), operands))
     return collected(from_words(outputs.reshape(len(a), LANES, -1), kind.sum), mma.d)
 
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("code", ["row", "column"])
-def test_mma_takes_every_element_of_a_from_its_lane_and_register(name: str, code: str, twins: CpuTwins) -> None:
+def test_mma_takes_every_element_of_a_from_its_lane_and_register(
+    name: str, code: str, emulations: CpuEmulations
+) -> None:
     """Each block has one element of a alone, so that one row of the result shows one row of b; b holds the number of
     its rows or of its columns, d a number for each of its elements."""
     k = MMA[name].a.columns
@@ -94,18 +96,18 @@ def test_mma_takes_every_element_of_a_from_its_lane_and_register(name: str, code
     rows, columns = np.mgrid[0:k, 0:8]
     b = np.broadcast_to(rows + 1 if code == "row" else columns + 1, (16 * k, k, 8)).astype(np.float64)
     d = np.broadcast_to(np.arange(128.0).reshape(16, 8), (16 * k, 16, 8))
-    np.testing.assert_array_equal(multiply(twins, name, a, b, d).astype(np.float64), d + a @ b)
+    np.testing.assert_array_equal(multiply(emulations, name, a, b, d).astype(np.float64), d + a @ b)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_mma_takes_every_element_of_b_from_its_lane_and_register(name: str, twins: CpuTwins) -> None:
+def test_mma_takes_every_element_of_b_from_its_lane_and_register(name: str, emulations: CpuEmulations) -> None:
     k = MMA[name].a.columns
     b = np.eye(k * 8).reshape(k * 8, k, 8)
     rows, columns = np.mgrid[0:16, 0:k]
     d = np.zeros((k * 8, 16, 8))
     for code in (rows + 1, columns + 1):
         a = np.broadcast_to(code, (k * 8, 16, k)).astype(np.float64)
-        np.testing.assert_array_equal(multiply(twins, name, a, b, d).astype(np.float64), a @ b)
+        np.testing.assert_array_equal(multiply(emulations, name, a, b, d).astype(np.float64), a @ b)
 
 
 def in_ascending_k(a: Matrix, b: Matrix, d: Matrix, half: bool) -> Matrix:
@@ -118,7 +120,7 @@ def in_ascending_k(a: Matrix, b: Matrix, d: Matrix, half: bool) -> Matrix:
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, twins: CpuTwins) -> None:
+def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, emulations: CpuEmulations) -> None:
     """Bit by bit, on numbers of all sizes, subnormal ones, infinities and NaN."""
     kind, mma = KINDS[name], MMA[name]
     words = numbers(kind)(np.random.default_rng(5))
@@ -131,7 +133,7 @@ def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, twins: CpuTwi
     d = collected(from_words(d_words, kind.sum), mma.d)
     with np.errstate(all="ignore"):
         expected = in_ascending_k(*operands, d, kind.sum == "float16")
-    outputs = twins.run(mma_check(name), words).reshape(len(words), LANES, -1)
+    outputs = emulations.run(mma_check(name), words).reshape(len(words), LANES, -1)
     result = collected(from_words(outputs, kind.sum), mma.d).astype(np.float32)
     some_nan = np.isnan(expected)
     assert 0 < some_nan.sum() < some_nan.size / 2 and np.isinf(expected).any()
@@ -139,65 +141,69 @@ def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, twins: CpuTwi
     np.testing.assert_array_equal(result.view(np.uint32)[~some_nan], expected.view(np.uint32)[~some_nan])
 
 
-def one_element(twins: CpuTwins, name: str, a: list[float], b: list[float], d: float) -> Any:
+def one_element(emulations: CpuEmulations, name: str, a: list[float], b: list[float], d: float) -> Any:
     """The first element of the result, for a first row of a and a first column of b that start with these numbers."""
     k = MMA[name].a.columns
     left, right, start = np.zeros((1, 16, k)), np.zeros((1, k, 8)), np.zeros((1, 16, 8))
     left[0, 0, : len(a)], right[0, : len(b), 0], start[0, 0, 0] = a, b, d
-    return multiply(twins, name, left, right, start)[0, 0, 0]
+    return multiply(emulations, name, left, right, start)[0, 0, 0]
 
 
-def test_tf32_loses_the_13_lowest_bits_of_its_operands(twins: CpuTwins) -> None:
+def test_tf32_loses_the_13_lowest_bits_of_its_operands(emulations: CpuEmulations) -> None:
     name = "mma_m16n8k8_tf32"
-    assert one_element(twins, name, [1 + 2.0**-10], [1.0], 0.0) == 1 + 2.0**-10
-    assert one_element(twins, name, [1 + 2.0**-11], [1.0], 0.0) == 1.0
-    assert one_element(twins, name, [2 - 2.0**-23], [-1.0], 0.0) == -(2 - 2.0**-10)
-    assert one_element(twins, name, [1.0], [2 - 2.0**-23], 2.0**-20) == 2 - 2.0**-10 + 2.0**-20  # not those of d
+    assert one_element(emulations, name, [1 + 2.0**-10], [1.0], 0.0) == 1 + 2.0**-10
+    assert one_element(emulations, name, [1 + 2.0**-11], [1.0], 0.0) == 1.0
+    assert one_element(emulations, name, [2 - 2.0**-23], [-1.0], 0.0) == -(2 - 2.0**-10)
+    assert one_element(emulations, name, [1.0], [2 - 2.0**-23], 2.0**-20) == 2 - 2.0**-10 + 2.0**-20  # not those of d
 
 
-def test_partial_sums_are_rounded_in_the_order_of_k(twins: CpuTwins) -> None:
+def test_partial_sums_are_rounded_in_the_order_of_k(emulations: CpuEmulations) -> None:
     name = "mma_m16n8k16_f16"
     ones = [1.0, 1.0, 1.0, 1.0]
-    assert one_element(twins, name, ones, ones, 2.0**24) == 2.0**24  # each 1 is lost
-    assert one_element(twins, name, [1.0, 1.0, 4096.0], [1.0, 1.0, 4096.0], 0.0) == 2.0**24 + 2  # the ones come first
+    assert one_element(emulations, name, ones, ones, 2.0**24) == 2.0**24  # each 1 is lost
+    assert (
+        one_element(emulations, name, [1.0, 1.0, 4096.0], [1.0, 1.0, 4096.0], 0.0) == 2.0**24 + 2
+    )  # the ones come first
 
 
-def test_sums_in_half_are_rounded_to_half_at_once(twins: CpuTwins) -> None:
+def test_sums_in_half_are_rounded_to_half_at_once(emulations: CpuEmulations) -> None:
     name = "mma_m16n8k16_f16_f16"
-    assert one_element(twins, name, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 2048.0) == 2048.0  # ties to even, three times
-    assert one_element(twins, name, [1.0, 1.0, 2.0], [1.0, 1.0, 1.0], 2049.0 - 1.0) == 2050.0
-    assert one_element(twins, name, [256.0], [256.0], 0.0) == np.inf
+    assert (
+        one_element(emulations, name, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 2048.0) == 2048.0
+    )  # ties to even, three times
+    assert one_element(emulations, name, [1.0, 1.0, 2.0], [1.0, 1.0, 1.0], 2049.0 - 1.0) == 2050.0
+    assert one_element(emulations, name, [256.0], [256.0], 0.0) == np.inf
 
 
-def test_subnormal_numbers_count_as_what_they_are(twins: CpuTwins) -> None:
-    assert one_element(twins, "mma_m16n8k16_f16", [2.0**-24], [2.0**-24], 0.0) == 2.0**-48
-    assert one_element(twins, "mma_m16n8k16_bf16", [2.0**-133], [2.0**100], 0.0) == 2.0**-33
-    assert one_element(twins, "mma_m16n8k8_tf32", [2.0**-136], [1.0], 2.0**-149) == 2.0**-136 + 2.0**-149
-    assert one_element(twins, "mma_m16n8k16_f16_f16", [2.0**-24], [1.0], 2.0**-24) == 2.0**-23
-
-
-@pytest.mark.parametrize("name", FLOATS)
-def test_infinities_and_nan_spread_as_ieee_754_says(name: str, twins: CpuTwins) -> None:
-    assert one_element(twins, name, [np.inf], [-2.0], 1.0) == -np.inf
-    assert np.isnan(one_element(twins, name, [np.inf, np.inf], [1.0, -1.0], 0.0))
-    assert np.isnan(one_element(twins, name, [np.inf], [0.0], 0.0))
-    assert np.isnan(one_element(twins, name, [np.nan], [0.0], 0.0))
-    assert np.isnan(one_element(twins, name, [1.0], [1.0], np.nan))
+def test_subnormal_numbers_count_as_what_they_are(emulations: CpuEmulations) -> None:
+    assert one_element(emulations, "mma_m16n8k16_f16", [2.0**-24], [2.0**-24], 0.0) == 2.0**-48
+    assert one_element(emulations, "mma_m16n8k16_bf16", [2.0**-133], [2.0**100], 0.0) == 2.0**-33
+    assert one_element(emulations, "mma_m16n8k8_tf32", [2.0**-136], [1.0], 2.0**-149) == 2.0**-136 + 2.0**-149
+    assert one_element(emulations, "mma_m16n8k16_f16_f16", [2.0**-24], [1.0], 2.0**-24) == 2.0**-23
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_a_negative_zero_stays_one_among_negative_zeros(name: str, twins: CpuTwins) -> None:
+def test_infinities_and_nan_spread_as_ieee_754_says(name: str, emulations: CpuEmulations) -> None:
+    assert one_element(emulations, name, [np.inf], [-2.0], 1.0) == -np.inf
+    assert np.isnan(one_element(emulations, name, [np.inf, np.inf], [1.0, -1.0], 0.0))
+    assert np.isnan(one_element(emulations, name, [np.inf], [0.0], 0.0))
+    assert np.isnan(one_element(emulations, name, [np.nan], [0.0], 0.0))
+    assert np.isnan(one_element(emulations, name, [1.0], [1.0], np.nan))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_negative_zero_stays_one_among_negative_zeros(name: str, emulations: CpuEmulations) -> None:
     k = MMA[name].a.columns
     a, b, d = np.full((1, 16, k), -0.0), np.full((1, k, 8), 1.0), np.full((1, 16, 8), -0.0)
-    assert np.signbit(multiply(twins, name, a, b, d)).all()
-    assert not np.signbit(multiply(twins, name, a, b, np.zeros((1, 16, 8)))).any()
+    assert np.signbit(multiply(emulations, name, a, b, d)).all()
+    assert not np.signbit(multiply(emulations, name, a, b, np.zeros((1, 16, 8)))).any()
 
 
-def test_int8_sums_wrap_around(twins: CpuTwins) -> None:
+def test_int8_sums_wrap_around(emulations: CpuEmulations) -> None:
     name = "mma_m16n8k32_s8"
-    assert one_element(twins, name, [127.0], [127.0], 2.0**31 - 1) == -(2**31) + 127 * 127 - 1
-    assert one_element(twins, name, [-128.0], [127.0], -(2.0**31)) == 2**31 - 128 * 127
-    assert one_element(twins, name, [-128.0] * 32, [-128.0] * 32, 0.0) == 32 * 2**14
+    assert one_element(emulations, name, [127.0], [127.0], 2.0**31 - 1) == -(2**31) + 127 * 127 - 1
+    assert one_element(emulations, name, [-128.0], [127.0], -(2.0**31)) == 2**31 - 128 * 127
+    assert one_element(emulations, name, [-128.0] * 32, [-128.0] * 32, 0.0) == 32 * 2**14
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16", "float16", "int8", "int32"])

@@ -9,7 +9,16 @@ from sqlalchemy import select
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import Settings
 from storage.database.session import Database
-from storage.database.tables import LIVE, BuildRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow, VerdictRow
+from storage.database.tables import (
+    LIVE,
+    BuildRow,
+    GroupRow,
+    JobProblemRow,
+    JobRow,
+    PendingBuildRow,
+    TaskRow,
+    VerdictRow,
+)
 from storage.maintenance.damage import check_blobs
 
 SETTLED_SECONDS = 60.0
@@ -29,10 +38,10 @@ def in_database(settings: Settings) -> list[str]:
     try:
         with database.read() as session:
             queries = {
-                "an item has not ended": select(ItemRow.kind).where(ItemRow.state.in_(("waiting", "claimed"))),
+                "an task has not ended": select(TaskRow.kind).where(TaskRow.state.in_(("waiting", "leased"))),
                 "a job has not ended": select(JobRow.state).where(JobRow.state.in_(LIVE)),
                 "a problem has not ended": select(JobProblemRow.name).where(JobProblemRow.state.in_(LIVE)),
-                "a demand is left": select(DemandRow.build),
+                "a demand is left": select(PendingBuildRow.build),
                 "a group compiles": select(GroupRow.id).where(GroupRow.state == "compiling"),
                 "a build did not compile": select(BuildRow.log).where(BuildRow.state != "ok"),
                 "a kernel is not right": select(VerdictRow.message).where(VerdictRow.verdict != "ok"),

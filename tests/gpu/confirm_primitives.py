@@ -23,7 +23,7 @@ from tests.gpu.primitive_checks import CHECKS, Check, Comparison
 from tests.gpu.run_primitives import (
     ORDERS,
     BuildFailed,
-    CpuTwins,
+    CpuEmulations,
     CupyGpu,
     Gpu,
     RunFailed,
@@ -58,23 +58,23 @@ def say_difference(check: Check, comparison: Comparison) -> str:
     return f"{place}: the GPU gives 0x{difference.gpu:08x}, the CPU twin 0x{difference.cpu:08x}"
 
 
-def check_on_cpu(check: Check, twins: CpuTwins) -> Outcome:
+def check_on_cpu(check: Check, emulations: CpuEmulations) -> Outcome:
     """The emulation alone: it runs, and its results do not depend on the order of the warps."""
     words = check.inputs(random_of(check))
     try:
-        results = [twins.run(check, words, order) for order in ORDERS]
+        results = [emulations.run(check, words, order) for order in ORDERS]
     except RunFailed as error:
         return Outcome(check, 0, 0.0, str(error))
     same = all(np.array_equal(results[0], result) for result in results[1:])
     return Outcome(check, results[0].size, 0.0, "" if same else "its results depend on the order of the warps")
 
 
-def check_on_gpu(check: Check, twins: CpuTwins, gpu: Gpu) -> Outcome:
+def check_on_gpu(check: Check, emulations: CpuEmulations, gpu: Gpu) -> Outcome:
     """GPU and emulation on the same inputs."""
     words = check.inputs(random_of(check))
     try:
         comparison = check.compare(
-            words, gpu.run(check, words), twins.run(check, words), lambda other: twins.run(check, other)
+            words, gpu.run(check, words), emulations.run(check, words), lambda other: emulations.run(check, other)
         )
     except RunFailed as error:
         return Outcome(check, 0, 0.0, str(error))
@@ -106,9 +106,9 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
     return {**source, "primitives": retained, "failed": dict(sorted(failed.items()))}
 
 
-def confirm(gpu: Gpu, twins: CpuTwins, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
+def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
     """Runs all checks that the GPU can run, writes `target`, and returns the exit status."""
-    outcomes = [check_on_gpu(check, twins, gpu) for check in checks if runs_on(check, gpu.arch)]
+    outcomes = [check_on_gpu(check, emulations, gpu) for check in checks if runs_on(check, gpu.arch)]
     report(outcomes)
     before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
     record = confirmation(outcomes, gpu, cuda, before)
@@ -132,8 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         try:
             if chosen.cpu_only:
-                twins = CpuTwins(CHECKS, folder)
-                outcomes = [check_on_cpu(check, twins) for check in CHECKS]
+                emulations = CpuEmulations(CHECKS, folder)
+                outcomes = [check_on_cpu(check, emulations) for check in CHECKS]
                 report(outcomes)
                 return DIFFERS if any(outcome.failure for outcome in outcomes) else CONFIRMS
             try:
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{error}; nothing is confirmed. --cpu-only runs the CPU twins alone", file=sys.stderr)
                 return NO_GPU
             gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
-            return confirm(gpu, CpuTwins(CHECKS, folder), nvcc_version(), chosen.result)
+            return confirm(gpu, CpuEmulations(CHECKS, folder), nvcc_version(), chosen.result)
         except BuildFailed as error:
             print(error, file=sys.stderr)
             return DIFFERS

@@ -125,7 +125,7 @@ def _compile(command: Sequence[str], folder: Path) -> None:
         raise BuildFailed(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
 
 
-class CpuTwins:
+class CpuEmulations:
     """All checks' kernels, built for the CPU in `folder`, run under the race detector."""
 
     def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS) -> None:

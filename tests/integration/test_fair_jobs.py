@@ -76,9 +76,9 @@ def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> Non
         kernels = [kernel["build"] for group in session.scalars(select(GroupRow.kernels)) for kernel in group]
         assert len(kernels) == len(set(kernels)), "nothing was compiled twice"
 
-        def unjudged() -> list[str]:
+        def unverified() -> list[str]:
             of_first = select(JobProblemRow.id).where(JobProblemRow.job_id == first)
             left = (CandidateRow.job_problem_id.in_(of_first)) & CandidateRow.verdict.is_(None)
             return list(session.scalars(select(CandidateRow.candidate).where(left)))
 
-        wait_for(lambda: not unjudged(), 10, "what the cancelled job left is skipped")
+        wait_for(lambda: not unverified(), 10, "what the cancelled job left is skipped")

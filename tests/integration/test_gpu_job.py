@@ -19,7 +19,7 @@ from cukiln.types import CandidatePage, Contender, Job, ProblemReport, WinnerRec
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.database.sql import core
-from storage.database.tables import ItemRow, MeasurementRow
+from storage.database.tables import MeasurementRow, TaskRow
 from storage.entities.devices import LiveDevice, live_devices
 from tests.support.fake_gpu import NAME, UUID, configure
 from tests.support.fixtures_queue import name_of, wait_for
@@ -55,9 +55,9 @@ class World:
     def record(self, job: Job, number: int = 0) -> WinnerRecord:
         return self.client.kernel(job.problems[number].key)
 
-    def items(self, *kinds: str) -> Sequence[RowMapping]:
+    def tasks(self, *kinds: str) -> Sequence[RowMapping]:
         with self.database.read() as session:
-            query = select(core(ItemRow)).where(ItemRow.kind.in_(kinds)).order_by(ItemRow.id)
+            query = select(core(TaskRow)).where(TaskRow.kind.in_(kinds)).order_by(TaskRow.id)
             return session.execute(query).mappings().all()
 
     def measurements(self) -> int:
@@ -186,7 +186,7 @@ def test_a_problem_on_the_cpu_beside_it_is_predicted_and_never_measured(world: W
 
 
 def test_the_first_group_is_measured_while_a_later_one_still_compiles(world: World, job: Job) -> None:
-    compiling, measuring = world.items("compile"), world.items("measure")
+    compiling, measuring = world.tasks("compile"), world.items("measure")
     assert len(measuring) >= 2
     overlaps = [
         (measured["ref"], compiled["ref"])
@@ -224,20 +224,20 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
 # ---- deaths. Each has a service of its own, as each leaves one behind that has seen worse.
 
 
-def claimed(world: World, kind: str) -> bool:
-    return any(row["state"] == "claimed" for row in world.items(kind))
+def leased(world: World, kind: str) -> bool:
+    return any(row["state"] == "leased" for row in world.tasks(kind))
 
 
 def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(tmp_path: Path) -> None:
     with serving(tmp_path) as world:
         job = world.submit({**MATMUL, "name": "first"})
-        wait_for(lambda: claimed(world, "measure"), SECONDS, "the measuring to begin")
+        wait_for(lambda: leased(world, "measure"), SECONDS, "the measuring to begin")
         os.kill(world.gpu_worker().pid, signal.SIGKILL)
         ended = world.client.wait(job)
         assert ended.state == "done", world.logs()
         assert ended.problems[0].verdicts == {"ok": 4}
         assert world.measurements() == 4
-        assert [(row["attempt"], row["losses"]) for row in world.items("measure")] == [(1, 1)]
+        assert [(row["attempt"], row["losses"]) for row in world.tasks("measure")] == [(1, 1)]
         record = world.record(ended)
         assert (record.revision, record.ranked_by) == (1, "measured")
         assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.told)
@@ -252,7 +252,7 @@ def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(tmp_pa
         assert "fallen off the bus" in str(world.devices()[0].drained)
         waiting_for = str(world.client.job(job.job).progress.waiting_for)
         assert waiting_for.startswith(f"no live worker measures on {NAME}: {UUID} was drained: ")
-        assert [(row["state"], row["attempt"]) for row in world.items("measure")] == [("waiting", 0)]
+        assert [(row["state"], row["attempt"]) for row in world.tasks("measure")] == [("waiting", 0)]
         configure(world.gpu, noise=0.001)
         ended = world.client.wait(job)
         assert ended.state == "done", world.logs()

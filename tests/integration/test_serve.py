@@ -120,14 +120,14 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     world = world_of(serving, tmp_path)
     [ref] = world.add("quick")
     wait_for(lambda: world.journal("end", ref), what=serving.said())
-    world.add("flushed", ticket=False)
+    world.add("flushed", wake_up=False)
     wait_for(lambda: world.journal("end", "flushed:0-0"), what="the reconciler's ticket")
 
     for name in ("api", "plan worker", "valkey"):
         os.kill(before[name], signal.SIGKILL)
     wait_for(lambda: serving.said().count("started again, pid") == 3, what=serving.said())
     wait_for(lambda: answers(url), 30.0, serving.said())
-    [ref] = world.add("later", ticket=False)
+    [ref] = world.add("later", wake_up=False)
     wait_for(lambda: world.journal("end", ref), 30.0, serving.said())
 
     [ref] = world.add("forever")

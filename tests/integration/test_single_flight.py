@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import select
 
 from cukiln.types import Job
-from storage.database.tables import BuildRow, GroupRow, ItemRow, LibraryRow
+from storage.database.tables import BuildRow, GroupRow, LibraryRow, TaskRow
 from tests.support import counting_worker
 from tests.support.fixtures_queue import QueueWorld, make_world, wait_for
 from tests.support.places import FAULTY
@@ -182,5 +182,5 @@ def test_small_jobs_that_wait_are_compiled_in_one_file(counted_world: tuple[Queu
 
 def _unplanned(world: QueueWorld) -> int:
     with world.database.read() as session:
-        query = select(ItemRow.id).where(ItemRow.kind == "plan", ItemRow.state.in_(("waiting", "claimed")))
+        query = select(TaskRow.id).where(TaskRow.kind == "plan", TaskRow.state.in_(("waiting", "leased")))
         return len(session.scalars(query).all())

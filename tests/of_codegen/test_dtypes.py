@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codegen.dtypes import dtype
-from codegen.plan.verification_plan import differing, judge
+from codegen.plan.verification_plan import check_output, differing
 
 NAMES = ("float32", "float16", "bfloat16", "int32", "int8", "uint8")
 
@@ -49,12 +49,12 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
 def test_outputs_of_every_type_are_judged_and_compared_bit_by_bit(name: str, values: list[float], other: float) -> None:
     out = np.array(values).astype(dtype(name).numpy)
     expected, zero = out.astype(np.float64), np.zeros(3)
-    assert judge(out, expected, zero, exact=True).ok
-    assert judge(out, expected, zero, exact=False).ok
+    assert check_output(out, expected, zero, exact=True).ok
+    assert check_output(out, expected, zero, exact=False).ok
     wrong = out.copy()
     wrong[0] = other
-    judgement = judge(wrong, expected, zero, exact=True)
-    assert (judgement.wrong, judgement.index, judgement.got, judgement.expected) == (1, (0,), other, 1.0)
+    output_check = check_output(wrong, expected, zero, exact=True)
+    assert (output_check.wrong, output_check.index, output_check.got, output_check.expected) == (1, (0,), other, 1.0)
     assert differing(out, wrong) == 1
     assert differing(out, out.copy()) == 0
 
@@ -63,4 +63,4 @@ def test_outputs_of_every_type_are_judged_and_compared_bit_by_bit(name: str, val
 def test_poison_is_no_number(name: str) -> None:
     poison = np.full(4, 0xFF, np.uint8).view(dtype(name).numpy)
     assert np.all(np.isnan(poison.astype(np.float64)))
-    assert judge(poison, np.zeros(2), np.full(2, 1e300), exact=False).wrong == 2
+    assert check_output(poison, np.zeros(2), np.full(2, 1e300), exact=False).wrong == 2

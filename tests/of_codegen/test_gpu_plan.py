@@ -11,7 +11,7 @@ import pytest
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import GpuCase, fresh_case, full_cases, reduced_cases
-from codegen.plan.verification_plan import judge, plan_cases
+from codegen.plan.verification_plan import check_output, plan_cases
 from tests.support.fixtures_codegen import default_candidate, matmul
 from tests.support.kernel_in_numpy import computed
 
@@ -138,7 +138,7 @@ def test_a_right_kernel_passes_the_integer_case_at_full_extents(
     types: dict[str, Any], chain: list[dict[str, Any]]
 ) -> None:
     case = integer_case(types, chain)
-    assert judge(*answers(case), exact=case.exact).ok
+    assert check_output(*answers(case), exact=case.exact).ok
 
 
 @pytest.mark.parametrize("types", TYPES, ids=[type["dtype"] for type in TYPES])
@@ -154,8 +154,8 @@ def test_a_kernel_that_loses_a_product_fails_the_integer_case(chain: list[dict[s
     case = integer_case({"dtype": "float32", "out_dtype": "float32"}, chain)
     inputs = OP.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
     last = int(np.flatnonzero(inputs["a"].any(axis=0))[-1])  # behind it k is padded with zeros
-    judgement = judge(*answers(case, drop=case.problem.k - last), exact=False)  # type: ignore[attr-defined]
-    assert judgement.wrong > 0.4 * judgement.size
+    output_check = check_output(*answers(case, drop=case.problem.k - last), exact=False)  # type: ignore[attr-defined]
+    assert output_check.wrong > 0.4 * output_check.size
 
 
 def test_an_activation_leaves_no_more_room_than_it_takes() -> None:

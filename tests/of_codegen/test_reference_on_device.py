@@ -17,7 +17,7 @@ from codegen.arrays import as_float64, erf, namespace_of, powers_of_two
 from codegen.dtypes import dtype
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.plan.verification_plan import Judgement, differing, judge
+from codegen.plan.verification_plan import OutputCheck, check_output, differing
 from tests.support import cupy_names, strict_arrays
 from tests.support.fixtures_codegen import EVERY_NODE, matmul
 from tests.support.strict_arrays import StrictArray, on_device, on_host
@@ -134,13 +134,13 @@ def test_judgements_on_a_device_are_those_of_numpy(name: str, changes: dict[int,
     expected = rng.integers(-40, 40, (3, 4)).astype(np.float64)
     out = spoiled(expected, changes).astype(dtype(name).numpy)
     for bound in (np.zeros((3, 4)), rng.uniform(0, 50, (3, 4)), np.full((3, 4), np.inf), np.zeros((4,))):
-        on_cpu = judge(out, expected, bound, exact=exact)
-        there = judge(as_float64(on_device(out), name), on_device(expected), on_device(bound), exact=exact)
+        on_cpu = check_output(out, expected, bound, exact=exact)
+        there = check_output(as_float64(on_device(out), name), on_device(expected), on_device(bound), exact=exact)
         assert same(on_cpu, there)
         assert on_cpu.ok is not bool(changes) or not np.isfinite(bound).all() or not exact
 
 
-def same(left: Judgement, other: Judgement) -> bool:
+def same(left: OutputCheck, other: OutputCheck) -> bool:
     """Equal, NaN being NaN, and with Python's own numbers, which become JSON."""
     assert all(type(part) in (int, float, tuple, type(None)) for part in vars(other).values())
     return repr(left) == repr(other)
@@ -148,7 +148,9 @@ def same(left: Judgement, other: Judgement) -> bool:
 
 def test_an_output_without_elements_is_right(namespace: ModuleType) -> None:
     empty = np.zeros((0, 4))
-    assert same(judge(empty, empty, empty, exact=True), judge(*map(on_device, (empty, empty, empty)), exact=True))
+    assert same(
+        check_output(empty, empty, empty, exact=True), check_output(*map(on_device, (empty, empty, empty)), exact=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int32"])
@@ -162,7 +164,7 @@ def test_bits_that_differ_are_counted_on_a_device(name: str) -> None:
 def test_minus_zero_and_zero_differ_in_their_bits_only() -> None:
     zero, minus = np.zeros(3, np.float32), -np.zeros(3, np.float32)
     assert differing(on_device(zero), on_device(minus)) == 3
-    assert judge(on_device(minus), on_device(zero.astype(np.float64)), on_device(np.zeros(3)), exact=True).ok
+    assert check_output(on_device(minus), on_device(zero.astype(np.float64)), on_device(np.zeros(3)), exact=True).ok
 
 
 def test_every_bfloat16_is_read_from_its_bits() -> None:

@@ -21,7 +21,7 @@ GOOD = {
 }  # fmt: skip
 
 
-def judge(
+def check_output(
     change: dict[str, int | str], fields: dict[str, Any] | None = None, arch: str = "sm_90a"
 ) -> Accepted | Rejected:
     problem = matmul(**{"m": 1024, "n": 1024, "k": 1024, **(fields or {})})
@@ -30,7 +30,7 @@ def judge(
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"])
 def test_a_good_schedule_is_accepted(arch: str) -> None:
-    assert judge({}, arch=arch) == ACCEPTED
+    assert check_output({}, arch=arch) == ACCEPTED
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_good_schedule_is_accepted(arch: str) -> None:
 def test_what_breaks_a_rule_is_rejected_with_the_numbers(
     rule: str, change: dict[str, int | str], fields: dict[str, Any], arch: str, said: str
 ) -> None:
-    outcome = judge(change, fields, arch)
+    outcome = check_output(change, fields, arch)
     assert isinstance(outcome, Rejected)
     assert outcome.rule == rule
     assert said in outcome.message

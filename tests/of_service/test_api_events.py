@@ -172,9 +172,9 @@ def test_a_watcher_survives_the_end_of_redis(live: Api, valkey: EmbeddedValkey) 
 
 
 def test_a_new_job_wakes_a_planner(live: Api, redis: Redis) -> None:
-    live.submit(*({**MATMUL, "m": m} for m in range(1, 40)))  # two plan items of at most 32 problems
-    assert live.rows()["items"] == 2
-    wait_for(lambda: wake_ups.queued_tickets(redis, wake_ups.PLAN, None) == 2)
+    live.submit(*({**MATMUL, "m": m} for m in range(1, 40)))  # two plan tasks of at most 32 problems
+    assert live.rows()["tasks"] == 2
+    wait_for(lambda: wake_ups.queued_wake_ups(redis, wake_ups.PLAN, None) == 2)
 
 
 @pytest.mark.parametrize("after", ["x", "1-2-3", "-1", "99999999999999999999", "1-99999999999999999999", "$"])

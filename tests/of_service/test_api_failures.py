@@ -35,7 +35,7 @@ def test_a_locked_database_is_a_503_and_nothing_is_kept(tmp_path: Path, monkeypa
         lock.close()
         assert (answer.status_code, answer.json()["type"]) == (503, PREFIX + "database-unavailable")
         assert int(answer.headers["retry-after"]) > 0
-        assert api.rows()["jobs"] == api.rows()["items"] == 0
+        assert api.rows()["jobs"] == api.rows()["tasks"] == 0
         assert api.submit().status_code == 202
 
 

@@ -25,7 +25,7 @@ def test_a_job_is_in_the_database_before_the_202(api: Api) -> None:
     with api.database.read() as session:
         assert job_state(session, job.job) is not None
     assert Job.model_validate_json(api.client.get(answer.headers["location"]).content).job == job.job
-    assert api.rows()["items"] == 1
+    assert api.rows()["tasks"] == 1
 
 
 def test_target_and_search_may_stand_per_problem(api: Api) -> None:
@@ -62,7 +62,7 @@ def test_a_cached_job_is_a_200_and_queues_nothing(api: Api) -> None:
     assert job["problems"][0]["winner"]["candidate"] == record.front[0].candidate
     assert job["problems"][0]["cached"] is True
     assert "retry-after" not in answer.headers
-    assert api.rows()["items"] == 0
+    assert api.rows()["tasks"] == 0
 
 
 def test_a_cached_problem_is_done_at_once_beside_one_that_is_not(api: Api) -> None:
@@ -125,7 +125,7 @@ def test_a_winner_whose_library_is_gone_is_not_called_cached(api: Api, harm: str
         file.write_bytes(file.read_bytes()[:-1]) if harm == "cut short" else file.unlink()
     answer = api.submit()
     assert (answer.status_code, answer.json()["state"]) == (202, "queued")
-    assert api.rows()["items"] == 1
+    assert api.rows()["tasks"] == 1
     api.blobs.put(b"a library", "application/x-sharedlib")
     if harm != "never stored":
         assert api.submit().status_code == 200

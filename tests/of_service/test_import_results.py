@@ -64,7 +64,7 @@ def candidate(results: dict[str, Any], number: int = 0) -> Any:
 
 
 def rows(settings: Settings) -> dict[str, int]:
-    tables = ("jobs", "job_problems", "candidates", "builds", "verdicts", "measurements", "winners", "items")
+    tables = ("jobs", "job_problems", "candidates", "builds", "verdicts", "measurements", "winners", "tasks")
     with sqlite3.connect(settings.data_dir / "cukiln.db") as connection:
         return {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
 

@@ -100,7 +100,7 @@ def test_jobs_are_sent_cancelled_and_watched_beside_a_silent_redis(
         end(live, jobs[1])
         assert [event.event for event in seen][-1] == "end"
     queued = wake_ups.connect(valkey.url)
-    wait_for(lambda: live.submit({**MATMUL, "m": 9}) and wake_ups.queued_tickets(queued, "plan", None) > 0)
+    wait_for(lambda: live.submit({**MATMUL, "m": 9}) and wake_ups.queued_wake_ups(queued, "plan", None) > 0)
 
 
 def test_a_redis_that_takes_no_writes_is_called_so_and_nothing_else_is(
@@ -116,7 +116,7 @@ def test_a_redis_that_takes_no_writes_is_called_so_and_nothing_else_is(
 
 
 @pytest.mark.parametrize("fault", [silent, full])
-def test_work_goes_on_without_tickets(
+def test_work_goes_on_without_wake_ups(
     queue_world: QueueWorld,
     valkey: EmbeddedValkey,
     fault: Any,
@@ -124,7 +124,7 @@ def test_work_goes_on_without_tickets(
     worker = queue_world.start("plan")
     wait_for(lambda: wake_ups.live_workers(queue_world.redis), 60.0, "a worker")
     with fault(valkey):
-        queue_world.add("quick", "quick_1", "quick_2", ticket=False)
+        queue_world.add("quick", "quick_1", "quick_2", wake_up=False)
         wait_for(lambda: len(queue_world.journal("end")) == 3, 60.0, "the items")
     assert worker.poll() is None
     assert len(queue_world.journal("start")) == 3

@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from service.routes import accept_job
 from service.together import Together
 from storage.database import session
-from storage.database.tables import ItemRow, JobRow
+from storage.database.tables import JobRow, TaskRow
 from tests.support.fixtures_api import MATMUL, Api, publish, serving
 from tests.support.fixtures_storage import counted_statements
 
@@ -135,7 +135,7 @@ def test_equal_jobs_that_are_sent_at_once_are_jobs_of_their_own(api: Api, monkey
         assert api.client.get(f"/v1/jobs/{job['job']}").json() == job
     with api.database.read() as session:
         assert session.scalar(select(func.count()).select_from(JobRow)) == 20
-        assert session.scalar(select(func.count()).select_from(ItemRow)) == 20
+        assert session.scalar(select(func.count()).select_from(TaskRow)) == 20
     assert sum("BEGIN IMMEDIATE" in statement for statement in statements) == 2
 
 

@@ -11,10 +11,10 @@ from cukiln.errors import NotFound
 from cukiln.types import StageSeconds, Timings
 from service.routes.traces import chrome_trace
 from storage.database.session import Database
-from storage.database.tables import ItemRow
+from storage.database.tables import TaskRow
 from storage.entities.groups import kernels_of, load_group
 from storage.queue.attempts import MAX_PAST
-from storage.queue.tasks import Claim
+from storage.queue.tasks import Lease
 from storage.reports.timings import timings
 from storage.reports.trace import job_trace
 from storage.transitions import accept, end_attempt
@@ -29,18 +29,18 @@ from tests.support.fixtures_storage import (
     GPU_CLASS,
     add_job,
     cancel,
-    claim_one,
-    compile_claimed,
+    compile_leased,
     compile_next,
     counted_statements,
-    measure_claimed,
+    measure_leased,
     measured,
     new_problem,
     plan_next,
     record,
     record_group,
+    take_one,
     to_measure,
-    verify_claimed,
+    verify_leased,
     verify_next,
 )
 
@@ -55,9 +55,9 @@ def traced(database: Database, job: str) -> list[Event]:
 
 
 def finish_next(database: Database) -> None:
-    claim = claim_one(database, "finish", worker="w")
+    lease = take_one(database, "finish", worker="w")
     with database.write() as session:
-        finish_problem(session, claim, winner="c-a", error=None)
+        finish_problem(session, lease, winner="c-a", error=None)
 
 
 def names(events: list[Event]) -> list[str]:
@@ -67,18 +67,18 @@ def names(events: list[Event]) -> list[str]:
 def test_each_item_is_a_slice_of_its_worker_and_its_wait_stands_beside_it(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
     clock.advance(1)
-    claim = claim_one(database, "plan", worker="planner")
+    lease = take_one(database, "plan", worker="planner")
     clock.advance(2)
     with database.write() as session:
-        record(session, claim, ["a"])
+        record(session, lease, ["a"])
     clock.advance(3)
-    claim = claim_one(database, "compile", worker="host.1")
+    lease = take_one(database, "compile", worker="host.1")
     clock.advance(9)
-    compile_claimed(database, claim)
+    compile_leased(database, lease)
     clock.advance(1)
-    claim = claim_one(database, "verify", worker="host.2")
+    lease = take_one(database, "verify", worker="host.2")
     clock.advance(4)
-    verify_claimed(database, claim)
+    verify_leased(database, lease)
     finish_next(database)
     events = traced(database, job.id)
 
@@ -104,18 +104,18 @@ def test_each_item_is_a_slice_of_its_worker_and_its_wait_stands_beside_it(databa
 
 
 def compile_with(
-    database: Database, clock: FakeClock, phases: list[dict[str, Any]], seconds: float, claim: Claim | None = None
+    database: Database, clock: FakeClock, phases: list[dict[str, Any]], seconds: float, lease: Lease | None = None
 ) -> str:
-    """Compile all that is pending in so many seconds, with these phases, unless it is claimed; returns the group."""
-    claim = claim or claim_one(database, "compile", lease=60.0)
+    """Compile all that is pending in so many seconds, with these phases, unless it is leased; returns the group."""
+    lease = lease or take_one(database, "compile", seconds=60.0)
     clock.advance(seconds)
     with database.write() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
         assert group is not None
         outcomes = [BuildOutcome(kernel.build, "ok", "code", {}, library="l") for kernel in kernels_of(group)]
         codegen, compile = StageSeconds(wall=1.0), StageSeconds(wall=seconds - 1)
-        record_group(session, claim, outcomes, GroupFiles(phases=phases, codegen=codegen, compile=compile))
-    return claim.ref
+        record_group(session, lease, outcomes, GroupFiles(phases=phases, codegen=codegen, compile=compile))
+    return lease.ref
 
 
 PHASES = [
@@ -181,11 +181,11 @@ def test_a_running_job_ends_now_and_says_so(database: Database, clock: FakeClock
     plan_next(database, "a", "b")
     compile_next(database, kernels=1)
     clock.advance(1)
-    claim_one(database, "compile", worker="w1")
+    take_one(database, "compile", worker="w1")
     clock.advance(2)
     events = traced(database, job.id)
     (_, compiling) = slices(events, "compile")
-    assert (compiling["dur"], compiling["args"]["open"], compiling["args"]["how"]) == (2 * SECOND, True, "claimed")
+    assert (compiling["dur"], compiling["args"]["open"], compiling["args"]["how"]) == (2 * SECOND, True, "leased")
     assert slices(events, "job")[0]["args"]["open"] is True
     still = [event for event in events if event["ph"] == "b" and event["args"].get("open")]
     assert len(still) == 1 and still[0]["args"]["kind"] == "verify"
@@ -203,23 +203,23 @@ def test_a_job_that_nobody_has_begun_and_one_without_work_have_a_trace(database:
 
 
 ENDS: dict[str, Any] = {
-    "released": lambda session, claim: end_attempt.release(session, claim),
-    "failed": lambda session, claim: end_attempt.fail(session, claim, "the disk is full", retry=True),
-    "lost": lambda session, claim: end_attempt.expire_leases(session),
+    "released": lambda session, lease: end_attempt.release(session, lease),
+    "failed": lambda session, lease: end_attempt.fail(session, lease, "the disk is full", retry=True),
+    "lost": lambda session, lease: end_attempt.expire_leases(session),
 }
 
 
-def end_attempts(database: Database, clock: FakeClock, kind: str) -> list[Claim]:
-    """Claim after claim, each after a second and for three, that ends in one of these ways."""
-    claims = []
+def end_attempts(database: Database, clock: FakeClock, kind: str) -> list[Lease]:
+    """Lease after claim, each after a second and for three, that ends in one of these ways."""
+    leases = []
     for worker, end in ENDS.items():
         clock.advance(1)
-        claims.append(claim_one(database, kind, worker=worker, lease=2.0))
+        leases.append(take_one(database, kind, worker=worker, seconds=2.0))
         clock.advance(3)
         with database.write() as session:
-            end(session, claims[-1])
+            end(session, leases[-1])
     clock.advance(1)
-    return claims
+    return leases
 
 
 def test_every_attempt_is_there_whatever_became_of_it(database: Database, clock: FakeClock) -> None:
@@ -227,7 +227,7 @@ def test_every_attempt_is_there_whatever_became_of_it(database: Database, clock:
     plan_next(database, "a")
     compile_next(database)
     end_attempts(database, clock, "verify")
-    verify_claimed(database, claim_one(database, "verify", worker="w4"))
+    verify_leased(database, take_one(database, "verify", worker="w4"))
     events = traced(database, job.id)
     assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in slices(events, "verify")] == [
         ("released", 1, 3), ("failed", 1, 3), ("lost", 2, 3), ("done", 2, 0)
@@ -239,9 +239,9 @@ def test_every_attempt_is_there_whatever_became_of_it(database: Database, clock:
 def test_every_file_that_a_kernel_was_in_is_there_whatever_became_of_it(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
     plan_next(database, "a")
-    groups = [claim.ref for claim in end_attempts(database, clock, "compile")]
-    last = claim_one(database, "compile", worker="w4")
-    compile_claimed(database, last)
+    groups = [lease.ref for lease in end_attempts(database, clock, "compile")]
+    last = take_one(database, "compile", worker="w4")
+    compile_leased(database, last)
     events = traced(database, job.id)
     found = slices(events, "compile")
     assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in found] == [
@@ -259,7 +259,7 @@ def test_what_was_cancelled_ends_then(database: Database, clock: FakeClock) -> N
     job = add_job(database)
     plan_next(database, "a", "b")
     compile_next(database, kernels=1)
-    claim_one(database, "compile", worker="w1")
+    take_one(database, "compile", worker="w1")
     clock.advance(2)
     cancel(database, job.id)
     clock.advance(50)
@@ -279,11 +279,11 @@ def test_rounds_of_measuring_and_the_comparison_are_those_of_the_gpus_worker(
     compile_next(database)
     clock.advance(1)
     for _ in range(2):  # a part of the candidates, then the rest
-        claim = claim_one(database, "measure", worker="gpu.1")
+        lease = take_one(database, "measure", worker="gpu.1")
         clock.advance(5)
-        measure_claimed(database, claim, [measured(to_measure(database, claim)[0])])
+        measure_leased(database, lease, [measured(to_measure(database, lease)[0])])
         clock.advance(1)
-    claim_one(database, "compare", worker="gpu.1")
+    take_one(database, "compare", worker="gpu.1")
     clock.advance(3)
     events = traced(database, job)
     assert [(one["args"]["how"], one["dur"] / SECOND) for one in slices(events, "measure")] == [("done", 5)] * 2
@@ -321,21 +321,21 @@ def test_work_for_several_jobs_is_in_the_trace_of_each_with_all_of_them(database
 def test_overlapping_slices_of_one_worker_get_lanes(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
     plan_next(database, "a", "b")
-    claims = [claim_one(database, "compile", worker="same", kernels=1) for _ in range(2)]
+    leases = [take_one(database, "compile", worker="same", kernels=1) for _ in range(2)]
     clock.advance(2)
-    for claim in claims:
-        compile_claimed(database, claim)
+    for lease in leases:
+        compile_leased(database, lease)
     assert [event["tid"] for event in slices(traced(database, job.id), "compile")] == [1, 2]
 
 
 def test_what_a_row_remembers_is_bounded(database: Database) -> None:
     add_job(database)
     for _ in range(MAX_PAST + 3):
-        claim = claim_one(database, "plan")
+        lease = take_one(database, "plan")
         with database.write() as session:
-            end_attempt.release(session, claim)
+            end_attempt.release(session, lease)
     with database.read() as session:
-        assert len(session.get_one(ItemRow, claim.item_id).past) == MAX_PAST
+        assert len(session.get_one(TaskRow, lease.task_id).past) == MAX_PAST
 
 
 def test_a_trace_takes_as_many_queries_for_many_items_as_for_few(database: Database) -> None:
@@ -377,13 +377,13 @@ def test_a_files_phases_are_shared_among_its_kernels_as_predicted_and_called_att
 def test_kernels_of_which_nothing_was_predicted_share_alike(database: Database, clock: FakeClock) -> None:
     add_job(database)
     plan_next(database, "a", "b")
-    claim = claim_one(database, "compile", lease=60.0)
+    lease = take_one(database, "compile", seconds=60.0)
     with database.read() as session:
-        begun = group_report(session, claim.ref)
+        begun = group_report(session, lease.ref)
     assert begun is not None and [kernel.seconds for kernel in begun.kernels] == [None, None]
-    compile_with(database, clock, PHASES[:2], 10, claim)
+    compile_with(database, clock, PHASES[:2], 10, lease)
     with database.read() as session:
-        report = group_report(session, claim.ref)
+        report = group_report(session, lease.ref)
     assert report is not None
     assert [kernel.seconds.phases["cicc"] for kernel in report.kernels if kernel.seconds] == [2.0, 2.0]
 

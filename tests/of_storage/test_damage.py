@@ -22,7 +22,7 @@ from storage.entities.problems import problems_to_plan
 from storage.entities.verdicts import CPU, GPU, NewVerdict, write_verdicts
 from storage.entities.winners import get_winners, publish_winner, withdraw_winner
 from storage.queue import tasks
-from storage.queue.new_tasks import PLAN, NewItem, add_items, plan_ref
+from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 from storage.transitions import take_work
 from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
@@ -157,15 +157,15 @@ def planned(api: Api, *builds: NewBuild) -> str:
     """A live job of MATMUL whose candidates name these builds."""
     job: str = api.submit({**MATMUL, "m": 96}).json()["job"]
     with api.database.write() as session:
-        add_items(session, [NewItem(PLAN, plan_ref(job, 0, 0), jobs=(job,))])
-        claim = take_work.claim(session, ["plan"], None, "w", 60.0)
-        assert claim is not None
-        (problem,) = problems_to_plan(session, claim)
+        add_tasks(session, [NewTask(PLAN, plan_ref(job, 0, 0), jobs=(job,))])
+        lease = take_work.take(session, ["plan"], None, "w", 60.0)
+        assert lease is not None
+        (problem,) = problems_to_plan(session, lease)
         pairs = [(problem.id, NewCandidate(f"{new.id:c>64}", {}, new.kernel, new.id)) for new in builds]
-        record_candidates(session, claim, pairs, {build.id: build for build in builds}, Versions(**VERSIONS))
+        record_candidates(session, lease, pairs, {build.id: build for build in builds}, Versions(**VERSIONS))
         planned = PlannedProblem(problem.id, len(builds), len(builds), {}, StageSeconds())
-        end_plan(session, claim, planned)
-        tasks.complete(session, claim)
+        end_plan(session, lease, planned)
+        tasks.complete(session, lease)
     return job
 
 
@@ -178,11 +178,11 @@ def built(api: Api, job: str, verdict: str = "ok", **values: object) -> None:
             core(JobProblemRow).update().where(JobProblemRow.job_id == job).values(state="failed", error="no")
         )
         session.execute(core(JobRow).update().where(JobRow.id == job).values(state="failed", finished_at=time.time()))
-        items_of = core(tasks.ItemRow)
+        items_of = core(tasks.TaskRow)
         session.execute(items_of.update().values(state="done", finished_at=time.time()))
         candidates = core(JobProblemRow).metadata.tables["candidates"]
         session.execute(candidates.update().values(verdict=verdict if verdict != "ok" else "run_timeout"))
-        session.execute(core(JobProblemRow).metadata.tables["demands"].delete())
+        session.execute(core(JobProblemRow).metadata.tables["pending_builds"].delete())
 
 
 BUILD = new_build("b" * 64)

@@ -32,7 +32,7 @@ from storage.transfer.withdrawals import clear_withdrawn, import_report, list_im
 from storage.transitions.accept import NewJob, create_job
 from storage.transitions.cancel_and_expire import cancel_job
 from storage.transitions.finish import finish_problem
-from storage.transitions.take_work import claim
+from storage.transitions.take_work import take
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     GPU_CLASS,
@@ -123,7 +123,7 @@ class World:
     def finish(self) -> bool:
         """Publish what one import brought to one key, as `workers.steps.finish` does. False where nothing waits."""
         with self.database.write() as session:
-            held = claim(session, ["finish"], [TARGET], "w", 600.0)
+            held = take(session, ["finish"], [TARGET], "w", 600.0)
             if held is None:
                 return False
             problem = load_problem(session, int(held.ref))
@@ -207,7 +207,7 @@ class World:
             "id",
             "job_id",
             "job_problem_id",
-            "item_id",
+            "task_id",
             "ref",
             "past",
         )

@@ -13,14 +13,14 @@ from sqlalchemy import select
 from codegen.predict.compile_cost import FIXED_SECONDS, MAX_SECONDS
 from cukiln.types import StageSeconds
 from storage.database.session import Database
-from storage.database.tables import DemandRow, ItemRow, JobRow
+from storage.database.tables import JobRow, PendingBuildRow, TaskRow
 from storage.entities.builds import known_builds
 from storage.entities.groups import compiled_for, kernels_of, load_group
 from storage.entities.problems import load_problem
 from storage.entities.stage_times import add_seconds
-from storage.errors import LostClaim
+from storage.errors import LostLease
 from storage.queue import losses, tasks
-from storage.queue.tasks import Claim
+from storage.queue.tasks import Lease
 from storage.reports.trace import job_trace
 from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
 from storage.transitions.cancel_and_expire import find_ended
@@ -34,14 +34,14 @@ from tests.support.fixtures_storage import (
     add_job,
     cancel,
     candidates_of,
-    claim_one,
     clear_all,
-    compile_claimed,
+    compile_leased,
     compile_next,
     new_build,
     new_problem,
     plan_next,
     problem_ids,
+    take_one,
     verify_next,
 )
 
@@ -51,24 +51,24 @@ def wanted(
 ) -> str:
     """A job that needs these builds, planned for nothing else."""
     created = add_job(database, **job)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     builds = [new_build(name, predicted_seconds=seconds, **(build or {})) for name in names]
     with database.write() as session:
         want_builds(session, created.id, builds, ())
-        tasks.complete(session, claim)
+        tasks.complete(session, lease)
         session.get_one(JobRow, created.id).used_seconds = 0.0
     return created.id
 
 
-def lease(database: Database, **limits: Any) -> Claim | None:
+def take_file(database: Database, **limits: Any) -> Lease | None:
     with database.write() as session:
-        return take_work.claim(session, ["compile"], None, "w", 5.0, FileLimits(**limits))
+        return take_work.take(session, ["compile"], None, "w", 5.0, FileLimits(**limits))
 
 
-def members(database: Database, claim: Claim | None) -> list[str]:
-    assert claim is not None, "nothing is pending"
+def members(database: Database, lease: Lease | None) -> list[str]:
+    assert lease is not None, "nothing is pending"
     with database.read() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
     assert group is not None
     return sorted(kernel.build for kernel in kernels_of(group))
 
@@ -83,11 +83,11 @@ def names(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{number:02}" for number in range(count)]
 
 
-def give_back(database: Database, claim: Claim | None, error: str = "the compiler crashed", attempts: int = 3) -> None:
+def give_back(database: Database, lease: Lease | None, error: str = "the compiler crashed", attempts: int = 3) -> None:
     """As a worker does whose file failed without naming a kernel."""
-    assert claim is not None
+    assert lease is not None
     with database.write() as session:
-        complete_group(session, claim, GroupFiles(), (), error, attempts)
+        complete_group(session, lease, GroupFiles(), (), error, attempts)
         clear_all(session)
 
 
@@ -96,18 +96,18 @@ def give_back(database: Database, claim: Claim | None, error: str = "the compile
 
 def test_small_jobs_share_a_file(database: Database) -> None:
     jobs_of_file = [wanted(database, name, seconds=0.1) for name in ("a", "b", "c")]
-    claim = lease(database)
-    assert members(database, claim) == ["a", "b", "c"]
-    assert claim is not None and set(claim.jobs) == set(jobs_of_file)
-    assert lease(database) is None
+    lease = take_file(database)
+    assert members(database, lease) == ["a", "b", "c"]
+    assert lease is not None and set(lease.jobs) == set(jobs_of_file)
+    assert take_file(database) is None
 
 
 def test_a_newcomer_is_next_though_a_large_job_came_first(database: Database, clock: FakeClock) -> None:
     large = wanted(database, *names("a", 40), seconds=2.0)
-    running = lease(database)
+    running = take_file(database)
     clock.advance(1)
     small = wanted(database, "b", seconds=2.0)
-    following = lease(database)
+    following = take_file(database)
     assert running is not None and running.jobs == (large,)
     assert following is not None and small in following.jobs
     assert "b" in members(database, following)
@@ -117,18 +117,18 @@ def test_equal_jobs_take_turns_by_predicted_seconds(database: Database) -> None:
     first, second = wanted(database, *names("a", 60), seconds=4.0), wanted(database, *names("b", 60), seconds=4.0)
     served: Counter[str] = Counter()
     for _ in range(12):
-        claim = lease(database, kernels=2)
-        assert claim is not None
-        served.update({job: len(members(database, claim)) for job in claim.jobs})
-        compile_claimed(database, claim)
+        lease = take_file(database, kernels=2)
+        assert lease is not None
+        served.update({job: len(members(database, lease)) for job in lease.jobs})
+        compile_leased(database, lease)
     assert served == {first: 12, second: 12}
 
 
 def test_a_job_is_charged_for_what_it_shares_by_its_part(database: Database) -> None:
     first = wanted(database, "a", "shared", seconds=2.0)
     second = wanted(database, "shared", "b", "c", seconds=2.0)
-    claim = lease(database)
-    assert members(database, claim) == ["a", "b", "c", "shared"]
+    lease = take_file(database)
+    assert members(database, lease) == ["a", "b", "c", "shared"]
     with database.read() as session:
         used = {job: session.get_one(JobRow, job).used_seconds for job in (first, second)}
     assert used[first] == pytest.approx(3.0 + FIXED_SECONDS * 1.5 / 4)
@@ -138,10 +138,10 @@ def test_a_job_is_charged_for_what_it_shares_by_its_part(database: Database) -> 
 def test_an_urgent_job_is_served_alone_and_first(database: Database) -> None:
     wanted(database, "a", seconds=0.1)
     urgent = wanted(database, "b", seconds=0.1, priority="high")
-    claim = lease(database)
-    assert claim is not None and claim.jobs == (urgent,)
-    assert members(database, claim) == ["b"]
-    assert members(database, lease(database)) == ["a"]
+    lease = take_file(database)
+    assert lease is not None and lease.jobs == (urgent,)
+    assert members(database, lease) == ["b"]
+    assert members(database, take_file(database)) == ["a"]
 
 
 def test_the_longest_builds_go_first(database: Database) -> None:
@@ -149,14 +149,14 @@ def test_the_longest_builds_go_first(database: Database) -> None:
     with database.write() as session:
         some = [new_build(name, predicted_seconds=seconds) for name, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0))]
         want_builds(session, job.id, some, ())
-    assert [members(database, lease(database, kernels=1)) for _ in range(3)] == [["b"], ["c"], ["a"]]
+    assert [members(database, take_file(database, kernels=1)) for _ in range(3)] == [["b"], ["c"], ["a"]]
 
 
 def test_files_become_shorter_towards_the_end_but_stay_worthwhile(database: Database) -> None:
     wanted(database, *names("a", 100), seconds=0.4)
     sizes = []
-    while (claim := lease(database, workers=4)) is not None:
-        sizes.append(0.4 * len(members(database, claim)))
+    while (lease := take_file(database, workers=4)) is not None:
+        sizes.append(0.4 * len(members(database, lease)))
     assert sizes[0] == pytest.approx(10.0, abs=0.4)
     assert sizes == sorted(sizes, reverse=True)
     assert all(size >= WORTHWHILE_SECONDS - 0.4 for size in sizes)
@@ -165,36 +165,36 @@ def test_files_become_shorter_towards_the_end_but_stay_worthwhile(database: Data
 
 def test_no_file_is_predicted_to_take_longer_than_the_longest(database: Database) -> None:
     wanted(database, *names("a", 100), seconds=1.0)
-    claim = lease(database, workers=1)
-    assert len(members(database, claim)) == int(MAX_SECONDS - FIXED_SECONDS)
+    lease = take_file(database, workers=1)
+    assert len(members(database, lease)) == int(MAX_SECONDS - FIXED_SECONDS)
 
 
 def test_a_few_kernels_are_divided_among_idle_workers_where_that_pays(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=1.0)
-    assert [len(members(database, lease(database, workers=2))) for _ in range(2)] == [2, 2]
+    assert [len(members(database, take_file(database, workers=2))) for _ in range(2)] == [2, 2]
 
 
 def test_a_few_kernels_stay_together_where_another_file_would_cost_more_than_it_saves(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
-    assert len(members(database, lease(database, workers=4))) == 4
+    assert len(members(database, take_file(database, workers=4))) == 4
 
 
 @pytest.mark.parametrize("limit", [{"kernels": 3}, {"bytes": 400 * 2**20}], ids=["kernels", "memory"])
 def test_a_file_has_no_more_kernels_than_its_limits_allow(database: Database, limit: dict[str, Any]) -> None:
     wanted(database, *names("a", 8), seconds=0.01, build={"predicted_bytes": 100 * 2**20})
-    assert len(members(database, lease(database, **limit))) == 3
+    assert len(members(database, take_file(database, **limit))) == 3
 
 
 def test_a_kernel_that_is_over_a_limit_alone_is_compiled_alone(database: Database) -> None:
     wanted(database, "a", "b", seconds=99.0, build={"predicted_bytes": 2**40})
-    assert [len(members(database, lease(database))) for _ in range(2)] == [1, 1]
+    assert [len(members(database, take_file(database))) for _ in range(2)] == [1, 1]
 
 
 def test_a_budget_keeps_the_file_short_for_all_that_are_in_it(database: Database) -> None:
     wanted(database, *names("a", 20), seconds=0.1, budget_seconds=12.0)
     wanted(database, *names("b", 20), seconds=0.1)
-    claim = lease(database)
-    assert len(members(database, claim)) == round((longest_group(12.0) - FIXED_SECONDS) / 0.1)
+    lease = take_file(database)
+    assert len(members(database, lease)) == round((longest_group(12.0) - FIXED_SECONDS) / 0.1)
 
 
 @given(st.floats(0.0, 1e6))
@@ -208,40 +208,40 @@ def test_no_budget_makes_files_longer_or_so_short_that_most_of_one_is_its_fixed_
 def test_a_file_is_for_one_target_and_one_toolchain(database: Database, other: dict[str, Any]) -> None:
     wanted(database, "a", seconds=0.1)
     wanted(database, "b", seconds=0.1, build=other)
-    assert [members(database, lease(database)) for _ in range(2)] == [["a"], ["b"]]
+    assert [members(database, take_file(database)) for _ in range(2)] == [["a"], ["b"]]
 
 
 def test_a_worker_takes_only_what_its_toolchain_and_targets_allow(database: Database) -> None:
     wanted(database, "a", build={"toolchain": "u" * 64})
-    assert lease(database, toolchain=TOOLCHAIN) is None
+    assert take_file(database, toolchain=TOOLCHAIN) is None
     with database.write() as session:
-        assert take_work.claim(session, ["compile"], ["sm_90a"], "w", 5.0) is None
-    assert members(database, lease(database, toolchain="u" * 64)) == ["a"]
+        assert take_work.take(session, ["compile"], ["sm_90a"], "w", 5.0) is None
+    assert members(database, take_file(database, toolchain="u" * 64)) == ["a"]
 
 
 def test_one_kernel_of_two_texts_is_not_twice_in_a_file(database: Database) -> None:
     wanted(database, "a", seconds=0.1, build={"kernel": "k" * 64})
     wanted(database, "b", seconds=0.1, build={"kernel": "k" * 64})
-    assert [members(database, lease(database)) for _ in range(2)] == [["a"], ["b"]]
+    assert [members(database, take_file(database)) for _ in range(2)] == [["a"], ["b"]]
 
 
 def test_a_build_is_leased_once(database: Database) -> None:
     wanted(database, "a")
-    assert members(database, lease(database)) == ["a"]
+    assert members(database, take_file(database)) == ["a"]
     later = wanted(database, "a", "b")
-    claim = lease(database)
-    assert members(database, claim) == ["b"]
-    assert claim is not None and claim.jobs == (later,)
+    lease = take_file(database)
+    assert members(database, lease) == ["b"]
+    assert lease is not None and lease.jobs == (later,)
 
 
 def test_a_job_that_came_while_its_build_was_compiling_has_the_file_too(database: Database) -> None:
     first = wanted(database, "a")
-    claim = lease(database)
+    lease = take_file(database)
     second = wanted(database, "a")
     cancel(database, first)
     with database.write() as session:
-        assert claim is not None and tasks.renew(session, claim, 5.0) is tasks.Renewal.HELD
-        assert set(compiled_for(session, claim.ref)) == {first, second}
+        assert lease is not None and tasks.renew(session, lease, 5.0) is tasks.Renewal.HELD
+        assert set(compiled_for(session, lease.ref)) == {first, second}
 
 
 # What could not be compiled.
@@ -249,26 +249,26 @@ def test_a_job_that_came_while_its_build_was_compiling_has_the_file_too(database
 
 def test_a_file_that_fails_is_tried_in_halves_and_then_alone(database: Database) -> None:
     job = wanted(database, *names("a", 8), seconds=0.1)
-    give_back(database, lease(database))
+    give_back(database, take_file(database))
     assert set(states(database, *names("a", 8))) == {"pending"}
-    halves = [lease(database), lease(database)]
+    halves = [take_file(database), take_file(database)]
     parts = [members(database, half) for half in halves]
     assert sorted([*parts[0], *parts[1]]) == names("a", 8)
     assert [len(part) for part in parts] == [4, 4]
-    compile_claimed(database, halves[0])  # type: ignore[arg-type]
+    compile_leased(database, halves[0])  # type: ignore[arg-type]
     give_back(database, halves[1])
-    alone = [members(database, lease(database)) for _ in range(4)]
+    alone = [members(database, take_file(database)) for _ in range(4)]
     assert sorted(alone) == [[name] for name in parts[1]]
-    assert lease(database) is None
+    assert take_file(database) is None
     with database.read() as session:
-        assert session.scalars(select(DemandRow.build).where(DemandRow.job_id == job)).all() == parts[1]
+        assert session.scalars(select(PendingBuildRow.build).where(PendingBuildRow.job_id == job)).all() == parts[1]
 
 
 def test_innocents_that_are_pending_do_not_join_suspects(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
-    give_back(database, lease(database))
+    give_back(database, take_file(database))
     wanted(database, "b", seconds=0.1)
-    assert sorted(members(database, lease(database)) for _ in range(3)) == [["a00", "a02"], ["a01", "a03"], ["b"]]
+    assert sorted(members(database, take_file(database)) for _ in range(3)) == [["a00", "a02"], ["a01", "a03"], ["b"]]
 
 
 def test_only_failures_alone_use_up_attempts(database: Database) -> None:
@@ -276,9 +276,9 @@ def test_only_failures_alone_use_up_attempts(database: Database) -> None:
     plan_next(database, *names("a", 4))
     (problem_id,) = ids(database, job.id)
     files: list[tuple[str, ...]] = []
-    while (claim := lease(database)) is not None:
-        files.append(tuple(members(database, claim)))
-        give_back(database, claim)
+    while (lease := take_file(database)) is not None:
+        files.append(tuple(members(database, lease)))
+        give_back(database, lease)
     assert Counter(files) == {
         tuple(names("a", 4)): 1,
         ("a00", "a02"): 1,
@@ -288,8 +288,8 @@ def test_only_failures_alone_use_up_attempts(database: Database) -> None:
     assert candidates_of(database, problem_id) == {f"c-{name}": "skipped" for name in names("a", 4)}
     assert states(database, *names("a", 4)) == [None] * 4
     with database.read() as session:
-        assert session.scalars(select(DemandRow.build)).all() == []
-        assert session.scalars(select(ItemRow.kind).where(ItemRow.state == "waiting")).all() == ["finish"]
+        assert session.scalars(select(PendingBuildRow.build)).all() == []
+        assert session.scalars(select(TaskRow.kind).where(TaskRow.state == "waiting")).all() == ["finish"]
     # Nothing is stored of them: the next job tries anew.
     plan_next_of(database, "a00")
     compile_next(database)
@@ -303,40 +303,40 @@ def expire(database: Database, clock: FakeClock) -> end_attempt.Expired:
     return expired
 
 
-def lose(database: Database, claim: Claim | None) -> None:
-    assert claim is not None
+def lose(database: Database, lease: Lease | None) -> None:
+    assert lease is not None
     with database.write() as session:
-        assert end_attempt.lose(session, claim, "No space left on device") == "paused"
+        assert end_attempt.lose(session, lease, "No space left on device") == "paused"
 
 
 def test_what_is_lost_comes_back_after_a_pause_then_alone_and_is_skipped_in_the_end(
     database: Database, clock: FakeClock
 ) -> None:
     wanted(database, "a", "b", seconds=0.1)
-    claim = lease(database)
-    assert claim is not None
+    lease = take_file(database)
+    assert lease is not None
     expired = expire(database, clock)
-    assert (expired.state, expired.jobs) == ("lost", claim.jobs)
-    with pytest.raises(LostClaim):
-        compile_claimed(database, claim)
-    assert lease(database) is None, "not before the pause"
+    assert (expired.state, expired.jobs) == ("lost", lease.jobs)
+    with pytest.raises(LostLease):
+        compile_leased(database, lease)
+    assert take_file(database) is None, "not before the pause"
     clock.advance(losses.pause_after(1))
-    again = lease(database)
+    again = take_file(database)
     assert members(database, again) == ["a", "b"]
     lose(database, again)
     clock.advance(losses.pause_after(2))
-    alone = [lease(database), lease(database)]
-    assert [members(database, claim) for claim in alone] == [["a"], ["b"]]
+    alone = [take_file(database), take_file(database)]
+    assert [members(database, lease) for lease in alone] == [["a"], ["b"]]
     assert alone[1] is not None
-    compile_claimed(database, alone[1])
+    compile_leased(database, alone[1])
     lose(database, alone[0])
     for many in (3, 4):
         clock.advance(losses.pause_after(many))
-        again = lease(database)
+        again = take_file(database)
         assert members(database, again) == ["a"]
         lose(database, again)
     clock.advance(60)
-    assert lease(database) is None
+    assert take_file(database) is None
     with database.read() as session:
         (lost,) = known_builds(session, ["a"]).values()
     assert (lost.state, lost.attempts, lost.losses) == ("given_up", 0, losses.MOST)
@@ -350,9 +350,9 @@ def test_a_loss_among_many_counts_for_little_and_still_comes_to_an_end(database:
         wanted(database, name, seconds=20.0)
     lost = 0
     for _ in range(500):
-        while (claim := lease(database)) is not None:
-            assert len(members(database, claim)) == 1
-            lose(database, claim)
+        while (lease := take_file(database)) is not None:
+            assert len(members(database, lease)) == 1
+            lose(database, lease)
             lost += 1
         clock.advance(1)
     with database.read() as session:
@@ -364,30 +364,30 @@ def test_a_loss_among_many_counts_for_little_and_still_comes_to_an_end(database:
 def test_a_build_that_is_wanted_after_it_was_given_up_starts_anew(database: Database, clock: FakeClock) -> None:
     wanted(database, "a", seconds=0.1)
     for _ in range(losses.MOST):
-        claim = lease(database)
-        assert claim is not None
+        lease = take_file(database)
+        assert lease is not None
         with database.write() as session:
-            end_attempt.lose(session, claim, "killed")
+            end_attempt.lose(session, lease, "killed")
         clock.advance(60)
     wanted(database, "a", seconds=0.1)
     with database.read() as session:
         (again,) = known_builds(session, ["a"]).values()
     assert (again.state, again.losses, again.not_before, again.suspect) == ("pending", 0, None, None)
-    assert members(database, lease(database)) == ["a"]
+    assert members(database, take_file(database)) == ["a"]
 
 
 @pytest.mark.parametrize(("limit", "again"), [(1.0, False), (1.5, False), (300.0, True)])
 def test_what_a_limit_ended_is_compiled_again_under_a_larger_one(database: Database, limit: float, again: bool) -> None:
     wanted(database, "a", "b", seconds=0.1)
-    claim = lease(database)
-    assert claim is not None
+    lease = take_file(database)
+    assert lease is not None
     failed = [
         BuildOutcome("a", "compile_timeout", log="it ran longer than 1.5 s", reached={"wall": 1.5}),
         BuildOutcome("b", "compile_error", log="x.cu(1): error: no"),
     ]
     with database.write() as session:
-        record_builds(session, claim, failed)
-        tasks.complete(session, claim)
+        record_builds(session, lease, failed)
+        tasks.complete(session, lease)
     with database.write() as session:
         job = accept.create_job(session, accept.NewJob([new_problem()])).id
         both = [new_build("a"), new_build("b")]
@@ -406,21 +406,21 @@ def test_what_a_limit_ended_is_compiled_again_under_a_larger_one(database: Datab
 def test_suspects_that_only_jobs_out_of_time_need_are_left_out(database: Database, clock: FakeClock) -> None:
     wanted(database, "a", "b", "c", "d", seconds=0.1, budget_seconds=9.0)
     second = wanted(database, "a", seconds=0.1)
-    give_back(database, lease(database))
+    give_back(database, take_file(database))
     clock.advance(10)
-    claim = lease(database)
-    assert members(database, claim) == ["a"]
-    assert claim is not None and claim.jobs == (second,)
-    assert lease(database) is None
+    lease = take_file(database)
+    assert members(database, lease) == ["a"]
+    assert lease is not None and lease.jobs == (second,)
+    assert take_file(database) is None
 
 
 def test_what_a_stopping_worker_hands_back_is_no_suspect(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
     for _ in range(5):
-        claim = lease(database)
-        assert claim is not None and len(members(database, claim)) == 4
+        lease = take_file(database)
+        assert lease is not None and len(members(database, lease)) == 4
         with database.write() as session:
-            end_attempt.release(session, claim)
+            end_attempt.release(session, lease)
 
 
 def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_again(
@@ -428,14 +428,14 @@ def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_
 ) -> None:
     job = add_job(database)
     plan_next(database, "a", "b", "c")
-    claim = lease(database)
-    assert claim is not None
+    lease = take_file(database)
+    assert lease is not None
     some = [
         BuildOutcome("a", "ok", "code-a", {}, library="l" * 64),
         BuildOutcome("b", "compile_error", log="x.cu(1): error: no"),
     ]
     with database.write() as session:
-        record_builds(session, claim, some)
+        record_builds(session, lease, some)
     clock.advance(6)
     with database.write() as session:
         end_attempt.expire_leases(session)
@@ -451,11 +451,11 @@ def test_what_was_recorded_before_a_worker_died_stands_and_the_rest_is_compiled_
 def test_verifying_is_charged_though_nothing_is_left_to_verify(database: Database, clock: FakeClock) -> None:
     job = add_job(database)
     plan_next(database, "a")
-    claim = lease(database)
-    assert claim is not None
+    lease = take_file(database)
+    assert lease is not None
     with database.write() as session:
         failed = [BuildOutcome("a", "compile_error", log="x.cu(1): error: no")]
-        record_builds(session, claim, failed)
+        record_builds(session, lease, failed)
     clock.advance(6)
     with database.write() as session:
         end_attempt.expire_leases(session)
@@ -470,12 +470,12 @@ def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database
     first, second = add_job(database), add_job(database)
     plan_next(database, "a", "b")
     plan_next(database, "c")
-    claim = lease(database)
-    assert claim is not None
+    lease = take_file(database)
+    assert lease is not None
     with database.write() as session:
         made = GroupFiles(compile=StageSeconds(wall=9.0, cpu=9.0))
-        add_seconds(session, what_follows(session, claim, made)[1])
-        complete_group(session, claim, made, (), "the compiler hung")
+        add_seconds(session, what_follows(session, lease, made)[1])
+        complete_group(session, lease, made, (), "the compiler hung")
     with database.read() as session:
         spent = [
             load_problem(session, problem_id) for job in (first, second) for problem_id in problem_ids(session, job.id)
@@ -484,7 +484,7 @@ def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database
     seconds = [problem.seconds["compile"]["wall"] for problem in spent if problem]
     assert seconds == [pytest.approx(6.0), pytest.approx(3.0)]
     assert trace is not None
-    assert [(item.kind, item.attempts[0].how) for item in trace.items] == [("plan", "done"), ("compile", "done")]
+    assert [(task.kind, task.attempts[0].how) for task in trace.tasks] == [("plan", "done"), ("compile", "done")]
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -493,9 +493,9 @@ def test_what_failed_for_good_is_tried_again_for_all_that_wait(database: Databas
     first = add_job(database)
     plan_next(database, "a")
     compile_next(database)
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     with database.write() as session:
-        end_attempt.fail(session, claim, "no space left", retry=False)
+        end_attempt.fail(session, lease, "no space left", retry=False)
     with database.read() as session:
         late_part = find_ended(session)
     second = add_job(database)
@@ -524,12 +524,12 @@ def test_the_builds_of_a_cancelled_job_are_forgotten_but_for_those_that_another_
 
 def test_a_file_that_is_cancelled_leaves_nothing_pending(database: Database) -> None:
     job = wanted(database, *names("a", 3))
-    claim = lease(database)
+    lease = take_file(database)
     cancel(database, job)
     assert states(database, *names("a", 3)) == [None] * 3
-    assert lease(database) is None
+    assert take_file(database) is None
     with database.write() as session:
-        assert claim is not None and tasks.renew(session, claim, 5.0) is tasks.Renewal.CANCELLED
+        assert lease is not None and tasks.renew(session, lease, 5.0) is tasks.Renewal.CANCELLED
 
 
 def test_a_large_job_is_cleared_a_part_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from storage.blobs.blob_store import BlobStore
 from storage.database.session import Database
 from storage.database.sql import core
-from storage.database.tables import BlobRow, BuildRow, CandidateRow, GroupRow, ItemRow, JobRow, VerdictRow
+from storage.database.tables import BlobRow, BuildRow, CandidateRow, GroupRow, JobRow, TaskRow, VerdictRow
 from storage.entities.jobs import job_state
 from storage.entities.record_parts import withdraw_code
 from storage.entities.verdicts import CPU, GPU, NewVerdict, write_verdicts
@@ -24,10 +24,10 @@ from tests.support.fixtures_queue import QueueWorld
 from tests.support.fixtures_storage import (
     EveryOperator,
     add_job,
-    claim_one,
     clear_all,
     compile_next,
     plan_next,
+    take_one,
     verify_next,
     winner_record,
 )
@@ -54,9 +54,9 @@ def done_job(database: Database, *builds: str) -> str:
 
 
 def finish_next(database: Database) -> None:
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     with database.write() as session:
-        finish_problem(session, claim, winner="c", error=None)
+        finish_problem(session, lease, winner="c", error=None)
 
 
 def collected(database: Database, keep: Keep = KEEP) -> Removed:
@@ -72,8 +72,8 @@ def test_an_old_job_goes_with_all_that_only_it_needed_and_a_dry_run_says_so_befo
     assert count(database, JobRow) == 1, "a dry run removes nothing"
     removed = collected(database)
     assert removed == expected
-    assert replace(removed, items=0) == Removed(jobs=1, candidates=2, builds=2, groups=1, verdicts=2)
-    assert [count(database, table) for table in (JobRow, CandidateRow, ItemRow, BuildRow, GroupRow, VerdictRow)] == (
+    assert replace(removed, tasks=0) == Removed(jobs=1, candidates=2, builds=2, groups=1, verdicts=2)
+    assert [count(database, table) for table in (JobRow, CandidateRow, TaskRow, BuildRow, GroupRow, VerdictRow)] == (
         [0] * 6
     )
     with database.read() as session:
@@ -87,7 +87,7 @@ def test_what_a_younger_job_or_one_that_has_not_ended_needs_stays(database: Data
     live = add_job(database).id
     plan_next(database, "b", "c")
     clock.advance(20 * DAY)
-    assert replace(survey(database, KEEP), items=0) == Removed(jobs=1, candidates=2, builds=1, verdicts=1)
+    assert replace(survey(database, KEEP), tasks=0) == Removed(jobs=1, candidates=2, builds=1, verdicts=1)
     collected(database)
     compile_next(database)
     verify_next(database)
@@ -180,7 +180,7 @@ def test_with_too_many_bytes_younger_jobs_go_but_none_of_the_last_hour(
                 )
             )  # fmt: skip
             session.execute(core(JobRow).update().where(JobRow.id == job).values(state="done", finished_at=clock.now()))
-            session.execute(core(ItemRow).update().values(state="done", finished_at=clock.now()))
+            session.execute(core(TaskRow).update().values(state="done", finished_at=clock.now()))
         clock.advance(10 * DAY if name == "old" else 1800.0)
     assert collected(database, Keep(30 * DAY, 100)) == Removed()
     assert survey(database, Keep(30 * DAY, 1)).jobs == 1

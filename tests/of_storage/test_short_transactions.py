@@ -15,7 +15,7 @@ from sqlalchemy import event
 from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.sql import chunks, insert_new
-from storage.database.tables import BuildRow, DemandRow, ImportRow
+from storage.database.tables import BuildRow, ImportRow, PendingBuildRow
 from storage.entities import jobs
 from storage.entities.builds import NewBuild
 from storage.entities.groups import kernels_of, load_group
@@ -23,7 +23,7 @@ from storage.entities.problems import problems_to_plan
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.queue import tasks
-from storage.queue.tasks import Claim
+from storage.queue.tasks import Lease
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem, Importer, import_results
 from storage.transfer.withdrawals import clear_withdrawn, find_broken_off
 from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
@@ -31,17 +31,17 @@ from storage.transitions.cancel_and_expire import RECENT_SECONDS, expire_budgets
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
+    apply_group_verdicts,
     complete_group,
-    judge_group,
     record_builds,
     what_follows,
 )
 from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
+    apply_measured_verdicts,
     candidates_to_measure,
     complete_measured,
     forget_group_library,
-    judge_results,
     record_measured,
 )
 from storage.transitions.pending_verification import Versions
@@ -56,11 +56,11 @@ from tests.support.fixtures_storage import (
     TOOLCHAIN,
     VERSIONS,
     EveryOperator,
-    claim_one,
     measured,
     measurement,
     new_build,
     new_problem,
+    take_one,
 )
 
 PROBLEMS, KERNELS = 600, 20
@@ -123,25 +123,25 @@ def plan(database: Database) -> None:
     builds = {name: new_build(name) for name in names(KERNELS)}
     while True:
         with database.write() as session:
-            claim = take_work.claim(session, ["plan"], None, "w", 1e6)
-        if claim is None:
+            lease = take_work.take(session, ["plan"], None, "w", 1e6)
+        if lease is None:
             return
-        plan_item(database, claim, builds)
+        plan_task(database, lease, builds)
 
 
-def plan_item(database: Database, claim: Claim, builds: dict[str, NewBuild]) -> None:
+def plan_task(database: Database, lease: Lease, builds: dict[str, NewBuild]) -> None:
     with database.read() as session:
-        problems = problems_to_plan(session, claim)
+        problems = problems_to_plan(session, lease)
     for some in chunks(problems, 400 // KERNELS):
         pairs = [
             (problem.id, NewCandidate(f"c-{name}", {}, f"{name:0>64}", name)) for problem in some for name in builds
         ]
         with database.write() as session:
-            record_candidates(session, claim, pairs, builds, KNOWN)
+            record_candidates(session, lease, pairs, builds, KNOWN)
             for problem in some:
-                end_plan(session, claim, PlannedProblem(problem.id, KERNELS, KERNELS, {}, StageSeconds()))
+                end_plan(session, lease, PlannedProblem(problem.id, KERNELS, KERNELS, {}, StageSeconds()))
     with database.write() as session:
-        tasks.complete(session, claim)
+        tasks.complete(session, lease)
 
 
 def judged_all(database: Database, part: Any) -> None:
@@ -158,9 +158,9 @@ def spend(database: Database, spent: Spent) -> None:
 
 
 def compile_all(database: Database, failing: frozenset[str] = frozenset()) -> None:
-    claim = claim_one(database, "compile", lease=1e6)
+    lease = take_one(database, "compile", seconds=1e6)
     with database.read() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
     assert group is not None
     outcomes = [
         BuildOutcome(build, "compile_error", log="error")
@@ -170,34 +170,34 @@ def compile_all(database: Database, failing: frozenset[str] = frozenset()) -> No
     ]
     for some in chunks(outcomes, 16):
         with database.write() as session:
-            record_builds(session, claim, some)
-    judged_all(database, lambda session: judge_group(session, claim, KNOWN))
+            record_builds(session, lease, some)
+    judged_all(database, lambda session: apply_group_verdicts(session, lease, KNOWN))
     made = GroupFiles(compile=StageSeconds(wall=1.0, cpu=1.0))
     with database.read() as session:
-        unjudged, spent = what_follows(session, claim, made)
+        unverified, spent = what_follows(session, lease, made)
     spend(database, spent)
     with database.write() as session:
-        complete_group(session, claim, made, unjudged)
+        complete_group(session, lease, made, unverified)
 
 
 def verify_all(database: Database) -> None:
-    claim = claim_one(database, "verify", lease=1e6)
+    lease = take_one(database, "verify", seconds=1e6)
     with database.read() as session:
-        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
+        asked = builds_to_verify(session, lease.ref, **CPU_PLAN)
     assert len(asked) == KERNELS - 1
     with database.write() as session:
         record_verdicts(
             session,
-            claim,
+            lease,
             [NewVerdict(kernel.slice, "matmul", "ok", None, {}, 1.0, 1.0) for kernel in asked],
             EveryOperator("1"),
         )
-    judged_all(database, lambda session: judge_group(session, claim, KNOWN))
+    judged_all(database, lambda session: apply_group_verdicts(session, lease, KNOWN))
     with database.read() as session:
-        spent = verify_shares(session, claim, asked, StageSeconds(wall=1.0, cpu=1.0))
+        spent = verify_shares(session, lease, asked, StageSeconds(wall=1.0, cpu=1.0))
     spend(database, spent)
     with database.write() as session:
-        assert complete_verified(session, claim, asked, verify=StageSeconds(wall=1.0), plans=EveryOperator("1")) == []
+        assert complete_verified(session, lease, asked, verify=StageSeconds(wall=1.0), plans=EveryOperator("1")) == []
 
 
 def clear(database: Database) -> int:
@@ -212,14 +212,14 @@ def clear(database: Database) -> int:
         parts += 1
 
 
-def unjudged(database: Database) -> int:
+def unverified(database: Database) -> int:
     with database.engine.connect() as connection:
         return int(connection.exec_driver_sql("SELECT count(*) FROM candidates WHERE verdict IS NULL").scalar_one())
 
 
 def finishes(database: Database) -> int:
     with database.engine.connect() as connection:
-        return int(connection.exec_driver_sql("SELECT count(*) FROM items WHERE kind = 'finish'").scalar_one())
+        return int(connection.exec_driver_sql("SELECT count(*) FROM tasks WHERE kind = 'finish'").scalar_one())
 
 
 @on_sqlite
@@ -228,10 +228,10 @@ def test_equal_problems_are_planned_compiled_and_verified(database: Database, tr
     plan(database)
     compile_all(database, failing=frozenset({"b03"}))
     verify_all(database)
-    assert (unjudged(database), finishes(database)) == (0, PROBLEMS)
+    assert (unverified(database), finishes(database)) == (0, PROBLEMS)
     submit(database, CPU_CLASS)
     plan(database)
-    assert (unjudged(database), finishes(database)) == (0, 2 * PROBLEMS), "all is known"
+    assert (unverified(database), finishes(database)) == (0, 2 * PROBLEMS), "all is known"
 
 
 @on_sqlite
@@ -241,7 +241,7 @@ def test_equal_jobs_share_a_file(database: Database, transactions: list[int]) ->
         plan(database)
     compile_all(database, failing=frozenset({"b03"}))
     verify_all(database)
-    assert (unjudged(database), finishes(database)) == (0, 300)
+    assert (unverified(database), finishes(database)) == (0, 300)
 
 
 @on_sqlite
@@ -249,16 +249,16 @@ def test_equal_problems_are_measured_and_one_kernel_is_wrong(database: Database,
     submit(database, GPU_CLASS)
     plan(database)
     compile_all(database)
-    claim = claim_one(database, "measure", lease=1e6)
+    lease = take_one(database, "measure", seconds=1e6)
     with database.read() as session:
-        asked = candidates_to_measure(session, claim.ref, GPU_CLASS, EveryOperator("g1"))
+        asked = candidates_to_measure(session, lease.ref, GPU_CLASS, EveryOperator("g1"))
     results = [measured(kernel, "incorrect" if kernel.build == "b05" else "ok") for kernel in asked]
     with database.write() as session:
-        record_measured(session, claim, results, driver=DRIVER, plans=EveryOperator("g1"))
-    judged_all(database, lambda session: judge_results(session, results, GPU_CLASS, EveryOperator("g1")))
+        record_measured(session, lease, results, driver=DRIVER, plans=EveryOperator("g1"))
+    judged_all(database, lambda session: apply_measured_verdicts(session, results, GPU_CLASS, EveryOperator("g1")))
     with database.write() as session:
-        assert complete_measured(session, claim, results, plans=EveryOperator("g1")) == []
-    assert unjudged(database) == 0
+        assert complete_measured(session, lease, results, plans=EveryOperator("g1")) == []
+    assert unverified(database) == 0
 
 
 @on_sqlite
@@ -267,7 +267,7 @@ def test_a_library_that_many_wait_for_is_lost(database: Database, transactions: 
     plan(database)
     compile_all(database)
     judged_all(database, lambda session: forget_group_library(session, "library"))
-    assert unjudged(database) == 0
+    assert unverified(database) == 0
     with database.read() as session:
         assert {row.library for row in session.query(BuildRow)} == {None}
 
@@ -278,9 +278,9 @@ def test_many_problems_end_before_their_time(
     database: Database, clock: FakeClock, transactions: list[int], how: str
 ) -> None:
     job = submit(database, CPU_CLASS, budget_seconds=60.0)
-    claim: Claim | None
+    lease: Lease | None
     if how == "late before it was planned":
-        claim = claim_one(database, "plan", lease=1e6)
+        lease = take_one(database, "plan", seconds=1e6)
     else:
         plan(database)
     if how == "cancelled":
@@ -293,17 +293,17 @@ def test_many_problems_end_before_their_time(
     elif how == "given up":
         for _ in range(3 * KERNELS + 10):
             with database.write() as session:
-                claim = take_work.claim(session, ["compile"], None, "w", 1e6, FileLimits())
-                if claim is not None:
-                    complete_group(session, claim, GroupFiles(), (), "the compiler died")
-        assert claim is None
+                lease = take_work.take(session, ["compile"], None, "w", 1e6, FileLimits())
+                if lease is not None:
+                    complete_group(session, lease, GroupFiles(), (), "the compiler died")
+        assert lease is None
     else:
         compile_all(database)
-        claim = claim_one(database, "verify", lease=1e6)
+        lease = take_one(database, "verify", seconds=1e6)
         with database.write() as session:
-            end_attempt.fail(session, claim, "the disk is full", retry=False)
+            end_attempt.fail(session, lease, "the disk is full", retry=False)
     assert clear(database) > 1
-    assert unjudged(database) == 0
+    assert unverified(database) == 0
     assert finishes(database) == (0 if how == "cancelled" else PROBLEMS)
 
 
@@ -324,7 +324,7 @@ def test_what_was_compiled_before_and_what_a_cancelled_job_leaves_is_not_looked_
     ]
     with database.write() as session:
         insert_new(session, BuildRow, others)
-        insert_new(session, DemandRow, demands)
+        insert_new(session, PendingBuildRow, demands)
         cancel_and_expire.cancel_job(session, old)
     submit(database, CPU_CLASS, 20)
     with counted(database) as counts:

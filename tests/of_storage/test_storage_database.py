@@ -35,7 +35,7 @@ from storage.errors import (
     BlobCorrupt,
     BlobMissing,
     DatabaseUnusable,
-    LostClaim,
+    LostLease,
     SchemaMissing,
 )
 from storage.queue import tasks
@@ -55,16 +55,16 @@ from tests.support.fixtures_storage import (
     TOOLCHAIN,
     VERSIONS,
     cancel,
-    compile_claimed,
+    compile_leased,
     end_budgets,
-    measure_claimed,
+    measure_leased,
     measured,
     measurement,
     new_build,
     plan_next,
     record,
     to_measure,
-    verify_claimed,
+    verify_leased,
     winner_record,
 )
 from tests.support.fresh_processes import FRESH
@@ -107,7 +107,7 @@ def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_
     database.dispose()
 
 
-@pytest.mark.parametrize("revision", ["9999", "0006", "0014"])
+@pytest.mark.parametrize("revision", ["9999", "0006", "0015"])
 def test_a_schema_of_another_release_is_refused_and_left_alone(database_url: str, revision: str) -> None:
     database = Database(database_url)
     database.migrate()
@@ -201,7 +201,7 @@ def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(
         candidates = session.execute(
             text("SELECT candidate, verdict, message FROM candidates ORDER BY candidate")
         ).all()
-        waiting = session.execute(text("SELECT kind, state FROM items WHERE state IN ('waiting', 'claimed')")).all()
+        waiting = session.execute(text("SELECT kind, state FROM tasks WHERE state IN ('waiting', 'leased')")).all()
         builds = session.scalars(text("SELECT id FROM builds ORDER BY id")).all()
         (published,) = get_winners(session, [KEY]).values()
         row = session.scalars(select(WinnerRow)).one()
@@ -279,7 +279,7 @@ class Older:
         return list(self.session.scalars(query, {"job": id_of(name)}))
 
     def item(self, kind: str, ref: object, job: str, state: str, target: str | None = None) -> None:
-        claimed, begun = state == "claimed", state in ("claimed", "done", "joined")
+        leased, begun = state == "claimed", state in ("claimed", "done", "joined")
         self.insert(
             "items",
             kind=kind,
@@ -292,7 +292,7 @@ class Older:
             attempt=1 if begun else 0,
             token=f"{kind}-{job}"[:32] if begun else None,
             worker="old" if begun else None,
-            lease_expires_at=self.now + 60 if claimed else None,
+            lease_expires_at=self.now + 60 if leased else None,
             created_at=self.now - 30,
             started_at=self.now - 20 if begun else None,
             finished_at=None if state in ("waiting", "claimed") else self.now - 10,
@@ -524,10 +524,14 @@ KEPT = {
 """What no migration may change, by table."""
 
 
-def kept(database: Database) -> dict[str, list[dict[str, Any]]]:
+def kept(database: Database, names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """By table; `names`: of tables that are called otherwise by now."""
     with database.read() as session:
         return {
-            table: [dict(row) for row in session.execute(text(f"SELECT * FROM {table} WHERE {which}")).mappings()]
+            table: [
+                dict(row)
+                for row in session.execute(text(f"SELECT * FROM {names.get(table, table)} WHERE {which}")).mappings()
+            ]
             for table, which in KEPT.items()
         }
 
@@ -548,37 +552,37 @@ def drive(database: Database, builds: Mapping[str, Sequence[str]]) -> dict[str, 
     done: dict[str, list[str]] = {"compile": [], "verify": [], "measure": []}
     while True:
         with database.write() as session:
-            claim = take_work.claim(session, KINDS, None, "w", 5.0)
-            if claim is None:
+            lease = take_work.take(session, KINDS, None, "w", 5.0)
+            if lease is None:
                 return {kind: sorted(candidates) for kind, candidates in done.items()}
-            match claim.kind:
+            match lease.kind:
                 case "plan":
-                    record(session, claim, builds.get(claim.job_id, ()))
+                    record(session, lease, builds.get(lease.job_id, ()))
                 case "compare":
-                    record_compared(session, claim, COMPARISON, measure=StageSeconds())
+                    record_compared(session, lease, COMPARISON, measure=StageSeconds())
                 case "finish":
-                    candidates = candidates_of_problem(session, int(claim.ref))
+                    candidates = candidates_of_problem(session, int(lease.ref))
                     assert {row.verdict for row in candidates} <= {"ok", "compile_error"}, "all is judged"
                     finish_problem(
-                        session, claim, winner=min(o.candidate for o in candidates if o.verdict == "ok"), error=None
+                        session, lease, winner=min(o.candidate for o in candidates if o.verdict == "ok"), error=None
                     )
                 case "verify":
-                    done["verify"] += [kernel.build for kernel in builds_to_verify(session, claim.ref, **CPU_PLAN)]
-        match claim.kind:
+                    done["verify"] += [kernel.build for kernel in builds_to_verify(session, lease.ref, **CPU_PLAN)]
+        match lease.kind:
             case "compile":
-                done["compile"] += compiled_now(database, claim)
+                done["compile"] += compiled_now(database, lease)
             case "verify":
-                verify_claimed(database, claim)
+                verify_leased(database, lease)
             case "measure":
-                found_now = to_measure(database, claim)
+                found_now = to_measure(database, lease)
                 done["measure"] += [row.build for row in found_now]
-                measure_claimed(database, claim, [measured(row) for row in found_now])
+                measure_leased(database, lease, [measured(row) for row in found_now])
 
 
-def compiled_now(database: Database, claim: tasks.Claim) -> list[str]:
-    compile_claimed(database, claim)
+def compiled_now(database: Database, lease: tasks.Lease) -> list[str]:
+    compile_leased(database, lease)
     with database.read() as session:
-        return list(session.scalars(text("SELECT id FROM builds WHERE group_id = :group"), {"group": claim.ref}))
+        return list(session.scalars(text("SELECT id FROM builds WHERE group_id = :group"), {"group": lease.ref}))
 
 
 def states(database: Database) -> dict[str, str]:
@@ -592,14 +596,14 @@ def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_
 ) -> None:
     with older.write() as session:
         builds = fill(Older(session, clock.now()))
-    before = kept(older)
+    before = kept(older, {})
     older.migrate()
     older.check()
-    assert_kept(before, kept(older))
+    assert_kept(before, kept(older, {"items": "tasks"}))
     with older.read() as session:
         assert get_winners(session, [f"{'done':k>64}"]).popitem()[1].front[0].candidate == "c-u"
         unended = session.execute(
-            text("SELECT kind, state, token, started_at FROM items WHERE state IN ('waiting', 'claimed')")
+            text("SELECT kind, state, token, started_at FROM tasks WHERE state IN ('waiting', 'leased')")
         ).all()
         gone = [
             session.scalar(text(f"SELECT count(*) FROM {table} WHERE state IN ('pending', 'waiting', 'joined')"))
@@ -610,7 +614,7 @@ def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_
     assert {row.kind for row in unended} == {"plan", "finish"}
     assert [tuple(row) for row in unended if row.kind == "plan"] == [("plan", "waiting", None, None)] * len(builds)
     assert gone == [0, 0]
-    assert trace is not None and [task.attempts[-1].how for task in trace.items] == ["waiting"]
+    assert trace is not None and [task.attempts[-1].how for task in trace.tasks] == ["waiting"]
 
     clock.advance(100)
     with older.write() as session:
@@ -811,7 +815,7 @@ def test_a_data_folder_may_have_any_name(tmp_path: Path) -> None:
 
 def test_errors_survive_pickling() -> None:
     made = [
-        LostClaim("compile", "g", "t"),
+        LostLease("compile", "g", "t"),
         BlobMissing("d"),
         BlobCorrupt("d", "e"),
         BadCursor("c"),

@@ -12,7 +12,7 @@ from storage.transitions import accept, cancel_and_expire
 from storage.transitions.cancel_and_expire import settle_job
 from storage.transitions.take_work import waiting_counts
 from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import add_job, claim_one, new_problem, plan_next
+from tests.support.fixtures_storage import add_job, new_problem, plan_next, take_one
 
 
 @pytest.mark.parametrize(("problems", "items"), [(1, 1), (32, 1), (33, 2), (100, 4)])
@@ -100,4 +100,4 @@ def test_the_priority_of_a_job_is_that_of_its_tasks(database: Database, priority
     with database.read() as session:
         status = jobs.job_state(session, job.id)
     assert status is not None and jobs.priority_name(status.priority) == priority
-    assert (claim_one(database, "plan").job_id == job.id) is (priority == "high")
+    assert (take_one(database, "plan").job_id == job.id) is (priority == "high")

@@ -11,7 +11,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import RunnerUp, VendorResult
 from storage.database.session import Database
-from storage.database.tables import CandidateRow, ItemRow
+from storage.database.tables import CandidateRow, TaskRow
 from storage.entities.candidates import candidates_of_problem
 from storage.entities.problems import load_problem
 from storage.entities.winners import publish_winner
@@ -30,18 +30,17 @@ from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_measuring import (
     CPU_CLASS,
     add,
-    claim_one_in,
     compare_next,
     ids_of,
+    take_one_in,
     verdicts,
 )
 from tests.support.fixtures_storage import (
     GPU_CLASS,
     VERSIONS,
-    claim_one,
     clear_all,
     compile_next,
-    measure_claimed,
+    measure_leased,
     measure_next,
     measured,
     new_problem,
@@ -49,6 +48,7 @@ from tests.support.fixtures_storage import (
     problem_ids,
     record,
     record_as,
+    take_one,
     to_measure,
     verify_next,
     winner_record,
@@ -62,7 +62,7 @@ def test_seconds_go_to_the_problem_of_each_candidate(database: Database) -> None
     plan_next(database, "a", "b")
     other = add(database, GPU_CLASS)
     with database.write() as session:
-        record_as(session, claim_one_in(session, "plan"), {"d-a": "a"})
+        record_as(session, take_one_in(session, "plan"), {"d-a": "a"})
     compile_next(database)
     verify_next(database)
     measure_next(database)
@@ -116,12 +116,12 @@ def test_the_eta_counts_measuring_and_comparing(database: Database, clock: FakeC
     compile_next(database, kernels=1)  # took 8 s instead of 2
     compile_next(database, kernels=1)
     assert eta(database, job) == pytest.approx(2 * MEASURE_SECONDS + to_come)
-    claim = claim_one(database, "measure", worker="gpu", lease=100)
+    lease = take_one(database, "measure", worker="gpu", seconds=100)
     clock.advance(4 * MEASURE_SECONDS)
-    measure_claimed(database, claim, [measured(candidate) for candidate in to_measure(database, claim)])
+    measure_leased(database, lease, [measured(candidate) for candidate in to_measure(database, lease)])
     assert eta(database, job) == pytest.approx(4 * MEASURE_SECONDS + to_come)  # it takes four times as long here
     measure_next(database)
-    claim_one(database, "compare", worker="gpu", lease=100)
+    take_one(database, "compare", worker="gpu", seconds=100)
     clock.advance(COMPARE_SECONDS / 2)
     left = eta(database, job)
     assert left == pytest.approx(COMPARE_SECONDS / 2 + FINISH_SECONDS)
@@ -171,8 +171,8 @@ def test_a_rate_is_reported_where_the_operator_knows_the_schedule(database: Data
     best = lower(problem, target("sm_80"), Search(level=0)).candidates[0]
     with database.write() as session:
         job = accept.create_job(session, accept.NewJob([new_problem("p", device_class=GPU_CLASS, problem=REAL)]))
-        claim = claim_one_in(session, "plan")
-        record(session, claim, ["a"])
+        lease = take_one_in(session, "plan")
+        record(session, lease, ["a"])
         (candidate,) = candidates_of_problem(session, *problem_ids(session, job.id))
     assert candidate.candidate == "c-a"
     with database.write() as session:
@@ -219,13 +219,13 @@ def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database:
         high_us=8.6,
     )
     runner_up = RunnerUp(candidate="c-b", us=11.0, margin=0.1, tie=False)
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     with database.write() as session:
-        problem = load_problem(session, int(claim.ref))
+        problem = load_problem(session, int(lease.ref))
         assert problem is not None
         published = winner_record(problem.key, "c-a", vendor=vendor, runner_up=runner_up, ranked_by="measured")
-        publish_winner(session, published, attempt=claim.token)
-        finish_problem(session, claim, winner="c-a", error=None)
+        publish_winner(session, published, attempt=lease.token)
+        finish_problem(session, lease, winner="c-a", error=None)
         report = job_report(session, job.id)
     assert report is not None
     winner = report.problems[0].winner
@@ -237,15 +237,15 @@ def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> No
     plan_next(database, "a", "b")
     second = add(database, GPU_CLASS)
     with database.write() as session:
-        record_as(session, claim_one_in(session, "plan"), {"d-a": "a"})
+        record_as(session, take_one_in(session, "plan"), {"d-a": "a"})
     compile_next(database)
     with database.write() as session:
         cancel_and_expire.cancel_job(session, first.id)
-        (ref,) = session.scalars(select(ItemRow.ref).where(ItemRow.kind == "measure"))
+        (ref,) = session.scalars(select(TaskRow.ref).where(TaskRow.kind == "measure"))
         to_measure = candidates_to_measure(session, ref, GPU_CLASS, VERSIONS["gpu_plans"])
     assert [(row.candidate, row.problem_id) for row in to_measure] == [("d-a", *ids_of(database, second))]
-    claim = claim_one(database, "measure")
-    measure_claimed(database, claim, [measured(row) for row in to_measure])
+    lease = take_one(database, "measure")
+    measure_leased(database, lease, [measured(row) for row in to_measure])
     assert verdicts(database, first) == [{"c-a": None, "c-b": None}]
     with database.write() as session:
         clear_all(session)

@@ -14,10 +14,10 @@ from storage.database.session import Database
 from storage.database.tables import BuildRow, JobProblemRow
 from storage.entities.problems import load_problem
 from storage.entities.verdicts import NewVerdict, known_verdicts
-from storage.errors import LostClaim
+from storage.errors import LostLease
 from storage.queue.new_tasks import group_of_ref, measure_ref
 from storage.transitions import end_attempt
-from storage.transitions.judge import Judged
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.measure import best_measured, record_compared
 from storage.transitions.pending_verification import Followed
 from storage.transitions.verify import builds_to_verify
@@ -26,12 +26,12 @@ from tests.support.fixtures_measuring import (
     CPU_CLASS,
     add,
     candidates,
-    claim_one_in,
-    claim_target,
     compare_next,
     finish_next,
     ids_of,
     state_of,
+    take_one_in,
+    take_target,
     unended,
     verdicts,
 )
@@ -42,10 +42,9 @@ from tests.support.fixtures_storage import (
     OTHER_CLASS,
     TARGET,
     EveryOperator,
-    claim_one,
     clear_all,
     compile_next,
-    measure_claimed,
+    measure_leased,
     measure_next,
     measured,
     measurement,
@@ -54,6 +53,7 @@ from tests.support.fixtures_storage import (
     record,
     record_as,
     record_verified,
+    take_one,
     to_measure,
     verify_next,
 )
@@ -61,9 +61,9 @@ from tests.support.fixtures_storage import (
 
 def plan_under(database: Database, *builds: str, **versions: Any) -> Followed:
     """Plan the next task under other versions: of verification plans, of drivers."""
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        return record(session, claim, builds, **versions)
+        return record(session, lease, builds, **versions)
 
 
 # ---- the way
@@ -76,9 +76,9 @@ def test_a_problem_on_a_gpu_is_measured_compared_and_finished(database: Database
     assert sorted(row.waiting for row in compiled) == [[], [("measure", GPU_CLASS)], [("measure", GPU_CLASS)]]
     assert [row for row in unended(database) if row[0] == "verify"] == []
     assert measure_next(database, a=12.0, b=7.0) == []
-    (judged,) = measure_next(database, a=12.0, b=7.0)
+    (next_steps,) = measure_next(database, a=12.0, b=7.0)
     (problem_id,) = ids_of(database, job)
-    assert judged == Judged(problem_id, "compare", GPU_CLASS)
+    assert next_steps == NextStep(problem_id, "compare", GPU_CLASS)
     (by_name,) = candidates(database, job)
     assert {name: (one.verdict, one.measured_us) for name, one in by_name.items()} == {
         "c-a": ("ok", 12.0),
@@ -89,7 +89,7 @@ def test_a_problem_on_a_gpu_is_measured_compared_and_finished(database: Database
     assert by_name["c-b"].library is not None and by_name["c-b"].library.startswith("library-")
     with database.read() as session:
         assert best_measured(session, [problem_id, 4711]) == {problem_id: 7.0}
-    assert compare_next(database) == [Judged(problem_id, "finish", TARGET)]
+    assert compare_next(database) == [NextStep(problem_id, "finish", TARGET)]
     with database.read() as session:
         problem = load_problem(session, problem_id)
     assert problem is not None and problem.comparison == COMPARISON
@@ -101,10 +101,10 @@ def test_what_is_to_be_measured_says_all_that_a_gpu_needs(database: Database) ->
     job = add(database, GPU_CLASS)
     plan_next(database, "a", "b")
     compile_next(database, bad=["b"])
-    claim = claim_one(database, "measure")
-    (candidate,) = to_measure(database, claim)
-    group = group_of_ref(claim.ref)
-    assert claim.ref == measure_ref(group, GPU_CLASS)
+    lease = take_one(database, "measure")
+    (candidate,) = to_measure(database, lease)
+    group = group_of_ref(lease.ref)
+    assert lease.ref == measure_ref(group, GPU_CLASS)
     assert (candidate.problem_id, candidate.operator, candidate.problem) == (
         *ids_of(database, job),
         "matmul",
@@ -128,7 +128,7 @@ def test_code_that_was_verified_before_is_reported_so(database: Database) -> Non
     measure_next(database)
     add(database, OTHER_CLASS)
     plan_next(database, "a")
-    assert [candidate.proven for candidate in to_measure(database, claim_one(database, "measure"))] == [True]
+    assert [candidate.proven for candidate in to_measure(database, take_one(database, "measure"))] == [True]
 
 
 def test_problems_on_a_cpu_and_on_two_gpus_share_builds_and_each_is_verified_in_its_own_way(database: Database) -> None:
@@ -142,14 +142,14 @@ def test_problems_on_a_cpu_and_on_two_gpus_share_builds_and_each_is_verified_in_
     ids = ids_of(database, job)
     verify_next(database, wrong=["b"])
     assert verdicts(database, job) == [{"c-a": "ok", "c-b": "incorrect"}, *[{"c-a": None, "c-b": None}] * 2]
-    on_h200 = claim_target(database, GPU_CLASS)
+    on_h200 = take_target(database, GPU_CLASS)
     results = [measured(candidate, us=5.0) for candidate in to_measure(database, on_h200)]
     assert {result.problem_id for result in results} == {ids[1]}
-    assert measure_claimed(database, on_h200, results) == [Judged(ids[1], "compare", GPU_CLASS)]
+    assert measure_leased(database, on_h200, results) == [NextStep(ids[1], "compare", GPU_CLASS)]
     assert verdicts(database, job)[1:] == [{"c-a": "ok", "c-b": "ok"}, {"c-a": None, "c-b": None}]
-    on_h100 = claim_target(database, OTHER_CLASS)
+    on_h100 = take_target(database, OTHER_CLASS)
     results = [measured(candidate, us=9.0) for candidate in to_measure(database, on_h100)]
-    assert measure_claimed(database, on_h100, results) == [Judged(ids[2], "compare", OTHER_CLASS)]
+    assert measure_leased(database, on_h100, results) == [NextStep(ids[2], "compare", OTHER_CLASS)]
     assert [by_name["c-a"].measured_us for by_name in candidates(database, job)] == [None, 5.0, 9.0]
     assert unended(database) == [("compare", GPU_CLASS), ("compare", OTHER_CLASS), ("finish", TARGET)]
 
@@ -160,9 +160,9 @@ def test_only_builds_that_a_predicted_problem_waits_for_are_verified_on_the_cpu(
     plan_next(database, "a")
     plan_next(database, "a", "b")
     assert sorted(compile_next(database).waiting) == [("measure", GPU_CLASS), ("verify", TARGET)]
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     with database.read() as session:
-        assert [kernel.build for kernel in builds_to_verify(session, claim.ref, **CPU_PLAN)] == ["a"]
+        assert [kernel.build for kernel in builds_to_verify(session, lease.ref, **CPU_PLAN)] == ["a"]
 
 
 def test_what_only_a_gpu_has_used_is_verified_when_a_predicted_problem_comes(database: Database) -> None:
@@ -172,7 +172,7 @@ def test_what_only_a_gpu_has_used_is_verified_when_a_predicted_problem_comes(dat
     second = add(database, CPU_CLASS)
     plan_next(database, "a")
     compile_next(database)
-    at_work = claim_one(database, "verify")
+    at_work = take_one(database, "verify")
     with database.read() as session:
         asked = builds_to_verify(session, at_work.ref, **CPU_PLAN)
     assert [kernel.build for kernel in asked] == ["a"]
@@ -204,11 +204,11 @@ def test_two_jobs_that_wait_for_one_candidate_have_it_measured_once(database: Da
     plan_next(database, "a")
     compile_next(database)
     assert plan_next(database, "a").waiting == []
-    claim = claim_one(database, "measure")
-    assert claim.jobs == tuple(sorted([first.id, second.id]))
-    (candidate,) = to_measure(database, claim)
-    judged = measure_claimed(database, claim, [measured(candidate)])
-    assert {step.problem for step in judged} == {*ids_of(database, first), *ids_of(database, second)}
+    lease = take_one(database, "measure")
+    assert lease.jobs == tuple(sorted([first.id, second.id]))
+    (candidate,) = to_measure(database, lease)
+    next_steps = measure_leased(database, lease, [measured(candidate)])
+    assert {step.problem for step in next_steps} == {*ids_of(database, first), *ids_of(database, second)}
     assert verdicts(database, first) == verdicts(database, second) == [{"c-a": "ok"}]
 
 
@@ -216,35 +216,33 @@ def test_what_comes_while_a_group_is_measured_is_measured_after_it(database: Dat
     add(database, GPU_CLASS)
     plan_next(database, "a", "b")
     compile_next(database)
-    claim = claim_one(database, "measure")
-    results = [measured(candidate) for candidate in to_measure(database, claim)]
+    lease = take_one(database, "measure")
+    results = [measured(candidate) for candidate in to_measure(database, lease)]
     later = add(database, GPU_CLASS)
     with database.write() as session:  # another problem: its candidates are others, though the builds are the same
         rename = update(JobProblemRow).where(JobProblemRow.id.in_(problem_ids(session, later.id)))
         session.execute(rename.values(name="other"))
-        planned = claim_one_in(session, "plan")
+        planned = take_one_in(session, "plan")
         recorded = record_as(session, planned, {"d-a": "a"})
     assert recorded.waiting == []
-    assert ("measure", "NVIDIA H200") in [
-        (step.kind, step.target) for step in measure_claimed(database, claim, results)
-    ]
-    (left,) = to_measure(database, claim_one(database, "measure"))
+    assert ("measure", "NVIDIA H200") in [(step.kind, step.target) for step in measure_leased(database, lease, results)]
+    (left,) = to_measure(database, take_one(database, "measure"))
     assert (left.candidate, left.problem_id) == ("d-a", *ids_of(database, later))
-    with pytest.raises(LostClaim):
-        measure_claimed(database, claim, results)
+    with pytest.raises(LostLease):
+        measure_leased(database, lease, results)
 
 
 def test_a_part_may_be_recorded_and_the_rest_waits_again(database: Database) -> None:
     job = add(database, GPU_CLASS)
     plan_next(database, "a", "b")
     compile_next(database)
-    claim = claim_one(database, "measure")
-    asked = to_measure(database, claim)
-    assert [step.kind for step in measure_claimed(database, claim, [measured(asked[0])])] == ["measure"]
-    again = claim_one(database, "measure")
-    assert (again.ref, again.attempt) == (claim.ref, 1)
+    lease = take_one(database, "measure")
+    asked = to_measure(database, lease)
+    assert [step.kind for step in measure_leased(database, lease, [measured(asked[0])])] == ["measure"]
+    again = take_one(database, "measure")
+    assert (again.ref, again.attempt) == (lease.ref, 1)
     assert [candidate.candidate for candidate in to_measure(database, again)] == ["c-b"]
-    measure_claimed(database, again, [measured(asked[1], us=3.0)])
+    measure_leased(database, again, [measured(asked[1], us=3.0)])
     assert verdicts(database, job) == [{"c-a": "ok", "c-b": "ok"}]
 
 
@@ -253,14 +251,14 @@ def test_a_worker_that_never_answers_for_a_candidate_does_not_go_round_for_ever(
     plan_next(database, "a")
     compile_next(database)
     for attempt in (1, 2):
-        claim = claim_one(database, "measure")
-        assert claim.attempt == attempt
-        measure_claimed(database, claim, [])
-    claim = claim_one(database, "measure")
+        lease = take_one(database, "measure")
+        assert lease.attempt == attempt
+        measure_leased(database, lease, [])
+    lease = take_one(database, "measure")
     with pytest.raises(ValueError, match="no result for c-a"):
-        measure_claimed(database, claim, [])
+        measure_leased(database, lease, [])
     with database.write() as session:
-        assert end_attempt.fail(session, claim, "no result", retry=True) == "failed"
+        assert end_attempt.fail(session, lease, "no result", retry=True) == "failed"
         clear_all(session)
     assert verdicts(database, job) == [{"c-a": "skipped"}]
     assert unended(database) == [("finish", TARGET)]
@@ -271,10 +269,10 @@ def test_times_without_being_right_are_refused_and_the_reverse(database: Databas
     add(database, GPU_CLASS)
     plan_next(database, "a")
     compile_next(database)
-    claim = claim_one(database, "measure")
-    (candidate,) = to_measure(database, claim)
+    lease = take_one(database, "measure")
+    (candidate,) = to_measure(database, lease)
     with pytest.raises(ValueError, match="c-a"):
-        measure_claimed(database, claim, [replace(measured(candidate, verdict), measurement=times)])
+        measure_leased(database, lease, [replace(measured(candidate, verdict), measurement=times)])
     assert unended(database) == [("measure", GPU_CLASS)]
 
 
@@ -288,7 +286,7 @@ def test_times_are_carried_over_to_the_same_candidate(database: Database) -> Non
     measure_next(database, a=6.5)
     later = add(database, GPU_CLASS)
     recorded = plan_next(database, "a")
-    assert recorded.judged == [Judged(ids_of(database, later)[0], "compare", GPU_CLASS)]
+    assert recorded.next_steps == [NextStep(ids_of(database, later)[0], "compare", GPU_CLASS)]
     assert recorded.waiting == []
     (by_name,) = candidates(database, later)
     assert (by_name["c-a"].verdict, by_name["c-a"].measured_us) == ("ok", 6.5)
@@ -304,7 +302,7 @@ def test_times_are_carried_over_to_equal_code_of_another_toolchain(database: Dat
         session.get_one(BuildRow, "a").id = "a-older"
     later = add(database, GPU_CLASS)
     plan_next(database, "a")
-    assert compile_next(database).judged == [Judged(ids_of(database, later)[0], "compare", GPU_CLASS)]
+    assert compile_next(database).next_steps == [NextStep(ids_of(database, later)[0], "compare", GPU_CLASS)]
     assert candidates(database, later)[0]["c-a"].measured_us == 6.5
 
 
@@ -336,7 +334,7 @@ def test_times_are_not_carried_over_to_another_device_class_or_candidate(databas
     assert plan_next(database, "a").waiting == [("measure", OTHER_CLASS)]
     same = add(database, GPU_CLASS)
     with database.write() as session:
-        assert record_as(session, claim_one_in(session, "plan"), {"d-a": "a"}).waiting == [("measure", GPU_CLASS)]
+        assert record_as(session, take_one_in(session, "plan"), {"d-a": "a"}).waiting == [("measure", GPU_CLASS)]
     assert (verdicts(database, other), verdicts(database, same)) == ([{"c-a": None}], [{"d-a": None}])
 
 
@@ -362,10 +360,10 @@ def test_wrong_code_is_wrong_for_every_candidate_on_every_gpu_and_not_on_the_cpu
     plan_next(database, "a")
     plan_next(database, "a")
     compile_next(database)
-    claim = claim_target(database, GPU_CLASS)
-    (candidate,) = to_measure(database, claim)
-    judged = measure_claimed(database, claim, [measured(candidate, verdict)])
-    assert [(step.kind, step.target) for step in judged] == [("finish", TARGET), ("finish", TARGET)]
+    lease = take_target(database, GPU_CLASS)
+    (candidate,) = to_measure(database, lease)
+    next_steps = measure_leased(database, lease, [measured(candidate, verdict)])
+    assert [(step.kind, step.target) for step in next_steps] == [("finish", TARGET), ("finish", TARGET)]
     assert verdicts(database, first) == [{"c-a": verdict}]
     assert verdicts(database, waiting) == [{"c-a": verdict}, {"c-a": None}]
     later = add(database, GPU_CLASS)
@@ -378,9 +376,9 @@ def test_a_skipped_candidate_says_nothing_about_its_code(database: Database) -> 
     job = add(database, GPU_CLASS)
     plan_next(database, "a")
     compile_next(database)
-    claim = claim_one(database, "measure")
-    (candidate,) = to_measure(database, claim)
-    measure_claimed(database, claim, [measured(candidate, "skipped")])
+    lease = take_one(database, "measure")
+    (candidate,) = to_measure(database, lease)
+    measure_leased(database, lease, [measured(candidate, "skipped")])
     assert verdicts(database, job) == [{"c-a": "skipped"}]
     add(database, GPU_CLASS)
     assert plan_next(database, "a").waiting == [("measure", GPU_CLASS)]
@@ -395,10 +393,10 @@ def test_a_failure_replaces_an_ok_and_is_never_replaced(database: Database) -> N
     assert verdicts(database, first) == [{"c-a": "ok"}]
     second = add(database, GPU_CLASS)
     with database.write() as session:
-        record_as(session, claim_one_in(session, "plan"), {"d-a": "a", "e-a": "a"})
-    claim = claim_one(database, "measure")
-    asked = to_measure(database, claim)
-    measure_claimed(database, claim, [measured(asked[0], "incorrect"), measured(asked[1])])
+        record_as(session, take_one_in(session, "plan"), {"d-a": "a", "e-a": "a"})
+    lease = take_one(database, "measure")
+    asked = to_measure(database, lease)
+    measure_leased(database, lease, [measured(asked[0], "incorrect"), measured(asked[1])])
     assert verdicts(database, second) == [{"d-a": "incorrect", "e-a": "incorrect"}]
     (by_name,) = candidates(database, first)
     assert (by_name["c-a"].verdict, by_name["c-a"].measured_us, by_name["c-a"].measurement) == ("incorrect", None, None)
@@ -406,7 +404,7 @@ def test_a_failure_replaces_an_ok_and_is_never_replaced(database: Database) -> N
         proof = known_verdicts(session, ["code-a"], "gpu", EveryOperator("g1"))["code-a"]
     assert (proof.verdict, proof.message) == ("incorrect", "incorrect at m=64")
     add(database, GPU_CLASS)
-    assert [step.kind for step in plan_next(database, "a").judged] == ["finish"]
+    assert [step.kind for step in plan_next(database, "a").next_steps] == ["finish"]
 
 
 # ---- comparing
@@ -422,7 +420,7 @@ def test_a_problem_of_which_nothing_is_right_is_finished_without_comparing(datab
 def test_a_problem_of_which_nothing_compiles_is_finished_without_comparing(database: Database) -> None:
     add(database, GPU_CLASS)
     plan_next(database, "a")
-    assert [step.kind for step in compile_next(database, bad=["a"]).judged] == ["finish"]
+    assert [step.kind for step in compile_next(database, bad=["a"]).next_steps] == ["finish"]
 
 
 def test_contenders_found_wrong_after_timing_are_out_and_so_is_their_code(database: Database) -> None:
@@ -438,7 +436,7 @@ def test_contenders_found_wrong_after_timing_are_out_and_so_is_their_code(databa
     assert verdicts(database, job) == [{"c-a": "incorrect", "c-b": "ok"}]
     assert verdicts(database, other) == [{"c-a": "incorrect"}]
     later = add(database, GPU_CLASS)
-    assert [step.kind for step in plan_next(database, "a").judged] == ["finish"]
+    assert [step.kind for step in plan_next(database, "a").next_steps] == ["finish"]
     assert verdicts(database, later) == [{"c-a": "incorrect"}]
 
 
@@ -456,9 +454,9 @@ def test_a_comparison_that_fails_for_good_leaves_the_choice_to_the_times_there_a
     plan_next(database, "a")
     compile_next(database)
     measure_next(database)
-    claim = claim_one(database, "compare")
+    lease = take_one(database, "compare")
     with database.write() as session:
-        assert end_attempt.fail(session, claim, "the GPU is gone", retry=False) == "failed"
+        assert end_attempt.fail(session, lease, "the GPU is gone", retry=False) == "failed"
     assert unended(database) == [("finish", TARGET)]
     assert verdicts(database, job) == [{"c-a": "ok"}]
 
@@ -469,19 +467,19 @@ def test_a_problem_is_compared_once(database: Database) -> None:
     plan_next(database, "a", "b")
     compile_next(database)
     measure_next(database)
-    claim = claim_one(database, "compare")
-    condemn_in_another_job(database, "a")
+    lease = take_one(database, "compare")
+    invalidate_in_another_job(database, "a")
     assert verdicts(database, job) == [{"c-a": "incorrect", "c-b": "ok"}]
     assert [kind for kind, _ in unended(database)].count("finish") == 1  # of the other job
     with database.write() as session:
-        record_compared(session, claim, None, measure=StageSeconds())
+        record_compared(session, lease, None, measure=StageSeconds())
     assert [kind for kind, _ in unended(database)] == ["finish", "finish"]
-    condemn_in_another_job(database, "b")
+    invalidate_in_another_job(database, "b")
     assert verdicts(database, job) == [{"c-a": "incorrect", "c-b": "incorrect"}]
     assert {kind for kind, _ in unended(database)} == {"finish"}
 
 
-def condemn_in_another_job(database: Database, build: str) -> None:
+def invalidate_in_another_job(database: Database, build: str) -> None:
     add(database, OTHER_CLASS)
     plan_next(database, build)
     measure_next(database, wrong=[build])

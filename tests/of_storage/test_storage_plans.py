@@ -7,14 +7,14 @@ from sqlalchemy import select
 
 from cukiln.types import StageSeconds
 from storage.database.session import Database
-from storage.database.tables import BuildRow, CandidateRow, ItemRow, JobProblemRow
+from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, TaskRow
 from storage.entities import jobs
 from storage.entities.builds import known_builds
 from storage.entities.candidates import Predicted, candidates_of_problem, set_predictions
 from storage.entities.groups import kernels_of, load_group
 from storage.entities.problems import load_problem, problems_to_plan
 from storage.entities.verdicts import NewVerdict, known_verdicts
-from storage.errors import LostClaim
+from storage.errors import LostLease
 from storage.queue import losses, tasks
 from storage.queue.new_tasks import jobs_of
 from storage.queue.tasks import Renewal
@@ -33,9 +33,8 @@ from tests.support.fixtures_storage import (
     EveryOperator,
     add_job,
     cancel,
-    claim_one,
     clear_all,
-    compile_claimed,
+    compile_leased,
     compile_next,
     end_budgets,
     new_build,
@@ -45,7 +44,8 @@ from tests.support.fixtures_storage import (
     record,
     record_group,
     record_verified,
-    verify_claimed,
+    take_one,
+    verify_leased,
     verify_next,
 )
 from workers.steps.finish import _cut_short
@@ -62,14 +62,14 @@ def verdicts_of(database: Database, job_id: str) -> list[dict[str, str | None]]:
 
 def unended(database: Database, *kinds: str) -> list[str]:
     with database.read() as session:
-        query = select(ItemRow.kind).where(ItemRow.state.in_(("waiting", "claimed"))).order_by(ItemRow.id)
+        query = select(TaskRow.kind).where(TaskRow.state.in_(("waiting", "leased"))).order_by(TaskRow.id)
         return [kind for kind in session.scalars(query) if not kinds or kind in kinds]
 
 
 def finish_next(database: Database, winner: str | None = "c-a", error: str | None = None) -> str | None:
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     with database.write() as session:
-        return finish_problem(session, claim, winner=winner, error=error).job_state
+        return finish_problem(session, lease, winner=winner, error=error).job_state
 
 
 def test_a_job_goes_from_plan_to_done(database: Database) -> None:
@@ -94,7 +94,7 @@ def test_a_group_in_which_nothing_compiled_needs_no_verification(database: Datab
     plan_next(database, "a", "b")
     recorded = compile_next(database, bad=["a", "b"])
     assert recorded.waiting == []
-    assert len(recorded.judged) == 1
+    assert len(recorded.next_steps) == 1
     assert unended(database) == ["finish"]
 
 
@@ -110,10 +110,10 @@ def test_a_problem_is_finished_when_its_last_candidate_is_verified_and_once(data
 
 def test_a_problem_without_candidates_is_finished_at_once_with_its_reason(database: Database) -> None:
     job = add_job(database)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        recorded = record(session, claim, [])
-    assert (recorded.waiting, len(recorded.judged)) == ([], 1)
+        recorded = record(session, lease, [])
+    assert (recorded.waiting, len(recorded.next_steps)) == ([], 1)
     assert finish_next(database, winner=None, error="rule: too many") == "failed"
     with database.read() as session:
         status = jobs.job_state(session, job.id)
@@ -132,13 +132,13 @@ def test_a_job_with_some_failed_problems_is_partial(database: Database) -> None:
 def test_a_planned_task_is_planned_once(database: Database, clock: FakeClock) -> None:
     """A planner that was thought dead comes back after another has done its work."""
     add_job(database)
-    late = claim_one(database, "plan")
+    late = take_one(database, "plan")
     clock.advance(6)
     with database.write() as session:
         end_attempt.expire_leases(session)
     clock.advance(losses.pause_after(1))
     plan_next(database, "a")
-    with pytest.raises(LostClaim), database.write() as session:
+    with pytest.raises(LostLease), database.write() as session:
         record(session, late, ["b"])
     with database.read() as session:
         assert set(known_builds(session, ["a", "b"])) == {"a"}
@@ -147,23 +147,23 @@ def test_a_planned_task_is_planned_once(database: Database, clock: FakeClock) ->
 
 def test_a_build_that_two_jobs_plan_is_compiled_once(database: Database) -> None:
     first, second = add_job(database), add_job(database)
-    first_claim, second_claim = claim_one(database, "plan"), claim_one(database, "plan")
+    first_lease, second_lease = take_one(database, "plan"), take_one(database, "plan")
     with database.write() as session:
-        record(session, first_claim, ["a", "b"])
-    ours = claim_one(database, "compile")
+        record(session, first_lease, ["a", "b"])
+    ours = take_one(database, "compile")
     with database.write() as session:
-        assert record(session, second_claim, ["b", "c"]).waiting == [("compile", TARGET)] * 2
-    theirs = claim_one(database, "compile")
+        assert record(session, second_lease, ["b", "c"]).waiting == [("compile", TARGET)] * 2
+    theirs = take_one(database, "compile")
     with database.read() as session:
-        groups = [load_group(session, claim.ref) for claim in (ours, theirs)]
+        groups = [load_group(session, lease.ref) for lease in (ours, theirs)]
         assert [sorted(kernel.build for kernel in kernels_of(group)) for group in groups if group] == [
             ["a", "b"],
             ["c"],
         ]
-        # What is compiling when the second job comes is for that first_claim, too.
-        assert jobs_of(session, ours.item_id) == tuple(sorted((first.id, second.id)))
-    for claim in (ours, theirs):
-        compile_claimed(database, claim)
+        # What is compiling when the second job comes is for that first_lease, too.
+        assert jobs_of(session, ours.task_id) == tuple(sorted((first.id, second.id)))
+    for lease in (ours, theirs):
+        compile_leased(database, lease)
     verify_next(database)
     verify_next(database)
     assert verdicts_of(database, first.id) == [{"c-a": "ok", "c-b": "ok"}]
@@ -174,12 +174,12 @@ def test_a_build_that_two_jobs_plan_is_compiled_once(database: Database) -> None
 def test_a_plan_that_is_recorded_twice_is_recorded_once(database: Database, clock: FakeClock) -> None:
     """A planner dies between two parts: the next one begins with the first again."""
     job = add_job(database)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        (problem,) = problems_to_plan(session, claim)
+        (problem,) = problems_to_plan(session, lease)
         part = [(problem.id, NewCandidate(f"c-{build}", {}, f"{build:0>64}", build)) for build in "ab"]
         builds = {build: new_build(build) for build in "ab"}
-        record_candidates(session, claim, part, builds, Versions(**VERSIONS))
+        record_candidates(session, lease, part, builds, Versions(**VERSIONS))
     compile_next(database)
     assert verdicts_of(database, job.id) == [{"c-a": None, "c-b": None}]
     verify_next(database)
@@ -204,7 +204,7 @@ def test_what_is_stored_is_not_done_again(database: Database) -> None:
     later = add_job(database)
     recorded = plan_next(database, "a", "b")
     assert recorded.waiting == []
-    assert len(recorded.judged) == 1
+    assert len(recorded.next_steps) == 1
     assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "compile_error"}]
     assert unended(database) == ["finish"]
 
@@ -229,24 +229,24 @@ def test_another_test_plan_version_verifies_without_compiling(database: Database
     verify_next(database)
     finish_next(database)
     later = add_job(database)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        recorded = record(session, claim, ["a", "b"], cpu_plans=EveryOperator("2"))
+        recorded = record(session, lease, ["a", "b"], cpu_plans=EveryOperator("2"))
     assert recorded.waiting == [("verify", TARGET)]
     assert unended(database) == ["verify"]
     # A third job meanwhile relies on that verification.
     third = add_job(database)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        assert record(session, claim, ["a"], cpu_plans=EveryOperator("2")).waiting == []
-    claim = claim_one(database, "verify")
-    assert claim.jobs == tuple(sorted((later.id, third.id)))
+        assert record(session, lease, ["a"], cpu_plans=EveryOperator("2")).waiting == []
+    lease = take_one(database, "verify")
+    assert lease.jobs == tuple(sorted((later.id, third.id)))
     with database.write() as session:
-        asked = builds_to_verify(session, claim.ref, EveryOperator("2"))
+        asked = builds_to_verify(session, lease.ref, EveryOperator("2"))
         assert [kernel.build for kernel in asked] == ["a"]
         ok = NewVerdict("slice-a", "matmul", "ok", None, {}, 1.0, 1.0)
-        judged = record_verified(session, claim, [ok], asked, plan_version="2")
-    assert len(judged) == 2
+        next_steps = record_verified(session, lease, [ok], asked, plan_version="2")
+    assert len(next_steps) == 2
     assert verdicts_of(database, later.id) == [{"c-a": "ok", "c-b": "compile_error"}]
     assert verdicts_of(database, third.id) == [{"c-a": "ok"}]
 
@@ -257,14 +257,14 @@ def test_a_kernel_that_comes_to_be_wanted_while_its_group_is_verified_is_verifie
     compile_next(database)
     with database.write() as session:  # as if `b` had been measured alone until now
         session.query(CandidateRow).filter(CandidateRow.build == "b").delete()
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     with database.read() as session:
-        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
+        asked = builds_to_verify(session, lease.ref, **CPU_PLAN)
     later = add_job(database)
     plan_next(database, "b")
     with database.write() as session:
         ok = NewVerdict("slice-a", "matmul", "ok", None, {}, 1.0, 1.0)
-        record_verified(session, claim, [ok], asked)
+        record_verified(session, lease, [ok], asked)
     assert unended(database) == ["verify", "finish"]
     verify_next(database)
     assert verdicts_of(database, later.id) == [{"c-b": "ok"}]
@@ -277,39 +277,39 @@ def test_what_a_more_urgent_job_needs_too_is_done_first(database: Database) -> N
     plan_next(database, "other")
     add_job(database, priority="high")
     plan_next(database, "shared")
-    claim = claim_one(database, "compile", kernels=1)
+    lease = take_one(database, "compile", kernels=1)
     with database.read() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
         assert group is not None and kernels_of(group)[0].build == "shared"
-    compile_claimed(database, claim)
-    following = claim_one(database, "verify", "compile")
-    assert (following.kind, following.ref) == ("verify", claim.ref)
+    compile_leased(database, lease)
+    following = take_one(database, "verify", "compile")
+    assert (following.kind, following.ref) == ("verify", lease.ref)
 
 
 def test_a_verification_that_forgets_a_kernel_is_refused(database: Database) -> None:
     add_job(database)
     plan_next(database, "a", "b")
     compile_next(database)
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     with pytest.raises(ValueError, match=f"no verdict for {'b':0>64}"), database.write() as session:
         only_one = [NewVerdict("slice-a", "matmul", "ok", None, {}, 1.0, 1.0)]
-        record_verified(session, claim, only_one, builds_to_verify(session, claim.ref, **CPU_PLAN))
-    assert len(verify_claimed(database, claim)) == 1  # nothing was written: the lease still holds
+        record_verified(session, lease, only_one, builds_to_verify(session, lease.ref, **CPU_PLAN))
+    assert len(verify_leased(database, lease)) == 1  # nothing was written: the lease still holds
 
 
 def test_a_failure_replaces_an_ok_and_is_never_replaced(database: Database) -> None:
     add_job(database)
     plan_next(database, "a")
     compile_next(database)
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
 
     def write(verdict: str) -> None:
         with database.write() as session:
-            row = session.get_one(ItemRow, claim.item_id)
-            row.state, row.token = "claimed", claim.token
+            row = session.get_one(TaskRow, lease.task_id)
+            row.state, row.token = "leased", lease.token
             session.flush()
             new = NewVerdict("slice-a", "matmul", verdict, verdict, {"seed": verdict}, 1.0, 1.0)
-            record_verified(session, claim, [new], ())
+            record_verified(session, lease, [new], ())
 
     for verdict, kept in (("ok", "ok"), ("incorrect", "incorrect"), ("ok", "incorrect"), ("run_timeout", "incorrect")):
         write(verdict)
@@ -321,11 +321,11 @@ def test_a_failure_replaces_an_ok_and_is_never_replaced(database: Database) -> N
 def test_compiling_records_the_group(database: Database, clock: FakeClock) -> None:
     add_job(database)
     plan_next(database, "a", "b")
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     clock.advance(3)
-    compile_claimed(database, claim)
+    compile_leased(database, lease)
     with database.read() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
     assert group is not None
     assert (group.state, group.source, group.cubin) == ("compiled", "a" * 64, "d" * 64)
     assert group.finished_at is not None and group.finished_at - group.created_at == 3
@@ -334,9 +334,9 @@ def test_compiling_records_the_group(database: Database, clock: FakeClock) -> No
 def test_a_build_that_compiled_comes_with_its_library(database: Database) -> None:
     add_job(database)
     plan_next(database, "a")
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     with pytest.raises(ValueError, match="without a library: a"), database.write() as session:
-        record_group(session, claim, [BuildOutcome("a", "ok", "code")])
+        record_group(session, lease, [BuildOutcome("a", "ok", "code")])
     with database.read() as session:
         assert {build.state for build in known_builds(session, ["a"]).values()} == {"compiling"}
 
@@ -378,17 +378,17 @@ def test_predictions_are_written_to_candidates(database: Database) -> None:
 def test_finishing_wants_a_winner_or_a_reason_and_counts_its_own_time(database: Database) -> None:
     job = add_job(database)
     plan_next(database)
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     for winner, error in ((None, None), ("c", "e")):
         with pytest.raises(ValueError, match="either a winner or an error"), database.write() as session:
-            finish_problem(session, claim, winner=winner, error=error)
+            finish_problem(session, lease, winner=winner, error=error)
     with database.write() as session:
         spent = {"compile": StageSeconds(wall=2, cpu=3)}
-        finish_problem(session, claim, winner="c-a", error=None, extra_seconds=spent)
+        finish_problem(session, lease, winner="c-a", error=None, extra_seconds=spent)
         problem = load_problem(session, problem_ids(session, job.id)[0])
     assert problem is not None and problem.seconds["compile"] == {"wall": 2, "cpu": 3}
-    with pytest.raises(LostClaim), database.write() as session:
-        finish_problem(session, claim, winner="c-b", error=None)
+    with pytest.raises(LostLease), database.write() as session:
+        finish_problem(session, lease, winner="c-b", error=None)
 
 
 # How work ends before its time.
@@ -397,18 +397,18 @@ def test_finishing_wants_a_winner_or_a_reason_and_counts_its_own_time(database: 
 def test_a_cancelled_job_stops_everything_that_it_alone_waits_for(database: Database) -> None:
     job = add_job(database, count=40)
     plan_next(database, "a")
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     with database.write() as session:
         status = cancel_and_expire.cancel_job(session, job.id)
-        assert tasks.renew(session, claim, 5) is Renewal.CANCELLED
+        assert tasks.renew(session, lease, 5) is Renewal.CANCELLED
     assert status is not None and status.state == "cancelled"
     assert unended(database) == []
-    with pytest.raises(LostClaim):
-        compile_claimed(database, claim)
+    with pytest.raises(LostLease):
+        compile_leased(database, lease)
     cancel(database, job.id)
     with database.read() as session:
         assert known_builds(session, ["a"]) == {}
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
         states = {load_problem(session, problem_id).state for problem_id in problem_ids(session, job.id)}  # type: ignore[union-attr]
     assert group is not None and group.state == "cancelled"
     assert states == {"cancelled"}
@@ -419,12 +419,12 @@ def test_a_file_that_another_job_needs_survives_a_cancel(database: Database) -> 
     first, second = add_job(database), add_job(database)
     plan_next(database, "a")
     plan_next(database, "a")
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     cancel(database, first.id)
     with database.write() as session:
-        assert tasks.renew(session, claim, 5) is Renewal.HELD
-        assert jobs_of(session, claim.item_id) == (second.id,)
-    compile_claimed(database, claim)
+        assert tasks.renew(session, lease, 5) is Renewal.HELD
+        assert jobs_of(session, lease.task_id) == (second.id,)
+    compile_leased(database, lease)
     cancel(database, first.id)  # again: nothing happens
     assert len(verify_next(database)) == 1
     assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
@@ -439,9 +439,9 @@ def test_a_verification_that_another_job_waits_for_survives_a_cancel(database: D
     compile_next(database)
     second = add_job(database)
     assert plan_next(database, "a").waiting == []
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     cancel(database, first.id)
-    assert len(verify_claimed(database, claim)) == 1
+    assert len(verify_leased(database, lease)) == 1
     assert verdicts_of(database, second.id) == [{"c-a": "ok"}]
 
 
@@ -474,17 +474,17 @@ def test_a_spent_budget_finishes_with_what_was_verified(database: Database, cloc
     assert unplanned.error == "the budget of 60 seconds ended before its search space was lowered"
     states = []
     for _ in range(33):
-        claim = claim_one(database, "finish")
-        ended = {"winner": None, "error": "-"} if int(claim.ref) == unplanned.id else {"winner": "c-a", "error": None}
+        lease = take_one(database, "finish")
+        ended = {"winner": None, "error": "-"} if int(lease.ref) == unplanned.id else {"winner": "c-a", "error": None}
         with database.write() as session:
-            states.append(finish_problem(session, claim, **ended).job_state)
+            states.append(finish_problem(session, lease, **ended).job_state)
     assert states == [None] * 32 + ["partial"]
 
 
 def test_each_job_out_of_time_reports_its_own_budget(database: Database, clock: FakeClock) -> None:
     for seconds in (5.0, 60.0):
         add_job(database, budget_seconds=seconds)
-        claim_one(database, "plan")
+        take_one(database, "plan")
     clock.advance(61)
     end_budgets(database)
     with database.read() as session:
@@ -498,11 +498,11 @@ def test_a_problem_of_which_a_budget_left_a_part_planned_is_not_covered(database
     compile_next(database)
     verify_next(database)
     add_job(database, budget_seconds=5.0)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        (problem,) = problems_to_plan(session, claim)
+        (problem,) = problems_to_plan(session, lease)
         recorded = (problem.id, NewCandidate("c-b", {}, f"{'b':0>64}", "b"))
-        record_candidates(session, claim, [recorded], {"b": new_build("b")}, Versions(**VERSIONS))
+        record_candidates(session, lease, [recorded], {"b": new_build("b")}, Versions(**VERSIONS))
     clock.advance(6)
     end_budgets(database)
     with database.read() as session:
@@ -544,7 +544,7 @@ def test_nothing_is_compiled_for_a_job_out_of_time(database: Database, clock: Fa
     plan_next(database, "a")
     clock.advance(11)
     with database.write() as session:
-        assert take_work.claim(session, ["compile"], None, "w", 5) is None
+        assert take_work.take(session, ["compile"], None, "w", 5) is None
         assert take_work.waiting_counts(session) == {}
     end_budgets(database)
     with database.write() as session:
@@ -556,9 +556,9 @@ def test_a_group_that_cannot_be_verified_skips_its_candidates_and_stores_nothing
     job = add_job(database)
     plan_next(database, "a", "b")
     compile_next(database, kernels=1)
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     with database.write() as session:
-        assert end_attempt.fail(session, claim, "the disk is full", retry=False) == "failed"
+        assert end_attempt.fail(session, lease, "the disk is full", retry=False) == "failed"
         clear_all(session)
     # Of two equal builds either is compiled first.
     (verdicts,) = verdicts_of(database, job.id)
@@ -575,9 +575,9 @@ def test_a_group_that_cannot_be_verified_skips_its_candidates_and_stores_nothing
 def test_a_problem_whose_finishing_keeps_failing_fails_with_the_reason(database: Database) -> None:
     job = add_job(database)
     plan_next(database)
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     with database.write() as session:
-        end_attempt.fail(session, claim, "no room for the library", retry=False)
+        end_attempt.fail(session, lease, "no room for the library", retry=False)
         status = jobs.job_state(session, job.id)
     assert status is not None and status.state == "failed"
     assert status.error is not None and "no room for the library" in status.error
@@ -585,12 +585,12 @@ def test_a_problem_whose_finishing_keeps_failing_fails_with_the_reason(database:
 
 def test_what_a_plan_recorded_before_it_failed_for_good_is_skipped(database: Database) -> None:
     job = add_job(database)
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        (problem,) = problems_to_plan(session, claim)
+        (problem,) = problems_to_plan(session, lease)
         part = [(problem.id, NewCandidate("c-a", {}, f"{'a':0>64}", "a"))]
-        record_candidates(session, claim, part, {"a": new_build("a")}, Versions(**VERSIONS))
-        end_attempt.fail(session, claim, "no such operator", retry=False)
+        record_candidates(session, lease, part, {"a": new_build("a")}, Versions(**VERSIONS))
+        end_attempt.fail(session, lease, "no such operator", retry=False)
         clear_all(session)
     assert verdicts_of(database, job.id) == [{"c-a": "skipped"}]
     with database.read() as session:
@@ -603,7 +603,7 @@ def test_a_job_of_cached_problems_is_done_at_once(database: Database) -> None:
     with database.write() as session:
         cached = [new_problem("a", cached=True, winner="c"), new_problem("b", cached=True, winner="c")]
         job = accept.create_job(session, accept.NewJob(cached))
-    assert (job.state, job.cached, job.items) == ("done", True, 0)
+    assert (job.state, job.cached, job.tasks) == ("done", True, 0)
     assert unended(database) == []
 
 
@@ -611,7 +611,7 @@ def test_only_what_is_not_cached_is_planned(database: Database) -> None:
     problems = [new_problem(f"p{n}", cached=n != 70, winner="c" if n != 70 else None) for n in range(100)]
     with database.write() as session:
         job = accept.create_job(session, accept.NewJob(problems))
-    assert (job.state, job.cached, job.items) == ("queued", False, 1)
-    claim = claim_one(database, "plan")
+    assert (job.state, job.cached, job.tasks) == ("queued", False, 1)
+    lease = take_one(database, "plan")
     with database.read() as session:
-        assert [problem.position for problem in problems_to_plan(session, claim)] == [70]
+        assert [problem.position for problem in problems_to_plan(session, lease)] == [70]

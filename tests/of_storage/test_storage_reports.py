@@ -25,9 +25,9 @@ from storage.reports.job import job_report
 from storage.reports.progress import FINISH_SECONDS, job_progress
 from storage.reports.timings import By, timings
 from storage.transitions import accept, end_attempt
-from storage.transitions.compile import group_report, judge_group
+from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE
+from storage.transitions.compile import apply_group_verdicts, group_report
 from storage.transitions.finish import finish_problem
-from storage.transitions.judge import JUDGED_AT_ONCE
 from storage.transitions.pending_verification import Followed, Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts
@@ -41,8 +41,7 @@ from tests.support.fixtures_storage import (
     EveryOperator,
     add_job,
     cancel,
-    claim_one,
-    compile_claimed,
+    compile_leased,
     compile_next,
     counted_statements,
     end_budgets,
@@ -50,6 +49,7 @@ from tests.support.fixtures_storage import (
     new_problem,
     plan_next,
     problem_ids,
+    take_one,
     verify_next,
     winner_record,
 )
@@ -59,29 +59,29 @@ ENOUGH_QUERIES = 20
 
 def plan_predicted(database: Database, **seconds: float) -> Followed:
     """Plan the next task: each problem has a candidate per build, whose compile is predicted to take so long."""
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        problems = problems_to_plan(session, claim)
+        problems = problems_to_plan(session, lease)
         builds = {name: new_build(name, predicted_seconds=predicted) for name, predicted in seconds.items()}
         pairs = [
             (problem.id, NewCandidate(f"c-{build.id}", {"n": build.id}, build.kernel, build.id))
             for problem in problems
             for build in builds.values()
         ]
-        followed = record_candidates(session, claim, pairs, builds, Versions(**VERSIONS))
+        followed = record_candidates(session, lease, pairs, builds, Versions(**VERSIONS))
         for problem in problems:
-            end_plan(session, claim, PlannedProblem(problem.id, len(builds), len(builds), {}, StageSeconds()))
-        tasks.complete(session, claim)
+            end_plan(session, lease, PlannedProblem(problem.id, len(builds), len(builds), {}, StageSeconds()))
+        tasks.complete(session, lease)
     return followed
 
 
 def finish_with_record(database: Database, winner: str) -> None:
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     with database.write() as session:
-        problem = load_problem(session, int(claim.ref))
+        problem = load_problem(session, int(lease.ref))
         assert problem is not None
-        publish_winner(session, winner_record(problem.key, winner), attempt=claim.token)
-        finish_problem(session, claim, winner=winner, error=None)
+        publish_winner(session, winner_record(problem.key, winner), attempt=lease.token)
+        finish_problem(session, lease, winner=winner, error=None)
 
 
 def test_a_finished_job_is_reported(database: Database, clock: FakeClock) -> None:
@@ -153,10 +153,10 @@ def test_progress_counts_problems_kernels_and_candidates(database: Database) -> 
     assert counts(database, job.id) == ((0, 33), (0, 0), (0, 0), (0, 33))
     plan_next(database, "a")
     assert counts(database, job.id) == ((32, 33), (0, 1), (0, 32), (0, 33))
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     plan_next(database, "a", "b")
     assert counts(database, job.id) == ((33, 33), (0, 2), (0, 34), (0, 33))
-    compile_claimed(database, claim)
+    compile_leased(database, lease)
     assert counts(database, job.id) == ((33, 33), (1, 2), (0, 34), (0, 33))
     compile_next(database, bad=["b"])
     assert counts(database, job.id) == ((33, 33), (2, 2), (1, 34), (0, 33))
@@ -199,14 +199,14 @@ def test_what_a_later_job_compiles_is_not_the_work_of_a_cancelled_one(
     if shared != "not":
         add_job(database)
         plan_next(database, "a", "b")
-    claim = claim_one(database, "compile") if shared == "compiling" else None
+    lease = take_one(database, "compile") if shared == "compiling" else None
     clock.advance(1)
     cancel(database, job.id)
     clock.advance(1)
     if shared == "not":
         add_job(database)
         plan_next(database, "a", "b")
-    compile_claimed(database, claim or claim_one(database, "compile"))
+    compile_leased(database, lease or take_one(database, "compile"))
     verify_next(database)
     assert counts(database, job.id) == ((1, 1), (1, 2), (1, 2), (0, 1))
 
@@ -245,8 +245,8 @@ def test_the_eta_follows_predictions_then_what_was_observed(database: Database, 
     verify_next(database)  # 4 s: half of the compile
     each = 2 * 8 / (2 + FIXED_SECONDS) * 1.5
     assert eta(database, job.id) == pytest.approx(2 * each + FINISH_SECONDS)
-    claim_one(database, "compile", worker="w1", kernels=1)
-    claim_one(database, "compile", worker="w2", kernels=1)
+    take_one(database, "compile", worker="w1", kernels=1)
+    take_one(database, "compile", worker="w2", kernels=1)
     assert eta(database, job.id) == pytest.approx((2 * each + FINISH_SECONDS) / 2)
     clock.advance(2)
     # two at work, two seconds in
@@ -262,13 +262,13 @@ def test_the_eta_counts_the_problems_that_are_to_be_finished(database: Database,
     compile_next(database)
     verify_next(database)
     assert eta(database, job.id) == pytest.approx(5 * FINISH_SECONDS)
-    first = claim_one(database, "finish")
+    first = take_one(database, "finish")
     clock.advance(6)
     with database.write() as session:
         finish_problem(session, first, winner=None, error="none")
     assert eta(database, job.id) == pytest.approx(4 * 6)  # as long as the first one took
-    claim_one(database, "finish", worker="w1")
-    claim_one(database, "finish", worker="w2")
+    take_one(database, "finish", worker="w1")
+    take_one(database, "finish", worker="w2")
     clock.advance(1)
     assert eta(database, job.id) == pytest.approx((4 * 6 - 2 * 1) / 2)
     clock.advance(100)
@@ -345,24 +345,24 @@ def test_ten_thousand_problems_that_share_a_kernel_are_verified_with_a_handful_o
         session.get_one(JobProblemRow, problems[0]).state = "queued"
     plan_next(database, "a")
     compile_next(database)
-    claim = claim_one(database, "verify")
+    lease = take_one(database, "verify")
     with database.read() as session:
-        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
+        asked = builds_to_verify(session, lease.ref, **CPU_PLAN)
     verdicts = [NewVerdict("slice-a", "matmul", "ok", None, {}, 1.0, 1.0)]
     parts: list[int] = []
     more = True
     with counted_statements(database) as seen:
         while more:
             with database.write() as session:
-                record_verdicts(session, claim, verdicts, EveryOperator("1"))
-                judged, more = judge_group(session, claim, Versions(**VERSIONS))
-            parts.append(len(judged))
+                record_verdicts(session, lease, verdicts, EveryOperator("1"))
+                next_steps, more = apply_group_verdicts(session, lease, Versions(**VERSIONS))
+            parts.append(len(next_steps))
         with database.write() as session:
             assert (
-                complete_verified(session, claim, asked, verify=StageSeconds(wall=4.0), plans=EveryOperator("1")) == []
+                complete_verified(session, lease, asked, verify=StageSeconds(wall=4.0), plans=EveryOperator("1")) == []
             )
     assert sum(parts) == 10_000
-    assert max(parts) <= JUDGED_AT_ONCE
+    assert max(parts) <= VERDICTS_AT_ONCE
     assert len(seen) <= 2 * len(parts) * ENOUGH_QUERIES
 
 
@@ -370,20 +370,20 @@ def planned_job(database: Database) -> str:
     """Two problems with candidates a1, a2 and b1; verified but a2, which does not compile."""
     with database.write() as session:
         job = accept.create_job(session, accept.NewJob([new_problem("first"), new_problem("second")]))
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        first, second = problems_to_plan(session, claim)
+        first, second = problems_to_plan(session, lease)
         builds = {name: new_build(name) for name in ("a1", "a2", "b1")}
         pairs = [
             (problem.id, NewCandidate(name, {"n": name}, builds[name].kernel, name))
             for problem, names in ((first, ("a2", "a1")), (second, ("b1",)))
             for name in names
         ]
-        record_candidates(session, claim, pairs, builds, Versions(**VERSIONS))
+        record_candidates(session, lease, pairs, builds, Versions(**VERSIONS))
         for problem, candidates, count in ((first, 2, 3), (second, 1, 5)):
             rejected = {"threads": {"count": count, "example": {"n": 1}, "message": "too many threads"}}
-            end_plan(session, claim, PlannedProblem(problem.id, candidates, 9, rejected, StageSeconds()))
-        tasks.complete(session, claim)
+            end_plan(session, lease, PlannedProblem(problem.id, candidates, 9, rejected, StageSeconds()))
+        tasks.complete(session, lease)
     compile_next(database, bad=["a2"])
     verify_next(database, wrong=["b1"])
     return job.id
@@ -483,15 +483,15 @@ def test_a_group_is_reported(database: Database) -> None:
     job, other = add_job(database), add_job(database)
     plan_predicted(database, a=2.5, b=1.5)
     plan_predicted(database, a=2.5)
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     with database.read() as session:
-        begun = group_report(session, claim.ref)
+        begun = group_report(session, lease.ref)
     assert begun is not None
     assert (begun.state, [kernel.state for kernel in begun.kernels]) == ("compiling", ["compiling", "compiling"])
-    compile_claimed(database, claim, bad=["b"])
+    compile_leased(database, lease, bad=["b"])
     verify_next(database)
     with database.read() as session:
-        report = group_report(session, claim.ref)
+        report = group_report(session, lease.ref)
     assert report is not None
     assert (report.target, report.toolchain, report.state) == (TARGET, TOOLCHAIN, "compiled")
     assert report.jobs == sorted([job.id, other.id])
@@ -514,20 +514,20 @@ def test_a_group_that_came_to_nothing_says_how_and_where_its_kernels_are(
 ) -> None:
     job = add_job(database)
     plan_next(database, "a", "b")
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     with database.write() as session:
         match end:
             case "released":
-                end_attempt.release(session, claim)
+                end_attempt.release(session, lease)
             case "failed":
-                end_attempt.fail(session, claim, "the disk is full", retry=True)
+                end_attempt.fail(session, lease, "the disk is full", retry=True)
             case "lost":
                 clock.advance(6)
                 end_attempt.expire_leases(session)
     if end == "cancelled":
         cancel(database, job.id)
     with database.read() as session:
-        report = group_report(session, claim.ref)
+        report = group_report(session, lease.ref)
     assert report is not None
     # Of a build that no job needs any more there is nothing left but the group's own word.
     states = ["cancelled"] * 2 if end == "cancelled" else ["pending"] * 2

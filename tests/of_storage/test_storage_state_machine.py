@@ -26,7 +26,16 @@ from sqlalchemy import event, select
 
 from storage.database.device_classes import is_predicted
 from storage.database.session import Database, Session
-from storage.database.tables import LIVE, BuildRow, CandidateRow, DemandRow, GroupRow, ItemRow, JobProblemRow, JobRow
+from storage.database.tables import (
+    LIVE,
+    BuildRow,
+    CandidateRow,
+    GroupRow,
+    JobProblemRow,
+    JobRow,
+    PendingBuildRow,
+    TaskRow,
+)
 from storage.entities.groups import kernels_of, load_group
 from storage.entities.toolchains import register_toolchain
 from storage.queue import losses, tasks
@@ -187,7 +196,7 @@ class Jobs(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.attempts))
         with self.database.write() as session:
             held = attempt.holds(session)
-            assert (tasks.renew(session, attempt.claim, LEASE) in (Renewal.HELD, Renewal.DEADLINE)) == held
+            assert (tasks.renew(session, attempt.lease, LEASE) in (Renewal.HELD, Renewal.DEADLINE)) == held
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -247,13 +256,13 @@ class Jobs(RuleBasedStateMachine):
         with self.database.write() as session:
             picture = take_picture(session)
             self.release_what_is_lost(session)
-            claim = take_work.claim(session, worker.kinds, worker.targets, name, LEASE, limits)
-            group = load_group(session, claim.ref) if claim is not None and claim.kind == "compile" else None
+            lease = take_work.take(session, worker.kinds, worker.targets, name, LEASE, limits)
+            group = load_group(session, lease.ref) if lease is not None and lease.kind == "compile" else None
             builds = [kernel.build for kernel in kernels_of(group)] if group else []
-            self.model.claimed(picture, worker, files.kernels, claim, builds)
-        if claim is None:
+            self.model.leased(picture, worker, files.kernels, lease, builds)
+        if lease is None:
             return None
-        attempt = Attempt(self.database, self.model, self.asked, claim, luck)
+        attempt = Attempt(self.database, self.model, self.asked, lease, luck)
         self.attempts.append(attempt)
         attempt.go_on()
         return attempt
@@ -261,7 +270,7 @@ class Jobs(RuleBasedStateMachine):
     def release_what_is_lost(self, session: Session) -> None:
         """A file whose task has ended is not compiled any more."""
         running = set(
-            session.scalars(select(ItemRow.token).where(ItemRow.kind == "compile", ItemRow.state == "claimed"))
+            session.scalars(select(TaskRow.token).where(TaskRow.kind == "compile", TaskRow.state == "leased"))
         )
         for token in set(self.model.compiling.values()) - running:
             self.model.ended(token)
@@ -293,13 +302,13 @@ class Jobs(RuleBasedStateMachine):
     @invariant()
     def every_live_problem_has_work_that_leads_to_its_end(self) -> None:
         with self.database.read() as session:
-            work = {(item.kind, item.ref): item for item in session.scalars(select(ItemRow))}
-            work = {place: item for place, item in work.items() if item.state in UNENDED}
+            work = {(task.kind, task.ref): task for task in session.scalars(select(TaskRow))}
+            work = {place: task for place, task in work.items() if task.state in UNENDED}
             live_jobs = {job.id: job for job in session.scalars(select(JobRow).where(JobRow.state.in_(LIVE)))}
             problems = session.scalars(select(JobProblemRow).where(JobProblemRow.state.in_(LIVE))).all()
-            for item in work.values():
-                for_jobs = set(jobs_of(session, item.id))
-                assert for_jobs and for_jobs <= live_jobs.keys(), f"{item.kind} is wanted by {for_jobs}"
+            for task in work.values():
+                for_jobs = set(jobs_of(session, task.id))
+                assert for_jobs and for_jobs <= live_jobs.keys(), f"{task.kind} is wanted by {for_jobs}"
             for problem in problems:
                 deadline = live_jobs[problem.job_id].deadline
                 in_time = deadline is None or deadline > self.clock.now()
@@ -317,7 +326,7 @@ class Jobs(RuleBasedStateMachine):
         if not problem.planned:
             return [
                 ("plan", ref)
-                for ref in session.scalars(select(ItemRow.ref).where(ItemRow.kind == "plan"))
+                for ref in session.scalars(select(TaskRow.ref).where(TaskRow.kind == "plan"))
                 if parse_plan_ref(ref)[0] == problem.job_id
             ]
         open_candidates = session.execute(
@@ -327,10 +336,10 @@ class Jobs(RuleBasedStateMachine):
         ).all()
         if not open_candidates:
             ends = session.execute(
-                select(ItemRow.kind, ItemRow.ref).where(
-                    ItemRow.ref == str(problem.id),
-                    ItemRow.state.in_(UNENDED),
-                    ItemRow.kind.in_(("compare", "finish")),
+                select(TaskRow.kind, TaskRow.ref).where(
+                    TaskRow.ref == str(problem.id),
+                    TaskRow.state.in_(UNENDED),
+                    TaskRow.kind.in_(("compare", "finish")),
                 )
             ).all()
             assert len(ends) == 1, "either comparing or finishing is next"
@@ -345,29 +354,25 @@ class Jobs(RuleBasedStateMachine):
         if build.state == "given_up":
             return []  # the reconciler skips its candidates
         if build.state in ("pending", "compiling"):
-            assert session.get(DemandRow, (problem.job_id, name)) is not None, f"{name} is not demanded"
+            assert session.get(PendingBuildRow, (problem.job_id, name)) is not None, f"{name} is not demanded"
             return [("compile", group)] if build.state == "compiling" else []
-        running = session.scalars(
-            select(ItemRow.id).filter_by(kind="compile", ref=group, state="claimed")
-        ).one_or_none()
+        running = session.scalars(select(TaskRow.id).filter_by(kind="compile", ref=group, state="leased")).one_or_none()
         if running is not None and problem.job_id in jobs_of(session, running):
             return [("compile", group)]  # whose worker sees to what follows
         judging = ("verify", group)  # also of what did not compile, where the worker died before it was verified
         if build.state == "ok" and not is_predicted(problem.device_class):
             assert build.library is not None
             judging = ("measure", measure_ref(group, problem.device_class))
-        failed = session.scalar(select(ItemRow.id).filter_by(kind=judging[0], ref=judging[1], state="failed"))
+        failed = session.scalar(select(TaskRow.id).filter_by(kind=judging[0], ref=judging[1], state="failed"))
         return [] if failed is not None else [judging]  # the reconciler skips its candidates
 
     @invariant()
     def a_build_is_pending_for_a_job_or_compiling_in_one_file(self) -> None:
         with self.database.read() as session:
-            demanded = set(session.scalars(select(DemandRow.build)))
+            demanded = set(session.scalars(select(PendingBuildRow.build)))
             running = {
-                item.ref: self.members_of(session, item.ref)
-                for item in session.scalars(
-                    select(ItemRow).where(ItemRow.kind == "compile", ItemRow.state == "claimed")
-                )
+                task.ref: self.members_of(session, task.ref)
+                for task in session.scalars(select(TaskRow).where(TaskRow.kind == "compile", TaskRow.state == "leased"))
             }
             for build in session.scalars(select(BuildRow)):
                 # One that compiles may have lost its last job a moment ago.
@@ -429,10 +434,10 @@ class Jobs(RuleBasedStateMachine):
 
     def nothing_is_left(self) -> None:
         with self.database.read() as session:
-            assert session.scalars(select(ItemRow.kind).where(ItemRow.state.in_(UNENDED))).all() == []
+            assert session.scalars(select(TaskRow.kind).where(TaskRow.state.in_(UNENDED))).all() == []
             assert session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE))).all() == []
             assert session.scalars(select(JobProblemRow.id).where(JobProblemRow.state.in_(LIVE))).all() == []
-            assert session.scalars(select(DemandRow.build)).all() == []
+            assert session.scalars(select(PendingBuildRow.build)).all() == []
             unmade = BuildRow.state.in_(("pending", "compiling", "given_up"))
             assert session.scalars(select(BuildRow.id).where(unmade)).all() == []
             assert session.scalars(select(GroupRow.id).where(GroupRow.state == "compiling")).all() == []
@@ -454,9 +459,9 @@ def test_every_job_ends_whatever_happens(
 ) -> None:
     Jobs.template = migrated_file
     monkeypatch.setattr(cancel_and_expire, "CLEARED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(compile, "JUDGED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(measure, "JUDGED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(verify, "JUDGED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(compile, "VERDICTS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(measure, "VERDICTS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(verify, "VERDICTS_AT_ONCE", AT_ONCE)
     # Few enough that all of it happens in few steps.
     for name, most in (("TOGETHER", 1), ("ALONE", 1), ("MOST", 2)):
         monkeypatch.setattr(losses, name, most)

@@ -9,7 +9,7 @@ from storage.database.session import Database
 from storage.reports.timeline import timeline
 from storage.transitions import end_attempt
 from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import add_job, claim_one, compile_claimed, compile_next, plan_next, verify_next
+from tests.support.fixtures_storage import add_job, compile_leased, compile_next, plan_next, take_one, verify_next
 
 
 def read(database: Database, job: str, **options: Any) -> Timeline:
@@ -37,14 +37,14 @@ def times(drawn: Timeline) -> dict[str, list[tuple[str, float, float | None, flo
 def test_each_step_of_a_job_has_its_wait_and_its_time(database: Database, clock: FakeClock) -> None:
     job = add_job(database).id
     clock.advance(1)
-    claimed = claim_one(database, "plan")
+    leased = take_one(database, "plan")
     with database.write() as session:
-        end_attempt.release(session, claimed)
+        end_attempt.release(session, leased)
     plan_next(database, "a", "b")
     clock.advance(2)
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     clock.advance(4)
-    compile_claimed(database, claim)
+    compile_leased(database, lease)
     verify_next(database)
     clock.advance(8)
     drawn = read(database, job)
@@ -60,10 +60,10 @@ def test_each_step_of_a_job_has_its_wait_and_its_time(database: Database, clock:
 
 def test_each_attempt_is_a_step_with_the_wait_before_it(database: Database, clock: FakeClock) -> None:
     job = add_job(database).id
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     clock.advance(3)
     with database.write() as session:
-        assert end_attempt.fail(session, claim, "no memory", retry=True) == "waiting"
+        assert end_attempt.fail(session, lease, "no memory", retry=True) == "waiting"
     clock.advance(2)
     drawn = read(database, job)
     assert times(drawn) == {"plan": [("plan", 0.0, 0.0, 3.0), ("plan", 3.0, None, None)]}
@@ -77,11 +77,11 @@ def test_work_for_several_jobs_is_on_the_axis_of_each_and_no_other(database: Dat
     second = add_job(database).id
     plan_next(database, "a")  # it finds that a is still to be made
     clock.advance(2)
-    claims = [claim_one(database, "compile", kernels=1) for _ in range(2)]
+    leases = [take_one(database, "compile", kernels=1) for _ in range(2)]
     clock.advance(4)
-    for claim in claims:
-        compile_claimed(database, claim)
-    (shared,) = (claim.ref for claim in claims if second in claim.jobs)
+    for lease in leases:
+        compile_leased(database, lease)
+    (shared,) = (lease.ref for lease in leases if second in lease.jobs)
     drawn = read(database, second)
     assert times(drawn) == {
         "plan": [("plan", 0.0, 0.0, 0.0)],
@@ -90,7 +90,7 @@ def test_work_for_several_jobs_is_on_the_axis_of_each_and_no_other(database: Dat
     }
     (lane,) = (lane for lane in drawn.lanes if lane.group)
     assert (lane.group, lane.name) == (shared, f"group {shared[:8]}")
-    assert [lane.group for lane in read(database, first).lanes if lane.group] == [claim.ref for claim in claims]
+    assert [lane.group for lane in read(database, first).lanes if lane.group] == [lease.ref for lease in leases]
 
 
 def test_a_file_that_was_begun_before_the_job_came_is_on_its_axis_where_it_waits_for_it(
@@ -98,14 +98,14 @@ def test_a_file_that_was_begun_before_the_job_came_is_on_its_axis_where_it_waits
 ) -> None:
     add_job(database)
     plan_next(database, "a", "b")
-    claim = claim_one(database, "compile")
+    lease = take_one(database, "compile")
     clock.advance(3)
     second = add_job(database).id
     plan_next(database, "a")
     third = add_job(database).id
     plan_next(database, "c")
     clock.advance(4)
-    compile_claimed(database, claim)
+    compile_leased(database, lease)
     assert times(read(database, second)) == {
         "plan": [("plan", 0.0, 0.0, 0.0)],
         "group": [("compile", -3.0, -3.0, 4.0), ("verify", 4.0, None, None)],
@@ -117,10 +117,10 @@ def test_attempts_at_a_build_are_groups_of_their_own(database: Database, clock: 
     job = add_job(database).id
     plan_next(database, "a")
     for _ in range(2):
-        claim = claim_one(database, "compile")
+        lease = take_one(database, "compile")
         clock.advance(3)
         with database.write() as session:
-            end_attempt.fail(session, claim, "the disk is full", retry=True)
+            end_attempt.fail(session, lease, "the disk is full", retry=True)
     lanes = [lane for lane in read(database, job).lanes if lane.group]
     assert [[(step.state, step.attempt) for step in lane.steps] for lane in lanes] == [[("failed", 1)]] * 2
     assert len({lane.group for lane in lanes}) == 2
@@ -142,7 +142,7 @@ def test_lanes_beyond_the_limit_are_counted(database: Database) -> None:
     job = add_job(database, count=5).id
     plan_next(database, "a", "b", "c")
     for _ in range(3):
-        claim_one(database, "compile", kernels=1)
+        take_one(database, "compile", kernels=1)
     drawn = read(database, job, max_lanes=2)
     assert (len(drawn.lanes), drawn.lanes_left_out) == (2, 2)
     with database.read() as session:

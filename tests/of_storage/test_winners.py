@@ -20,11 +20,11 @@ from storage.entities.winners import (
     winner_stamps,
     withdraw_winner,
 )
-from storage.queue.new_tasks import NewItem, add_items
+from storage.queue.new_tasks import NewTask, add_tasks
 from storage.queue.tasks import complete
 from storage.transitions.end_attempt import expire_leases, release
 from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import TARGET, add_job, claim_one, counted_statements, winner_record
+from tests.support.fixtures_storage import TARGET, add_job, counted_statements, take_one, winner_record
 
 KEY = "k" * 64
 
@@ -127,8 +127,8 @@ def test_what_was_measured_is_found_by_its_problem_on_one_class_after_the_other(
 def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: FakeClock) -> None:
     job = add_job(database).id
     with database.write() as session:
-        add_items(session, [NewItem("finish", name, jobs=(job,)) for name in ("a", "b")])
-    first, other = claim_one(database, "finish"), claim_one(database, "finish")
+        add_tasks(session, [NewTask("finish", name, jobs=(job,)) for name in ("a", "b")])
+    first, other = take_one(database, "finish"), take_one(database, "finish")
     with database.write() as session:
         assert start_library(session, "i" * 64, first)
         assert start_library(session, "i" * 64, first)  # again
@@ -146,18 +146,18 @@ def test_a_library_is_built_by_one_attempt_at_a_time(database: Database, clock: 
 def test_an_attempt_that_has_ended_builds_no_library_any_more(database: Database, clock: FakeClock, end: str) -> None:
     job = add_job(database).id
     with database.write() as session:
-        add_items(session, [NewItem("finish", name, jobs=(job,)) for name in ("a", "b")])
-    claim = claim_one(database, "finish", lease=5.0)
-    other = claim_one(database, "finish", lease=60.0)
+        add_tasks(session, [NewTask("finish", name, jobs=(job,)) for name in ("a", "b")])
+    lease = take_one(database, "finish", seconds=5.0)
+    other = take_one(database, "finish", seconds=60.0)
     with database.write() as session:
-        assert start_library(session, "i" * 64, claim)
+        assert start_library(session, "i" * 64, lease)
         if end == "expired":
             clock.advance(6)
             assert len(expire_leases(session)) == 1
         elif end == "completed":
-            complete(session, claim)
+            complete(session, lease)
         else:
-            release(session, claim)
+            release(session, lease)
         assert start_library(session, "i" * 64, other)
 
 

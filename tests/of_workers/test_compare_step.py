@@ -171,7 +171,7 @@ def test_code_that_is_found_wrong_is_answered_no_more(gpu_line: GpuLine) -> None
 def test_a_problem_without_a_right_candidate_is_not_compared_and_fails(gpu_line: GpuLine) -> None:
     gpu_line.gpu.wrong = lambda kind, schedule: True
     job = gpu_line.job((probe(N), search()))
-    assert [claim.kind for claim in gpu_line.done] == ["plan", "compile", "measure", "finish"]
+    assert [lease.kind for lease in gpu_line.done] == ["plan", "compile", "measure", "finish"]
     assert "1 incorrect" in str(job.problems[0].error)
 
 
@@ -228,7 +228,7 @@ def test_a_gpu_that_is_gone_in_a_comparison_leaves_the_task_to_the_next(gpu_line
     gpu_line.gpu.before = lambda candidate, cancel: None
     gpu_line.run()
     assert gpu_line.report(job).state == "done"
-    assert {claim.attempt for claim in gpu_line.done if claim.kind == "compare"} == {1}
+    assert {lease.attempt for lease in gpu_line.done if lease.kind == "compare"} == {1}
 
 
 # ---- across runs

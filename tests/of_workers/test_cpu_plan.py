@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import all_steps
-from codegen.plan.verification_plan import EXACT_ORDERS, Case, differing, judge, plan_cases
+from codegen.plan.verification_plan import EXACT_ORDERS, Case, check_output, differing, plan_cases
 from storage.config import gpu_plan_version as plan_version
 from storage.config import module_texts
 from storage.config.gpu_plan_version import gpu_plans
@@ -94,31 +94,31 @@ def test_the_seed_alone_decides_a_plan() -> None:
 def test_an_exact_judgement_forgives_nothing_but_the_sign_of_zero() -> None:
     expected = np.array([[1.0, -2.0], [0.0, 4.0]])
     loose = np.full(expected.shape, 1e3)
-    assert judge(np.float32([[1, -2], [-0.0, 4]]), expected, loose, exact=True).ok
-    judgement = judge(np.nextafter(np.float32([[1, -2], [0, 4]]), np.float32(9)), expected, loose, exact=True)
-    assert (judgement.wrong, judgement.index, judgement.expected, judgement.bound) == (4, (0, 0), 1.0, 0.0)
+    assert check_output(np.float32([[1, -2], [-0.0, 4]]), expected, loose, exact=True).ok
+    output_check = check_output(np.nextafter(np.float32([[1, -2], [0, 4]]), np.float32(9)), expected, loose, exact=True)
+    assert (output_check.wrong, output_check.index, output_check.expected, output_check.bound) == (4, (0, 0), 1.0, 0.0)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_no_number_is_wrong_whatever_the_finite_bound(bad: float, exact: bool) -> None:
-    judgement = judge(np.float32([1, bad, 3]), np.array([1.0, 2.0, 3.0]), np.full(3, 1e300), exact=exact)
-    assert (judgement.wrong, judgement.index, judgement.size) == (1, (1,), 3)
-    assert ("never written" in judgement.sentence()) == np.isnan(bad)
+    output_check = check_output(np.float32([1, bad, 3]), np.array([1.0, 2.0, 3.0]), np.full(3, 1e300), exact=exact)
+    assert (output_check.wrong, output_check.index, output_check.size) == (1, (1,), 3)
+    assert ("never written" in output_check.sentence()) == np.isnan(bad)
 
 
 def test_infinities_that_agree_are_right_and_an_infinite_bound_allows_anything() -> None:
-    assert judge(np.float32([np.inf]), np.array([np.inf]), np.zeros(1), exact=False).ok
-    judgement = judge(np.float32([np.inf, 7]), np.array([1.0, 7.0]), np.array([np.inf, 0.0]), exact=True)
-    assert (judgement.wrong, judgement.max_error, judgement.max_ratio) == (0, 0.0, 0.0)
+    assert check_output(np.float32([np.inf]), np.array([np.inf]), np.zeros(1), exact=False).ok
+    output_check = check_output(np.float32([np.inf, 7]), np.array([1.0, 7.0]), np.array([np.inf, 0.0]), exact=True)
+    assert (output_check.wrong, output_check.max_error, output_check.max_ratio) == (0, 0.0, 0.0)
 
 
 def test_the_bound_is_reported_where_the_error_is_largest() -> None:
     got, expected = np.float32([1.5, 2.25, 3.0]), np.array([1.0, 2.0, 3.0])
-    judgement = judge(got, expected, np.array([4.0, 0.25, 9.0]), exact=False)
+    output_check = check_output(got, expected, np.array([4.0, 0.25, 9.0]), exact=False)
     # The second element is nearer to its bound, the first has the larger error.
-    assert (judgement.max_error, judgement.error_bound, judgement.max_ratio) == (0.5, 4.0, 1.0)
-    wrong = judge(np.float32([1.0, np.nan, 9.0]), expected, np.array([4.0, 0.25, 9.0]), exact=False)
+    assert (output_check.max_error, output_check.error_bound, output_check.max_ratio) == (0.5, 4.0, 1.0)
+    wrong = check_output(np.float32([1.0, np.nan, 9.0]), expected, np.array([4.0, 0.25, 9.0]), exact=False)
     assert (np.isnan(wrong.max_error), wrong.error_bound) == (True, 0.25)
 
 
@@ -130,15 +130,17 @@ def test_an_error_is_wrong_just_when_it_exceeds_its_bound(values: list[float], p
     for factor in (0.9, 1.1):
         got = expected.copy()
         got[place] += factor * bound
-        judgement = judge(got, expected, bounds, exact=False)
-        assert judgement.ok == (factor < 1)
-        assert judgement.max_ratio == pytest.approx(factor, rel=1e-6)
-        assert judgement.index == (None if factor < 1 else (place,))
+        output_check = check_output(got, expected, bounds, exact=False)
+        assert output_check.ok == (factor < 1)
+        assert output_check.max_ratio == pytest.approx(factor, rel=1e-6)
+        assert output_check.index == (None if factor < 1 else (place,))
 
 
 def test_the_sentence_counts_and_places_what_is_wrong() -> None:
-    judgement = judge(np.float32([[1, 5], [3, 9]]), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array(0.5), exact=False)
-    assert judgement.sentence() == "2 of 4 elements are wrong; the first is out[0, 1] = 5.0, expected 2.0 within 0.5"
+    output_check = check_output(
+        np.float32([[1, 5], [3, 9]]), np.array([[1.0, 2.0], [3.0, 4.0]]), np.array(0.5), exact=False
+    )
+    assert output_check.sentence() == "2 of 4 elements are wrong; the first is out[0, 1] = 5.0, expected 2.0 within 0.5"
 
 
 def test_bits_that_differ_are_counted_even_where_values_are_equal() -> None:

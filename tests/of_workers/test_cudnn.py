@@ -21,7 +21,7 @@ import pytest
 from codegen.epilogue_reference import Bounded, apply_chain
 from codegen.operator import Operand
 from codegen.operators import operator, operators
-from codegen.plan.verification_plan import judge
+from codegen.plan.verification_plan import check_output
 from tests.operators.conv2d.kernels import conv2d
 from tests.support.places import ROOT
 from workers.cuda.cupy_gpu import VENDORS
@@ -328,7 +328,7 @@ def test_what_runs_is_offered_most_in_one_graph_first_up_to_eight(monkeypatch: p
     assert len(all_of_them) == 8
     expected, bound = operator("conv2d").reference(problem, inputs)
     all_of_them[0].run(0)
-    assert judge(all_of_them[0].result(0), expected, bound + 2.0**-9 * np.abs(expected), exact=False).ok
+    assert check_output(all_of_them[0].result(0), expected, bound + 2.0**-9 * np.abs(expected), exact=False).ok
 
 
 def test_an_engine_may_read_what_no_window_meets(monkeypatch: pytest.MonkeyPatch) -> None:

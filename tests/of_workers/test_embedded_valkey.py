@@ -65,13 +65,13 @@ def test_a_full_memory_fails_a_write_and_drops_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_wake_ups_are_there_after_a_restart(server: EmbeddedValkey, how: str) -> None:
     server.start()
-    wake_ups.ensure_tickets(client_of(server), "plan", None, 20)
+    wake_ups.ensure_wake_ups(client_of(server), "plan", None, 20)
     if how == "killed":
         psutil.Process(server.pid).kill()
         wait_for(lambda: server.poll() is not None)
     server.stop()
     server.start()
-    assert wake_ups.queued_tickets(client_of(server), "plan", None) == 20
+    assert wake_ups.queued_wake_ups(client_of(server), "plan", None) == 20
 
 
 def test_stopping_leaves_data_and_log_only(server: EmbeddedValkey) -> None:

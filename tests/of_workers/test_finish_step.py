@@ -47,11 +47,11 @@ def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
     with world.database.write() as session:
         publish_winner(session, known, attempt="before")
         job = create_job(session, NewJob([new_problem(key=KEY, problem=matmul.canonical())]))
-        claim = take_work.claim(session, ["plan"], None, "w", 60.0)
+        lease = take_work.take(session, ["plan"], None, "w", 60.0)
         problem = load_problem(session, problem_ids(session, job.id)[0])
-    assert claim is not None and problem is not None
+    assert lease is not None and problem is not None
     workplace = Workplace(world.settings, world.database, blobs, world.redis, Processes(), "w")
-    context = StepContext(workplace, claim, Cancel())
+    context = StepContext(workplace, lease, Cancel())
     lost = _lost_blobs(context, KEY, None)
     with world.database.write() as session:
         status = job_state(session, job.id)

@@ -66,17 +66,17 @@ class Line:
         )
         with self.world.database.write() as session:
             created = accept.create_job(session, accept.NewJob([problem], **policy))
-        while (claim := self._claim()) is not None:
-            STEPS[claim.kind](StepContext(self.workplace, claim, Cancel()))
+        while (lease := self._lease()) is not None:
+            STEPS[lease.kind](StepContext(self.workplace, lease, Cancel()))
         return self.report(created.id)
 
     @property
     def key(self) -> str:
         return winner_key(self.problem.digest, "sm_80", "predicted:sm_80")
 
-    def _claim(self) -> tasks.Claim | None:
+    def _lease(self) -> tasks.Lease | None:
         with self.world.database.write() as session:
-            return take_work.claim(session, list(STEPS), ["sm_80"], "all", 600.0)
+            return take_work.take(session, list(STEPS), ["sm_80"], "all", 600.0)
 
     def report(self, job_id: str) -> Job:
         with self.world.database.read() as session:

@@ -325,10 +325,10 @@ def test_the_reference_of_a_problem_is_computed_once_for_all_its_candidates(
 
 def test_a_kernel_is_verified_on_reduced_problems_once_and_its_failure_is_that_of_all_its_candidates(gpu: Gpu) -> None:
     wrong = build(Hostile("incorrect", "", "return 0;"), gpu.folder / "wrong.so", FIRST.kernel.id)
-    twin = matmul_candidate(SMALL, unroll_k=1, raster=1)
-    assert twin.kernel == FIRST.kernel and twin.id != FIRST.id
+    emulation = matmul_candidate(SMALL, unroll_k=1, raster=1)
+    assert emulation.kernel == FIRST.kernel and emulation.id != FIRST.id
     said: list[dict[str, Any]] = []
-    task = gpu.task([(FIRST, wrong), (twin, wrong)], proven=False)
+    task = gpu.task([(FIRST, wrong), (emulation, wrong)], proven=False)
     MeasureTask(fake_gpu.open_gpu("0"), task, said.append).run()  # type: ignore[arg-type]
     results = [line["candidate"] for line in said if "candidate" in line]
     assert [result["verdict"] for result in results] == ["incorrect"] * 2

@@ -153,7 +153,7 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_task_once_it_i
     assert live(world, with_drained=False) == []
     [row] = live(world)
     assert str(row.drained).startswith("the GPU does not answer")
-    assert world.waiting() == wake_ups.queued_tickets(world.redis, "gpu", CLASS) == 1
+    assert world.waiting() == wake_ups.queued_wake_ups(world.redis, "gpu", CLASS) == 1
 
     configure(gpu_file, open="missing")  # it is listed, and computes nothing
     before = world.logs().count("measuring on")

@@ -165,5 +165,5 @@ def test_what_a_limit_ended_is_remembered_with_it_and_tried_again_under_a_larger
     assert under(0.01) == ({verdict: 1}, [{"cpu": 0.01}])
     compiled = len(gpu_line.done)
     assert under(0.01) == ({verdict: 1}, [{"cpu": 0.01}])
-    assert [claim.kind for claim in gpu_line.done[compiled:]] == ["plan", "finish"], "known, so it is not done again"
+    assert [lease.kind for lease in gpu_line.done[compiled:]] == ["plan", "finish"], "known, so it is not done again"
     assert under(600.0) == ({"ok": 1}, [None])

@@ -18,7 +18,7 @@ from codegen.operators.matmul import tensor_space
 from codegen.search.search import Search
 from codegen.targets import target
 from storage.blobs.blob_store import BlobStore
-from storage.database.tables import ItemRow, JobProblemRow
+from storage.database.tables import JobProblemRow, TaskRow
 from storage.entities.problems import candidates_of_job
 from storage.transitions import accept, cancel_and_expire, take_work
 from tests.support.fixtures_queue import QueueWorld, wait_for
@@ -82,9 +82,9 @@ class Planner:
 
     def context(self, cancel: Cancel | None = None) -> StepContext:
         with self.database.write() as session:
-            claim = take_work.claim(session, ["plan"], None, "planner", 60.0)
-        assert claim is not None
-        return StepContext(self.workplace, claim, cancel or Cancel())
+            lease = take_work.take(session, ["plan"], None, "planner", 60.0)
+        assert lease is not None
+        return StepContext(self.workplace, lease, cancel or Cancel())
 
     def planned(self, *problems: tuple[dict[str, Any], dict[str, Any]]) -> list[tuple[int, str | None]]:
         """Of each problem of a new job that was planned: how many candidates, and why it will fail."""
@@ -222,10 +222,10 @@ def test_the_planner_leaves_a_cancelled_lowering_for_the_next_job(planner: Plann
         command = [sys.executable, "-m", "workers.worker.main", "plan"]
         world.workers.append(subprocess.Popen(command, env=world.environment(), stdout=log, stderr=log))
     hostile = planner.submit((CUBE, NOTHING))
-    wake_ups.add_tickets(world.redis, "plan", None)
-    wait_for(lambda: claimed(planner, hostile), 60.0, "the hostile job is planned")
+    wake_ups.add_wake_ups(world.redis, "plan", None)
+    wait_for(lambda: leased(planner, hostile), 60.0, "the hostile job is planned")
     other = planner.submit(LEVEL_0)
-    wake_ups.add_tickets(world.redis, "plan", None)
+    wake_ups.add_wake_ups(world.redis, "plan", None)
     with planner.database.write() as session:
         cancel_and_expire.cancel_job(session, hostile)
     wait_for(lambda: has_candidates(planner, other), 15.0, "the other job is planned")
@@ -233,10 +233,10 @@ def test_the_planner_leaves_a_cancelled_lowering_for_the_next_job(planner: Plann
     assert not has_candidates(planner, hostile)
 
 
-def claimed(planner: Planner, job: str) -> bool:
+def leased(planner: Planner, job: str) -> bool:
     with planner.database.read() as session:
-        own = ItemRow.ref.startswith(job) & (ItemRow.kind == "plan")
-        return session.scalar(select(ItemRow.state).where(own)) == "claimed"
+        own = TaskRow.ref.startswith(job) & (TaskRow.kind == "plan")
+        return session.scalar(select(TaskRow.state).where(own)) == "leased"
 
 
 def has_candidates(planner: Planner, job: str) -> bool:

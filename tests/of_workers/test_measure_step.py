@@ -28,7 +28,7 @@ THREE = search(factor=[1, 2, 3])
 
 
 def kinds(line: GpuLine) -> list[str]:
-    return [claim.kind for claim in line.done]
+    return [lease.kind for lease in line.done]
 
 
 def test_a_problem_on_a_gpu_is_verified_and_measured_there_and_never_on_the_cpu(gpu_line: GpuLine) -> None:
@@ -104,7 +104,7 @@ def test_a_group_with_many_candidates_is_measured_part_by_part(
     assert job.problems[0].verdicts == {"ok": 5}
     assert kinds(gpu_line) == ["plan", "compile", "measure", "measure", "measure", "compare", "finish"]
     assert len(gpu_line.gpu.measured()) == len(set(gpu_line.gpu.measured())) == 5
-    assert {claim.attempt for claim in gpu_line.done} == {1}
+    assert {lease.attempt for lease in gpu_line.done} == {1}
 
 
 # ---- what may fail
@@ -136,7 +136,7 @@ def test_what_waits_for_a_lost_library_is_skipped_and_compiled_by_the_next_job(
 def library_of(line: GpuLine) -> str:
     from storage.entities.groups import load_group
 
-    ref = next(claim.ref for claim in line.done if claim.kind == "compile")
+    ref = next(lease.ref for lease in line.done if lease.kind == "compile")
     with line.world.database.read() as session:
         group = load_group(session, ref)
     assert group is not None and group.library is not None
@@ -169,10 +169,10 @@ def test_a_gpu_that_is_gone_is_drained_and_the_task_waits_uncounted_with_what_ca
         assert live_devices(session, 60.0) == []
     verdicts = [candidate.verdict for candidate in gpu_line.candidates(job)]
     assert verdicts.count("ok") == before
-    claim = gpu_line.claim(["measure"])
-    assert claim is not None
-    assert claim.attempt == 1
-    gpu_line.do(claim)
+    lease = gpu_line.take(["measure"])
+    assert lease is not None
+    assert lease.attempt == 1
+    gpu_line.do(lease)
     gpu_line.run()
     assert gpu_line.report(job).problems[0].verdicts == {"ok": 3}
     assert len(gpu_line.gpu.tasks[1].candidates) == 3 - before
@@ -192,8 +192,8 @@ def test_a_machine_that_fails_is_tried_again_without_what_was_done(
 def test_a_stopping_worker_keeps_what_it_has_measured(gpu_line: GpuLine) -> None:
     job = gpu_line.submit((probe(), THREE))
     gpu_line.run(["plan", "compile"])
-    claim = gpu_line.claim(["measure"])
-    assert claim is not None
+    lease = gpu_line.take(["measure"])
+    assert lease is not None
     cancel = Cancel()
     seen: list[str] = []
 
@@ -203,7 +203,7 @@ def test_a_stopping_worker_keeps_what_it_has_measured(gpu_line: GpuLine) -> None
             cancel.because("stopping")
 
     gpu_line.gpu.before = stop
-    gpu_line.do(claim, cancel)
+    gpu_line.do(lease, cancel)
     assert [candidate.verdict for candidate in gpu_line.candidates(job)].count("ok") == 2
     gpu_line.run()
     assert [len(task.candidates) for task in gpu_line.gpu.tasks[:2]] == [3, 1]
@@ -213,11 +213,11 @@ def test_a_stopping_worker_keeps_what_it_has_measured(gpu_line: GpuLine) -> None
 def test_an_attempt_that_lost_its_task_writes_nothing(gpu_line: GpuLine) -> None:
     job = gpu_line.submit((probe(), THREE))
     gpu_line.run(["plan", "compile"])
-    claim = gpu_line.claim(["measure"])
-    assert claim is not None
+    lease = gpu_line.take(["measure"])
+    assert lease is not None
     cancel = Cancel()
     gpu_line.gpu.before = lambda candidate, _: cancel.because("lost") if candidate else None
-    gpu_line.do(claim, cancel)
+    gpu_line.do(lease, cancel)
     assert {candidate.verdict for candidate in gpu_line.candidates(job)} == {None}
 
 
@@ -273,8 +273,8 @@ def test_what_was_measured_for_a_budget_that_has_been_ended_is_kept_for_the_next
     clock = with_clock(gpu_line)
     job = gpu_line.submit((probe(), THREE), budget=60.0)
     gpu_line.run(["plan", "compile"])
-    claim = gpu_line.claim(["measure"])
-    assert claim is not None
+    lease = gpu_line.take(["measure"])
+    assert lease is not None
     cancel = Cancel()
 
     def reconcile(number: int) -> None:
@@ -284,7 +284,7 @@ def test_what_was_measured_for_a_budget_that_has_been_ended_is_kept_for_the_next
             cancel.because("cancelled")
 
     slow(gpu_line, clock, 1.0, reconcile)
-    gpu_line.do(claim, cancel)
+    gpu_line.do(lease, cancel)
     assert gpu_line.report(job).problems[0].verdicts == {"skipped": 3}
     gpu_line.gpu.before = lambda candidate, cancel: None
     gpu_line.register()
@@ -299,16 +299,16 @@ def test_a_task_whose_job_has_spent_its_budget_is_at_once_anothers(gpu_line: Gpu
     gpu_line.run(["plan"])
     heir = gpu_line.submit((probe(), THREE))
     gpu_line.run(["plan", "compile"])
-    claim = gpu_line.claim(["measure"])
-    assert claim is not None and heir in claim.jobs
+    lease = gpu_line.take(["measure"])
+    assert lease is not None and heir in lease.jobs
     cancel = Cancel()
     slow(gpu_line, clock, 61.0, lambda number: cancel.because("deadline"))
-    gpu_line.do(claim, cancel)
+    gpu_line.do(lease, cancel)
     gpu_line.gpu.before = lambda candidate, cancel: None
     end_budgets(gpu_line.world.database)
-    again = gpu_line.claim(["measure"])
+    again = gpu_line.take(["measure"])
     assert again is not None
-    assert (again.item_id, again.attempt, again.jobs) == (claim.item_id, 1, (heir,))
+    assert (again.task_id, again.attempt, again.jobs) == (lease.task_id, 1, (heir,))
     gpu_line.do(again)
     assert gpu_line.report(heir).problems[0].verdicts == {"ok": 3}
 
@@ -332,8 +332,8 @@ def test_a_worker_with_another_compiler_leaves_a_group(gpu_line: GpuLine) -> Non
     gpu_line.submit((probe(), THREE))
     gpu_line.run(["plan"])
     own = gpu_line.workplace.toolchain
-    claim = gpu_line.claim(["compile"])
-    assert claim is not None
+    lease = gpu_line.take(["compile"])
+    assert lease is not None
     gpu_line.workplace.__dict__["toolchain"] = replace(own, versions=(("nvcc", "0.0.1"),))
     with pytest.raises(WrongToolchain, match=f"planned for toolchain {own.digest}"):
-        STEPS["compile"](StepContext(gpu_line.workplace, claim, Cancel()))
+        STEPS["compile"](StepContext(gpu_line.workplace, lease, Cancel()))

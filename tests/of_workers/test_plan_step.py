@@ -14,7 +14,7 @@ from codegen.operators import operator
 from codegen.predict.compile_cost import FIXED_SECONDS, kernel_seconds
 from storage.blobs.blob_store import BlobStore
 from storage.database.session import Session
-from storage.database.tables import CandidateRow, ItemRow, JobRow
+from storage.database.tables import CandidateRow, JobRow, TaskRow
 from storage.entities.groups import kernels_of, load_group
 from storage.entities.problems import load_problem
 from storage.queue import tasks
@@ -51,7 +51,7 @@ class Planner:
             search={"level": 1, "limit": limit, "seed": 0},
         )
 
-    def plan(self, limit: int = 3, problems: int = 1, cancel: Cancel | None = None) -> tasks.Claim:
+    def plan(self, limit: int = 3, problems: int = 1, cancel: Cancel | None = None) -> tasks.Lease:
         """A new job of equal problems, planned in one attempt, before any other."""
         with self.database.write() as session:
             new = accept.NewJob([self.problem(limit)] * problems, priority="high" if problems == 1 else "normal")
@@ -61,25 +61,25 @@ class Planner:
             session.flush()
             oldest = update(JobRow).where(JobRow.id == self.job).values(created_at=0.0)
             session.execute(oldest)
-        claim = self.claim("plan")
-        assert claim.jobs == (self.job,)
-        step.plan(StepContext(self.workplace, claim, cancel or Cancel()))
+        lease = self.take("plan")
+        assert lease.jobs == (self.job,)
+        step.plan(StepContext(self.workplace, lease, cancel or Cancel()))
         with self.database.write() as session:
-            tasks.complete(session, claim)
-        return claim
+            tasks.complete(session, lease)
+        return lease
 
-    def claim(self, kind: str) -> tasks.Claim:
+    def take(self, kind: str) -> tasks.Lease:
         with self.database.write() as session:
-            claim = take_work.claim(session, [kind], None, "planner", 60.0)
-        assert claim is not None
-        return claim
+            lease = take_work.take(session, [kind], None, "planner", 60.0)
+        assert lease is not None
+        return lease
 
     def waiting(self) -> dict[tuple[str, str | None], int]:
         with self.database.read() as session:
             return take_work.waiting_counts(session)
 
-    def tickets(self) -> int:
-        return wake_ups.queued_tickets(self.world.redis, "compile", "sm_80")
+    def wake_ups(self) -> int:
+        return wake_ups.queued_wake_ups(self.world.redis, "compile", "sm_80")
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def planner(queue_world: QueueWorld) -> Planner:
 def test_pending_builds_wake_as_many_workers_as_there_are(planner: Planner) -> None:
     planner.plan()
     assert planner.waiting() == {("compile", "sm_80"): 3}
-    assert planner.tickets() == 1  # as the settings have it, while no worker is known
+    assert planner.wake_ups() == 1  # as the settings have it, while no worker is known
 
 
 def test_a_large_search_is_recorded_a_part_at_a_time(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,12 +98,12 @@ def test_a_large_search_is_recorded_a_part_at_a_time(planner: Planner, monkeypat
     written: list[int] = []
     record = step.record_candidates
 
-    def counted(session: Session, claim: tasks.Claim, candidates: list[Any], *rest: Any) -> Any:
+    def counted(session: Session, lease: tasks.Lease, candidates: list[Any], *rest: Any) -> Any:
         written.append(len(candidates))
         with planner.database.read() as reading:
             problem = load_problem(reading, problem_ids(reading, planner.job)[0])
         assert problem is not None and not problem.planned
-        return record(session, claim, candidates, *rest)
+        return record(session, lease, candidates, *rest)
 
     monkeypatch.setattr(step, "record_candidates", counted)
     planner.plan(limit=5)
@@ -142,8 +142,8 @@ def test_a_planner_gives_way_to_another_job_between_two_problems(
         planned = [load_problem(session, id) for id in problem_ids(session, planner.job)]
     assert [one.planned for one in planned if one] == [True, False, False]
     with planner.database.write() as session:
-        session.execute(update(ItemRow).where(ItemRow.state == "claimed").values(state="waiting"))
-    assert planner.claim("plan").jobs == (other,)
+        session.execute(update(TaskRow).where(TaskRow.state == "leased").values(state="waiting"))
+    assert planner.take("plan").jobs == (other,)
 
 
 def test_kernels_that_only_need_a_verdict_get_a_wake_up_for_it(planner: Planner) -> None:
@@ -151,28 +151,28 @@ def test_kernels_that_only_need_a_verdict_get_a_wake_up_for_it(planner: Planner)
     compiled(planner)
     with planner.database.write() as session:  # the job goes before they are verified, its compiled kernels stay
         cancel_and_expire.cancel_job(session, planner.job)
-    before = planner.tickets()
+    before = planner.wake_ups()
     planner.plan()
     assert planner.waiting() == {("verify", "sm_80"): 1}
-    assert planner.tickets() == before + 1
+    assert planner.wake_ups() == before + 1
 
 
 def compiled(planner: Planner) -> None:
     """What is pending, recorded as if nvcc had done it."""
-    claim = planner.claim("compile")
+    lease = planner.take("compile")
     with planner.database.write() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
         assert group is not None
         outcomes = [BuildOutcome(kernel.build, "ok", "c" * 64, {}, library="d" * 64) for kernel in kernels_of(group)]
-        record_builds(session, claim, outcomes)
-        complete_group(session, claim, GroupFiles())
+        record_builds(session, lease, outcomes)
+        complete_group(session, lease, GroupFiles())
 
 
 def test_builds_are_predicted_by_their_operators_estimates(planner: Planner) -> None:
     planner.plan()
-    claim = planner.claim("compile")
+    lease = planner.take("compile")
     with planner.database.read() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
     assert group is not None
     estimates = [kernel_seconds(Kernel.from_json(kernel.kernel_json)) for kernel in kernels_of(group)]
     assert group.predicted_seconds == pytest.approx(FIXED_SECONDS + sum(estimates))
@@ -187,5 +187,5 @@ def test_a_file_has_no_more_kernels_than_the_settings_say(planner: Planner, most
     limits = planner.workplace.file_limits("sm_80")
     with planner.database.write() as session:
         for _ in range(groups):
-            assert take_work.claim(session, ["compile"], None, "w", 5.0, limits) is not None
-        assert take_work.claim(session, ["compile"], None, "w", 5.0, limits) is None
+            assert take_work.take(session, ["compile"], None, "w", 5.0, limits) is not None
+        assert take_work.take(session, ["compile"], None, "w", 5.0, limits) is None

@@ -20,7 +20,7 @@ from rq.repeat import Repeat
 from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
-from storage.queue.new_tasks import NewItem, add_items
+from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import accept, cancel_and_expire
 from tests.support.fixtures_queue import Entry, QueueWorld, make_world, running_job, wait_for
 from workers import wake_ups
@@ -54,7 +54,7 @@ class Target:
 
     def set_field(self, name: str, value: bytes | str) -> None:
         """A plain wake-up with one more field."""
-        job = self.queue.create_job(wake_ups.TICKET_FUNCTION, **PLAIN)
+        job = self.queue.create_job(wake_ups.WAKE_UP_FUNCTION, **PLAIN)
         job.origin = self.queue.name
         job.save()
         self.world.redis.hset(job.key, name, value)
@@ -90,15 +90,15 @@ class Unpickled:
 
 def with_pickled_call(target: Target) -> None:
     Queue("cukiln:plan", connection=target.world.redis).enqueue(
-        wake_ups.TICKET_FUNCTION, Unpickled(target.mark), result_ttl=0
+        wake_ups.WAKE_UP_FUNCTION, Unpickled(target.mark), result_ttl=0
     )
 
 
-def after_a_plain_ticket(target: Target) -> None:
+def after_a_plain_wake_up(target: Target) -> None:
     """A job that RQ enqueues when the wake-up it depends on has succeeded."""
-    ticket = target.queue.create_job(wake_ups.TICKET_FUNCTION, **PLAIN)
-    target.queue.enqueue("evil_module.run", depends_on=ticket)
-    target.queue.enqueue_job(ticket)
+    wake_up = target.queue.create_job(wake_ups.WAKE_UP_FUNCTION, **PLAIN)
+    target.queue.enqueue("evil_module.run", depends_on=wake_up)
+    target.queue.enqueue_job(wake_up)
 
 
 def with_a_number_for_a_hash(target: Target) -> None:
@@ -113,35 +113,35 @@ def with_a_name_that_is_no_text(target: Target) -> None:
 FORGERIES: dict[str, Callable[[Target], object]] = {
     "another function": lambda t: t.queue.enqueue("evil_module.run"),
     "a shell": lambda t: t.queue.enqueue("os.system", f"touch {t.mark}"),
-    "another argument": lambda t: t.queue.enqueue(wake_ups.TICKET_FUNCTION, "plan", None, "evil_module"),
-    "another queue's arguments": lambda t: t.queue.enqueue(wake_ups.TICKET_FUNCTION, "compile", "sm_80"),
+    "another argument": lambda t: t.queue.enqueue(wake_ups.WAKE_UP_FUNCTION, "plan", None, "evil_module"),
+    "another queue's arguments": lambda t: t.queue.enqueue(wake_ups.WAKE_UP_FUNCTION, "compile", "sm_80"),
     "on_success": lambda t: t.queue.enqueue_call(
-        wake_ups.TICKET_FUNCTION, **PLAIN, on_success=Callback("evil_module.run")
+        wake_ups.WAKE_UP_FUNCTION, **PLAIN, on_success=Callback("evil_module.run")
     ),
     "on_failure": lambda t: t.queue.enqueue_call("no.function", on_failure=Callback("evil_module.run")),
     "on_failure of a ticket": lambda t: t.queue.enqueue_call(
-        wake_ups.TICKET_FUNCTION, **PLAIN, on_failure=Callback("evil_module.run")
+        wake_ups.WAKE_UP_FUNCTION, **PLAIN, on_failure=Callback("evil_module.run")
     ),
     "on_stopped": lambda t: t.queue.enqueue_call(
-        wake_ups.TICKET_FUNCTION, **PLAIN, on_stopped=Callback("evil_module.run")
+        wake_ups.WAKE_UP_FUNCTION, **PLAIN, on_stopped=Callback("evil_module.run")
     ),
     "a webhook": lambda t: t.queue.enqueue_call(
-        wake_ups.TICKET_FUNCTION, **PLAIN, webhooks=[Webhook(t.address, job_status="finished")]
+        wake_ups.WAKE_UP_FUNCTION, **PLAIN, webhooks=[Webhook(t.address, job_status="finished")]
     ),
     "a webhook on failure": lambda t: t.queue.enqueue_call(
         "no.function", webhooks=[Webhook(t.address, job_status="failed")]
     ),
-    "a retry": lambda t: t.queue.enqueue_call(wake_ups.TICKET_FUNCTION, **PLAIN, retry=Retry(max=3)),
-    "a repeat": lambda t: t.queue.enqueue_call(wake_ups.TICKET_FUNCTION, **PLAIN, repeat=Repeat(times=3)),
+    "a retry": lambda t: t.queue.enqueue_call(wake_ups.WAKE_UP_FUNCTION, **PLAIN, retry=Retry(max=3)),
+    "a repeat": lambda t: t.queue.enqueue_call(wake_ups.WAKE_UP_FUNCTION, **PLAIN, repeat=Repeat(times=3)),
     "a rate limit": lambda t: t.queue.enqueue_call(
-        wake_ups.TICKET_FUNCTION, **PLAIN, rate_limit=RateLimit("key", concurrency=1)
+        wake_ups.WAKE_UP_FUNCTION, **PLAIN, rate_limit=RateLimit("key", concurrency=1)
     ),
     "meta": lambda t: t.set_field("meta", pickle.dumps(Unpickled(t.mark))),
     "a result": lambda t: t.set_field("result", pickle.dumps(Unpickled(t.mark))),
     "a dependency": lambda t: t.set_field("dependency_ids", '["other"]'),
     "an unknown field": lambda t: t.set_field("on_anything", "evil_module.run"),
     "a pickled call": with_pickled_call,
-    "a dependant": after_a_plain_ticket,
+    "a dependant": after_a_plain_wake_up,
     "a number for a hash": with_a_number_for_a_hash,
     "a name that is no text": with_a_name_that_is_no_text,
     "a name without a job": lambda t: t.queue.push_job_id("nothing"),
@@ -246,7 +246,7 @@ def test_a_worker_child_that_cannot_renew_its_lease_ends_itself(brief_leases: Qu
     [start] = wait_until_started(brief_leases, ref)
     worker_child = psutil.Process(start.pid)
     with brief_leases.database.write() as session:
-        add_items(session, [NewItem(kind="finish", ref="0")])  # until this is committed nothing else can write
+        add_tasks(session, [NewTask(kind="finish", ref="0")])  # until this is committed nothing else can write
         wait_for(lambda: not alive(worker_child), what="the worker child to end")
     assert not brief_leases.journal("end", ref)
 
@@ -257,7 +257,7 @@ def test_a_stopped_worker_hands_its_task_back_uncounted_with_a_wake_up(queue_wor
     wait_until_started(queue_world, ref)
     worker.terminate()
     assert worker.wait(10) == 0
-    assert queue_world.waiting() == wake_ups.queued_tickets(queue_world.redis, "plan", None) == 1
+    assert queue_world.waiting() == wake_ups.queued_wake_ups(queue_world.redis, "plan", None) == 1
     queue_world.start("plan")
     wait_for(lambda: len(queue_world.journal("start", ref)) == 2)
     assert {entry.attempt for entry in queue_world.journal("start", ref)} == {1}
@@ -281,8 +281,8 @@ def test_the_step_of_a_cancelled_job_is_stopped_and_its_worker_child_takes_the_n
     worker = psutil.Process(queue_world.start("plan").pid)
     with queue_world.database.write() as session:
         job = running_job(session, priority=10)
-        add_items(session, [NewItem(kind="plan", ref="forever:0-0", jobs=(job,))])
-    wake_ups.add_tickets(queue_world.redis, "plan", None)
+        add_tasks(session, [NewTask(kind="plan", ref="forever:0-0", jobs=(job,))])
+    wake_ups.add_wake_ups(queue_world.redis, "plan", None)
     [start] = wait_until_started(queue_world, "forever:0-0")
     wait_for(lambda: [child for child in worker.children(recursive=True) if child.name() == "sleep"])
     tree = [child for child in worker.children(recursive=True) if child.name() == "sleep"]
@@ -319,7 +319,7 @@ def test_a_wake_up_that_is_taken_as_the_worker_is_stopped_is_not_begun(
     def stopped() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def before_ticket() -> bool:
+    def before_wake_up() -> bool:
         if moment == "before the ticket is given":
             stopped()
             return True
@@ -331,9 +331,9 @@ def test_a_wake_up_that_is_taken_as_the_worker_is_stopped_is_not_begun(
         ["cukiln:plan"],
         queue_world.redis,
         lambda kind, target: (tmp_path / "begun").touch(),
-        before_ticket=before_ticket,
+        before_wake_up=before_wake_up,
     )
-    wake_ups.add_tickets(queue_world.redis, "plan", None)
+    wake_ups.add_wake_ups(queue_world.redis, "plan", None)
     try:
         assert worker.work()
     finally:
@@ -355,9 +355,9 @@ def test_a_worker_outlives_its_redis_and_its_result_is_kept(queue_world: QueueWo
     wait_for(lambda: queue_world.journal("end", ref))
     wait_for(lambda: queue_world.waiting() == 0)
     time.sleep(1.5)  # some rounds of an idle worker without its Redis
-    queue_world.add("quick", ticket=False)
+    queue_world.add("quick", wake_up=False)
     valkey.start()
-    wait_for(lambda: queue_world.journal("end", "quick:0-0"), what="the next item")
+    wait_for(lambda: queue_world.journal("end", "quick:0-0"), what="the next task")
     assert worker.poll() is None
     assert len(queue_world.journal("start", ref)) == 1
 
@@ -369,7 +369,7 @@ def test_a_flushed_redis_costs_a_moment(queue_world: QueueWorld) -> None:
     wait_until_started(queue_world, refs[0])
     queue_world.redis.flushall()
     queue_world.start("reconcile")
-    wait_for(lambda: len(queue_world.journal("end")) == 3, what="all items")
+    wait_for(lambda: len(queue_world.journal("end")) == 3, what="all tasks")
     wait_until_live(queue_world, 1)  # it registers itself again
     assert len(queue_world.journal("start")) == 3
 
@@ -379,9 +379,9 @@ def test_a_doubled_wake_up_runs_a_task_once(queue_world: QueueWorld) -> None:
     queue_world.start("plan")
     wait_until_live(queue_world, 2)
     for _ in range(5):
-        wake_ups.add_tickets(queue_world.redis, "plan", None)
+        wake_ups.add_wake_ups(queue_world.redis, "plan", None)
     [ref] = queue_world.add("quick")
-    wait_for(lambda: wake_ups.queued_tickets(queue_world.redis, "plan", None) == 0)
+    wait_for(lambda: wake_ups.queued_wake_ups(queue_world.redis, "plan", None) == 0)
     wait_for(lambda: queue_world.journal("end", ref))
     [again] = queue_world.add("quick_2")
     wait_for(lambda: queue_world.journal("end", again))

@@ -41,14 +41,14 @@ class World:
         return Reconciler(self.queue.settings, self.database, blobs, self.queue.redis)
 
     def queued(self, kind: str = "plan", target: str | None = None) -> int:
-        return wake_ups.queued_tickets(self.queue.redis, kind, target)
+        return wake_ups.queued_wake_ups(self.queue.redis, kind, target)
 
-    def claim(self) -> tasks.Claim:
+    def take(self) -> tasks.Lease:
         with self.database.write() as session:
-            claim = take_work.claim(session, ["plan"], None, "worker", 5.0)
-        assert claim is not None
+            lease = take_work.take(session, ["plan"], None, "worker", 5.0)
+        assert lease is not None
         self.reconciler.run_once()  # as it does every second
-        return claim
+        return lease
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def world(queue_world: QueueWorld) -> Iterator[World]:
 
 
 def test_missing_wake_ups_are_written_for_each_queue_once(world: World) -> None:
-    world.queue.add("a", "b", ticket=False)
-    world.queue.add("c", kind="compile", target="sm_80", ticket=False)
-    world.queue.add("d", kind="verify", target="sm_80", ticket=True)
-    assert world.reconciler.run_once().tickets == 3
+    world.queue.add("a", "b", wake_up=False)
+    world.queue.add("c", kind="compile", target="sm_80", wake_up=False)
+    world.queue.add("d", kind="verify", target="sm_80", wake_up=True)
+    assert world.reconciler.run_once().wake_ups == 3
     assert (world.queued(), world.queued("compile", "sm_80")) == (2, 2)
-    assert world.reconciler.run_once().tickets == 0
+    assert world.reconciler.run_once().wake_ups == 0
 
 
 def test_a_flushed_redis_has_its_wake_ups_back_after_a_round(world: World) -> None:
@@ -73,46 +73,46 @@ def test_a_flushed_redis_has_its_wake_ups_back_after_a_round(world: World) -> No
 
 
 def test_copies_of_the_reconciler_do_not_disturb_each_other(world: World) -> None:
-    world.queue.add("a", ticket=False)
+    world.queue.add("a", wake_up=False)
     other = world.another_reconciler()
-    assert world.reconciler.run_once().tickets + other.run_once().tickets == 1
+    assert world.reconciler.run_once().wake_ups + other.run_once().wake_ups == 1
 
 
 def test_a_task_whose_lease_is_over_waits_again_with_a_wake_up(world: World) -> None:
-    world.queue.add("a", ticket=False)
-    world.claim()
+    world.queue.add("a", wake_up=False)
+    world.take()
     world.clock.advance(4.9)
     assert world.reconciler.run_once().expired == ()
     world.clock.advance(0.2)
     done = world.reconciler.run_once()
-    assert [(item.kind, item.state) for item in done.expired] == [("plan", "waiting")]
+    assert [(task.kind, task.state) for task in done.expired] == [("plan", "waiting")]
     assert world.queued() == 0, "not before its pause"
     world.clock.advance(losses.pause_after(1))
     world.reconciler.run_once()
     assert world.queued() == 1
-    assert world.claim().losses == 1
+    assert world.take().losses == 1
 
 
 def test_a_clock_that_is_set_neither_keeps_the_work_of_the_dead_nor_takes_that_of_the_living(world: World) -> None:
-    world.queue.add("a", ticket=False)
-    claim = world.claim()
+    world.queue.add("a", wake_up=False)
+    lease = world.take()
     for hour in (3600.0, -7200.0):
         world.clock.set_by(hour)
         assert world.reconciler.run_once().expired == (), "no time has passed"
         world.clock.advance(4.0)
         with world.database.write() as session:
-            assert tasks.renew(session, claim, 5.0) is tasks.Renewal.HELD
+            assert tasks.renew(session, lease, 5.0) is tasks.Renewal.HELD
         assert world.reconciler.run_once().expired == ()
     world.clock.set_by(-3600.0)
     world.clock.advance(5.1)
-    assert [item.kind for item in world.reconciler.run_once().expired] == ["plan"]
+    assert [task.kind for task in world.reconciler.run_once().expired] == ["plan"]
     world.clock.set_by(-3600.0)  # beyond the end of its pause
-    assert world.claim().losses == 1
+    assert world.take().losses == 1
 
 
 def test_a_reconciler_that_has_just_started_gives_a_lease_its_time(world: World) -> None:
-    world.queue.add("a", ticket=False)
-    world.claim()
+    world.queue.add("a", wake_up=False)
+    world.take()
     world.clock.advance(6.0)
     started = world.another_reconciler()
     assert started.run_once().expired == ()
@@ -123,11 +123,11 @@ def test_a_reconciler_that_has_just_started_gives_a_lease_its_time(world: World)
 def test_a_job_whose_task_was_lost_too_often_ends_and_its_watchers_are_notified(world: World) -> None:
     job = a_job(world)
     for _ in range(2 * losses.MOST):
-        world.claim()
+        world.take()
         world.clock.advance(6.0)
         done = world.reconciler.run_once()
         world.clock.advance(30.0)
-    assert [item.state for item in done.expired] == ["failed"]
+    assert [task.state for task in done.expired] == ["failed"]
     with world.database.read() as session:
         assert jobs.job_state(session, job).state == "failed"  # type: ignore[union-attr]
     last = events_of(world.queue.redis, job)[-1]
@@ -136,11 +136,11 @@ def test_a_job_whose_task_was_lost_too_often_ends_and_its_watchers_are_notified(
 
 def test_a_spent_budget_ends_the_search(world: World) -> None:
     job = a_job(world, budget_seconds=10.0)
-    claim = world.claim()
+    lease = world.take()
     world.clock.advance(11.0)
     assert world.reconciler.run_once().over_budget == (job,)
     with world.database.write() as session:
-        assert tasks.renew(session, claim, 5.0) in (tasks.Renewal.CANCELLED, tasks.Renewal.DEADLINE)
+        assert tasks.renew(session, lease, 5.0) in (tasks.Renewal.CANCELLED, tasks.Renewal.DEADLINE)
 
 
 def test_builds_for_a_compiler_that_was_replaced_are_given_up_with_the_reason(world: World) -> None:
@@ -178,15 +178,15 @@ def test_a_compiler_that_could_give_no_sign_of_life_is_not_gone(world: World, wh
 
 def a_job_for_two_compilers(world: World) -> str:
     job = a_job(world)
-    claim = world.claim()
+    lease = world.take()
     candidates = {"c-old": "old", "c-new": "new"}
     builds = {name: new_build(name, toolchain=name[0] * 64) for name in candidates.values()}
     with world.database.write() as session:
-        (problem,) = problems_to_plan(session, claim)
+        (problem,) = problems_to_plan(session, lease)
         named = [(problem.id, NewCandidate(name, {}, "k" * 64, build)) for name, build in candidates.items()]
-        record_candidates(session, claim, named, builds, Versions({"matmul": "1"}, {"matmul": "1"}, {}))
-        end_plan(session, claim, PlannedProblem(problem.id, 2, 2, {}, StageSeconds()))
-        tasks.complete(session, claim)
+        record_candidates(session, lease, named, builds, Versions({"matmul": "1"}, {"matmul": "1"}, {}))
+        end_plan(session, lease, PlannedProblem(problem.id, 2, 2, {}, StageSeconds()))
+        tasks.complete(session, lease)
     return job
 
 
@@ -211,26 +211,26 @@ def verdicts(world: World, job: str) -> dict[str, str | None]:
 
 
 def test_tasks_of_a_later_release_are_left_alone(world: World) -> None:
-    world.queue.add("a", ticket=False)
+    world.queue.add("a", wake_up=False)
     with world.database.write() as session:
-        new_tasks.add_items(session, [new_tasks.NewItem(kind="distil", ref="b")])
-    assert world.reconciler.run_once().tickets == 1
+        new_tasks.add_tasks(session, [new_tasks.NewTask(kind="distil", ref="b")])
+    assert world.reconciler.run_once().wake_ups == 1
 
 
 def test_a_round_without_redis_still_expires_leases(world: World, valkey: EmbeddedValkey) -> None:
-    world.queue.add("a", ticket=False)
-    world.claim()
+    world.queue.add("a", wake_up=False)
+    world.take()
     world.clock.advance(6.0)
     valkey.stop()
     done = world.reconciler.run_once()
-    assert (len(done.expired), done.tickets) == (1, 0)
+    assert (len(done.expired), done.wake_ups) == (1, 0)
     world.clock.advance(losses.pause_after(1))
     valkey.start()
-    assert world.reconciler.run_once().tickets == 1
+    assert world.reconciler.run_once().wake_ups == 1
 
 
 def test_the_loop_outlives_a_database_that_is_away_and_ends_when_told(world: World) -> None:
-    world.queue.add("a", ticket=False)
+    world.queue.add("a", wake_up=False)
     path = world.queue.settings.data_dir / "cukiln.db"
     world.database.dispose()
     path.rename(path.with_suffix(".away"))

@@ -15,7 +15,7 @@ from sqlalchemy import select
 
 from storage.blobs.blob_store import PREFIX, BlobStore
 from storage.blobs.object_store import LocalObjects
-from storage.database.tables import ItemRow
+from storage.database.tables import TaskRow
 from storage.entities import jobs
 from storage.queue import losses, new_tasks, tasks
 from storage.reports.progress import waiting_for
@@ -25,7 +25,7 @@ from workers import wake_ups
 from workers.processes.processes import InfrastructureError, Processes
 from workers.steps.context import Cancel, Cancelled, GiveUp, StepContext, Workplace
 from workers.supervisor.valkey import EmbeddedValkey
-from workers.worker.run_task import run_item, run_ticket
+from workers.worker.run_task import run_item, run_wake_up
 from workers.worker.warm_up import warm_up
 
 
@@ -45,24 +45,24 @@ class Attempt:
         )
         with world.database.write() as session:
             self.job = accept.create_job(session, accept.NewJob([problem])).id
-            claim = take_work.claim(session, ["plan"], None, "worker", 5.0)
-        assert claim is not None
-        self.context = StepContext(a_workplace(world), claim, Cancel())
+            lease = take_work.take(session, ["plan"], None, "worker", 5.0)
+        assert lease is not None
+        self.context = StepContext(a_workplace(world), lease, Cancel())
 
     def run(self, step: Callable[[StepContext], None]) -> None:
         run_item(self.context, {"plan": step})
 
     @property
-    def tickets(self) -> int:
-        return wake_ups.queued_tickets(self.world.redis, "plan", None)
+    def wake_ups(self) -> int:
+        return wake_ups.queued_wake_ups(self.world.redis, "plan", None)
 
-    def claim_again(self) -> tasks.Claim | None:
+    def take_again(self) -> tasks.Lease | None:
         with self.world.database.write() as session:
-            return take_work.claim(session, ["plan"], None, "another", 5.0)
+            return take_work.take(session, ["plan"], None, "another", 5.0)
 
     def is_held(self) -> bool:
         with self.world.database.write() as session:
-            return tasks.renew(session, self.context.claim, 5.0) is tasks.Renewal.HELD
+            return tasks.renew(session, self.context.lease, 5.0) is tasks.Renewal.HELD
 
 
 def a_workplace(world: QueueWorld) -> Workplace:
@@ -101,24 +101,24 @@ def told_to(reason: Any, then: BaseException | None = None) -> Callable[[StepCon
 def test_a_task_whose_step_returns_is_done(attempt: Attempt) -> None:
     attempt.run(nothing)
     assert not attempt.is_held()
-    assert attempt.claim_again() is None
-    assert attempt.tickets == 0
+    assert attempt.take_again() is None
+    assert attempt.wake_ups == 0
 
 
 def test_a_task_that_its_step_has_ended_stays_as_it_is(attempt: Attempt) -> None:
     def step(context: StepContext) -> None:
         with context.database.write() as session:
-            tasks.complete(session, context.claim)
+            tasks.complete(session, context.lease)
 
     attempt.run(step)
-    assert attempt.claim_again() is None
+    assert attempt.take_again() is None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyError("missing"), OSError("odd")])
 def test_a_broken_attempt_is_followed_by_another_with_a_wake_up(attempt: Attempt, error: Exception) -> None:
     attempt.run(raising(error))
-    assert attempt.tickets == 1
-    again = attempt.claim_again()
+    assert attempt.wake_ups == 1
+    again = attempt.take_again()
     assert again is not None
     assert again.attempt == 2
 
@@ -131,8 +131,8 @@ def test_an_attempt_that_the_machine_failed_does_not_count_and_is_followed_by_an
 ) -> None:
     began = time.monotonic()
     attempt.run(raising(error))
-    assert attempt.tickets == 0, "the reconciler writes it when the pause is over"
-    while (again := attempt.claim_again()) is None:
+    assert attempt.wake_ups == 0, "the reconciler writes it when the pause is over"
+    while (again := attempt.take_again()) is None:
         time.sleep(0.02)
     assert time.monotonic() - began >= losses.pause_after(1)
     assert (again.attempt, again.losses) == (1, 1)
@@ -140,10 +140,10 @@ def test_an_attempt_that_the_machine_failed_does_not_count_and_is_followed_by_an
 
 def test_what_cannot_be_done_fails_at_once_and_watchers_learn_why(attempt: Attempt) -> None:
     attempt.run(raising(GiveUp("no such thing")))
-    assert attempt.claim_again() is None
-    assert attempt.tickets == 0
+    assert attempt.take_again() is None
+    assert attempt.wake_ups == 0
     events = [(event.type, event.data) for event in events_of(attempt.world.redis, attempt.job)]
-    ref = attempt.context.claim.ref
+    ref = attempt.context.lease.ref
     assert events == [
         ("failed", {"kind": "plan", "ref": ref, "error": "no such thing"}),
         ("state", {"state": "failed"}),
@@ -166,8 +166,8 @@ def test_a_stop_of_the_worker_or_of_a_budget_gives_the_task_back_uncounted(
     attempt: Attempt, reason: str, then: BaseException | None
 ) -> None:
     attempt.run(told_to(reason, then))
-    assert attempt.tickets == 1
-    again = attempt.claim_again()
+    assert attempt.wake_ups == 1
+    again = attempt.take_again()
     assert again is not None
     assert again.attempt == 1
 
@@ -179,20 +179,20 @@ def test_any_other_reason_to_stop_leaves_the_task_to_the_database(
 ) -> None:
     attempt.run(told_to(reason, then))
     assert attempt.is_held()
-    assert attempt.tickets == 0
+    assert attempt.wake_ups == 0
 
 
 def test_work_that_was_finished_before_the_word_to_stop_counts(attempt: Attempt) -> None:
     attempt.run(lambda context: context.cancel.because("stopping"))
     assert not attempt.is_held()
-    assert attempt.claim_again() is None
+    assert attempt.take_again() is None
 
 
 @pytest.mark.parametrize("step", [nothing, raising(RuntimeError("late")), raising(GiveUp("late")), told_to("stopping")])
 def test_an_attempt_that_lost_its_task_changes_nothing(attempt: Attempt, step: Callable[[StepContext], None]) -> None:
     with attempt.world.database.write() as session:
-        end_attempt.release(session, attempt.context.claim)
-    other = attempt.claim_again()
+        end_attempt.release(session, attempt.context.lease)
+    other = attempt.take_again()
     assert other is not None
     attempt.run(step)
     with attempt.world.database.write() as session:
@@ -216,19 +216,19 @@ def test_results_do_not_need_redis(attempt: Attempt, valkey: EmbeddedValkey) -> 
         context.wake([("compile", "sm_80"), ("verify", "sm_80")])
 
     attempt.run(step)
-    assert attempt.claim_again() is None
+    assert attempt.take_again() is None
     assert not attempt.is_held()
 
 
 def test_a_wake_up_without_a_task_does_nothing(queue_world: QueueWorld) -> None:
-    assert run_ticket(a_workplace(queue_world), {}, "plan", None) is False
+    assert run_wake_up(a_workplace(queue_world), {}, "plan", None) is False
 
 
 def test_a_worker_leaves_the_targets_of_others_alone(queue_world: QueueWorld) -> None:
-    queue_world.add("a", kind="compile", target="sm_80", ticket=False)
+    queue_world.add("a", kind="compile", target="sm_80", wake_up=False)
     workplace = a_workplace(queue_world)
     workplace.targets = ("sm_90a",)
-    assert run_ticket(workplace, {}, "compile", "sm_80") is False
+    assert run_wake_up(workplace, {}, "compile", "sm_80") is False
     assert queue_world.waiting() == 1
 
 
@@ -247,7 +247,7 @@ def test_warming_up_goes_a_whole_way_and_leaves_nothing(
     if busy:  # a real task goes before, and must not be touched
         with queue_world.database.write() as session:
             jobs_of_it = (running_job(session, priority=100),)
-            new_tasks.add_items(session, [new_tasks.NewItem(kind="plan", ref="real:0-0", jobs=jobs_of_it)])
+            new_tasks.add_tasks(session, [new_tasks.NewTask(kind="plan", ref="real:0-0", jobs=jobs_of_it)])
     before = everything(queue_world)
     with caplog.at_level("DEBUG", "cukiln.worker"):
         warm_up(queue_world.database)
@@ -265,10 +265,10 @@ def waits_for(world: QueueWorld, job: str) -> str | None:
         return waiting_for(session, job, 30.0)
 
 
-def item_of(world: QueueWorld, job: str) -> tuple[str, int, int]:
+def task_of(world: QueueWorld, job: str) -> tuple[str, int, int]:
     with world.database.read() as session:
-        (item,) = session.scalars(select(ItemRow))
-    return item.state, item.attempt, item.losses
+        (task,) = session.scalars(select(TaskRow))
+    return task.state, task.attempt, task.losses
 
 
 @pytest.mark.parametrize("broken", ["temporary files", "blob store"])
@@ -292,14 +292,14 @@ def test_a_worker_whose_machine_can_do_nothing_takes_nothing_and_says_why_and_co
         workplace.blobs = BlobStore(queue_world.database, "", Broken(tmp_path / "blobs", PREFIX))
     with queue_world.database.write() as session:
         job = running_job(session)
-        new_tasks.add_items(session, [new_tasks.NewItem("plan", f"{job}:0-0", jobs=(job,))])
+        new_tasks.add_tasks(session, [new_tasks.NewTask("plan", f"{job}:0-0", jobs=(job,))])
     for _ in range(losses.MOST + 1):
-        assert not run_ticket(workplace, {"plan": nothing}, "plan", None)
-    assert item_of(queue_world, job) == ("waiting", 0, 0)
+        assert not run_wake_up(workplace, {"plan": nothing}, "plan", None)
+    assert task_of(queue_world, job) == ("waiting", 0, 0)
     assert f"worker paused: {'the ' if broken == 'blob store' else ''}{broken}" in str(waits_for(queue_world, job))
     folder.mkdir()
-    assert run_ticket(workplace, {"plan": nothing}, "plan", None)
-    assert item_of(queue_world, job)[0] == "done"
+    assert run_wake_up(workplace, {"plan": nothing}, "plan", None)
+    assert task_of(queue_world, job)[0] == "done"
     assert waits_for(queue_world, job) is None
     workplace.processes.close()
 

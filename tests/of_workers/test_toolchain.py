@@ -1,4 +1,4 @@
-"""Finding the compilers, and what their digest depends on."""
+"""CandidateVerdict the compilers, and what their digest depends on."""
 
 from __future__ import annotations
 

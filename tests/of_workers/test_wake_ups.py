@@ -14,7 +14,7 @@ from redis import Redis
 from tests.support.fixtures_queue import events_of
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
-from workers.worker.queue_worker import read_ticket
+from workers.worker.queue_worker import read_wake_up
 
 
 @pytest.fixture
@@ -81,26 +81,26 @@ def test_every_kind_of_task_is_done_by_one_kind_of_worker() -> None:
     ("kind", "target"), [("plan", None), ("plan", "sm_80"), ("verify", "sm_80"), ("measure", "Simulated GPU")]
 )
 def test_a_written_wake_up_is_read_as_its_workers_kind_and_target(client: Redis, kind: str, target: str | None) -> None:
-    assert wake_ups.add_tickets(client, kind, target)
+    assert wake_ups.add_wake_ups(client, kind, target)
     [key] = client.keys("rq:job:*")
     worker = wake_ups.WORKER_OF[kind]
     fields: Any = client.hgetall(key)
-    assert read_ticket(fields) == (worker, None if worker == "plan" else target)
+    assert read_wake_up(fields) == (worker, None if worker == "plan" else target)
     assert 0 < client.ttl(key) <= wake_ups.TICKET_SECONDS
 
 
 def test_missing_wake_ups_are_counted_against_what_is_queued(client: Redis) -> None:
-    wake_ups.add_tickets(client, "verify", "sm_80")
-    assert wake_ups.ensure_tickets(client, "compile", "sm_80", 4) == 3
-    assert wake_ups.ensure_tickets(client, "finish", "sm_80", 4) == 0
-    assert wake_ups.ensure_tickets(client, "compile", "sm_80", 9, at_most=2) == 2
-    assert wake_ups.queued_tickets(client, "compile", "sm_80") == 6
-    assert wake_ups.queued_tickets(client, "compile", "sm_90a") == 0
+    wake_ups.add_wake_ups(client, "verify", "sm_80")
+    assert wake_ups.ensure_wake_ups(client, "compile", "sm_80", 4) == 3
+    assert wake_ups.ensure_wake_ups(client, "finish", "sm_80", 4) == 0
+    assert wake_ups.ensure_wake_ups(client, "compile", "sm_80", 9, at_most=2) == 2
+    assert wake_ups.queued_wake_ups(client, "compile", "sm_80") == 6
+    assert wake_ups.queued_wake_ups(client, "compile", "sm_90a") == 0
 
 
 def test_where_redis_is_away_nothing_is_raised_and_the_caller_gets_false(away: Redis) -> None:
-    assert wake_ups.add_tickets(away, "plan", None) is False
-    assert wake_ups.ensure_tickets(away, "plan", None, 3) == 0
+    assert wake_ups.add_wake_ups(away, "plan", None) is False
+    assert wake_ups.ensure_wake_ups(away, "plan", None, 3) == 0
     assert wake_ups.publish(away, "job", "state", {}) is False
 
 
@@ -161,11 +161,11 @@ def call(*words: object) -> dict[bytes, bytes]:
     return {b"origin": b"cukiln:compile:sm_80", b"data": zlib.compress(json.dumps(words).encode())}
 
 
-FUNCTION = wake_ups.TICKET_FUNCTION
+FUNCTION = wake_ups.WAKE_UP_FUNCTION
 
 
 def test_the_plain_call_is_a_wake_up() -> None:
-    assert read_ticket(call(FUNCTION, None, ["compile", "sm_80"], {})) == ("compile", "sm_80")
+    assert read_wake_up(call(FUNCTION, None, ["compile", "sm_80"], {})) == ("compile", "sm_80")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_plain_call_is_a_wake_up() -> None:
     ],
 )
 def test_any_other_call_is_refused(fields: dict[bytes, bytes]) -> None:
-    assert isinstance(read_ticket(fields), str)
+    assert isinstance(read_wake_up(fields), str)
 
 
 BEYOND = (
@@ -205,4 +205,4 @@ BEYOND = (
 @pytest.mark.parametrize("name", BEYOND.split())
 def test_a_field_beyond_a_plain_wake_up_is_refused_by_name(name: str) -> None:
     fields = call(FUNCTION, None, ["compile", "sm_80"], {}) | {name.encode(): b"x"}
-    assert name in str(read_ticket(fields))
+    assert name in str(read_wake_up(fields))

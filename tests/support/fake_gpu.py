@@ -155,7 +155,7 @@ class FakeGpu:
 
     def load(self, library: Path, kernels: Sequence[Kernel]) -> FakeLibrary:
         embedded = library.read_bytes().count(b"\x7fELF") > 1
-        return TwinLibrary(self, kernels) if embedded else DirectLibrary(self, library, kernels)
+        return EmulationLibrary(self, kernels) if embedded else DirectLibrary(self, library, kernels)
 
     def synchronize(self) -> None:
         if self.lost:
@@ -306,17 +306,17 @@ class DirectLibrary(FakeLibrary):
         self._entries.launch(kernel.id, pointers, integers, launch, scalars, workspace)
 
 
-class TwinLibrary(FakeLibrary):
+class EmulationLibrary(FakeLibrary):
     """The kernels of a real library, on the CPU. They run when they are started, not when they are replayed: what they
     compute does not depend on how often."""
 
     def __init__(self, gpu: FakeGpu, kernels: Sequence[Kernel]) -> None:
         super().__init__(gpu, kernels)
-        self._twins = _build(list(self._kernels.values()))
+        self._emulations = _build(list(self._kernels.values()))
         self._runs = 0
 
     def workspace_bytes(self, kernel: str, integers: Sequence[int], launch: Sequence[int]) -> int:
-        ask = self._twins[kernel][f"{self._kernels[kernel].namespace}_workspace_bytes"]
+        ask = self._emulations[kernel][f"{self._kernels[kernel].namespace}_workspace_bytes"]
         ask.restype = ctypes.c_int64
         return int(ask(_array(ctypes.c_int64, integers), _array(ctypes.c_int32, launch)))
 
@@ -335,11 +335,11 @@ class TwinLibrary(FakeLibrary):
         if any(kernel.id.startswith(digits) for digits in self._gpu.configuration.get("faulty", [])):
             self._gpu.lost = True
             return
-        twin = self._twins[kernel.id]
-        twin.fake_forget()
+        emulation = self._emulations[kernel.id]
+        emulation.fake_forget()
         for number, pointer in enumerate([*pointers, *([workspace] if workspace else [])]):
             size = self._gpu.bytes_at(pointer)
-            twin.fake_announce(f"operand {number}".encode(), ctypes.c_void_p(pointer), ctypes.c_uint64(size))
+            emulation.fake_announce(f"operand {number}".encode(), ctypes.c_void_p(pointer), ctypes.c_uint64(size))
         self._runs += 1
         call = _Call(
             pointers=_array(ctypes.c_void_p, pointers),
@@ -353,14 +353,14 @@ class TwinLibrary(FakeLibrary):
             cpu_seconds=_RUN_SECONDS,
             watch=0,
         )
-        status = twin[f"{kernel.namespace}_run"](ctypes.byref(call))
+        status = emulation[f"{kernel.namespace}_run"](ctypes.byref(call))
         if status < 0:
             raise MemoryError("no memory for the simulated threads")
         if STATUSES[status] == "run_timeout":
             time.sleep(3600)  # as a kernel that never ends: another process has to end it
         if STATUSES[status] != "ok":
             self._gpu.lost = True
-            raise GpuFault(f"{twin.cukiln_message().decode('utf-8', 'replace')} (simulated)")
+            raise GpuFault(f"{emulation.cukiln_message().decode('utf-8', 'replace')} (simulated)")
 
 
 def _array(kind: Any, values: Sequence[Any]) -> Any:

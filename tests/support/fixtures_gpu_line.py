@@ -152,7 +152,7 @@ class GpuLine:
             ("sm_80", DEVICE.name),
             DEVICE,
         )
-        self.done: list[tasks.Claim] = []
+        self.done: list[tasks.Lease] = []
         self.register()
 
     def register(self) -> None:
@@ -206,22 +206,22 @@ class GpuLine:
     def run(self, kinds: Sequence[str] = tuple(STEPS), most: int = 1000) -> None:
         """Until nothing of these kinds waits."""
         for _ in range(most):
-            claim = self.claim(kinds)
-            if claim is None:
+            lease = self.take(kinds)
+            if lease is None:
                 return
-            self.do(claim)
+            self.do(lease)
 
     def clear(self) -> int:
         with self.world.database.write() as session:
             return clear_all(session)
 
-    def claim(self, kinds: Sequence[str] = tuple(STEPS)) -> tasks.Claim | None:
+    def take(self, kinds: Sequence[str] = tuple(STEPS)) -> tasks.Lease | None:
         with self.world.database.write() as session:
-            return take_work.claim(session, list(kinds), self.workplace.targets, "all", 600.0)
+            return take_work.take(session, list(kinds), self.workplace.targets, "all", 600.0)
 
-    def do(self, claim: tasks.Claim, cancel: Cancel | None = None) -> None:
-        self.done.append(claim)
-        run_item(StepContext(self.workplace, claim, cancel or Cancel()), STEPS)
+    def do(self, lease: tasks.Lease, cancel: Cancel | None = None) -> None:
+        self.done.append(lease)
+        run_item(StepContext(self.workplace, lease, cancel or Cancel()), STEPS)
 
     def report(self, job: str) -> Job:
         with self.world.database.read() as session:

@@ -9,22 +9,22 @@ from sqlalchemy import select
 
 from cukiln.types import StageSeconds
 from storage.database.session import Database, Session
-from storage.database.tables import ItemRow
+from storage.database.tables import TaskRow
 from storage.entities import jobs
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
-from storage.queue.tasks import Claim
+from storage.queue.tasks import Lease
 from storage.transitions import accept, take_work
 from storage.transitions.accept import CreatedJob
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.finish import finish_problem
-from storage.transitions.judge import Judged
-from storage.transitions.measure import WrongContender, condemn_contenders, record_compared
+from storage.transitions.measure import WrongContender, invalidate_contenders, record_compared
 from tests.support.fixtures_storage import (
     TARGET,
-    claim_one,
-    measure_claimed,
+    measure_leased,
     measured,
     new_problem,
     problem_ids,
+    take_one,
     to_measure,
 )
 
@@ -39,19 +39,21 @@ def add(database: Database, *classes: str, **changes: Any) -> CreatedJob:
         return accept.create_job(session, accept.NewJob(problems, **changes))
 
 
-def compare_next(database: Database, wrong: Sequence[tuple[str, str]] = (), verdict: str = "incorrect") -> list[Judged]:
+def compare_next(
+    database: Database, wrong: Sequence[tuple[str, str]] = (), verdict: str = "incorrect"
+) -> list[NextStep]:
     """`wrong`: candidate and message of those that get the verdict."""
-    claim = claim_one(database, "compare")
+    lease = take_one(database, "compare")
     dropped = [WrongContender(candidate, verdict, message, {"cases": []}) for candidate, message in wrong]
     with database.write() as session:
-        judged, _ = condemn_contenders(session, claim, dropped)
-        return [*judged, *record_compared(session, claim, COMPARISON, measure=StageSeconds(wall=3, cpu=1))]
+        next_steps, _ = invalidate_contenders(session, lease, dropped)
+        return [*next_steps, *record_compared(session, lease, COMPARISON, measure=StageSeconds(wall=3, cpu=1))]
 
 
 def finish_next(database: Database, winner: str | None = "c-a") -> None:
-    claim = claim_one(database, "finish")
+    lease = take_one(database, "finish")
     with database.write() as session:
-        finish_problem(session, claim, winner=winner, error=None if winner else "none was right")
+        finish_problem(session, lease, winner=winner, error=None if winner else "none was right")
 
 
 def candidates(database: Database, job: CreatedJob) -> list[dict[str, StoredCandidate]]:
@@ -69,8 +71,8 @@ def verdicts(database: Database, job: CreatedJob) -> list[dict[str, str | None]]
 
 def unended(database: Database) -> list[tuple[str, str | None]]:
     with database.read() as session:
-        query = select(ItemRow.kind, ItemRow.target).where(ItemRow.state.in_(("waiting", "claimed")))
-        return [(row.kind, row.target) for row in session.execute(query.order_by(ItemRow.kind, ItemRow.id))]
+        query = select(TaskRow.kind, TaskRow.target).where(TaskRow.state.in_(("waiting", "leased")))
+        return [(row.kind, row.target) for row in session.execute(query.order_by(TaskRow.kind, TaskRow.id))]
 
 
 def state_of(database: Database, job: CreatedJob) -> str:
@@ -85,19 +87,19 @@ def ids_of(database: Database, job: CreatedJob) -> list[int]:
         return problem_ids(session, job.id)
 
 
-def claim_target(database: Database, device_class: str, kind: str = "measure") -> Claim:
+def take_target(database: Database, device_class: str, kind: str = "measure") -> Lease:
     with database.write() as session:
-        claim = take_work.claim(session, [kind], [device_class], "gpu", 5.0)
-    assert claim is not None and claim.target == device_class
-    return claim
+        lease = take_work.take(session, [kind], [device_class], "gpu", 5.0)
+    assert lease is not None and lease.target == device_class
+    return lease
 
 
-def claim_one_in(session: Session, kind: str) -> Claim:
-    claim = take_work.claim(session, [kind], None, "w", 5.0)
-    assert claim is not None
-    return claim
+def take_one_in(session: Session, kind: str) -> Lease:
+    lease = take_work.take(session, [kind], None, "w", 5.0)
+    assert lease is not None
+    return lease
 
 
-def measure_claimed_on(database: Database, device_class: str) -> None:
-    claim = claim_target(database, device_class)
-    measure_claimed(database, claim, [measured(candidate) for candidate in to_measure(database, claim)])
+def measure_leased_on(database: Database, device_class: str) -> None:
+    lease = take_target(database, device_class)
+    measure_leased(database, lease, [measured(candidate) for candidate in to_measure(database, lease)])

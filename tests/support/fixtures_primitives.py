@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu.primitive_checks import CHECKS
-from tests.gpu.run_primitives import CpuTwins
+from tests.gpu.run_primitives import CpuEmulations
 
 
 @pytest.fixture(scope="session")
-def twins(tmp_path_factory: pytest.TempPathFactory) -> CpuTwins:
-    return CpuTwins(CHECKS, tmp_path_factory.mktemp("twins"))
+def emulations(tmp_path_factory: pytest.TempPathFactory) -> CpuEmulations:
+    return CpuEmulations(CHECKS, tmp_path_factory.mktemp("twins"))

@@ -20,7 +20,7 @@ from redis import Redis
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database, Session
 from storage.database.tables import JobRow
-from storage.queue.new_tasks import NewItem, add_items
+from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import take_work
 from tests.support.fixtures_storage import write_migrated
 from tests.support.server_processes import ServerProcess, start_process
@@ -66,14 +66,14 @@ class QueueWorld:
     redis: Redis
     workers: list[subprocess.Popen[bytes] | ServerProcess] = field(default_factory=list)
 
-    def add(self, *behaviours: str, kind: str = "plan", target: str | None = None, ticket: bool = True) -> list[str]:
+    def add(self, *behaviours: str, kind: str = "plan", target: str | None = None, wake_up: bool = True) -> list[str]:
         """Waiting tasks, with their wake-ups unless given otherwise; returns their refs."""
         refs = [f"{behaviour}:0-0" for behaviour in behaviours]
         with self.database.write() as session:
             jobs = (running_job(session),)
-            add_items(session, [NewItem(kind=kind, ref=ref, target=target, jobs=jobs) for ref in refs])
-        for _ in refs if ticket else ():
-            wake_ups.add_tickets(self.redis, kind, target)
+            add_tasks(session, [NewTask(kind=kind, ref=ref, target=target, jobs=jobs) for ref in refs])
+        for _ in refs if wake_up else ():
+            wake_ups.add_wake_ups(self.redis, kind, target)
         return refs
 
     def start(self, kind: str) -> ServerProcess:

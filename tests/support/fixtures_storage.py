@@ -26,27 +26,27 @@ from storage.entities.problems import problems_to_plan
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.queue import tasks
-from storage.queue.tasks import Claim
+from storage.queue.tasks import Lease
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import accept, cancel_and_expire, take_work
 from storage.transitions.accept import CreatedJob, NewJob, NewProblem
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.cancel_and_expire import expire_budgets, find_ended
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
+    apply_group_verdicts,
     complete_group,
-    judge_group,
     record_builds,
     what_follows,
 )
-from storage.transitions.judge import Judged
 from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
+    apply_measured_verdicts,
     candidates_to_measure,
     complete_measured,
-    judge_results,
     record_measured,
 )
 from storage.transitions.pending_verification import Followed, Versions
@@ -216,12 +216,12 @@ def problem_ids(session: Session, job_id: str) -> list[int]:
     return list(session.scalars(query))
 
 
-def claim_one(database: Database, *kinds: str, worker: str = "w", lease: float = 5.0, kernels: int = 48) -> Claim:
+def take_one(database: Database, *kinds: str, worker: str = "w", seconds: float = 5.0, kernels: int = 48) -> Lease:
     """`kernels`: at most, of a file that it compiles."""
     with database.write() as session:
-        claim = take_work.claim(session, kinds, None, worker, lease, FileLimits(kernels=kernels))
-    assert claim is not None, f"no {kinds} item waits"
-    return claim
+        lease = take_work.take(session, kinds, None, worker, seconds, FileLimits(kernels=kernels))
+    assert lease is not None, f"no {kinds} item waits"
+    return lease
 
 
 def new_build(name: str, built_from: str | None = None, **changes: Any) -> NewBuild:
@@ -237,22 +237,22 @@ def new_build(name: str, built_from: str | None = None, **changes: Any) -> NewBu
     return NewBuild(**{**values, **changes})
 
 
-def record(session: Session, claim: Claim, builds: Sequence[str], **versions: Any) -> Followed:
+def record(session: Session, lease: Lease, builds: Sequence[str], **versions: Any) -> Followed:
     """Plan the problems of the task, each with one candidate per build."""
-    return record_as(session, claim, {f"c-{build}": build for build in builds}, **versions)
+    return record_as(session, lease, {f"c-{build}": build for build in builds}, **versions)
 
 
-def record_as(session: Session, claim: Claim, candidates: Mapping[str, str], **versions: Any) -> Followed:
+def record_as(session: Session, lease: Lease, candidates: Mapping[str, str], **versions: Any) -> Followed:
     """Plan the problems of the task, each with these candidates (by id, with their builds), and complete it."""
-    problems = problems_to_plan(session, claim)
+    problems = problems_to_plan(session, lease)
     pairs = [
         (problem.id, NewCandidate(name, {"n": build}, f"{build:0>64}", build))
         for problem in problems
         for name, build in candidates.items()
     ]
     builds = {build: new_build(build) for build in candidates.values()}
-    followed = record_candidates(session, claim, pairs, builds, Versions(**{**VERSIONS, **versions}))
-    judged = [*followed.judged]
+    followed = record_candidates(session, lease, pairs, builds, Versions(**{**VERSIONS, **versions}))
+    next_steps = [*followed.next_steps]
     for problem in problems:
         planned = PlannedProblem(
             problem.id,
@@ -261,21 +261,21 @@ def record_as(session: Session, claim: Claim, candidates: Mapping[str, str], **v
             rejections={"rule": {"count": 2, "example": {"n": 9}, "message": "too many"}},
             lower=StageSeconds(wall=0.5, cpu=0.25),
         )
-        judged += end_plan(session, claim, planned, claim.waited_seconds / len(problems))
-    tasks.complete(session, claim)
-    return Followed(sorted(judged), followed.waiting)
+        next_steps += end_plan(session, lease, planned, lease.waited_seconds / len(problems))
+    tasks.complete(session, lease)
+    return Followed(sorted(next_steps), followed.waiting)
 
 
 def plan_next(database: Database, *builds: str) -> Followed:
-    claim = claim_one(database, "plan")
+    lease = take_one(database, "plan")
     with database.write() as session:
-        return record(session, claim, builds)
+        return record(session, lease, builds)
 
 
-def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), wall: float = 8.0) -> Followed:
+def compile_leased(database: Database, lease: Lease, bad: Sequence[str] = (), wall: float = 8.0) -> Followed:
     """Record the group of a leased compile task: all builds ok but the bad ones."""
     with database.write() as session:
-        group = load_group(session, claim.ref)
+        group = load_group(session, lease.ref)
         assert group is not None
         outcomes = [
             BuildOutcome(kernel.build, "compile_error", log="x.cu(7): error: no such thing")
@@ -285,7 +285,7 @@ def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), w
                 "ok",
                 f"code-{kernel.build}",
                 {"registers": 32, "static_shared_bytes": 16, "dynamic_shared_bytes": 48, "spill_load_bytes": 4},
-                library=f"library-{claim.ref}",
+                library=f"library-{lease.ref}",
             )
             for kernel in kernels_of(group)
         ]
@@ -298,29 +298,29 @@ def compile_claimed(database: Database, claim: Claim, bad: Sequence[str] = (), w
             codegen=StageSeconds(wall=wall / 8, cpu=wall / 8),
             compile=StageSeconds(wall=wall, cpu=wall),
         )
-        return record_group(session, claim, outcomes, made)
+        return record_group(session, lease, outcomes, made)
 
 
 def record_group(
-    session: Session, claim: Claim, outcomes: Sequence[BuildOutcome], made: GroupFiles | None = None
+    session: Session, lease: Lease, outcomes: Sequence[BuildOutcome], made: GroupFiles | None = None
 ) -> Followed:
     """Record the outcomes and complete the group, as a compile worker does."""
     made = made or GroupFiles()
-    record_builds(session, claim, outcomes)
-    judged, _ = judge_group(session, claim, Versions(**VERSIONS))
-    unjudged, spent = what_follows(session, claim, made)
+    record_builds(session, lease, outcomes)
+    next_steps, _ = apply_group_verdicts(session, lease, Versions(**VERSIONS))
+    unverified, spent = what_follows(session, lease, made)
     add_seconds(session, spent)
-    return Followed(sorted(judged), complete_group(session, claim, made, unjudged))
+    return Followed(sorted(next_steps), complete_group(session, lease, made, unverified))
 
 
 def compile_next(database: Database, bad: Sequence[str] = (), kernels: int = 48) -> Followed:
-    return compile_claimed(database, claim_one(database, "compile", kernels=kernels), bad)
+    return compile_leased(database, take_one(database, "compile", kernels=kernels), bad)
 
 
-def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) -> list[Judged]:
+def verify_leased(database: Database, lease: Lease, wrong: Sequence[str] = ()) -> list[NextStep]:
     """Record verdicts for what the group of a leased verify task still needs: ok, but incorrect for the wrong ones."""
     with database.write() as session:
-        asked = builds_to_verify(session, claim.ref, **CPU_PLAN)
+        asked = builds_to_verify(session, lease.ref, **CPU_PLAN)
         verdicts = [
             NewVerdict(
                 kernel.slice,
@@ -333,28 +333,28 @@ def verify_claimed(database: Database, claim: Claim, wrong: Sequence[str] = ()) 
             )
             for kernel in asked
         ]
-        return record_verified(session, claim, verdicts, asked)
+        return record_verified(session, lease, verdicts, asked)
 
 
 def record_verified(
     session: Session,
-    claim: Claim,
+    lease: Lease,
     verdicts: Sequence[NewVerdict],
     asked: Sequence[GroupKernel],
     verify: StageSeconds = StageSeconds(wall=4.0, cpu=4.0),  # noqa: B008 - frozen
     plan_version: str = "1",
-) -> list[Judged]:
+) -> list[NextStep]:
     """Record verdicts and complete the task, as a worker does."""
     plans = EveryOperator(plan_version)
-    record_verdicts(session, claim, verdicts, plans)
-    judged, _ = judge_group(session, claim, Versions(**{**VERSIONS, "cpu_plans": plans}))
-    add_seconds(session, verify_shares(session, claim, asked, verify))
-    complete_verified(session, claim, asked, plans=plans, verify=verify)
-    return judged
+    record_verdicts(session, lease, verdicts, plans)
+    next_steps, _ = apply_group_verdicts(session, lease, Versions(**{**VERSIONS, "cpu_plans": plans}))
+    add_seconds(session, verify_shares(session, lease, asked, verify))
+    complete_verified(session, lease, asked, plans=plans, verify=verify)
+    return next_steps
 
 
-def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[Judged]:
-    return verify_claimed(database, claim_one(database, "verify"), wrong)
+def verify_next(database: Database, wrong: Sequence[str] = ()) -> list[NextStep]:
+    return verify_leased(database, take_one(database, "verify"), wrong)
 
 
 def end_budgets(database: Database) -> list[str]:
@@ -456,25 +456,25 @@ def measured(asked: ToMeasure, verdict: str = "ok", us: float = 10.0, **changes:
     return Measured(**{**values, **changes})
 
 
-def to_measure(database: Database, claim: Claim) -> list[ToMeasure]:
+def to_measure(database: Database, lease: Lease) -> list[ToMeasure]:
     with database.read() as session:
-        return candidates_to_measure(session, claim.ref, str(claim.target), VERSIONS["gpu_plans"])
+        return candidates_to_measure(session, lease.ref, str(lease.target), VERSIONS["gpu_plans"])
 
 
-def measure_claimed(database: Database, claim: Claim, results: Sequence[Measured]) -> list[Judged]:
+def measure_leased(database: Database, lease: Lease, results: Sequence[Measured]) -> list[NextStep]:
     version = VERSIONS["gpu_plans"]
     with database.write() as session:
-        record_measured(session, claim, results, driver=DRIVER, plans=version)
-        judged, _ = judge_results(session, results, str(claim.target), version)
-        return [*judged, *complete_measured(session, claim, results, plans=version)]
+        record_measured(session, lease, results, driver=DRIVER, plans=version)
+        next_steps, _ = apply_measured_verdicts(session, results, str(lease.target), version)
+        return [*next_steps, *complete_measured(session, lease, results, plans=version)]
 
 
-def measure_next(database: Database, wrong: Sequence[str] = (), **us: float) -> list[Judged]:
+def measure_next(database: Database, wrong: Sequence[str] = (), **us: float) -> list[NextStep]:
     """Measure the next task: all of it right but the `wrong` builds; microseconds by build, 10 where not given."""
-    claim = claim_one(database, "measure")
-    candidates = to_measure(database, claim)
+    lease = take_one(database, "measure")
+    candidates = to_measure(database, lease)
     results = [measured(o, "incorrect" if o.build in wrong else "ok", us.get(o.build, 10.0)) for o in candidates]
-    return measure_claimed(database, claim, results)
+    return measure_leased(database, lease, results)
 
 
 def candidates_of(database: Database, problem_id: int) -> dict[str, str | None]:

@@ -35,12 +35,12 @@ def write(word: str, context: StepContext) -> None:
 
 def _attempt(context: StepContext) -> int:
     """Those that were lost are counted, too."""
-    return context.claim.attempt + math.ceil(context.claim.losses)
+    return context.lease.attempt + math.ceil(context.lease.losses)
 
 
 def step(context: StepContext) -> None:
-    behaviour = context.claim.ref.partition(":")[0].partition("_")[0]
-    with journal().with_name(context.claim.ref.replace(":", "_") + ".lock").open("w") as lock:
+    behaviour = context.lease.ref.partition(":")[0].partition("_")[0]
+    with journal().with_name(context.lease.ref.replace(":", "_") + ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -11,8 +11,17 @@ from pytest import approx
 from sqlalchemy import ColumnElement, select, true
 
 from storage.database.session import Session, clock_of
-from storage.database.tables import LIVE, BuildRow, CandidateRow, DemandRow, ItemJobRow, ItemRow, JobProblemRow, JobRow
-from storage.queue.tasks import Claim
+from storage.database.tables import (
+    LIVE,
+    BuildRow,
+    CandidateRow,
+    JobProblemRow,
+    JobRow,
+    PendingBuildRow,
+    TaskJobRow,
+    TaskRow,
+)
+from storage.queue.tasks import Lease
 
 TURN = 4.0  # predicted seconds
 LEAST = 0.5  # that a task counts for
@@ -72,19 +81,19 @@ class Picture:
     """What a free worker may take: tasks that have not ended, builds that are pending."""
 
     jobs: Mapping[str, Job]
-    items: Mapping[int, Item]
+    tasks: Mapping[int, Item]
     pending: Mapping[str, Build]
     demanding: frozenset[str]  # jobs
 
     def choices(self, worker: Worker) -> list[tuple[Job, str]]:
         """The jobs that it could work for, and the kind of work."""
         waiting = [
-            (self.jobs[job], item.kind)
-            for item in self.items.values()
-            if item.state == "waiting" and item.kind in worker.kinds and item.may_be_taken
-            if worker.targets is None or item.target is None or item.target in worker.targets
-            for job in item.jobs
-            if self.jobs[job].in_time or item.kind == "finish"
+            (self.jobs[job], task.kind)
+            for task in self.tasks.values()
+            if task.state == "waiting" and task.kind in worker.kinds and task.may_be_taken
+            if worker.targets is None or task.target is None or task.target in worker.targets
+            for job in task.jobs
+            if self.jobs[job].in_time or task.kind == "finish"
         ]
         if "compile" in worker.kinds:
             waiting += [
@@ -107,11 +116,11 @@ class Picture:
 
         return min(self.choices(worker), key=order, default=None)
 
-    def charges(self, claim: Claim, builds: Collection[str]) -> dict[str, float]:
+    def charges(self, lease: Lease, builds: Collection[str]) -> dict[str, float]:
         """Predicted seconds, shared by all that need the work, and each build by all that need the build."""
-        item = self.items.get(claim.item_id)
-        if item is not None:
-            wanting = {job: item.seconds / len(item.jobs) for job in item.jobs}
+        task = self.tasks.get(lease.task_id)
+        if task is not None:
+            wanting = {job: task.seconds / len(task.jobs) for job in task.jobs}
         else:
             wanting = defaultdict(float)
             for build in (self.pending[build] for build in builds):
@@ -125,9 +134,9 @@ class Picture:
         those under way; where none is, the last of those that wait, and a longest file behind it."""
         others = [other for other in self.jobs.values() if other.live and other.priority == job.priority]
         others = [other for other in others if other.id not in charged]
-        claimed = {job for item in self.items.values() if item.state == "claimed" for job in item.jobs}
-        waiting = {job for item in self.items.values() if item.state == "waiting" for job in item.jobs}
-        under_way = [other.began for other in others if other.id in claimed]
+        leased = {job for task in self.tasks.values() if task.state == "leased" for job in task.jobs}
+        waiting = {job for task in self.tasks.values() if task.state == "waiting" for job in task.jobs}
+        under_way = [other.began for other in others if other.id in leased]
         behind = [other.used - LONGEST_FILE for other in others if other.id in waiting | self.demanding]
         return max(job.used, min(under_way) if under_way else max(behind, default=0.0))
 
@@ -151,9 +160,9 @@ def take_picture(session: Session) -> Picture:
         for row in session.scalars(select(JobRow))
     }
     wanting: dict[int, set[str]] = {}
-    for row in session.scalars(select(ItemJobRow).where(ItemJobRow.wanted)):
-        wanting.setdefault(row.item_id, set()).add(row.job_id)
-    items = {
+    for row in session.scalars(select(TaskJobRow).where(TaskJobRow.wanted)):
+        wanting.setdefault(row.task_id, set()).add(row.job_id)
+    tasks = {
         row.id: Item(
             row.kind,
             row.target,
@@ -162,11 +171,11 @@ def take_picture(session: Session) -> Picture:
             frozenset(wanting.get(row.id, ())),
             _is_over(row.not_before, now),
         )
-        for row in session.scalars(select(ItemRow).where(ItemRow.state.in_(("waiting", "claimed"))))
+        for row in session.scalars(select(TaskRow).where(TaskRow.state.in_(("waiting", "leased"))))
     }
     demands: dict[str, set[str]] = {}
-    for demand in session.scalars(select(DemandRow)):
-        demands.setdefault(demand.build, set()).add(demand.job_id)
+    for pending_build in session.scalars(select(PendingBuildRow)):
+        demands.setdefault(pending_build.build, set()).add(pending_build.job_id)
     pending = {
         row.id: Build(
             row.kernel,
@@ -180,7 +189,7 @@ def take_picture(session: Session) -> Picture:
         for row in session.scalars(select(BuildRow).where(BuildRow.state == "pending"))
     }
     demanding = frozenset(job for some in demands.values() for job in some)
-    return Picture(jobs, items, pending, demanding)
+    return Picture(jobs, tasks, pending, demanding)
 
 
 @dataclass
@@ -196,18 +205,18 @@ class Model:
     compiling: dict[str, str] = field(default_factory=dict)
     spent: defaultdict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
-    def claimed(self, picture: Picture, worker: Worker, kernels: int, claim: Claim | None, builds: list[str]) -> None:
+    def leased(self, picture: Picture, worker: Worker, kernels: int, lease: Lease | None, builds: list[str]) -> None:
         """A free worker took this; `builds`: of its file, which may have so many `kernels`."""
         turn = picture.next_for(worker)
-        if claim is None or turn is None:
-            assert claim is None and turn is None, f"{worker} took {claim}, it is the turn of {turn}"
+        if lease is None or turn is None:
+            assert lease is None and turn is None, f"{worker} took {lease}, it is the turn of {turn}"
             return
         lead, kind = turn
-        assert claim.kind == kind and lead.id in claim.jobs, f"{claim} was taken, it was the turn of {turn}"
+        assert lease.kind == kind and lead.id in lease.jobs, f"{lease} was taken, it was the turn of {turn}"
         if kind == "compile":
-            self._leased(picture, worker, kernels, claim, builds, lead)
-        charges = picture.charges(claim, builds)
-        assert set(charges) == set(claim.jobs), "charged to other jobs than those that need the work"
+            self._leased(picture, worker, kernels, lease, builds, lead)
+        charges = picture.charges(lease, builds)
+        assert set(charges) == set(lease.jobs), "charged to other jobs than those that need the work"
         for job, seconds in charges.items():
             self.used[job] = picture.begins(picture.jobs[job], charges) + seconds
             self.had[job] += seconds
@@ -215,7 +224,7 @@ class Model:
         self._nothing_waits_too_long(picture, worker, lead, charges)
 
     def _leased(
-        self, picture: Picture, worker: Worker, kernels: int, claim: Claim, builds: list[str], lead: Job
+        self, picture: Picture, worker: Worker, kernels: int, lease: Lease, builds: list[str], lead: Job
     ) -> None:
         assert len(builds) == len(set(builds)) > 0
         assert set(builds) <= set(picture.pending), "leased, though not pending"
@@ -228,7 +237,7 @@ class Model:
         assert any(lead.id in build.jobs for build in file)
         assert all(build.may_be_taken for build in file), "not before its pause is over"
         assert all(any(picture.jobs[job].in_time for job in build.jobs) for build in file), "no job in time needs it"
-        self.compiling.update(dict.fromkeys(builds, claim.token))
+        self.compiling.update(dict.fromkeys(builds, lease.token))
 
     def _nothing_waits_too_long(
         self, picture: Picture, worker: Worker, lead: Job, charges: Mapping[str, float]

@@ -12,36 +12,36 @@ from cukiln.types import StageSeconds
 from storage.database.device_classes import asks_predicted
 from storage.database.session import Database, Session
 from storage.database.sql import chunks
-from storage.database.tables import CandidateRow, ItemJobRow, ItemRow, JobRow
+from storage.database.tables import CandidateRow, JobRow, TaskJobRow, TaskRow
 from storage.entities.builds import NewBuild
 from storage.entities.groups import GroupKernel, compiled_for, kernels_of, load_group
 from storage.entities.problems import problems_to_plan
 from storage.entities.stage_times import Spent, add_seconds
 from storage.entities.toolchains import gone_toolchains, live_toolchains
 from storage.entities.verdicts import NewVerdict
-from storage.errors import LostClaim
+from storage.errors import LostLease
 from storage.queue import tasks
-from storage.queue.tasks import Claim, Renewal, hold
+from storage.queue.tasks import Lease, Renewal, require_lease
 from storage.queue.turns import spend
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.cancel_and_expire import expire_budgets, find_ended
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
+    apply_group_verdicts,
     complete_group,
-    judge_group,
     record_builds,
     what_follows,
 )
 from storage.transitions.finish import finish_problem
-from storage.transitions.judge import Judged
 from storage.transitions.measure import (
     WrongContender,
+    apply_measured_verdicts,
     candidates_to_measure,
     complete_measured,
-    condemn_contenders,
-    judge_results,
+    invalidate_contenders,
     record_compared,
     record_measured,
 )
@@ -87,9 +87,9 @@ class Luck:
 class Attempt:
     """A worker with a lease. `go_on` makes its next transaction; after a lost lease nothing is written."""
 
-    def __init__(self, database: Database, model: Model, asked: dict[int, list[str]], claim: Claim, luck: Luck) -> None:
-        self.database, self.model, self.asked, self.claim, self.luck = database, model, asked, claim, luck
-        self._transactions: Transactions = getattr(self, f"_{claim.kind}")()
+    def __init__(self, database: Database, model: Model, asked: dict[int, list[str]], lease: Lease, luck: Luck) -> None:
+        self.database, self.model, self.asked, self.lease, self.luck = database, model, asked, lease, luck
+        self._transactions: Transactions = getattr(self, f"_{lease.kind}")()
         self.goes_on = True
 
     def go_on(self) -> bool:
@@ -98,82 +98,82 @@ class Attempt:
             next(self._transactions)
         except StopIteration:
             self.goes_on = False
-        except LostClaim:
+        except LostLease:
             self.goes_on = False
             with self.database.read() as session:
-                assert tasks.renew(session, self.claim, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
+                assert tasks.renew(session, self.lease, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
         if not self.goes_on:
-            self.model.ended(self.claim.token)
+            self.model.ended(self.lease.token)
         return self.goes_on
 
     def give_up(self, how: str) -> None:
         """End the attempt early: fail, retry, release or lose."""
-        self.model.ended(self.claim.token)
+        self.model.ended(self.lease.token)
         try:
             with self.database.write() as session:
                 if how == "release":
-                    end_attempt.release(session, self.claim)
+                    end_attempt.release(session, self.lease)
                 elif how == "lose":
-                    end_attempt.lose(session, self.claim, "the machine failed")
+                    end_attempt.lose(session, self.lease, "the machine failed")
                 else:
-                    end_attempt.fail(session, self.claim, "no luck", retry=how == "retry")
-        except LostClaim:
+                    end_attempt.fail(session, self.lease, "no luck", retry=how == "retry")
+        except LostLease:
             pass
 
     def holds(self, session: Session) -> bool:
-        item = session.get(ItemRow, self.claim.item_id)
-        return item is not None and item.state == "claimed" and item.token == self.claim.token
+        task = session.get(TaskRow, self.lease.task_id)
+        return task is not None and task.state == "leased" and task.token == self.lease.token
 
     def _plan(self) -> Transactions:
         with self.database.read() as session:
-            problems = problems_to_plan(session, self.claim)
+            problems = problems_to_plan(session, self.lease)
         yield
         pairs = [(problem, build) for problem in problems for build in self.asked[problem.id]]
         for some in chunks(pairs, AT_ONCE):
             with self.database.write() as session:
                 new = [(row.id, NewCandidate(f"{row.name}-{name}", {}, f"{name:0>64}", name)) for row, name in some]
                 builds = {name: build_named(name) for _, name in some}
-                record_candidates(session, self.claim, new, builds, Versions(**VERSIONS))
-                spend(session, self.claim.job_id, 0.1)
-            self.model.used[self.claim.job_id] += 0.1
-            self.model.had[self.claim.job_id] += 0.1
+                record_candidates(session, self.lease, new, builds, Versions(**VERSIONS))
+                spend(session, self.lease.job_id, 0.1)
+            self.model.used[self.lease.job_id] += 0.1
+            self.model.had[self.lease.job_id] += 0.1
             yield
         for problem in problems:
             with self.database.write() as session:
                 planned = PlannedProblem(problem.id, len(self.asked[problem.id]), 9, {}, second)
-                end_plan(session, self.claim, planned)
+                end_plan(session, self.lease, planned)
             self.model.spent[problem.id, "lower"] += 1
             yield
         with self.database.write() as session:
-            tasks.complete(session, self.claim)
+            tasks.complete(session, self.lease)
 
     def _compile(self) -> Transactions:
         with self.database.read() as session:
-            group = load_group(session, self.claim.ref)
+            group = load_group(session, self.lease.ref)
         assert group is not None
         yield
         outcomes = [self._outcome(kernel.build) for kernel in kernels_of(group)][: self.luck.dies_after]
         for some in chunks(outcomes, AT_ONCE):
             with self.database.write() as session:
-                record_builds(session, self.claim, some)
+                record_builds(session, self.lease, some)
             self.model.recorded([outcome.build for outcome in some])
             yield
-        yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
+        yield from self._in_parts(lambda session: apply_group_verdicts(session, self.lease, Versions(**VERSIONS)))
         made = GroupFiles(codegen=second, compile=second, phases=[{"name": "cicc", "seconds": 0.5}])
         error = "the compiler died" if len(outcomes) < len(kernels_of(group)) else None
         with self.database.read() as session:
-            unjudged, spent = what_follows(session, self.claim, made)
+            unverified, spent = what_follows(session, self.lease, made)
             builds, jobs_of_file = [kernel.build for kernel in kernels_of(group)], compiled_for(session, group.id)
             parts = self.model.shares(session, jobs_of_file, builds, {"codegen": 1.0, "compile": 1.0, "cicc": 0.5})
             assert parts or not self.holds(session), "nothing is charged for a file that was compiled"
         yield
 
         def end(session: Session) -> None:
-            complete_group(session, self.claim, made, unjudged, error)
+            complete_group(session, self.lease, made, unverified, error)
 
         yield from self._complete(spent, parts, end)
 
-    def _in_parts(self, part: Callable[[Session], tuple[list[Judged], bool]]) -> Transactions:
+    def _in_parts(self, part: Callable[[Session], tuple[list[NextStep], bool]]) -> Transactions:
         more = True
         while more:
             with self.database.write() as session:
@@ -186,7 +186,7 @@ class Attempt:
         *some, last = list(chunks(spent, AT_ONCE)) or [[]]
         for problems in some:
             with self.database.write() as session:
-                hold(session, self.claim)
+                require_lease(session, self.lease)
                 add_seconds(session, {problem: spent[problem] for problem in problems})
             self.model.took(parts, problems)
             yield
@@ -202,23 +202,23 @@ class Attempt:
 
     def _verify(self) -> Transactions:
         with self.database.read() as session:
-            asked = builds_to_verify(session, self.claim.ref, PLAN)
+            asked = builds_to_verify(session, self.lease.ref, PLAN)
         yield
-        if asked and self.claim.is_lost:
+        if asked and self.lease.is_lost:
             lost, *asked = asked
-            yield from self._in_parts(lambda session: skip_build(session, self.claim, lost.build))
-        asked = asked[:1] if self.claim.is_alone else asked
+            yield from self._in_parts(lambda session: skip_build(session, self.lease, lost.build))
+        asked = asked[:1] if self.lease.is_alone else asked
         with self.database.write() as session:
-            record_verdicts(session, self.claim, [self._verdict(kernel) for kernel in asked], PLAN)
+            record_verdicts(session, self.lease, [self._verdict(kernel) for kernel in asked], PLAN)
         yield
-        yield from self._in_parts(lambda session: judge_group(session, self.claim, Versions(**VERSIONS)))
+        yield from self._in_parts(lambda session: apply_group_verdicts(session, self.lease, Versions(**VERSIONS)))
         with self.database.read() as session:
-            spent = verify_shares(session, self.claim, asked, second)
+            spent = verify_shares(session, self.lease, asked, second)
             parts = self._spent_verifying(session, [kernel.build for kernel in asked])
         yield
 
         def end(session: Session) -> None:
-            complete_verified(session, self.claim, asked, plans=PLAN, verify=second)
+            complete_verified(session, self.lease, asked, plans=PLAN, verify=second)
 
         yield from self._complete(spent, parts, end)
 
@@ -228,33 +228,35 @@ class Attempt:
 
     def _spent_verifying(self, session: Session, asked: Sequence[str]) -> Mapping[tuple[int, str], float]:
         """For what was verified, or where that was nothing for all that was to be verified."""
-        group = load_group(session, self.claim.ref)
+        group = load_group(session, self.lease.ref)
         if group is None:
             assert not self.holds(session), "a group that is verified was removed"
             return {}
         spent = {"verify": 1.0}
-        proved = self.model.shares(session, self.claim.jobs, asked, spent, asks_predicted())
+        proved = self.model.shares(session, self.lease.jobs, asked, spent, asks_predicted())
         return proved or self.model.shares(
-            session, self.claim.jobs, [kernel.build for kernel in kernels_of(group)], spent
+            session, self.lease.jobs, [kernel.build for kernel in kernels_of(group)], spent
         )
 
     def _measure(self) -> Transactions:
         with self.database.read() as session:
-            waiting = candidates_to_measure(session, self.claim.ref, str(self.claim.target), GPU_PLAN)
+            waiting = candidates_to_measure(session, self.lease.ref, str(self.lease.target), GPU_PLAN)
         yield
-        waiting = waiting[:1] if self.luck.parts or self.claim.is_alone else waiting
-        lost = self.claim.is_lost
+        waiting = waiting[:1] if self.luck.parts or self.lease.is_alone else waiting
+        lost = self.lease.is_lost
         results = [measured(candidate, self._measured_verdict(candidate.build, lost)) for candidate in waiting]
         with self.database.write() as session:
-            record_measured(session, self.claim, results, driver=DRIVER, plans=GPU_PLAN)
+            record_measured(session, self.lease, results, driver=DRIVER, plans=GPU_PLAN)
         for result in results:
             self.model.spent[result.problem_id, "verify"] += 1
             self.model.spent[result.problem_id, "measure"] += 2
         yield
-        yield from self._in_parts(lambda session: judge_results(session, results, str(self.claim.target), GPU_PLAN))
+        yield from self._in_parts(
+            lambda session: apply_measured_verdicts(session, results, str(self.lease.target), GPU_PLAN)
+        )
         try:
             with self.database.write() as session:
-                complete_measured(session, self.claim, results, plans=GPU_PLAN)
+                complete_measured(session, self.lease, results, plans=GPU_PLAN)
         except ValueError:  # nothing was found for what waits, in the last attempt
             self.give_up("retry")
 
@@ -266,21 +268,21 @@ class Attempt:
         yield
         bad = [name for name in right if self.luck.is_bad(name.partition("-")[2])]
         wrong = [WrongContender(name, self.luck.verdict, "drifted", {}) for name in bad]
-        yield from self._in_parts(lambda session: condemn_contenders(session, self.claim, wrong))
+        yield from self._in_parts(lambda session: invalidate_contenders(session, self.lease, wrong))
         with self.database.write() as session:
-            record_compared(session, self.claim, {} if right else None, measure=second)
-        self.model.spent[int(self.claim.ref), "measure"] += 1
+            record_compared(session, self.lease, {} if right else None, measure=second)
+        self.model.spent[int(self.lease.ref), "measure"] += 1
 
     def _finish(self) -> Transactions:
         right = self._right()
         yield
         winner, error = (right[0], None) if right else (None, "none is right")
         with self.database.write() as session:
-            finish_problem(session, self.claim, winner=winner, error=error, extra_seconds={"compile": second})
-        self.model.spent[int(self.claim.ref), "compile"] += 1
+            finish_problem(session, self.lease, winner=winner, error=error, extra_seconds={"compile": second})
+        self.model.spent[int(self.lease.ref), "compile"] += 1
 
     def _right(self) -> Sequence[str]:
-        its_candidates = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(self.claim.ref))
+        its_candidates = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == int(self.lease.ref))
         with self.database.read() as session:
             return session.scalars(
                 its_candidates.where(CandidateRow.verdict == "ok").order_by(CandidateRow.candidate)
@@ -293,8 +295,8 @@ def reconcile(database: Database) -> Transactions:
         expire_budgets(session)
         end_attempt.expire_leases(session)
         late = select(JobRow.id).where(JobRow.deadline <= database.clock.now())
-        of_late = ItemRow.id.in_(select(ItemJobRow.item_id).where(ItemJobRow.job_id.in_(late), ItemJobRow.wanted))
-        left = select(ItemRow.kind).where(of_late, ItemRow.state.in_(("waiting", "claimed")))
+        of_late = TaskRow.id.in_(select(TaskJobRow.task_id).where(TaskJobRow.job_id.in_(late), TaskJobRow.wanted))
+        left = select(TaskRow.kind).where(of_late, TaskRow.state.in_(("waiting", "leased")))
         assert set(session.scalars(left)) <= {"finish"}, "a job that is out of time wants more than its end"
     yield
     while True:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.arrays import as_float64, joined
 from codegen.operand import Operand
-from codegen.plan.verification_plan import Case, Judgement, Kind, Run, describe_case, differing, judge
+from codegen.plan.verification_plan import Case, Kind, OutputCheck, Run, check_output, describe_case, differing
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
 
 
@@ -122,10 +122,10 @@ class KernelTest:
             if outcome.status != "ok":
                 return Failure(outcome.status, f"{outcome.message} [{_where(described, run)}]", outcome.tainted)
             got = joined([as_float64(out.view, out.operand.dtype) for out in outs])
-            judgement = judge(got, expected, bound, exact=case.exact)
-            keep_worst(described, judgement)
-            if not judgement.ok:
-                return Failure("incorrect", f"{judgement.sentence()} [{_where(described, run)}]")
+            output_check = check_output(got, expected, bound, exact=case.exact)
+            keep_worst(described, output_check)
+            if not output_check.ok:
+                return Failure("incorrect", f"{output_check.sentence()} [{_where(described, run)}]")
             for out in outs:
                 if (gap := out.broken_gap()) is not None:
                     words = f"wrote between the rows of {out.operand.name}, at element {gap}"
@@ -171,23 +171,23 @@ def _where(described: dict[str, Any], run: Run) -> str:
     return f"{described['kind']} inputs, extents {described['extents']}, launch {list(run.launch)}, {run.order} warps"
 
 
-def keep_worst(described: dict[str, Any], judgement: Judgement) -> None:
+def keep_worst(described: dict[str, Any], output_check: OutputCheck) -> None:
     """Into the case's description: its largest error so far with the bound there, and the first wrong element."""
     # JSON has no NaN and no infinity: null stands for an error that is no number.
-    if not math.isfinite(judgement.max_error) or judgement.max_error >= (described.get("max_error") or 0.0):
-        described["error_bound"] = number(judgement.error_bound)
-    for name, value in (("max_error", judgement.max_error), ("max_ratio", judgement.max_ratio)):
+    if not math.isfinite(output_check.max_error) or output_check.max_error >= (described.get("max_error") or 0.0):
+        described["error_bound"] = number(output_check.error_bound)
+    for name, value in (("max_error", output_check.max_error), ("max_ratio", output_check.max_ratio)):
         if not math.isfinite(value):
             described[name] = None
         elif described.get(name, 0.0) is not None:
             described[name] = max(described.get(name, 0.0), value)
-    if not judgement.ok:
-        described["wrong"] = judgement.wrong
+    if not output_check.ok:
+        described["wrong"] = output_check.wrong
         described["first_wrong"] = {
-            "index": list(judgement.index or ()),
-            "got": number(judgement.got),
-            "expected": number(judgement.expected),
-            "bound": number(judgement.bound),
+            "index": list(output_check.index or ()),
+            "got": number(output_check.got),
+            "expected": number(output_check.expected),
+            "bound": number(output_check.bound),
         }
 
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from codegen.dtypes import dtype
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.plan.verification_plan import differing, judge
+from codegen.plan.verification_plan import check_output, differing
 from codegen.problem import Problem
 from workers.cuda import state as gpu_state
 from workers.cuda.cupy_timer import GraphTimer
@@ -168,7 +168,7 @@ class CupyGpu:
         """See `workers.gpu.interface.Gpu`. The driver starts threads of its own, CuPy compiles and loads kernels and
         cuBLAS makes its handle when each is used for the first time."""
         xp = self.arrays
-        self._warm_up_judging(beat)
+        self._warm_up_checks(beat)
         self.poison_shared()
         self.synchronize()
         beat("warming up: products")
@@ -183,7 +183,7 @@ class CupyGpu:
         self.state()
         self.synchronize()
 
-    def _warm_up_judging(self, beat: Callable[[str], None]) -> None:
+    def _warm_up_checks(self, beat: Callable[[str], None]) -> None:
         """What every candidate's verification does with arrays: operands with gaps, a reference with its bound, a
         judgement, a look at what lies around the buffers, bits that are compared."""
         own = operator("matmul")
@@ -199,7 +199,7 @@ class CupyGpu:
                 tensors.write(inputs)
                 tensors.out.poison()
                 self.synchronize()
-                judge(tensors.out.values(), expected, bound, exact=kind == "integer").sentence()
+                check_output(tensors.out.values(), expected, bound, exact=kind == "integer").sentence()
                 tensors.harm()
                 tensors.restore()
                 bits = tensors.out.bits()

@@ -11,7 +11,7 @@ from typing import Any
 from codegen.kernel import Candidate
 from codegen.operator import Operator
 from codegen.plan.gpu_verification_plan import GpuCase, fresh_case, full_cases
-from codegen.plan.verification_plan import judge
+from codegen.plan.verification_plan import check_output
 from cukiln.types import Comparison, Contender, VendorResult
 from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
@@ -185,7 +185,7 @@ class ComparisonTask:
         _, _, call, sampler = min(timed, key=lambda entry: entry[:2])
         call.run(0)
         self.gpu.synchronize()
-        judged = judge(call.result(0), prepared.expected, prepared.bound, exact=False)
+        judged = check_output(call.result(0), prepared.expected, prepared.bound, exact=False)
         described = call.describe()
         if len(timed) > 1:
             described["algorithm"] += f" (the fastest of {len(timed)})"

@@ -12,7 +12,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import GpuCase
-from codegen.plan.verification_plan import differing, judge
+from codegen.plan.verification_plan import check_output, differing
 from workers.cpu.cpu_check import keep_worst
 from workers.gpu.interface import Gpu, KernelLibrary
 from workers.gpu.libraries import Call
@@ -106,11 +106,11 @@ def run_once(
     gpu.poison_shared()
     call.run(operands.pointers, 0 if space is None else space.pointer)
     gpu.synchronize()
-    judgement = judge(operands.out.values(), prepared.expected, prepared.bound, exact=case.exact)
-    keep_worst(described, judgement)
+    output_check = check_output(operands.out.values(), prepared.expected, prepared.bound, exact=case.exact)
+    keep_worst(described, output_check)
     harm = operands.harm() or (space.harm() if space is not None else None)
-    if not judgement.ok:
-        return Wrong(judgement.sentence(), harmed=harm is not None)
+    if not output_check.ok:
+        return Wrong(output_check.sentence(), harmed=harm is not None)
     return Wrong(harm, harmed=True) if harm is not None else None
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from codegen.arrays import as_float64, joined
 from codegen.dtypes import dtype
 from codegen.operand import Operand
-from codegen.plan.verification_plan import differing, judge
+from codegen.plan.verification_plan import check_output, differing
 from workers.cpu.library import POISON
 from workers.gpu.sampling import sample_until_tight
 from workers.reproduce.recorded_case import RecordedCase, RecordedOperator
@@ -141,11 +141,11 @@ def _wrong(
             except Exception as error:  # noqa: BLE001 - CuPy has a type of its own for each part of CUDA that fails
                 return "runtime_error", str(error)
             got = joined([as_float64(values, out.operand.dtype) for values, (out, _) in zip(bits, outs, strict=True)])
-            judgement = judge(got, expected, bound, exact=case.exact)
+            output_check = check_output(got, expected, bound, exact=case.exact)
             where = f"[{case.kind} inputs, extents {list(case.extents)}, launch {list(launch)}]"
-            if not judgement.ok:
-                return "incorrect", f"{judgement.sentence()} {where}"
-            largest = max(largest, judgement.max_error)
+            if not output_check.ok:
+                return "incorrect", f"{output_check.sentence()} {where}"
+            largest = max(largest, output_check.max_error)
             first = first or bits
             if case.same_bits and (changed := sum(map(differing, first, bits))):
                 return "incorrect", f"{changed} of {got.size} elements differ between two runs {where}"

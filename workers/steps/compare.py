@@ -11,7 +11,7 @@ from cukiln.types import Comparison, StageSeconds
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.pareto_front import Point
 from storage.entities.problems import JobProblem, load_problem
-from storage.transitions.measure import WrongContender, condemn_contenders, record_compared
+from storage.transitions.measure import WrongContender, invalidate_contenders, record_compared
 from workers.gpu.measure_on_gpu import Outcome
 from workers.gpu.rank_measured import contenders, point_of, without
 from workers.gpu.task import TaskCandidate
@@ -23,10 +23,10 @@ from workers.steps.progress import tell
 def compare(context: StepContext) -> None:
     """Time the finalists of the task's problem against each other; one that is wrong or does not run is out."""
     with context.database.read() as session:
-        problem = load_problem(session, int(context.claim.ref))
+        problem = load_problem(session, int(context.lease.ref))
         stored = candidates_of_problem(session, problem.id) if problem else []
     if problem is None:
-        raise GiveUp(f"problem {context.claim.ref} does not exist")
+        raise GiveUp(f"problem {context.lease.ref} does not exist")
     chosen = _contenders(problem, stored)
     outcome: Outcome | None = None
     with context.processes.private_folder("compare") as folder:
@@ -47,12 +47,12 @@ def compare(context: StepContext) -> None:
     wrong = [WrongContender(result.candidate, result.verdict, result.message, result.details) for result in results]
     comparison = _without_wrong(outcome.comparison if outcome else None, wrong)
     spent = StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds) if outcome else StageSeconds()
-    judged = forget_libraries(context, libraries)
-    judged += context.in_parts(lambda session: condemn_contenders(session, context.claim, wrong))
+    next_steps = forget_libraries(context, libraries)
+    next_steps += context.in_parts(lambda session: invalidate_contenders(session, context.lease, wrong))
     with context.database.write() as session:
-        following = record_compared(session, context.claim, comparison, measure=spent)
+        following = record_compared(session, context.lease, comparison, measure=spent)
     context.wake((), following)
-    tell(context, [*judged, *following])
+    tell(context, [*next_steps, *following])
 
 
 def points_of(problem: JobProblem, measured: Sequence[StoredCandidate]) -> list[Point]:

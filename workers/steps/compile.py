@@ -14,8 +14,8 @@ from storage.transitions.compile import (
     BUILDS_AT_ONCE,
     BuildOutcome,
     GroupFiles,
+    apply_group_verdicts,
     complete_group,
-    judge_group,
     record_builds,
     what_follows,
 )
@@ -33,9 +33,9 @@ class WrongToolchain(Exception):
 def compile_kernels(context: StepContext) -> None:
     """Compile the group of the task; record its builds and artifacts, and what gets them verified."""
     with context.database.read() as session:
-        group = load_group(session, context.claim.ref)
+        group = load_group(session, context.lease.ref)
     if group is None:
-        raise GiveUp(f"group {context.claim.ref} does not exist")
+        raise GiveUp(f"group {context.lease.ref} does not exist")
     toolchain = context.toolchain
     if group.toolchain != toolchain.digest:
         raise WrongToolchain(
@@ -90,22 +90,24 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     ]
     for some in chunks(outcomes, BUILDS_AT_ONCE):
         with context.database.write() as session:
-            record_builds(session, context.claim, some)
+            record_builds(session, context.lease, some)
         if len(outcomes) > BUILDS_AT_ONCE:
             context.database.pause()
-    judged = context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
+    next_steps = context.in_parts(
+        lambda session: apply_group_verdicts(session, context.lease, context.versions(session))
+    )
     with context.database.read() as session:
-        unjudged, spent = what_follows(session, context.claim, made)
+        unverified, spent = what_follows(session, context.lease, made)
     why = telling_line(outcome.why) or "the compiler died or hung" if outcome.left else None
     most = context.settings.max_attempts
     waiting = context.complete(
         spent,
-        lambda session: complete_group(session, context.claim, made, unjudged, why, most),
+        lambda session: complete_group(session, context.lease, made, unverified, why, most),
     )
     with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}
     context.wake([*waiting, *((COMPILE, target) for target, count in pending.items() for _ in range(count))])
-    tell(context, judged)
+    tell(context, next_steps)
 
 
 def _log(outcome: GroupOutcome) -> str:

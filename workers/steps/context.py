@@ -26,8 +26,8 @@ from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.new_tasks import COMPILE
 from storage.queue.pauses import is_paused, set_pause
-from storage.queue.tasks import Claim, hold
-from storage.transitions.judge import Judged
+from storage.queue.tasks import Lease, require_lease
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.lease_builds import FileLimits
 from storage.transitions.pending_verification import Versions
 from workers import wake_ups
@@ -83,7 +83,7 @@ class Workplace:
     blobs: BlobStore
     redis: Redis
     processes: Processes
-    name: str  # of the worker, as `items.worker` shows it
+    name: str  # of the worker, as `tasks.worker` shows it
     targets: tuple[str, ...] | None = None  # which targets' tasks it takes; None: plan tasks, which have none
     device: Device | None = None  # of a worker that measures; its targets are the device's class
     progress_told_at: dict[str, float] = field(default_factory=dict)  # by job, `time.monotonic()`
@@ -137,7 +137,7 @@ class StepContext:
     """
 
     workplace: Workplace
-    claim: Claim
+    lease: Lease
     cancel: Cancel
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     phases: list[Phase] = field(default_factory=list)  # by the stopwatch; what the step does not record otherwise
@@ -185,11 +185,11 @@ class StepContext:
     def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
         """As the database keeps them. Starts count from the lease; kernels are named by their place among `kernels`,
         and not at all where a phase was of every one of them."""
-        since_claim = max(0.0, self.database.clock.now() - self.claim.claimed_at - self.stopwatch.read().wall)
+        since_lease = max(0.0, self.database.clock.now() - self.lease.leased_at - self.stopwatch.read().wall)
         place_of = {kernel.id: place for place, kernel in enumerate(kernels)}
         rows: list[dict[str, Any]] = []
         for phase in phases:
-            rows.append({"name": phase.name, "seconds": phase.seconds, "start": since_claim + phase.start})
+            rows.append({"name": phase.name, "seconds": phase.seconds, "start": since_lease + phase.start})
             places = [place_of[id] for id in phase.kernels if id in place_of]
             if 0 < len(places) < len(place_of):
                 rows[-1]["kernels"] = places
@@ -203,7 +203,7 @@ class StepContext:
     def device(self) -> Device:
         """The GPU of this worker. Raises GiveUp where it has none: the task came to the wrong kind of worker."""
         if self.workplace.device is None:
-            raise GiveUp(f"{self.claim.kind} {self.claim.ref} needs a worker with a GPU")
+            raise GiveUp(f"{self.lease.kind} {self.lease.ref} needs a worker with a GPU")
         return self.workplace.device
 
     def versions(self, session: Session) -> Versions:
@@ -224,30 +224,30 @@ class StepContext:
 
     def publish(self, type: str, data: Mapping[str, Any], *, job_id: str | None = None) -> None:
         """Publish to the watchers of the task's jobs, or of `job_id`. Best effort."""
-        for job in self.claim.jobs if job_id is None else (job_id,):
+        for job in self.lease.jobs if job_id is None else (job_id,):
             wake_ups.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
 
-    def in_parts(self, part: Callable[[Session], tuple[list[Judged], bool]]) -> list[Judged]:
+    def in_parts(self, part: Callable[[Session], tuple[list[NextStep], bool]]) -> list[NextStep]:
         """Run write transactions of `part` as long as it says that there may be more; others have the database between
         them. Wakes what continues, and returns all of it."""
-        judged: list[Judged] = []
+        next_steps: list[NextStep] = []
         more = True
         while more:
             with self.database.write() as session:
                 some, more = part(session)
             self.wake((), some)
-            judged += some
+            next_steps += some
             if more:
                 self.database.pause()
-        return judged
+        return next_steps
 
     def complete(self, spent: Spent, end: Callable[[Session], T]) -> T:
         """End the task by `end`, in one transaction with the last part of what was `spent`; other parts have theirs
-        before. Raises `LostClaim`."""
+        before. Raises `LostLease`."""
         *parts, last = list(chunks(spent, PROBLEMS_AT_ONCE)) or [[]]
         for some in parts:
             with self.database.write() as session:
-                hold(session, self.claim)
+                require_lease(session, self.lease)
                 add_seconds(session, {problem: spent[problem] for problem in some})
             self.database.pause()
         with self.database.write() as session:
@@ -255,16 +255,16 @@ class StepContext:
             add_seconds(session, {problem: spent[problem] for problem in last})
         return ended
 
-    def wake(self, waiting: Iterable[tuple[str, str | None]], judged: Iterable[Judged] = ()) -> None:
+    def wake(self, waiting: Iterable[tuple[str, str | None]], next_steps: Iterable[NextStep] = ()) -> None:
         """Write wake-ups for work (kind and target) that was just committed: one each, and for pending builds as many
         as there are workers to take them. Best effort: the reconciler finds missing ones."""
-        counts = Counter([*waiting, *((entry.kind, entry.target) for entry in judged)])
+        counts = Counter([*waiting, *((entry.kind, entry.target) for entry in next_steps)])
         for (kind, target), count in counts.items():
             if kind == wake_ups.COMPILE:
                 workers = self.workplace.compile_workers(str(target))
-                wake_ups.ensure_tickets(self.redis, kind, target, min(count, workers))
+                wake_ups.ensure_wake_ups(self.redis, kind, target, min(count, workers))
             else:
-                wake_ups.add_tickets(self.redis, kind, target, count)
+                wake_ups.add_wake_ups(self.redis, kind, target, count)
 
 
 Step = Callable[[StepContext], None]

@@ -56,12 +56,12 @@ class FoundWrong(Exception):
 def finish(context: StepContext) -> None:
     """Choose and publish the winners of the task's problem, or say why it has none."""
     with context.database.read() as session:
-        problem = load_problem(session, int(context.claim.ref))
+        problem = load_problem(session, int(context.lease.ref))
         stored = candidates_of_problem(session, problem.id) if problem else []
         job = job_state(session, problem.job_id) if problem else None
         imported = imported_by(session, problem.job_id) if problem else None
     if problem is None or job is None:
-        raise GiveUp(f"problem {context.claim.ref} does not exist")
+        raise GiveUp(f"problem {context.lease.ref} does not exist")
     ranked, measured = rank(problem, stored)
     write_predictions(context.database, ranked)
     if not ranked:
@@ -95,7 +95,7 @@ def finish(context: StepContext) -> None:
         _require_files(session, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
         finished = finish_problem(
-            session, context.claim, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
+            session, context.lease, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
         )
     _tell(context, problem, finished)
 
@@ -255,9 +255,9 @@ def _publish(
         updated_at=context.database.clock.now(),
     )
     if imported is None:
-        publish_own(session, record, context.claim.token)
+        publish_own(session, record, context.lease.token)
     else:
-        publish_imported(session, imported.id, record, context.claim.token)
+        publish_imported(session, imported.id, record, context.lease.token)
     # What is new is within the job's policy, and so is whatever beats it; but measurements beat every prediction.
     return next(iter(record.usable(job.workspace_limit_bytes, job.deterministic)), front[0]).candidate
 
@@ -340,7 +340,7 @@ def _why_none(stored: Sequence[StoredCandidate]) -> str:
 
 def _fail(context: StepContext, problem: JobProblem, error: str) -> None:
     with context.database.write() as session:
-        finished = finish_problem(session, context.claim, winner=None, error=error)
+        finished = finish_problem(session, context.lease, winner=None, error=error)
     _tell(context, problem, finished)
 
 

@@ -15,17 +15,17 @@ from cukiln.types import StageSeconds
 from storage.blobs.blob_store import BlobStore
 from storage.database.clock import Clock
 from storage.entities.jobs import last_deadline
-from storage.errors import BlobCorrupt, BlobMissing, LostClaim
+from storage.errors import BlobCorrupt, BlobMissing, LostLease
 from storage.queue import losses
-from storage.transitions.judge import Judged
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
+    apply_measured_verdicts,
     best_measured,
     candidates_to_measure,
     complete_measured,
     forget_group_library,
-    judge_results,
     record_measured,
 )
 from workers.gpu.lease import lease_file
@@ -63,16 +63,16 @@ class Ending(threading.Event):
 def measure(context: StepContext) -> None:
     """Verify and time what the group compiled and this device class has no verdict on; after losses one candidate."""
     with context.database.read() as session:
-        waiting = candidates_to_measure(session, context.claim.ref, context.device.name, context.gpu_plans)
-        waiting = waiting[: 1 if context.claim.is_alone else MOST_CANDIDATES]
+        waiting = candidates_to_measure(session, context.lease.ref, context.device.name, context.gpu_plans)
+        waiting = waiting[: 1 if context.lease.is_alone else MOST_CANDIDATES]
         best = best_measured(session, {candidate.problem_id for candidate in waiting})
-        deadline = last_deadline(session, context.claim.jobs)
+        deadline = last_deadline(session, context.lease.jobs)
     done: list[CandidateResult] = []
     ending = Ending(context.cancel, context.database.clock, deadline, done)
     with context.processes.private_folder("measure") as folder:
         libraries = fetch_libraries(context.blobs, (candidate.library for candidate in waiting), folder)
         present = [candidate for candidate in waiting if candidate.library in libraries.paths]
-        if context.claim.is_lost:
+        if context.lease.is_lost:
             done += [_lost(candidate) for candidate in present]
         try:
             if len(present) > len(done):
@@ -160,7 +160,7 @@ def _record(
 ) -> None:
     """What is found stands from the first transaction on. What waits for a library that is lost is skipped, and
     compiled by the next job. Of a task that was cancelled meanwhile, what was found is kept all the same. Raises
-    LostClaim."""
+    LostLease."""
     by_candidate = {result.candidate: result for result in done}
     results = [
         _measured(candidate, by_candidate[candidate.candidate])
@@ -169,17 +169,17 @@ def _record(
     ]
     plans, device_class = context.gpu_plans, context.device.name
     with context.database.write() as session:
-        record_measured(session, context.claim, results, driver=context.device.driver, plans=plans)
-    judged = forget_libraries(context, libraries)
-    judged += context.in_parts(lambda session: judge_results(session, results, device_class, plans))
+        record_measured(session, context.lease, results, driver=context.device.driver, plans=plans)
+    next_steps = forget_libraries(context, libraries)
+    next_steps += context.in_parts(lambda session: apply_measured_verdicts(session, results, device_class, plans))
     try:
         with context.database.write() as session:
             most = context.settings.max_attempts
-            again = complete_measured(session, context.claim, results, plans=plans, max_attempts=most)
+            again = complete_measured(session, context.lease, results, plans=plans, max_attempts=most)
         context.wake((), again)
-    except LostClaim as lost:  # no job needs the rest any more
+    except LostLease as lost:  # no job needs the rest any more
         log.debug("%s", lost)
-    tell(context, judged)
+    tell(context, next_steps)
 
 
 @dataclass
@@ -206,13 +206,13 @@ def fetch_libraries(blobs: BlobStore, digests: Iterable[str], folder: Path) -> L
     return libraries
 
 
-def forget_libraries(context: StepContext, libraries: Libraries) -> list[Judged]:
+def forget_libraries(context: StepContext, libraries: Libraries) -> list[NextStep]:
     """Those whose bytes are lost; returns the problems that continue."""
-    judged: list[Judged] = []
+    next_steps: list[NextStep] = []
     for digest, why in libraries.lost.items():
-        judged += context.in_parts(partial(forget_group_library, digest=digest))
+        next_steps += context.in_parts(partial(forget_group_library, digest=digest))
         log.warning("a group's library sha256:%s cannot be loaded: %s", digest, why)
-    return judged
+    return next_steps
 
 
 def _lost(candidate: ToMeasure) -> CandidateResult:

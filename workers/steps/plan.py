@@ -16,7 +16,7 @@ from storage.entities.problems import JobProblem, candidates_of_job, problems_to
 from storage.queue import losses
 from storage.queue.tasks import yields
 from storage.queue.turns import spend
-from storage.transitions.judge import Judged
+from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.plan import CANDIDATES_AT_ONCE, NewCandidate, PlannedProblem, end_plan, record_candidates
 from workers import wake_ups
 from workers.processes.stopwatch import Stopwatch
@@ -36,16 +36,16 @@ def plan(context: StepContext) -> None:
     """Lower the task's problems one after the other, and record them a part at a time. Raises HandBack before all of
     them are planned where it is another job's turn, and after losses: then each has an attempt of its own."""
     with context.database.read() as session:
-        problems = problems_to_plan(session, context.claim)
-        status = job_state(session, context.claim.job_id)
-        candidates = candidates_of_job(session, context.claim.job_id)
-    recorder = _Recorder(context, context.claim.waited_seconds / max(1, len(problems)))
+        problems = problems_to_plan(session, context.lease)
+        status = job_state(session, context.lease.job_id)
+        candidates = candidates_of_job(session, context.lease.job_id)
+    recorder = _Recorder(context, context.lease.waited_seconds / max(1, len(problems)))
     started = time.monotonic()
-    problems, rest = (problems[:1], problems[1:]) if context.claim.is_alone else (problems, [])
+    problems, rest = (problems[:1], problems[1:]) if context.lease.is_alone else (problems, [])
     for place, problem in enumerate(problems):
         context.check()
         stopwatch = Stopwatch()
-        if context.claim.is_lost:
+        if context.lease.is_lost:
             lowered = Lowered((), stopped=losses.why_skipped("while it was lowered"))
         else:
             lowered = lower_problem(context, problem, status, candidates)
@@ -56,7 +56,7 @@ def plan(context: StepContext) -> None:
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()
             with context.database.read() as session:
-                give_way = yields(session, context.claim, wake_ups.ITEMS_OF[wake_ups.PLAN])
+                give_way = yields(session, context.lease, wake_ups.ITEMS_OF[wake_ups.PLAN])
             if give_way:
                 raise HandBack
     recorder.record()
@@ -95,16 +95,16 @@ class _Recorder:
             return
         context = self._context
         context.check()
-        judged: list[Judged] = []
+        next_steps: list[NextStep] = []
         spent = time.monotonic() - self._recorded_at
         with context.database.write() as session:
             followed = record_candidates(
-                session, context.claim, self._candidates, self._builds, context.versions(session)
+                session, context.lease, self._candidates, self._builds, context.versions(session)
             )
-            spend(session, context.claim.job_id, spent)
+            spend(session, context.lease.job_id, spent)
             for planned in self._ended:
-                judged += end_plan(session, context.claim, planned, self._in_queue)
-        context.wake(followed.waiting, [*followed.judged, *judged])
+                next_steps += end_plan(session, context.lease, planned, self._in_queue)
+        context.wake(followed.waiting, [*followed.next_steps, *next_steps])
         publish_problems(context, [planned.id for planned in self._ended])
         if time.monotonic() - self._told_at > TELL_SECONDS or self._ended:
             publish_progress(context)

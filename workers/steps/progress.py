@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from storage.database.tables import LIVE
 from storage.entities.problems import load_problem
 from storage.reports.progress import job_progress
-from storage.transitions.judge import Judged
+from storage.transitions.apply_verdicts import NextStep
 from workers.steps.context import StepContext
 
 MOST_TOLD = 16
@@ -17,15 +17,15 @@ PROGRESS_SECONDS = 0.2
 """Between two such events of a job from one process; the API compares with the database."""
 
 
-def tell(context: StepContext, judged: Sequence[Judged]) -> None:
+def tell(context: StepContext, next_steps: Sequence[NextStep]) -> None:
     """What a step came to, for the watchers."""
-    publish_problems(context, [entry.problem for entry in judged])
+    publish_problems(context, [entry.problem for entry in next_steps])
     publish_progress(context)
 
 
 def publish_progress(context: StepContext) -> None:
     """One `progress` event to each job of the task, with its counts as they are now."""
-    for job in context.claim.jobs[:MOST_TOLD]:
+    for job in context.lease.jobs[:MOST_TOLD]:
         if not _is_due(context.workplace.progress_told_at, job):
             continue
         with context.database.read() as session:

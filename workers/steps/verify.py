@@ -9,8 +9,8 @@ from codegen.kernel import Kernel
 from cukiln.types import StageSeconds
 from storage.entities.groups import GroupKernel
 from storage.entities.verdicts import NewVerdict
-from storage.transitions.compile import judge_group
-from storage.transitions.judge import Judged
+from storage.transitions.apply_verdicts import NextStep
+from storage.transitions.compile import apply_group_verdicts
 from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.stopwatch import Stopwatch
@@ -25,7 +25,7 @@ def verify(context: StepContext) -> None:
     """Verify what the task's group compiled and has no verdict yet; verdicts belong to kernel sources. They are
     recorded as they come: an attempt that is lost has done its part. After losses one kernel is verified alone, and the
     task waits again for the rest."""
-    members, judged = _what_to_verify(context)
+    members, next_steps = _what_to_verify(context)
     kernels = [Kernel.from_json(member.kernel_json) for member in members]
     of = {kernel.id: (member.slice, kernel.operator) for kernel, member in zip(kernels, members, strict=True)}
     stopwatch = Stopwatch()
@@ -44,26 +44,28 @@ def verify(context: StepContext) -> None:
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts))
     plans = context.cpu_plans
     recorder.record()
-    judged += context.in_parts(lambda session: judge_group(session, context.claim, context.versions(session)))
+    next_steps += context.in_parts(
+        lambda session: apply_group_verdicts(session, context.lease, context.versions(session))
+    )
     with context.database.read() as session:
-        shared = verify_shares(session, context.claim, members, spent)
+        shared = verify_shares(session, context.lease, members, spent)
     again = context.complete(
         shared,
-        lambda session: complete_verified(session, context.claim, members, plans=plans, verify=spent),
+        lambda session: complete_verified(session, context.lease, members, plans=plans, verify=spent),
     )
     context.wake(again)
-    tell(context, judged)
+    tell(context, next_steps)
 
 
-def _what_to_verify(context: StepContext) -> tuple[list[GroupKernel], list[Judged]]:
+def _what_to_verify(context: StepContext) -> tuple[list[GroupKernel], list[NextStep]]:
     """The kernels of this attempt, and the problems that continue because one was skipped that was lost too often."""
-    claim, judged = context.claim, list[Judged]()
+    lease, next_steps = context.lease, list[NextStep]()
     with context.database.read() as session:
-        members = builds_to_verify(session, claim.ref, context.cpu_plans)
-    if members and claim.is_lost:
+        members = builds_to_verify(session, lease.ref, context.cpu_plans)
+    if members and lease.is_lost:
         lost, *members = members
-        judged = context.in_parts(lambda session: skip_build(session, claim, lost.build))
-    return (members[:1] if claim.is_alone else members), judged
+        next_steps = context.in_parts(lambda session: skip_build(session, lease, lost.build))
+    return (members[:1] if lease.is_alone else members), next_steps
 
 
 class _Recorder:
@@ -84,5 +86,5 @@ class _Recorder:
     def record(self) -> None:
         context, verdicts = self._context, self._found
         with context.database.write() as session:
-            record_verdicts(session, context.claim, verdicts, context.cpu_plans)
+            record_verdicts(session, context.lease, verdicts, context.cpu_plans)
         self._found, self._recorded_at = [], time.monotonic()

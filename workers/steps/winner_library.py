@@ -37,14 +37,14 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
                 return _build(context, candidate, target, identity, library is not None)
             if builder is None:
                 with context.database.write() as session:
-                    is_builder = start_library(session, identity, context.claim)
+                    is_builder = start_library(session, identity, context.lease)
             if not is_builder:
                 context.cancel.wait(_LOOK_SECONDS)
                 context.check()
     finally:
         if is_builder:
             with context.database.write() as session:
-                end_library(session, identity, context.claim)
+                end_library(session, identity, context.lease)
 
 
 def _build(

@@ -45,7 +45,7 @@ from workers.steps.context import Step, Workplace
 from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, why_silent
 from workers.worker.queue_worker import CALL_SECONDS, QueueWorker
 from workers.worker.reconcile import Reconciler
-from workers.worker.run_task import run_ticket
+from workers.worker.run_task import run_wake_up
 from workers.worker.warm_up import warm_up
 
 log = logging.getLogger("cukiln.worker")
@@ -115,13 +115,13 @@ def run_worker(
             raise WorkerError(f"nvcc here cannot compile for {', '.join(unknown)}: allowed are {', '.join(supported)}")
         workplace.targets = tuple(targets or supported)
         remember_operators()
-        _take_tickets(kind, workplace, steps, ToolchainBeat(workplace))
+        _take_wake_ups(kind, workplace, steps, ToolchainBeat(workplace))
         return
     try:  # before the first fork, so that no worker child has to; a step that needs one says so
         log.info("toolchain %s", workplace.toolchain.digest[:16])
     except ToolchainMissing as error:
         log.warning("%s", error)
-    _take_tickets(kind, workplace, steps)
+    _take_wake_ups(kind, workplace, steps)
 
 
 def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str) -> int:
@@ -138,14 +138,14 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
         return EXIT_DRAINED
     log.info("measuring on %s %s, driver %s", gpu.name, gpu.uuid, gpu.driver)
     beat.start()
-    _take_tickets(wake_ups.GPU, workplace, steps, beat, beat.may_go_on)
+    _take_wake_ups(wake_ups.GPU, workplace, steps, beat, beat.may_go_on)
     if beat.drained is None:
         return 0
     log.error("%s %s is drained and takes no more work: %s", gpu.name, gpu.uuid, beat.drained)
     return EXIT_DRAINED
 
 
-def _take_tickets(
+def _take_wake_ups(
     kind: str,
     workplace: Workplace,
     steps: Mapping[str, Step],
@@ -161,9 +161,9 @@ def _take_tickets(
     QueueWorker(
         queues,
         wake_ups.connect(redis_url(workplace.settings), answer_seconds=CALL_SECONDS),
-        functools.partial(run_ticket, workplace, steps),
+        functools.partial(run_wake_up, workplace, steps),
         before_fork=workplace.database.dispose,  # a worker child must not inherit a connection
-        before_ticket=lambda: kind != wake_ups.COMPILE or keep_warm(workplace.processes),
+        before_wake_up=lambda: kind != wake_ups.COMPILE or keep_warm(workplace.processes),
         beat=beat,
         may_go_on=may_go_on,
         look=(kind, workplace.targets[0] if workplace.targets else None),

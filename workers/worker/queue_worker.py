@@ -1,7 +1,7 @@
 """An RQ worker that takes wake-ups and nothing else, and that outlives its Redis.
 
 What RQ 3.0 does with a job was written for trusted queues: it imports any function, callback or serialiser that the
-job's hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the hash is read by `read_ticket` alone,
+job's hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the hash is read by `read_wake_up` alone,
 which accepts one function name and refuses every field beyond a plain wake-up; RQ's own parsing, its registries,
 retries, commands over pub/sub and maintenance (which marks a stuck job failed) are not used. A wake-up is forgotten as
 soon as it is taken: what it was for is in the database, leased under a lease, so there is nothing for RQ to recover.
@@ -9,7 +9,7 @@ A worker that has had no wake-up for some seconds looks without one: Redis may b
 
 ```
 worker  ── wake-ups ──► worker child, a fork (`workers.worker.child`)
-   │ heartbeat every second, gone after 4 s       └── run_ticket: claims, renews, completes in the database
+   │ heartbeat every second, gone after 4 s       └── run_wake_up: claims, renews, completes in the database
 ```
 """
 
@@ -57,18 +57,18 @@ _PLAIN_FIELDS = frozenset(
 )
 
 
-class TicketJob(Job):
+class WakeUpJob(Job):
     """A job whose hash is only ever read as a wake-up. `refusal` says why it is none."""
 
     refusal: str | None = "never read"
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
         """Instead of RQ's parsing, which trusts the hash."""
-        call = read_ticket(raw_data)
+        call = read_wake_up(raw_data)
         self.origin = raw_data.get(b"origin", b"").decode("utf-8", "replace")
         self.refusal = call if isinstance(call, str) else None
         if not isinstance(call, str):
-            self._func_name, self._instance, self._args, self._kwargs = wake_ups.TICKET_FUNCTION, None, call, {}
+            self._func_name, self._instance, self._args, self._kwargs = wake_ups.WAKE_UP_FUNCTION, None, call, {}
 
     @property
     def func(self) -> NoReturn:
@@ -78,7 +78,7 @@ class TicketJob(Job):
         raise PermissionError("a wake-up is run by its worker, never by RQ")
 
 
-def read_ticket(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
+def read_wake_up(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
     """The (kind, target) of a plain wake-up, or the reason why a job's hash is none."""
     for name, value in fields.items():
         if value and name not in _PLAIN_FIELDS:
@@ -88,8 +88,8 @@ def read_ticket(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
         call = json.loads(packed.decompress(fields.get(b"data", b""), _TICKET_BYTES))
     except (zlib.error, ValueError, RecursionError):
         return "its call is not compressed JSON"
-    if not wake_ups.is_ticket(call, fields.get(b"origin", b"").decode("utf-8", "replace")):
-        return f"its call is not {wake_ups.TICKET_FUNCTION}(kind, target) in the queue of that kind and target"
+    if not wake_ups.is_wake_up(call, fields.get(b"origin", b"").decode("utf-8", "replace")):
+        return f"its call is not {wake_ups.WAKE_UP_FUNCTION}(kind, target) in the queue of that kind and target"
     kind, target = call[2]
     return kind, target
 
@@ -97,13 +97,13 @@ def read_ticket(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
 class QueueWorker(Worker):
     """Takes wake-ups from `queues`; a worker child calls `perform(kind, target)` for each.
 
-    `before_fork` closes what must not be shared with a child (database connections). `before_ticket` returns whether a
+    `before_fork` closes what must not be shared with a child (database connections). `before_wake_up` returns whether a
     worker child that has run before may be used again. `beat` is called about every second, idle or busy, for the
     owner's own heartbeats. `may_go_on` is asked before each look for a wake-up: False ends the worker. None of them may
     raise. `look`: the kind and target that the worker child is given where no wake-up comes.
     """
 
-    job_class = TicketJob
+    job_class = WakeUpJob
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class QueueWorker(Worker):
         perform: Perform,
         *,
         before_fork: Callable[[], None] = lambda: None,
-        before_ticket: Callable[[], bool] = lambda: True,
+        before_wake_up: Callable[[], bool] = lambda: True,
         beat: Callable[[], None] = lambda: None,
         may_go_on: Callable[[], bool] = lambda: True,
         look: tuple[str, str | None] | None = None,
@@ -123,7 +123,7 @@ class QueueWorker(Worker):
             name=name,
             connection=connection,
             worker_ttl=16,  # RQ blocks for worker_ttl - 15 seconds: one, so that heartbeats continue
-            job_class=TicketJob,
+            job_class=WakeUpJob,
             serializer=JSONSerializer,
             prepare_for_work=False,  # it would talk to a Redis that may be away
         )
@@ -131,7 +131,7 @@ class QueueWorker(Worker):
         self.birth_date = self.last_heartbeat = now()
         self._perform = perform
         self._before_fork = before_fork
-        self._before_ticket = before_ticket
+        self._before_wake_up = before_wake_up
         self._beat = beat
         self._may_go_on = may_go_on
         self._look = look
@@ -150,10 +150,10 @@ class QueueWorker(Worker):
         gc.freeze()  # what is loaded now is never copied into a worker child because the collector touched it
         try:
             while not self._stop_requested and self._may_go_on():
-                ticket = self._take()
-                if ticket is not None:
+                wake_up = self._take()
+                if wake_up is not None:
                     taken = True
-                    self.execute_job(*ticket)
+                    self.execute_job(*wake_up)
                     self._turn_queues()
                 elif self._look is not None and time.monotonic() >= self._look_at:
                     self._perform_one(*self._look)
@@ -197,7 +197,7 @@ class QueueWorker(Worker):
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Refuse it, or forget it and have the worker child perform it."""
-        assert isinstance(job, TicketJob)
+        assert isinstance(job, WakeUpJob)
         refusal = job.refusal or (None if job.origin == queue.name else f"it was written for {job.origin!r}")
         if refusal is not None:
             log.error("refused wake-up %s in %s: %s", job.id, queue.name, refusal)
@@ -216,7 +216,7 @@ class QueueWorker(Worker):
 
     def _give(self, kind: str, target: str | None) -> bool:
         """To a worker child that lives; False where the worker is stopped before: another worker begins it."""
-        if not self._before_ticket():
+        if not self._before_wake_up():
             self._end_child()
         while not self._stop_requested:
             child = self._find_child()

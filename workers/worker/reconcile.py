@@ -46,7 +46,7 @@ class Round:
 
     expired: tuple[end_attempt.Expired, ...] = ()
     over_budget: tuple[str, ...] = ()
-    tickets: int = 0
+    wake_ups: int = 0
 
 
 @dataclass
@@ -86,16 +86,16 @@ class Reconciler:
         with self.database.write() as session:
             over_budget = expire_budgets(session)
             expired = end_attempt.expire_leases(session, self._leases.silent(session))
-            touched = {*over_budget, *(job for item in expired if item.state != "waiting" for job in item.jobs)}
+            touched = {*over_budget, *(job for task in expired if task.state != "waiting" for job in task.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
         self._give_up_gone_compilers()
         self._clear_ended()
-        for item in expired:
-            log.warning("lease of %s %s ended, it is %s", item.kind, item.ref, item.state)
+        for task in expired:
+            log.warning("lease of %s %s ended, it is %s", task.kind, task.ref, task.state)
         for state in states:
             if state is not None and state.finished_at is not None:
                 wake_ups.publish(self.redis, state.id, "state", {"state": state.state})
-        written = self._write_tickets()
+        written = self._write_wake_ups()
         if time.monotonic() >= self._sweep_at:
             self._sweep_at = time.monotonic() + SWEEP_SECONDS
             self._sweep()
@@ -103,7 +103,7 @@ class Reconciler:
             self._collect_some()
         return Round(tuple(expired), tuple(over_budget), written)
 
-    def _write_tickets(self) -> int:
+    def _write_wake_ups(self) -> int:
         with self.database.read() as session:
             waiting = take_work.waiting_counts(session)
         needed: Counter[tuple[str, str | None]] = Counter()
@@ -117,7 +117,7 @@ class Reconciler:
             needed[(worker, None if worker == wake_ups.PLAN else target)] += count
         for queue in needed:
             self._taken.setdefault(queue, frozenset())
-        return sum(wake_ups.ensure_tickets(self.redis, kind, target, n) for (kind, target), n in needed.items())
+        return sum(wake_ups.ensure_wake_ups(self.redis, kind, target, n) for (kind, target), n in needed.items())
 
     def _workers(self, kind: str, target: str | None) -> int:
         """One at least: it may be about to start."""

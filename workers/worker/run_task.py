@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from storage.database.session import Session
 from storage.entities import jobs
 from storage.entities.devices import drain_device
-from storage.errors import LostClaim
+from storage.errors import LostLease
 from storage.queue import tasks
 from storage.transitions import end_attempt, take_work
 from storage.transitions.pending_builds import pending_counts
@@ -18,12 +18,12 @@ from workers.gpu.measure_on_gpu import GpuGone
 from workers.processes.cause import is_of_the_machine
 from workers.processes.processes import InfrastructureError
 from workers.steps.context import Cancel, Cancelled, GiveUp, HandBack, Step, StepContext, Workplace
-from workers.worker.lease import Lease
+from workers.worker.keep_lease import LeaseKeeper
 
-log = logging.getLogger("cukiln.run_ticket")
+log = logging.getLogger("cukiln.run_wake_up")
 
 
-def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
+def run_wake_up(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
     """Run one task of a worker kind in this process, which may be killed for it. Returns whether there was one.
 
     The wake-up's own target says only that something is waiting: a worker of several targets takes the best of all."""
@@ -34,32 +34,32 @@ def run_ticket(workplace: Workplace, steps: Mapping[str, Step], kind: str, targe
     seconds = workplace.settings.lease_seconds
     held_since = time.monotonic()
     with workplace.database.write() as session:
-        claim = take_work.claim(session, wake_ups.ITEMS_OF[kind], workplace.targets, workplace.name, seconds, files)
-    if claim is None:
+        lease = take_work.take(session, wake_ups.ITEMS_OF[kind], workplace.targets, workplace.name, seconds, files)
+    if lease is None:
         log.debug("a wake-up of %s %s found nothing to do", kind, target)
         return False
     if files is not None:  # what this worker left is for the next one that is free
         with workplace.database.read() as session:
-            pending = pending_counts(session, 1, [str(claim.target)])
+            pending = pending_counts(session, 1, [str(lease.target)])
         for place in pending:
-            wake_ups.ensure_tickets(workplace.redis, kind, place, 1)
+            wake_ups.ensure_wake_ups(workplace.redis, kind, place, 1)
     cancel = Cancel()
-    with Lease(workplace.database, claim, cancel, lease_seconds=seconds, held_since=held_since):
-        run_item(StepContext(workplace, claim, cancel), steps)
+    with LeaseKeeper(workplace.database, lease, cancel, lease_seconds=seconds, held_since=held_since):
+        run_item(StepContext(workplace, lease, cancel), steps)
     spent = time.monotonic() - held_since
-    log.info("%s %s: attempt %d took %.3f s", claim.kind, claim.ref, claim.attempt, spent)
+    log.info("%s %s: attempt %d took %.3f s", lease.kind, lease.ref, lease.attempt, spent)
     return True
 
 
 def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
     """Run the step of a leased task and end the attempt. Raises what the database raises: the lease then runs out."""
-    claim, cancel = context.claim, context.cancel
+    lease, cancel = context.lease, context.cancel
     try:
-        steps[claim.kind](context)
+        steps[lease.kind](context)
     except Cancelled as told:
-        log.info("%s %s stopped: %s", claim.kind, claim.ref, told.reason)
+        log.info("%s %s stopped: %s", lease.kind, lease.ref, told.reason)
         _stopped(context)
-    except LostClaim as lost:
+    except LostLease as lost:
         log.warning("%s", lost)
     except HandBack:
         _released(context, logging.WARNING)
@@ -67,7 +67,7 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
         _failed(context, str(error), retry=False)
     except Exception as error:
         if cancel.is_set():  # a tool that was killed under the step may show as any error
-            log.info("%s %s stopped: %s (%s: %s)", claim.kind, claim.ref, cancel.reason, type(error).__name__, error)
+            log.info("%s %s stopped: %s (%s: %s)", lease.kind, lease.ref, cancel.reason, type(error).__name__, error)
             _stopped(context)
             return
         if isinstance(error, GpuGone):
@@ -75,11 +75,11 @@ def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
             return
         if isinstance(error, InfrastructureError) or is_of_the_machine(error):
             why = str(error) or type(error).__name__
-            log.warning("%s %s is lost: %s", claim.kind, claim.ref, why)
+            log.warning("%s %s is lost: %s", lease.kind, lease.ref, why)
             context.workplace.in_doubt = True
-            _ended(context, why, lambda session: end_attempt.lose(session, claim, why))
+            _ended(context, why, lambda session: end_attempt.lose(session, lease, why))
             return
-        log.exception("%s %s failed in attempt %d", claim.kind, claim.ref, claim.attempt)
+        log.exception("%s %s failed in attempt %d", lease.kind, lease.ref, lease.attempt)
         _failed(context, f"{type(error).__name__}: {error}", retry=True)
     else:
         _completed(context)
@@ -89,9 +89,9 @@ def _completed(context: StepContext) -> None:
     """End the task, where the step has not done so in a transaction of its own."""
     try:
         with context.database.write() as session:
-            tasks.complete(session, context.claim)
-    except LostClaim:
-        log.debug("%s %s has been ended by its step", context.claim.kind, context.claim.ref)
+            tasks.complete(session, context.lease)
+    except LostLease:
+        log.debug("%s %s has been ended by its step", context.lease.kind, context.lease.ref)
 
 
 def _stopped(context: StepContext) -> None:
@@ -104,7 +104,7 @@ def _stopped(context: StepContext) -> None:
 
 def _drained(context: StepContext, reason: str) -> None:
     """The GPU is out of order, not the work: the attempt does not count, and the GPU gets no more."""
-    log.error("%s %s is given back: %s", context.claim.kind, context.claim.ref, reason)
+    log.error("%s %s is given back: %s", context.lease.kind, context.lease.ref, reason)
     with context.database.write() as session:
         drain_device(session, context.device.uuid, reason)
     _released(context, logging.WARNING)
@@ -113,11 +113,11 @@ def _drained(context: StepContext, reason: str) -> None:
 def _released(context: StepContext, level: int) -> None:
     try:
         with context.database.write() as session:
-            end_attempt.release(session, context.claim)
-    except LostClaim as lost:
+            end_attempt.release(session, context.lease)
+    except LostLease as lost:
         log.log(level, "%s", lost)
         return
-    context.wake([(context.claim.kind, context.claim.target)])
+    context.wake([(context.lease.kind, context.lease.target)])
 
 
 def _failed(context: StepContext, error: str, *, retry: bool) -> None:
@@ -125,23 +125,23 @@ def _failed(context: StepContext, error: str, *, retry: bool) -> None:
     _ended(
         context,
         error,
-        lambda session: end_attempt.fail(session, context.claim, error, retry=retry, max_attempts=most),
+        lambda session: end_attempt.fail(session, context.lease, error, retry=retry, max_attempts=most),
     )
 
 
 def _ended(context: StepContext, error: str, end: Callable[[Session], str]) -> None:
     """End the attempt by `end`, which returns how the task continues; wake or notify what that concerns."""
-    claim = context.claim
+    lease = context.lease
     try:
         with context.database.write() as session:
             state = end(session)
-            ended = [job for id in claim.jobs if (job := jobs.job_state(session, id)) and job.finished_at is not None]
-    except LostClaim as lost:
+            ended = [job for id in lease.jobs if (job := jobs.job_state(session, id)) and job.finished_at is not None]
+    except LostLease as lost:
         log.warning("%s", lost)
         return
     if state == "waiting":
-        context.wake([(claim.kind, claim.target)])
+        context.wake([(lease.kind, lease.target)])
     elif state == "failed":
-        context.publish("failed", {"kind": claim.kind, "ref": claim.ref, "error": error})
+        context.publish("failed", {"kind": lease.kind, "ref": lease.ref, "error": error})
     for job in ended:
         context.publish("state", {"state": job.state}, job_id=job.id)

@@ -29,8 +29,8 @@ from storage.transitions import accept, take_work
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
+    apply_group_verdicts,
     complete_group,
-    judge_group,
     record_builds,
     what_follows,
 )
@@ -38,10 +38,10 @@ from storage.transitions.finish import finish_problem
 from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
     Measured,
+    apply_measured_verdicts,
     best_measured,
     candidates_to_measure,
     complete_measured,
-    judge_results,
     record_compared,
     record_measured,
 )
@@ -85,48 +85,48 @@ def _go_the_way(session: Session, name: str) -> None:
     classes = (f"predicted:{target}", name)
     problems = [accept.NewProblem(name, "matmul", {}, target, device_class, build, {}) for device_class in classes]
     job = accept.create_job(session, accept.NewJob(problems, priority="high")).id
-    claim = _claim(session, "plan", None, job)
-    planned = problems_to_plan(session, claim)
+    lease = _lease(session, "plan", None, job)
+    planned = problems_to_plan(session, lease)
     jobs.job_state(session, job)
     candidates_of_job(session, job)
     drivers_of(session, 1.0)
     spend(session, job, 0.0)
     candidate = NewCandidate(name * 2, {}, name * 2, build)
     builds = {build: NewBuild(build, name * 2, name * 2, {}, target, "t")}
-    record_candidates(session, claim, [(problem.id, candidate) for problem in planned], builds, versions)
+    record_candidates(session, lease, [(problem.id, candidate) for problem in planned], builds, versions)
     for problem in planned:
-        end_plan(session, claim, PlannedProblem(problem.id, 1, 1, {}, whole))
-    tasks.complete(session, claim)
+        end_plan(session, lease, PlannedProblem(problem.id, 1, 1, {}, whole))
+    tasks.complete(session, lease)
     take_work.waiting_counts(session)
     job_progress(session, job)
-    claim = _claim(session, "compile", target, job)
-    tasks.renew(session, claim, 1.0)
-    load_group(session, claim.ref)
+    lease = _lease(session, "compile", target, job)
+    tasks.renew(session, lease, 1.0)
+    load_group(session, lease.ref)
     made = BuildOutcome(build, "ok", code_digest=name * 2, resources={}, library=name * 2)
-    record_builds(session, claim, [made])
-    judge_group(session, claim, versions)
+    record_builds(session, lease, [made])
+    apply_group_verdicts(session, lease, versions)
     group = GroupFiles()
-    complete_group(session, claim, group, what_follows(session, claim, group)[0])
-    claim = _claim(session, "verify", target, job)
-    asked = builds_to_verify(session, claim.ref, _PLANS)
+    complete_group(session, lease, group, what_follows(session, lease, group)[0])
+    lease = _lease(session, "verify", target, job)
+    asked = builds_to_verify(session, lease.ref, _PLANS)
     verdict = NewVerdict(name * 2, "matmul", "ok", None, {}, 0.0, 0.0)
-    record_verdicts(session, claim, [verdict], _PLANS)
-    judge_group(session, claim, versions)
-    add_seconds(session, verify_shares(session, claim, asked, whole))
-    complete_verified(session, claim, asked, plans=_PLANS, verify=whole)
+    record_verdicts(session, lease, [verdict], _PLANS)
+    apply_group_verdicts(session, lease, versions)
+    add_seconds(session, verify_shares(session, lease, asked, whole))
+    complete_verified(session, lease, asked, plans=_PLANS, verify=whole)
     _measure(session, name, job)
-    claim = _claim(session, "finish", target, job)
-    start_library(session, name * 2, claim)
-    end_library(session, name * 2, claim)
-    load_problem(session, int(claim.ref))
-    candidates_of_problem(session, int(claim.ref))
+    lease = _lease(session, "finish", target, job)
+    start_library(session, name * 2, lease)
+    end_library(session, name * 2, lease)
+    load_problem(session, int(lease.ref))
+    candidates_of_problem(session, int(lease.ref))
     best_proofs(session, [(name * 2, name * 2)])
-    finish_problem(session, claim, winner=candidate.candidate, error=None)
+    finish_problem(session, lease, winner=candidate.candidate, error=None)
 
 
 def _measure(session: Session, device_class: str, job: str) -> None:
-    claim = _claim(session, "measure", device_class, job)
-    waiting = candidates_to_measure(session, claim.ref, device_class, _PLANS)
+    lease = _lease(session, "measure", device_class, job)
+    waiting = candidates_to_measure(session, lease.ref, device_class, _PLANS)
     best_measured(session, [candidate.problem_id for candidate in waiting])
     measured = [
         Measured(
@@ -143,18 +143,18 @@ def _measure(session: Session, device_class: str, job: str) -> None:
         )
         for candidate in waiting
     ]
-    record_measured(session, claim, measured, driver=_NAME, plans=_PLANS)
-    judge_results(session, measured, device_class, _PLANS)
-    complete_measured(session, claim, measured, plans=_PLANS)
-    claim = _claim(session, "compare", device_class, job)
-    record_compared(session, claim, None, measure=StageSeconds())
+    record_measured(session, lease, measured, driver=_NAME, plans=_PLANS)
+    apply_measured_verdicts(session, measured, device_class, _PLANS)
+    complete_measured(session, lease, measured, plans=_PLANS)
+    lease = _lease(session, "compare", device_class, job)
+    record_compared(session, lease, None, measure=StageSeconds())
 
 
-def _claim(session: Session, kind: str, target: str | None, job: str) -> tasks.Claim:
+def _lease(session: Session, kind: str, target: str | None, job: str) -> tasks.Lease:
     """As a worker does that has several kinds of work: it is another statement for one."""
     kinds = next(kinds for kinds in wake_ups.ITEMS_OF.values() if kind in kinds)
     files = FileLimits(toolchain="t") if kind in wake_ups.ITEMS_OF[wake_ups.COMPILE] else None
-    claim = take_work.claim(session, kinds, None if target is None else [target], "warm-up", 1.0, files)
-    if claim is None or claim.kind != kind or claim.jobs != (job,):
+    lease = take_work.take(session, kinds, None if target is None else [target], "warm-up", 1.0, files)
+    if lease is None or lease.kind != kind or lease.jobs != (job,):
         raise _NotOurs(f"{kind} work waits already")
-    return claim
+    return lease

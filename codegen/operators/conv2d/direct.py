@@ -168,10 +168,10 @@ def _pixels_fit(of_block: int, pixels: int) -> bool:
     return of_block < 2 * power_of_two(pixels)
 
 
-def default(problem: Convolution, window: int, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: Convolution, window: int, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: many filters and many pixels in a thread first,
     with the window. Where all break one, the first of all."""
-    return first_accepted(chain.from_iterable(map(_in_order, levels(problem, window).values())), judge)
+    return first_accepted(chain.from_iterable(map(_in_order, levels(problem, window).values())), admit)
 
 
 def _in_order(lists: Lists) -> Iterator[Schedule]:

@@ -65,9 +65,9 @@ def lists_of_product(levels: Mapping[int, simt_space.Lists]) -> dict[int, simt_s
     return {level: {"algorithm": ("implicit_gemm",), **without_static_k(lists)} for level, lists in levels.items()}
 
 
-def default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: Conv2dProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
-    return default_of_product(product(problem), _aligns(problem), _input_bytes(problem), target, judge)
+    return default_of_product(product(problem), _aligns(problem), _input_bytes(problem), target, admit)
 
 
 def default_of_product(
@@ -75,20 +75,20 @@ def default_of_product(
     aligned: tuple[int, int],
     stored_bytes: float,
     target: Target,
-    judge: Callable[[Schedule], Accepted | Rejected],
+    admit: Callable[[Schedule], Accepted | Rejected],
     slices: tuple[int, ...] | None = None,
 ) -> Schedule:
     """`stored_bytes`: of the convolution's operands; `slices`: of k, the few that seem useful where that is None."""
 
-    def judge_product(schedule: Schedule) -> Accepted | Rejected:
+    def admit_product(schedule: Schedule) -> Accepted | Rejected:
         values = schedule.as_dict()
         constant = values.get("static_k", 0) != 0
-        return check(not constant, "static_k", "k is no constant here") or judge(implicit_schedule(values))
+        return check(not constant, "static_k", "k is no constant here") or admit(implicit_schedule(values))
 
     if on_tensor_cores(as_matmul, target):
-        schedule = tensor_space.default(as_matmul, target, aligned, judge_product, stored_bytes, slices)
+        schedule = tensor_space.default(as_matmul, target, aligned, admit_product, stored_bytes, slices)
     else:
-        schedule = simt_space.default(as_matmul, target, judge_product, slices)
+        schedule = simt_space.default(as_matmul, target, admit_product, slices)
     return implicit_schedule(schedule.as_dict())
 
 
@@ -103,8 +103,8 @@ def rules(
         )
     if not problem.pointwise and (broken := _gather_rule(problem, t)):
         return broken
-    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
-    outcome = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
+    admit = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = admit(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
     if isinstance(outcome, Rejected) or problem.pointwise:
         return outcome
     return _register_rule(problem, t, target) or ACCEPTED

@@ -39,7 +39,7 @@ TUNABLES = together(implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, (*direct.T
 
 
 def space(
-    problem: Conv2dProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+    problem: Conv2dProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     every: dict[Value, tuple[Tunable, ...]] = {
@@ -51,7 +51,7 @@ def space(
         kinds["implicit_gemm"] = _fused(implicit.kind(problem, target, search))
     if direct.worth(problem):
         kinds["direct"] = _fused(Kind(direct.TUNABLES, direct.levels(problem, direct.window_of(problem))))
-    default = unfused_epilogue.fused(_default(problem, target, judge))
+    default = unfused_epilogue.fused(_default(problem, target, admit))
     joined = build_joined(search, ALGORITHM, every, kinds, default)
     by_level = search.level != 0 and search.tunables is None and search.schedules is None
     if not (problem.epilogue and by_level):
@@ -67,20 +67,20 @@ def _fused(kind: Kind) -> Kind:
     return replace(kind, tunables=(*kind.tunables, unfused_epilogue.TUNABLE), levels=levels)
 
 
-def _default(problem: Conv2dProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def _default(problem: Conv2dProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: directly where filters are few; the other way where no schedule of that one is left."""
-    directly = partial(direct.default, problem, direct.window_of(problem), judge) if direct.worth(problem) else None
-    as_product = None if problem.depthwise else partial(implicit.default, problem, target, judge)
-    return default_of(directly, as_product, judge, direct_first=problem.group_filters < MANY_FILTERS)
+    directly = partial(direct.default, problem, direct.window_of(problem), admit) if direct.worth(problem) else None
+    as_product = None if problem.depthwise else partial(implicit.default, problem, target, admit)
+    return default_of(directly, as_product, admit, direct_first=problem.group_filters < MANY_FILTERS)
 
 
 def default_of(
     directly: Callable[[], Schedule] | None,
     as_product: Callable[[], Schedule] | None,
-    judge: Callable[[Schedule], Accepted | Rejected],
+    admit: Callable[[Schedule], Accepted | Rejected],
     *,
     direct_first: bool,
 ) -> Schedule:
     """The first algorithm's default, or the other's where that breaks a rule. None: the problem is not tried so."""
     order = (directly, as_product) if direct_first else (as_product, directly)
-    return first_accepted((default() for default in order if default is not None), judge)
+    return first_accepted((default() for default in order if default is not None), admit)

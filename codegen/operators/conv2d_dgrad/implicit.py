@@ -50,9 +50,9 @@ def kind(problem: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
     return replace(of_product, linked=dict.fromkeys(of_product.levels, undivided))
 
 
-def default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: Conv2dDgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Level 1's first schedule that breaks no rule, in matmul's order of preference."""
-    return forward.default_of_product(product(problem), _aligns(problem), _input_bytes(problem), target, judge)
+    return forward.default_of_product(product(problem), _aligns(problem), _input_bytes(problem), target, admit)
 
 
 def rules(
@@ -67,8 +67,8 @@ def rules(
         )
     if not problem.pointwise and (broken := _split_rule(problem, t) or _gather_rule(problem, t)):
         return broken
-    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
-    outcome = judge(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
+    admit = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = admit(as_matmul, _aligns(problem), Schedule.of(t), target, workspace_limit)
     if isinstance(outcome, Rejected) or problem.pointwise:
         return outcome
     return _register_rule(problem, t, target) or ACCEPTED

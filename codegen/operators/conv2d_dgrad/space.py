@@ -23,7 +23,7 @@ TUNABLES = together(forward_implicit.SIMT_TUNABLES, forward_implicit.TENSOR_TUNA
 
 
 def space(
-    problem: Conv2dDgradProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+    problem: Conv2dDgradProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     every: dict[Value, tuple[Tunable, ...]] = {
@@ -35,15 +35,15 @@ def space(
         kinds["implicit_gemm"] = implicit.kind(problem, target, search)
     if direct.worth(problem):
         kinds["direct"] = Kind(forward.TUNABLES, forward.levels(largest(problem), forward.window_of(problem)))
-    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
+    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, admit))
 
 
-def _default(problem: Conv2dDgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def _default(problem: Conv2dDgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: directly where both the channels and the filters of a group are few; the other way where no
     schedule of that one is left."""
     directly = None
     if direct.worth(problem):
-        directly = partial(forward.default, largest(problem), forward.window_of(problem), judge)
-    as_product = None if problem.depthwise else partial(implicit.default, problem, target, judge)
+        directly = partial(forward.default, largest(problem), forward.window_of(problem), admit)
+    as_product = None if problem.depthwise else partial(implicit.default, problem, target, admit)
     few = problem.group_filters <= forward.MOST_CHANNELS and problem.group_channels < MANY_FILTERS
-    return default_of(directly, as_product, judge, direct_first=few)
+    return default_of(directly, as_product, admit, direct_first=few)

@@ -69,8 +69,8 @@ class Conv2dWgrad(ConvolutionOperator):
         p, is_direct = _wgrad(problem), schedule.get("algorithm") == "direct"
         if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p)):
             return broken
-        judge = direct.rules if is_direct else implicit.rules
-        return judge(p, schedule, target, workspace_limit)
+        admit = direct.rules if is_direct else implicit.rules
+        return admit(p, schedule, target, workspace_limit)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""

@@ -104,10 +104,10 @@ def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: in
     return level_slices(fill(blocks, MOST_BLOCKS * target.sm_count, most))
 
 
-def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: Conv2dWgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: wide threads first, and about as many slices as
     fill the device. Where all break one, the first of all."""
-    return first_accepted((schedule for level in (1, 2) for schedule in _in_order(problem, target, level)), judge)
+    return first_accepted((schedule for level in (1, 2) for schedule in _in_order(problem, target, level)), admit)
 
 
 def _in_order(problem: Conv2dWgradProblem, target: Target, level: int) -> Iterator[Schedule]:

@@ -68,21 +68,21 @@ def kind(problem: Conv2dWgradProblem, target: Target, search: Search) -> Kind:
     return Kind(own, lists, {1: every_way if named else usual, 2: every_way})
 
 
-def default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: Conv2dWgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """Level 1's first schedule that breaks no rule, in matmul's order of preference: of those that fill the device
     where there are any."""
     as_matmul, slices = product(problem), _slices(problem, target)
 
     def first(least_blocks: float) -> Schedule:
-        def judge_filling(schedule: Schedule) -> Accepted | Rejected:
+        def admit_filling(schedule: Schedule) -> Accepted | Rejected:
             blocks = split.grid_blocks(as_matmul, schedule.as_dict())
-            return check(blocks >= least_blocks, "grid", "multiprocessors would idle") or judge(schedule)
+            return check(blocks >= least_blocks, "grid", "multiprocessors would idle") or admit(schedule)
 
-        return default_of_product(as_matmul, aligns(problem)[:2], problem.input_bytes, target, judge_filling, slices)
+        return default_of_product(as_matmul, aligns(problem)[:2], problem.input_bytes, target, admit_filling, slices)
 
     filling = first(FILLED * target.sm_count)
     idle = split.grid_blocks(as_matmul, filling.as_dict()) < FILLED * target.sm_count
-    return first(0) if idle or isinstance(judge(filling), Rejected) else filling
+    return first(0) if idle or isinstance(admit(filling), Rejected) else filling
 
 
 def _lists(problem: Conv2dWgradProblem, target: Target, slices: tuple[int, ...]) -> dict[int, Lists]:
@@ -116,8 +116,8 @@ def rules(
         )
     if not problem.pointwise and (broken := _gather_rule(problem, t)):
         return broken
-    judge = tensor_rules.rules if is_tensor(t) else simt_rules.rules
-    outcome = judge(as_matmul, aligns(problem)[:2], Schedule.of(t), target, workspace_limit)
+    admit = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = admit(as_matmul, aligns(problem)[:2], Schedule.of(t), target, workspace_limit)
     if isinstance(outcome, Rejected) or problem.pointwise:
         return outcome
     return _register_rule(problem, t, target) or ACCEPTED

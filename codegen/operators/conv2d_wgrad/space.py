@@ -21,7 +21,7 @@ TUNABLES = together(SIMT_TUNABLES, TENSOR_TUNABLES, direct.TUNABLES)
 
 
 def space(
-    problem: Conv2dWgradProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+    problem: Conv2dWgradProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     every: dict[Value, tuple[Tunable, ...]] = {
@@ -33,11 +33,11 @@ def space(
         kinds["implicit_gemm"] = implicit.kind(problem, target, search)
     if problem.one_channel:
         kinds["direct"] = direct.kind(problem, target)
-    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, judge))
+    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, admit))
 
 
-def _default(problem: Conv2dWgradProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def _default(problem: Conv2dWgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: directly where filters are few; the other way where no schedule of that one is left."""
-    directly = partial(direct.default, problem, target, judge) if problem.one_channel else None
-    as_product = None if problem.depthwise else partial(implicit.default, problem, target, judge)
-    return default_of(directly, as_product, judge, direct_first=problem.group_filters < MANY_FILTERS)
+    directly = partial(direct.default, problem, target, admit) if problem.one_channel else None
+    as_product = None if problem.depthwise else partial(implicit.default, problem, target, admit)
+    return default_of(directly, as_product, admit, direct_first=problem.group_filters < MANY_FILTERS)

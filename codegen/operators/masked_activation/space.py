@@ -77,7 +77,7 @@ def registers(tunables: Mapping[str, Any]) -> int:
 
 
 def space(
-    problem: MaskedActivationProblem, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+    problem: MaskedActivationProblem, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     widest = 16 // dtype(problem.dtype).bytes
@@ -99,7 +99,7 @@ def space(
         Schedule.of({"algorithm": "vectorised", "threads": threads, "vector": vector, "loads": loads})
         for vector, loads, threads in product(reversed(vectors), (4, 2, 1), (256, 128, 64))
     ]
-    default = first_accepted(wanted, judge)
+    default = first_accepted(wanted, admit)
     # In every sample, however small: the winner is compared with what it replaces.
     return replace(build_joined(search, "algorithm", every, kinds, default), compared=(LISTS,))
 

@@ -78,8 +78,8 @@ class Matmul(Operator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p = _matmul(problem)
-        judge = tensor_rules.rules if on_tensor_cores(p, target) else simt_rules.rules
-        return judge(p, aligns(p)[:2], schedule, target, workspace_limit)
+        admit = tensor_rules.rules if on_tensor_cores(p, target) else simt_rules.rules
+        return admit(p, aligns(p)[:2], schedule, target, workspace_limit)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return split.functions(kernel.tunables.as_dict())

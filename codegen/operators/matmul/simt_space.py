@@ -85,13 +85,13 @@ def levels(
 def default(
     problem: MatmulProblem,
     target: Target,
-    judge: Callable[[Schedule], Accepted | Rejected],
+    admit: Callable[[Schedule], Accepted | Rejected],
     slices: tuple[int, ...] | None = None,
 ) -> Schedule:
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
     lists, division = levels(problem, target, slices)[1]
     most = slices[-1] if slices else 1
-    return first_accepted(map(Schedule.of, _preferred(problem, target, lists, division, most)), judge)
+    return first_accepted(map(Schedule.of, _preferred(problem, target, lists, division, most)), admit)
 
 
 def _preferred(

@@ -47,16 +47,16 @@ def space(
     target: Target,
     aligns: tuple[int, int],
     search: Search,
-    judge: Callable[[Schedule], Accepted | Rejected],
+    admit: Callable[[Schedule], Accepted | Rejected],
 ) -> SearchSpace:
     """The schedules of a search; `aligns` are elements per access of A and B. Raises InvalidSearch."""
     if on_tensor_cores(problem, target):
         _require_own(search, problem, target, tensor_space.TUNABLES, TENSOR_CORES)
-        default = tensor_space.default(problem, target, aligns, judge)
+        default = tensor_space.default(problem, target, aligns, admit)
         levels = tensor_space.levels(problem, target, aligns)
         return _space(search, tensor_space.TUNABLES, levels, tensor_space.every_way(target), default)
     _require_own(search, problem, target, simt_space.TUNABLES, CUDA_CORES)
-    default = simt_space.default(problem, target, judge)
+    default = simt_space.default(problem, target, admit)
     return _space(search, simt_space.TUNABLES, simt_space.levels(problem, target), simt_space.EVERY_WAY, default)
 
 

@@ -263,14 +263,14 @@ def default(
     problem: MatmulProblem,
     target: Target,
     aligns: tuple[int, int],
-    judge: Callable[[Schedule], Accepted | Rejected],
+    admit: Callable[[Schedule], Accepted | Rejected],
     stored_bytes: float | None = None,
     slices: tuple[int, ...] | None = None,
 ) -> Schedule:
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule. `stored_bytes`: of both
     operands, where they are not stored as the problem has them."""
     stored = input_bytes(problem) if stored_bytes is None else stored_bytes
-    return first_accepted(_preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored), judge)
+    return first_accepted(_preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored), admit)
 
 
 def _preferred(

@@ -159,17 +159,17 @@ def _levels(problem: ReduceProblem, algorithm: str, target: Target) -> tuple[dic
 
 
 def space(
-    problem: ReduceProblem, target: Target, search: Search, judge: Callable[[Schedule], Accepted | Rejected]
+    problem: ReduceProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     kinds: dict[Value, Kind] = {}
     for algorithm in algorithms(problem):
         lists, linked = _levels(problem, algorithm, target)
         kinds[algorithm] = Kind(OF_KIND[algorithm], lists, linked)
-    return build_joined(search, ALGORITHM, OF_KIND, kinds, default(problem, target, judge))
+    return build_joined(search, ALGORITHM, OF_KIND, kinds, default(problem, target, admit))
 
 
-def default(problem: ReduceProblem, target: Target, judge: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(problem: ReduceProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: of level 1 the first that breaks no rule, blocks of 256 threads and as many as fill a GPU
     first."""
     algorithm = algorithms(problem)[0]
@@ -180,7 +180,7 @@ def default(problem: ReduceProblem, target: Target, judge: Callable[[Schedule], 
         Schedule.of({**dict(zip(lists[1], rest, strict=True)), **dict(zip(linked[1].names, choice, strict=True))})
         for choice, rest in product(choices, product(*lists[1].values()))
     ]
-    return first_accepted(tried, judge)
+    return first_accepted(tried, admit)
 
 
 def _busy(problem: ReduceProblem, algorithm: str, choice: tuple[Value, ...], target: Target) -> float:

@@ -206,7 +206,7 @@ SEARCHES = declare.Searches(
 MOBILENET = [shape for shape in shapes_of(NAME) if shape["name"].startswith("mobilenet")]
 
 
-def judge(fields: Fields, schedule: Fields, **changes: Any) -> object:
+def check_output(fields: Fields, schedule: Fields, **changes: Any) -> object:
     return OP.rules(conv2d(**fields), Schedule.of({**schedule, **changes}), SM_90A)
 
 
@@ -257,7 +257,7 @@ def test_a_window_is_tried_where_a_problem_can_have_it(changes: Fields, window: 
     for level in (1, 2):
         parts = OP.space(problem, SM_90A, Search(level=level)).parts
         assert {value for part in parts for value in part.tunables.get("window", ())} == {0, window}
-    assert judge({**DEPTHWISE, **changes}, DIRECT, window=window, filters=2) == ACCEPTED
+    assert check_output({**DEPTHWISE, **changes}, DIRECT, window=window, filters=2) == ACCEPTED
 
 
 def test_a_window_is_predicted_to_issue_about_half_of_the_instructions() -> None:
@@ -338,8 +338,8 @@ def test_a_search_may_ask_for_separate_epilogues() -> None:
 
 def test_a_separate_epilogue_needs_sums_that_are_whole_and_room_for_them() -> None:
     with_nodes = {**HALF, "epilogue": NODES}
-    assert judge(with_nodes, TENSOR, **SEPARATE) == ACCEPTED
-    divided = judge({**with_nodes, "n": 1}, {**TENSOR, **SEPARATE}, split="workspace", split_k=4)
+    assert check_output(with_nodes, TENSOR, **SEPARATE) == ACCEPTED
+    divided = check_output({**with_nodes, "n": 1}, {**TENSOR, **SEPARATE}, split="workspace", split_k=4)
     assert isinstance(divided, Rejected) and divided.rule == "epilogue"
     schedule = Schedule.of({**TENSOR, **SEPARATE})
     assert OP.rules(conv2d(**with_nodes, out_dtype="float32"), schedule, SM_90A, 0) == ACCEPTED

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.plan.verification_plan import judge
+from codegen.plan.verification_plan import check_output
 from tests.operators.harness.declarations import Declarations, Fields, inputs_of
 from tests.support.strict_arrays import on_device, on_host, strict_namespace
 
@@ -43,8 +43,8 @@ def test_fp32_is_within_the_bound_and_what_lost_a_part_is_not(declared: Declarat
     assert of is not None and of.in_fp32 is not None
     inputs = inputs_of(declared, problem, "normal", 3)
     expected, bound = declared.op.reference(problem, inputs)
-    assert judge(of.in_fp32(problem, inputs, False), expected, bound, exact=False).ok
-    lost = judge(of.in_fp32(problem, inputs, True), expected, bound, exact=False)
+    assert check_output(of.in_fp32(problem, inputs, False), expected, bound, exact=False).ok
+    lost = check_output(of.in_fp32(problem, inputs, True), expected, bound, exact=False)
     assert not lost.ok and lost.wrong >= of.wrong
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from codegen.dtypes import dtype
 from codegen.operators import operator
-from codegen.plan.verification_plan import judge
+from codegen.plan.verification_plan import check_output
 from tests.support.fixtures_codegen import EVERY_NODE, matmul
 from tests.support.kernel_in_numpy import computed, summed, tf32, through_bfloat16
 
@@ -31,8 +31,8 @@ def with_chain(types: dict[str, Any], chain: list[dict[str, Any]]) -> dict[str, 
 
 
 def right_share(out: Any, reference: Any, bound: Any) -> float:
-    judgement = judge(out, reference, bound, exact=False)
-    return 1 - judgement.wrong / judgement.size
+    output_check = check_output(out, reference, bound, exact=False)
+    return 1 - output_check.wrong / output_check.size
 
 
 SHAPES = {

@@ -18,7 +18,7 @@ from tests.support.fixtures_codegen import matmul
 OP = operator("matmul")
 
 
-def judge(
+def check_output(
     change: dict[str, Any], fields: dict[str, Any] | None = None, arch: str = "sm_90a", limit: int | None = None
 ) -> Accepted | Rejected:
     problem = matmul(**{**CUBE, **(fields or {})})
@@ -44,11 +44,11 @@ def judge(
 def test_a_good_schedule_is_accepted(fields: dict[str, Any], change: dict[str, Any], arch: str) -> None:
     if change is STREAMED:
         change = {**STREAMED, "stream_blocks": target(arch).sm_count}
-    assert judge(change, fields, arch) == ACCEPTED
+    assert check_output(change, fields, arch) == ACCEPTED
 
 
 def test_turing_has_its_own_pipeline() -> None:
-    assert judge(TURING, arch="sm_75") == ACCEPTED
+    assert check_output(TURING, arch="sm_75") == ACCEPTED
 
 
 def test_every_static_assert_of_the_kernel_has_its_rule() -> None:

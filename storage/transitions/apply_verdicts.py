@@ -18,17 +18,17 @@ from storage.database.tables import (
     LIVE,
     BuildRow,
     CandidateRow,
-    ItemRow,
     JobProblemRow,
     JobRow,
     MeasurementRow,
+    TaskRow,
     VerdictRow,
 )
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.losses import LOST
-from storage.queue.new_tasks import COMPARE, FINISH, UNENDED, NewItem, add_items
+from storage.queue.new_tasks import COMPARE, FINISH, UNENDED, NewTask, add_tasks
 
-JUDGED_AT_ONCE = 1000
+VERDICTS_AT_ONCE = 1000
 """Candidates that get their verdict in one transaction: about 50 ms of a shared core."""
 FINISH_SECONDS = 0.75
 """Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
@@ -43,7 +43,7 @@ def has_time_left(now: float) -> ColumnElement[bool]:
 
 
 @dataclass(frozen=True, order=True)
-class Judged:
+class NextStep:
     """A problem with a new task: a wake-up goes to (kind, target).
 
     `compare`: all its candidates have a verdict, and the best are to be run against each other on a GPU. `finish`: all
@@ -56,7 +56,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CandidateVerdict:
     """What becomes of one candidate of a job's problem. `measurement` as JSON; None where it is not right."""
 
     problem_id: int
@@ -66,15 +66,15 @@ class Finding:
     measurement: dict[str, Any] | None = None
 
 
-def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
+def add_next_steps(session: Session, problem_ids: Iterable[int]) -> list[NextStep]:
     """Add the next task of each live, planned problem whose candidates all have a verdict; returns what was added.
 
     While there is time left, candidates that are right on a GPU are compared once; then the problem is finished.
     """
-    judged: list[Judged] = []
-    items: list[NewItem] = []
+    next_steps: list[NextStep] = []
+    tasks: list[NewTask] = []
     candidate = select(CandidateRow.candidate).where(CandidateRow.job_problem_id == JobProblemRow.id)
-    compare = select(ItemRow.state).where(ItemRow.kind == COMPARE, ItemRow.ref == cast(JobProblemRow.id, String))
+    compare = select(TaskRow.state).where(TaskRow.kind == COMPARE, TaskRow.ref == cast(JobProblemRow.id, String))
     now = clock_of(session).now()
     query = (
         select(
@@ -96,13 +96,13 @@ def finish_judged(session: Session, problem_ids: Iterable[int]) -> list[Judged]:
             continue  # its end leads here again
         in_time = row.deadline is None or row.deadline > now
         if row.right and row.compare is None and in_time and not is_predicted(row.device_class):
-            step, seconds = Judged(row.id, COMPARE, row.device_class), COMPARE_SECONDS
+            step, seconds = NextStep(row.id, COMPARE, row.device_class), COMPARE_SECONDS
         else:
-            step, seconds = Judged(row.id, FINISH, row.target), FINISH_SECONDS
-        judged.append(step)
-        items.append(NewItem(step.kind, str(row.id), step.target, (row.job_id,), seconds))
-    add_items(session, items)
-    return judged
+            step, seconds = NextStep(row.id, FINISH, row.target), FINISH_SECONDS
+        next_steps.append(step)
+        tasks.append(NewTask(step.kind, str(row.id), step.target, (row.job_id,), seconds))
+    add_tasks(session, tasks)
+    return next_steps
 
 
 def skip_lost(session: Session, builds: Mapping[str, str], which: ColumnElement[bool], most: int) -> list[int]:
@@ -131,10 +131,12 @@ def give_verdicts(
     if not verdicts:
         return []
     candidate = core(CandidateRow).c
-    unjudged = candidate.verdict.is_(None) & candidate.build.in_(list(verdicts)) & which
+    unverified = candidate.verdict.is_(None) & candidate.build.in_(list(verdicts)) & which
     columns = (candidate.job_problem_id, candidate.candidate, candidate.build)
-    rows = session.execute(select(*columns).where(unjudged).limit(most))
-    return write_findings(session, [Finding(problem, name, *verdicts[build]) for problem, name, build in rows])
+    rows = session.execute(select(*columns).where(unverified).limit(most))
+    return write_candidate_verdicts(
+        session, [CandidateVerdict(problem, name, *verdicts[build]) for problem, name, build in rows]
+    )
 
 
 def of_problems(condition: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -164,7 +166,7 @@ def cpu_verdicts(session: Session, ids: list[str], plans: PlanVersions) -> dict[
     return {build: (verdict, message) for build, verdict, message in rows}
 
 
-def condemn(session: Session, code_digests: Collection[str], plans: PlanVersions | None, most: int) -> list[int]:
+def invalidate(session: Session, code_digests: Collection[str], plans: PlanVersions | None, most: int) -> list[int]:
     """Give at most so many candidates of live problems on a GPU the verdict of their code where it is wrong (by these
     versions of the verification plan; None: by any), also those that had been right; the problem of each."""
     wrong = [VerdictRow.subject.in_(list(code_digests)), VerdictRow.venue == GPU, VerdictRow.verdict != "ok"]
@@ -179,10 +181,10 @@ def condemn(session: Session, code_digests: Collection[str], plans: PlanVersions
         .where(JobProblemRow.state.in_(LIVE), ~asks_predicted())
         .limit(most)
     )
-    return write_findings(session, [Finding(*row) for row in rows])
+    return write_candidate_verdicts(session, [CandidateVerdict(*row) for row in rows])
 
 
-def write_findings(session: Session, findings: Sequence[Finding]) -> list[int]:
+def write_candidate_verdicts(session: Session, findings: Sequence[CandidateVerdict]) -> list[int]:
     """Write verdicts and times to candidates; the problem of each."""
     if not findings:
         return []
@@ -267,9 +269,9 @@ def give_findings(
         .limit(most)
     )
     findings = [
-        Finding(row.job_problem_id, row.candidate, row.verdict, row.message)
+        CandidateVerdict(row.job_problem_id, row.candidate, row.verdict, row.message)
         if row.verdict is not None
-        else Finding(row.job_problem_id, row.candidate, "ok", None, row.measurement)
+        else CandidateVerdict(row.job_problem_id, row.candidate, "ok", None, row.measurement)
         for row in rows
     ]
-    return write_findings(session, findings)
+    return write_candidate_verdicts(session, findings)

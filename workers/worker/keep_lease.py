@@ -38,17 +38,17 @@ _REASONS: dict[tasks.Renewal, StopReason] = {
 }
 
 
-class Lease:
+class LeaseKeeper:
     """Around the work on a leased task, in a process of its own (the worker child): it may be killed.
 
     `held_since` is `time.monotonic()` from before the lease. SIGTERM, while inside, sets `cancel` with "stopping".
     """
 
     def __init__(
-        self, database: Database, claim: tasks.Claim, cancel: Cancel, *, lease_seconds: float, held_since: float
+        self, database: Database, lease: tasks.Lease, cancel: Cancel, *, lease_seconds: float, held_since: float
     ) -> None:
         self._database = database
-        self._claim = claim
+        self._lease = lease
         self._cancel = cancel
         self._seconds = lease_seconds
         self._every = min(RENEW_SECONDS, lease_seconds / 5)
@@ -58,7 +58,7 @@ class Lease:
         self._stopping = self._ended = False
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> LeaseKeeper:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._asked_to_stop)
         self._set_alarm()
@@ -92,9 +92,9 @@ class Lease:
             before = time.monotonic()
             try:
                 with self._database.write() as session:
-                    renewal = tasks.renew(session, self._claim, self._seconds)
+                    renewal = tasks.renew(session, self._lease, self._seconds)
             except DATABASE_AWAY as error:
-                log.warning("lease of %s %s not renewed: %s", self._claim.kind, self._claim.ref, error)
+                log.warning("lease of %s %s not renewed: %s", self._lease.kind, self._lease.ref, error)
                 if time.monotonic() > self._held_since + self._seconds - 2 * self._margin:
                     self._die("its lease could not be renewed in time")
                 renew_at = time.monotonic() + _RETRY_SECONDS
@@ -119,5 +119,5 @@ class Lease:
         signal.setitimer(signal.ITIMER_REAL, max(0.001, left))
 
     def _die(self, why: str) -> NoReturn:
-        log.error("%s %s is abandoned: %s", self._claim.kind, self._claim.ref, why)
+        log.error("%s %s is abandoned: %s", self._lease.kind, self._lease.ref, why)
         os._exit(1)  # what it started ends with it, and its undertaker after that
