@@ -15,11 +15,11 @@ from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import add_job, new_problem, plan_next, take_one
 
 
-@pytest.mark.parametrize(("problems", "items"), [(1, 1), (32, 1), (33, 2), (100, 4)])
-def test_problems_are_planned_in_chunks_of_32(database: Database, problems: int, items: int) -> None:
-    assert add_job(database, count=problems).items == items
+@pytest.mark.parametrize(("problems", "tasks"), [(1, 1), (32, 1), (33, 2), (100, 4)])
+def test_problems_are_planned_in_chunks_of_32(database: Database, problems: int, tasks: int) -> None:
+    assert add_job(database, count=problems).tasks == tasks
     with database.read() as session:
-        assert waiting_counts(session) == {("plan", None): items}
+        assert waiting_counts(session) == {("plan", None): tasks}
 
 
 def test_a_job_is_one_transaction(database: Database) -> None:

@@ -30,7 +30,7 @@ def journal() -> Path:
 
 def write(word: str, context: StepContext) -> None:
     with journal().open("a") as lines:
-        lines.write(f"{word} {context.claim.ref} {_attempt(context)} {os.getpid()} {time.time()}\n")
+        lines.write(f"{word} {context.lease.ref} {_attempt(context)} {os.getpid()} {time.time()}\n")
 
 
 def _attempt(context: StepContext) -> int:

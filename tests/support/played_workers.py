@@ -198,7 +198,7 @@ class Attempt:
     def _outcome(self, build: str) -> BuildOutcome:
         if self.luck.is_bad(build):
             return BuildOutcome(build, self.luck.failure, log="error: no")
-        return BuildOutcome(build, "ok", f"code-{build}", {}, None, f"{self.claim.ref}-{build}")
+        return BuildOutcome(build, "ok", f"code-{build}", {}, None, f"{self.lease.ref}-{build}")
 
     def _verify(self) -> Transactions:
         with self.database.read() as session:
