@@ -201,13 +201,13 @@ def _kind_of(process: psutil.Process) -> str | None:
         return None
 
 
-def request(number: int) -> dict[str, Any]:
-    """A job of two problems, some of whose kernels other jobs share."""
+def request(number: int, kernels: int) -> dict[str, Any]:
+    """A job of two problems of so many candidates, some of whose kernels other jobs share."""
     problems = [
         {"operator": "matmul", "m": 64 * (number + 1), "n": 256, "k": 256, "layout": "nn", "dtype": dtype}
         for dtype in ("float32", "float16")
     ]
-    return {"target": "sm_90a", "problems": problems, "search": {"level": 2, "limit": 6, "seed": number // 2}}
+    return {"target": "sm_90a", "problems": problems, "search": {"level": 2, "limit": kernels, "seed": number // 2}}
 
 
 def wait_until_ready(service: KilledService) -> None:

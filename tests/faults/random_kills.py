@@ -20,6 +20,7 @@ from tests.faults.killed_service import KilledService, leave_environment, reques
 from tests.support.postgres_server import running_postgres
 
 PAUSE_SECONDS = 1.0  # between two kills
+KERNELS = 6  # candidates of each problem
 ANOTHER_AFTER = 7  # kills: something else than a kill
 SHORT = "ck-"  # the name of a folder: the path of valkey's socket is in it
 
@@ -59,13 +60,13 @@ def _report(service: KilledService, id: str) -> Job:
     return service.ask(lambda client: client.job(id))
 
 
-def reference(jobs: int) -> dict[str, str]:
+def reference(jobs: int, kernels: int = KERNELS) -> dict[str, str]:
     """Of a service in which nothing dies."""
     leave_environment()
     with tempfile.TemporaryDirectory(prefix=SHORT) as folder:
         service = KilledService(Path(folder), seed=0)
         wait_until_ready(service)
-        ids = [service.client.submit(request(number)).job for number in range(jobs)]
+        ids = [service.client.submit(request(number, kernels)).job for number in range(jobs)]
         for id in ids:
             service.client.wait(id)
         winners = winners_of(service, ids)
@@ -79,13 +80,14 @@ def random_kills(
     kills: int,
     seed: int,
     *,
+    kernels: int = KERNELS,
     on_postgres: bool = False,
     contract: int = 0,
     within: float = 240.0,
 ) -> Outcome:
-    """`expected`: a `reference`, of so many jobs. `on_postgres`: on a server of its own, which is crashed too.
-    `contract`: examples of each call that schemathesis asks for in the end; 0: it does not. `within`: seconds after the
-    last kill in which all jobs have to end."""
+    """`expected`: a `reference`, of so many jobs, with as many `kernels`. `on_postgres`: on a server of its own, which
+    is crashed too. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not. `within`:
+    seconds after the last kill in which all jobs have to end."""
     leave_environment()
     with tempfile.TemporaryDirectory(prefix=SHORT) as folder, ExitStack() as servers:
         postgres = servers.enter_context(running_postgres()) if on_postgres else None
@@ -94,7 +96,7 @@ def random_kills(
         service = KilledService(Path(folder), seed, postgres)
         try:
             wait_until_ready(service)
-            _kill_and_check(service, outcome, expected, kills, seed, within)
+            _kill_and_check(service, outcome, expected, kills, kernels, seed, within)
             if contract:
                 checked = check_contract(service.client.url, Path(folder), examples=contract, seed=seed)
                 outcome.requests += checked.requests
@@ -109,12 +111,18 @@ def random_kills(
 
 
 def _kill_and_check(
-    service: KilledService, outcome: Outcome, expected: Mapping[str, str], kills: int, seed: int, within: float
+    service: KilledService,
+    outcome: Outcome,
+    expected: Mapping[str, str],
+    kills: int,
+    kernels: int,
+    seed: int,
+    within: float,
 ) -> None:
     asker = Asker(service.client.url, seed)
     try:
         ids = asker.seen.jobs
-        _kill_while_they_run(service, ids, kills, outcome)
+        _kill_while_they_run(service, ids, kills, kernels, outcome)
         reports = _wait_for_the_end(service, ids, within)
         winners = winners_of(service, ids)
         outcome.faults += once_settled(service.settings) + damaged(service.settings)
@@ -130,11 +138,11 @@ def _kill_and_check(
     outcome.faults += [f"{name}: {winners.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
 
 
-def _kill_while_they_run(service: KilledService, ids: list[str], kills: int, outcome: Outcome) -> None:
+def _kill_while_they_run(service: KilledService, ids: list[str], kills: int, kernels: int, outcome: Outcome) -> None:
     """Jobs are sent all along, so that something runs under every kill; `ids` gets theirs."""
     while outcome.kills < kills or len(ids) < outcome.jobs:
         if len(ids) < outcome.jobs and outcome.kills >= kills * len(ids) // outcome.jobs:
-            ids.append(service.ask(lambda client: client.submit(request(len(ids)))).job)
+            ids.append(service.ask(lambda client: client.submit(request(len(ids), kernels))).job)
         number = outcome.kills + 1
         if number <= kills and (killed := service.kill_one(number)) is not None:
             outcome.kills = number

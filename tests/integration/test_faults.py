@@ -18,17 +18,19 @@ from tests.faults.seen import Seen
 from tests.support.fixtures_queue import wait_for
 from tests.support.postgres_server import binaries
 
+KERNELS = 3
+
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, str]:
-    return reference(jobs=2)
+    return reference(jobs=2, kernels=KERNELS)
 
 
 @pytest.mark.parametrize("on_postgres", [False, pytest.param(True, id="postgres")])
 def test_random_kills_change_nothing_of_what_comes_out(expected: dict[str, str], on_postgres: bool) -> None:
     if on_postgres and binaries() is None:
         pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
-    outcome = random_kills(expected, kills=12, seed=3, on_postgres=on_postgres)
+    outcome = random_kills(expected, kills=12, seed=3, kernels=KERNELS, on_postgres=on_postgres)
     assert outcome.faults == []
     assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (2, 0, 0, 0)
     assert sum(outcome.killed.values()) == 12
