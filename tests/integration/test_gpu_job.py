@@ -186,7 +186,7 @@ def test_a_problem_on_the_cpu_beside_it_is_predicted_and_never_measured(world: W
 
 
 def test_the_first_group_is_measured_while_a_later_one_still_compiles(world: World, job: Job) -> None:
-    compiling, measuring = world.tasks("compile"), world.items("measure")
+    compiling, measuring = world.tasks("compile"), world.tasks("measure")
     assert len(measuring) >= 2
     overlaps = [
         (measured["ref"], compiled["ref"])
