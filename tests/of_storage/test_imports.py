@@ -27,7 +27,15 @@ from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_cod
 from storage.entities.winners import get_winners
 from storage.errors import ImportWithdrawn
 from storage.maintenance.retention import Keep, collect
-from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem, Importer, import_results, imported_by
+from storage.transfer.imports import (
+    Import,
+    ImportedCandidate,
+    ImportedProblem,
+    Importer,
+    import_results,
+    imported_by,
+    imported_classes,
+)
 from storage.transfer.withdrawals import clear_withdrawn, import_report, list_imports, withdraw_import
 from storage.transitions.accept import NewJob, create_job
 from storage.transitions.cancel_and_expire import cancel_job
@@ -394,6 +402,14 @@ def test_an_import_outlives_its_job_and_can_still_be_withdrawn(world: World, clo
     assert world.fastest(0) == ("c00", job)
     world.withdraw(job)
     assert world.fastest(0) is None
+
+
+def test_a_device_class_counts_until_all_its_imports_are_withdrawn(world: World) -> None:
+    first, second = (world.send(Sent(number, (0,), (9.0,))) for number in (1, 2))
+    for withdrawn, classes in ((first, {GPU_CLASS}), (second, set())):
+        world.withdraw(withdrawn)
+        with world.database.read() as session:
+            assert imported_classes(session) == classes
 
 
 def test_a_lost_file_of_an_import_takes_its_kernel_out_of_the_record(world: World) -> None:

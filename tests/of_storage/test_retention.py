@@ -122,6 +122,8 @@ def test_winners_keep_files_and_can_still_be_withdrawn_when_their_jobs_are_gone(
     )
     with database.write() as session:
         publish_winner(session, winner_record("k" * 64, "c", front=[entry]), attempt="t")
+        proof = NewVerdict(entry.code_digest, "matmul", "ok", None, {}, 0.0, 0.0)
+        write_verdicts(session, [proof], GPU, EveryOperator("g1"))
     clock.advance(31 * DAY)
     assert collected(database) == Removed(blobs=1, bytes=lost.size)
     assert blobs.get(named.digest) == b"of a winner"
