@@ -102,6 +102,12 @@ def test_small_jobs_share_a_file(database: Database) -> None:
     assert take_file(database) is None
 
 
+def test_small_jobs_share_no_more_than_a_file_may_hold(database: Database) -> None:
+    for name in ("a", "b", "c"):
+        wanted(database, name, seconds=0.1)
+    assert [len(members(database, take_file(database, kernels=2))) for _ in range(2)] == [2, 1]
+
+
 def test_a_newcomer_is_next_though_a_large_job_came_first(database: Database, clock: FakeClock) -> None:
     large = wanted(database, *names("a", 40), seconds=2.0)
     running = take_file(database)
