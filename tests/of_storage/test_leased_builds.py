@@ -105,7 +105,7 @@ def test_small_jobs_share_a_file(database: Database) -> None:
 def test_small_jobs_share_no_more_than_a_file_may_hold(database: Database) -> None:
     for prefix in "ab":
         wanted(database, *names(prefix, 2), seconds=0.1)
-    assert [len(members(database, take_file(database, kernels=3))) for _ in range(2)] == [3, 1]
+    assert [len(members(database, take_file(database, workers=4, kernels=3))) for _ in range(2)] == [3, 1]
 
 
 def test_a_newcomer_is_next_though_a_large_job_came_first(database: Database, clock: FakeClock) -> None:
