@@ -315,6 +315,17 @@ def lose(database: Database, lease: Lease | None) -> None:
         assert end_attempt.lose(session, lease, "No space left on device") == "paused"
 
 
+def test_a_pause_ends_where_the_machines_clock_is_set_back_behind_its_beginning(
+    database: Database, clock: FakeClock
+) -> None:
+    wanted(database, "a")
+    assert take_file(database) is not None
+    expire(database, clock)
+    assert take_file(database) is None, "not before the pause"
+    clock.set_by(-86_400)
+    assert members(database, take_file(database)) == ["a"]
+
+
 def test_what_is_lost_comes_back_after_a_pause_then_alone_and_is_skipped_in_the_end(
     database: Database, clock: FakeClock
 ) -> None:
