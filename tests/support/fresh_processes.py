@@ -5,4 +5,4 @@ from __future__ import annotations
 import multiprocessing
 
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["tests.of_storage.test_storage_database", "tests.of_storage.test_tasks"])
+FRESH.set_forkserver_preload(["tests.of_storage.database.test_storage_database", "tests.of_storage.queue.test_tasks"])

@@ -2,8 +2,8 @@
 
 A driver that loses a child says so in words and ends with a status of its own, so the messages are read too. They are
 those of gcc 12, binutils 2.40 and nvcc 13.2 in the C locale, of children that were killed
-(`tests/of_workers/test_cause.py` kills them). A kernel cannot make a compiler say them: text from a request never
-reaches a file.
+(`tests/of_workers/processes/test_cause.py` kills them). A kernel cannot make a compiler say them: text from a request
+never reaches a file.
 """
 
 from __future__ import annotations

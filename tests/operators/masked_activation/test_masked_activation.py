@@ -245,7 +245,7 @@ BYTE = "load_global<1>(static_cast<const unsigned char*>(arguments.epilogue.tens
 PLACE, CLEAR = "int64_t(blockIdx.x) * (C::threads * C::loads)", "arguments.epilogue.scalars + Own::Set::scalars"
 MASK = "Parts<typename C::Epilogue>::Node::template read_mask<N>(arguments.epilogue.tensors[0]"
 OF_WARPS = "load_shared<1>(of_warps + other).data[0];"
-# The choice between the two functions is that of an epilogue: tests/of_workers/test_wrong_kernels.py.
+# The choice between the two functions is that of an epilogue: tests/of_workers/cpu/test_wrong_kernels.py.
 MUTATIONS = declare.Mutations(
     kernels=mutated,
     files=tuple(OP.kernel_texts),

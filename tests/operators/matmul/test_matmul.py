@@ -472,7 +472,7 @@ DECLARED = (
         without={
             "references": "test_matmul_reference.py has hypothesis draw them",
             "machine_code": "test_tensor_ptx.py looks at every kind of Config",
-            "calls": "tests/of_workers/test_library.py calls matmul's",
+            "calls": "tests/of_workers/compile/test_library.py calls matmul's",
             "job": "other jobs have matmuls, the quickstart's first of all",
         },
     ),

@@ -25,7 +25,7 @@ from storage.transitions.measure import (
     candidates_to_measure,
 )
 from storage.transitions.pending_verification import MEASURE_SECONDS
-from tests.of_storage.test_storage_reports import plan_predicted
+from tests.of_storage.reports.test_storage_reports import plan_predicted
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_measuring import (
     CPU_CLASS,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.of_workers.test_processes import wait_until
+from tests.of_workers.processes.test_processes import wait_until
 from tests.support import fake_gpu
 from tests.support.gpu_tasks import Gpu, matmul_candidate, matmul_problem
 from tests.support.hostile_libraries import CONTROL, build

@@ -26,7 +26,7 @@ from storage.maintenance.damage import repair
 from storage.maintenance.forget import forget_builds, forget_winner
 from storage.maintenance.retention import Keep, Removed, collect
 from storage.transitions import cancel_and_expire
-from tests.of_storage.test_storage_state_machine import Jobs
+from tests.of_storage.transitions.test_storage_state_machine import Jobs
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import winner_record
 from tests.support.played_workers import AT_ONCE

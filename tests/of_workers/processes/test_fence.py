@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.of_workers.test_processes import alive
+from tests.of_workers.processes.test_processes import alive
 from tests.support.doors import ENVIRONMENT, LIMITS, ROOT, build, house, opened
 from tests.support.fences import machine, processes_with
 from workers.processes import process_stream

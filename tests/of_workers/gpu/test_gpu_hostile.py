@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.of_workers.test_processes import alive
+from tests.of_workers.processes.test_processes import alive
 from tests.support.gpu_tasks import Gpu, matmul_candidate, matmul_problem
 from tests.support.hostile_libraries import CHANGES_LATER, CONTROL, HOSTILE, WRITES_LATER, Hostile, build, forger
 from workers.gpu.lease import is_leased

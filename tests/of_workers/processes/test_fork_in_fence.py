@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from codegen.kernel import Kernel
-from tests.of_workers.test_processes import alive, limits
+from tests.of_workers.processes.test_processes import alive, limits
 from tests.support.cpu_helpers import faulty_kernel, loaded, toolchain
 from tests.support.fences import NAMESPACES
 from tests.support.fixtures_queue import wait_for
