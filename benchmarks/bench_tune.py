@@ -51,7 +51,7 @@ def measure(folder: Path, operator: str, problems: Sequence[dict[str, Any]], lev
     require_verified(job)
     work = counted(settings)
     # Of the compile workers; another process plans.
-    busy = sum(tasks["wall_seconds"] for kind, tasks in work["items"].items() if kind != "plan")
+    busy = sum(tasks["wall_seconds"] for kind, tasks in work["tasks"].items() if kind != "plan")
     return {
         "benchmark": "tune" if operator == "matmul" else f"tune-{operator.replace('_', '-')}",
         "operator": operator,

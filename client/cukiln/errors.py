@@ -25,7 +25,7 @@ All of them survive pickling, so that they can cross a process pool.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cukiln.types import ProblemDetail
@@ -103,17 +103,8 @@ class NotFound(ProblemError):
 class ServiceBusy(ProblemError):
     """The service is full or starting. `retry_after` is in seconds, None without a Retry-After."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        method: str = "",
-        url: str = "",
-        status: int = 0,
-        detail: ProblemDetail | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message, method=method, url=url, status=status, detail=detail)
+    def __init__(self, message: str, *, retry_after: float | None = None, **answer: Any) -> None:
+        super().__init__(message, **answer)
         self.retry_after = retry_after
 
 

@@ -39,13 +39,9 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_middleware(AnswerDefects)
 
 
-def _path(request: Request) -> str:
-    return request.url.path
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return problem_response(error, _path(request))
+    return problem_response(error, request.url.path)
 
 
 async def _bad_parameter(request: Request, error: Exception) -> Response:
@@ -56,7 +52,7 @@ async def _bad_parameter(request: Request, error: Exception) -> Response:
         name = str(entry["loc"][1])
         kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
         faults.append(Fault(kind, f"{name}{words_of(entry)}.", name, allowed_in(request, name)))
-    return problem_response(Refused(faults), _path(request))
+    return problem_response(Refused(faults), request.url.path)
 
 
 async def _http(routes: Sequence[BaseRoute], request: Request, error: Exception) -> Response:
@@ -71,7 +67,7 @@ async def _http(routes: Sequence[BaseRoute], request: Request, error: Exception)
         refused = refuse("not-found", "There is nothing at this path; /docs lists what there is.")
     else:
         refused = refuse("bad-request", f"{error.detail}.", headers=error.headers)
-    return problem_response(refused, _path(request))
+    return problem_response(refused, request.url.path)
 
 
 def _methods_at(routes: Sequence[BaseRoute], request: Request) -> list[str]:
@@ -83,21 +79,21 @@ def _methods_at(routes: Sequence[BaseRoute], request: Request) -> list[str]:
 
 async def _bad_cursor(request: Request, error: Exception) -> Response:
     detail = "Take next_cursor of the page before, unchanged."
-    return problem_response(refuse("invalid-cursor", detail, field="cursor"), _path(request))
+    return problem_response(refuse("invalid-cursor", detail, field="cursor"), request.url.path)
 
 
 async def _import_withdrawn(request: Request, error: Exception) -> Response:
-    return problem_response(refuse("import-withdrawn", f"{error}."), _path(request))
+    return problem_response(refuse("import-withdrawn", f"{error}."), request.url.path)
 
 
 async def _machine(request: Request, error: Exception) -> Response:
     """A failure of the database or a disk is temporary. Anything else is a defect."""
     failure = failure_of(error)
     if failure is None:
-        log.error("%s %s failed", request.method, _path(request), exc_info=error)
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return await _defect(request, error)
-    log.warning("%s %s: %s: %s", request.method, _path(request), failure.value, error)
-    return problem_response(refused_by(failure), _path(request))
+    log.warning("%s %s: %s: %s", request.method, request.url.path, failure.value, error)
+    return problem_response(refused_by(failure), request.url.path)
 
 
 def refused_by(failure: Failure) -> Refused:
@@ -111,7 +107,7 @@ def refused_by(failure: Failure) -> Refused:
 
 async def _defect(request: Request, error: Exception) -> Response:
     """The answer to a defect: no internals."""
-    return problem_response(refuse("internal", "The service failed; its log says why."), _path(request))
+    return problem_response(refuse("internal", "The service failed; its log says why."), request.url.path)
 
 
 def _stopping() -> Refused:

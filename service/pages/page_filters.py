@@ -1,8 +1,10 @@
-"""How the pages write numbers and times: what Jinja's filters call."""
+"""How the pages write numbers, times and prose: what Jinja's filters call."""
 
 from __future__ import annotations
 
 import datetime
+
+from markupsafe import Markup, escape
 
 
 def seconds(value: float | None) -> str:
@@ -43,3 +45,11 @@ def share(part: float, whole: float) -> str:
 
 def microseconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"
+
+
+def prose(text: str) -> Markup:
+    """Text of ours in which `backticks` mark code."""
+    parts = escape(text).split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
+    )

@@ -6,6 +6,7 @@ asks for the page again with it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -118,7 +119,7 @@ def _phases(rows: Sequence[TimingRow]) -> dict[str, Any]:
 
 
 def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    text = _environment().get_template(template).render(**values)
+    text = environment().get_template(template).render(**values)
     return HTMLResponse(text, status_code=status, headers=_headers(status))
 
 
@@ -132,9 +133,10 @@ def _shown(value: Any) -> Any:
 
 
 @lru_cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates, with what they call."""
     folder = Path(__file__).parent / "templates"
-    environment = Environment(
+    made = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
         undefined=StrictUndefined,
@@ -142,7 +144,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("seconds", "duration", "moment", "count", "share", "microseconds"):
-        environment.filters[name] = getattr(page_filters, name)
-    environment.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
-    return environment
+    for name in ("seconds", "duration", "moment", "count", "share", "microseconds", "prose"):
+        made.filters[name] = getattr(page_filters, name)
+    made.filters["json"] = json.dumps
+    made.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
+    return made

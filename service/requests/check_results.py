@@ -233,18 +233,10 @@ class _Checker:
             self._slices[kernel] = slice_digest(kernel)
         seconds = {stage: StageSeconds(wall=spent.wall, cpu=spent.cpu) for stage, spent in result.seconds.items()}
         return ImportedCandidate(
-            candidate=result.candidate,
-            schedule=dict(result.schedule),
-            kernel=kernel.id,
+            **result.model_dump(exclude={"seconds", "message", "measurement"}),
             slice=self._slices[kernel],
-            toolchain=result.toolchain,
-            code_digest=result.code_digest,
-            resources=dict(result.resources) if result.resources is not None else None,
-            verdict=result.verdict,
             message=result.message or (NOT_MEASURED if result.verdict == "skipped" else None),
-            details=result.details,
             measurement=measurement,
-            prediction=result.prediction,
             verify=seconds.get("verify", StageSeconds()),
             measure=seconds.get("measure", StageSeconds()),
         )

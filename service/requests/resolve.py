@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -34,7 +34,8 @@ REMEMBERED = 16_384
 
 @dataclass(frozen=True)
 class Resolved:
-    """One problem on one device class, with all that the request and the defaults say about it."""
+    """One problem on one device class, with all that the request and the defaults say about it. As it is read: on the
+    class that it or the request names, if any, and without a key."""
 
     name: str
     operator: Operator
@@ -42,7 +43,7 @@ class Resolved:
     target: str
     device_class: str
     search: Search
-    key: str
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,6 @@ class Wanted:
         return self.keys[0] if self.keys else str(self.predicted)
 
 
-@dataclass(frozen=True)
-class _Read:
-    """One problem as it stands in the request. `device_class`: the one that it or the request names."""
-
-    name: str
-    operator: Operator
-    problem: Problem
-    target: str
-    device_class: str | None
-    search: Search
-
-    def key(self, device_class: str) -> str:
-        return _key(self.problem.digest, self.target, device_class)
-
-
 def predicted_class(target: str) -> str:
     """The device class of an architecture without a live GPU."""
     return f"{PREDICTED}{target}"
@@ -105,8 +91,8 @@ def resolve_jobs(request: JobRequest, known: Known, settings: Settings) -> list[
     resolved = []
     for p in _Resolver(request, known, SearchChecks(settings)).all():
         live = known.live_classes(p.target) or [predicted_class(p.target)]
-        for name in [p.device_class] if p.device_class is not None else live:
-            resolved.append(Resolved(p.name, p.operator, p.problem, p.target, name, p.search, p.key(name)))
+        for name in [p.device_class] if p.device_class else live:
+            resolved.append(replace(p, device_class=name, key=_key_on(p, name)))
     return resolved
 
 
@@ -114,9 +100,9 @@ def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
     """The problems of a lookup: any device class may be asked for, and no search space is looked at."""
     wanted = []
     for p in _Resolver(request, known, None).all():
-        classes = [p.device_class] if p.device_class is not None else known.live_classes(p.target)
-        predicted = p.key(predicted_class(p.target)) if p.device_class is None else None
-        keys = [p.key(name) for name in classes]
+        classes = [p.device_class] if p.device_class else known.live_classes(p.target)
+        predicted = None if p.device_class else _key_on(p, predicted_class(p.target))
+        keys = [_key_on(p, name) for name in classes]
         wanted.append(Wanted(p.name, p.problem.digest, p.target, keys, predicted))
     return wanted
 
@@ -134,6 +120,10 @@ def _parsed(kind: Operator, fields: str) -> Problem:
 _key = lru_cache(maxsize=REMEMBERED)(winner_key)
 
 
+def _key_on(problem: Resolved, device_class: str) -> str:
+    return _key(problem.problem.digest, problem.target, device_class)
+
+
 class _Resolver:
     def __init__(self, request: JobRequest, known: Known, searches: SearchChecks | None) -> None:
         """`searches`: of a job; a lookup has none."""
@@ -141,8 +131,8 @@ class _Resolver:
         self._faults: list[Fault] = []
         self._once: set[tuple[str, str | None, str]] = set()
 
-    def all(self) -> list[_Read]:
-        resolved: list[_Read | None] = []
+    def all(self) -> list[Resolved]:
+        resolved: list[Resolved | None] = []
         for position, value in enumerate(self._request.problems):
             resolved.append(self._resolve(value, position))
             if len(self._faults) > MAX_FAULTS:  # more would not be shown
@@ -154,7 +144,7 @@ class _Resolver:
             raise Refused(self._faults)
         return [problem for problem in resolved if problem is not None]
 
-    def _resolve(self, value: dict[str, Any], position: int) -> _Read | None:
+    def _resolve(self, value: dict[str, Any], position: int) -> Resolved | None:
         at = ("problems", position)
         head = read_head(value, position)
         if isinstance(head, list):
@@ -176,7 +166,7 @@ class _Resolver:
             fault = self._searches.fault(kind, problem, target, search, at if head.search else (), position)
             if fault is not None:
                 self._add_once(fault)
-        return _Read(head.name or f"problem{position}", kind, problem, target, device_class, search)
+        return Resolved(head.name or f"problem{position}", kind, problem, target, device_class or "", search)
 
     def _problem(self, value: dict[str, Any], at: Path) -> tuple[Operator, Problem] | None:
         field = (*at, "operator")

@@ -7,7 +7,7 @@ Concurrent requests are batched (`service.together`): equal bodies are read once
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.identity import winner_key
 from codegen.operators import operator
@@ -21,7 +21,7 @@ from service.requests.models import JobRequest, read_request
 from service.requests.resolve import Resolved, resolve_jobs
 from storage.database.session import Session
 from storage.database.tables import LIVE
-from storage.entities.jobs import Priority, job_state, job_states, priority_name, unfinished_jobs
+from storage.entities.jobs import job_state, job_states, priority_name, unfinished_jobs
 from storage.entities.problems import JobProblem, problems_to_retry
 from storage.entities.searches import MeasuredUnder, is_covered, search_entry
 from storage.entities.winners import get_winners
@@ -34,16 +34,6 @@ from workers import wake_ups
 BUSY_RETRY_SECONDS = 30
 PROBLEMS_AT_ONCE = 500
 """Of several jobs in one transaction; a larger job has one of its own."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What holds for all problems of a job."""
-
-    priority: Priority = "normal"
-    budget_seconds: float | None = None
-    workspace_limit_bytes: int | None = None
-    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,14 +73,6 @@ def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Ex
     return [outcomes[place] for place in range(len(bodies))]
 
 
-def accept_problems(service: Service, resolved: Sequence[Resolved], terms: Terms, alive: Alive) -> Accepted:
-    """Write a job of resolved problems, and wake the planners. Raises Refused: then nothing was written."""
-    outcome = _write(service, [_New(0, b"", _new_job(service, terms, resolved, alive))])[0]
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
 def retry_job(service: Service, job_id: str) -> Accepted:
     """A new job of the problems of an ended one that failed, were cancelled or lost candidates, on its terms. Verdicts
     of our own limits are forgotten first, so that they are tried again; losses never were recorded. Raises Refused."""
@@ -109,8 +91,11 @@ def retry_job(service: Service, job_id: str) -> Accepted:
     require_room(unfinished, service.settings.max_queued_jobs)  # before anything is forgotten
     resolved = [_resolved(problem) for problem in problems]
     forget_limited(service.database, job_id)
-    terms = Terms(priority_name(job.priority), job.budget_seconds, job.workspace_limit_bytes, job.deterministic)
-    return accept_problems(service, resolved, terms, service.alive())
+    terms = NewJob((), priority_name(job.priority), job.budget_seconds, job.workspace_limit_bytes, job.deterministic)
+    outcome = _write(service, [_New(0, b"", _new_job(service, terms, resolved, service.alive()))])[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _resolved(row: JobProblem) -> Resolved:
@@ -136,11 +121,12 @@ def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
     request = read_request(JobRequest, read_json(body, settings.max_json_depth), settings.max_problems)
     resolved = resolve_jobs(request, alive.known(settings.default_target), settings)
     budget = request.budget.seconds if request.budget else None
-    terms = Terms(request.priority, budget, request.workspace_limit_bytes, request.deterministic)
+    terms = NewJob((), request.priority, budget, request.workspace_limit_bytes, request.deterministic)
     return _new_job(service, terms, resolved, alive)
 
 
-def _new_job(service: Service, terms: Terms, resolved: Sequence[Resolved], alive: Alive) -> NewJob:
+def _new_job(service: Service, terms: NewJob, resolved: Sequence[Resolved], alive: Alive) -> NewJob:
+    """`terms`: what holds for all problems of the job."""
     with service.database.read() as session:
         winners = get_winners(session, [problem.key for problem in resolved])
     places = {(p.device_class, p.operator.name) for p in resolved}
@@ -164,7 +150,7 @@ def _new_job(service: Service, terms: Terms, resolved: Sequence[Resolved], alive
                 winner=winner,
             )
         )
-    return NewJob(problems, **vars(terms))
+    return replace(terms, problems=problems)
 
 
 def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
@@ -226,7 +212,7 @@ class _Reports:
 
 
 def cached_entry(
-    record: WinnerRecord | None, asked: Resolved, terms: Terms, live: Collection[MeasuredUnder]
+    record: WinnerRecord | None, asked: Resolved, terms: NewJob, live: Collection[MeasuredUnder]
 ) -> FrontEntry | None:
     """The kernel that answers without work: its record's searches contain the one asked, by today's generator and, on a
     GPU, under a driver and a test plan that a live one has."""

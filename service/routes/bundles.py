@@ -45,15 +45,13 @@ def get_bundle(job: KnownJob, service: ServiceDep) -> Response:
     kernels: dict[str, Any] = {}
     entries = [
         {
-            "name": problem.name,
-            "operator": problem.operator,
-            "problem": problem.problem,
-            "target": problem.target,
-            "search": problem.search,
+            **{
+                name: problem._mapping[name]
+                for name in ("name", "operator", "problem", "target", "search", "space_size")
+            },
             "generator": generator(problem.operator),
             "workspace_limit_bytes": status.workspace_limit_bytes,
             "deterministic": status.deterministic,
-            "space_size": problem.space_size,
             "candidates": _bundled(problem.operator, problem.problem, its, kernels),
         }
         for problem, its in exported
@@ -99,17 +97,9 @@ def _bundled(
 def _candidate(exported: ExportedCandidate, kernel: str, why: str | None) -> dict[str, Any]:
     """With its library where there is one that may be measured, else with the reason why not."""
     entry: dict[str, Any] = {
-        "candidate": exported.candidate,
-        "schedule": exported.schedule,
+        **{name: exported._mapping[name] for name in ("candidate", "schedule", "build", "toolchain", "prediction")},
         "kernel": kernel,
-        "build": exported.build,
-        "toolchain": exported.toolchain,
-        "verdict": None,
-        "message": None,
-        "library": None,
-        "code_digest": None,
-        "resources": None,
-        "prediction": exported.prediction,
+        **dict.fromkeys(("verdict", "message", "library", "code_digest", "resources")),
     }
     if why is None and exported.state in COMPILE_FAILURES:
         return {**entry, "verdict": exported.state, "message": exported.message}

@@ -18,7 +18,6 @@ from service.context import ServiceDep
 from service.http.answers import json_response
 from service.openapi import problems
 from storage.entities.devices import LiveDevice
-from storage.entities.toolchains import LiveToolchain
 from storage.queue.pauses import pauses
 from storage.reports.timings import timings
 
@@ -46,7 +45,7 @@ def get_targets(service: ServiceDep) -> Response:
         )
         for name, sheet in targets().items()
     ]
-    toolchains = [_toolchain(toolchain) for toolchain in alive.toolchains]
+    toolchains = [dict(toolchain._mapping) for toolchain in alive.toolchains]
     devices = [_device(device) for device in alive.devices]
     with service.database.read() as session:
         paused = pauses(session)
@@ -78,24 +77,7 @@ def _operator(operator: Operator) -> OperatorReport:
     )
 
 
-def _toolchain(toolchain: LiveToolchain) -> dict[str, object]:
-    return {
-        "digest": toolchain.digest,
-        "description": toolchain.description,
-        "targets": list(toolchain.targets),
-        "seen_at": toolchain.seen_at,
-    }
-
-
 def _device(device: LiveDevice) -> DeviceReport:
-    return DeviceReport(
-        device_class=device.device_class,
-        uuid=device.uuid,
-        capability=device.capability,
-        driver=device.driver,
-        multiprocessors=device.description.get("multiprocessors", 0),
-        memory_bytes=device.description.get("memory_bytes", 0),
-        worker=device.worker,
-        seen_at=device.seen_at,
-        drained=device.drained,
+    return DeviceReport.model_validate(
+        {"multiprocessors": 0, "memory_bytes": 0, **device.description, **device._mapping}
     )

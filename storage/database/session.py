@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,17 @@ class Database:
                 yield session
             if (held := time.monotonic() - since) > LONG_SECONDS:
                 log.info("a write transaction held the lock for %.0f ms", 1e3 * held)
+
+    def in_parts(self, find_next: Callable[[Session], Callable[[Session], object] | None]) -> None:
+        """All that `find_next` finds, each part in a write transaction of its own, until it finds nothing."""
+        while True:
+            with self.read() as session:
+                part = find_next(session)
+            if part is None:
+                return
+            with self.write() as session:
+                part(session)
+            self.pause()
 
     def pause(self) -> None:
         """Between two write transactions: SQLite keeps no queue, and a writer that goes on at once holds off others."""

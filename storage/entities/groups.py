@@ -12,6 +12,8 @@ from storage.database.sql import core
 from storage.database.tables import GroupRow, TaskJobRow, TaskRow
 from storage.queue.new_tasks import COMPILE
 
+FILES_OF_GROUPS = ("source", "log", "library", "cubin", "ptx", "sass")
+
 
 @dataclass(frozen=True)
 class GroupKernel:

@@ -16,10 +16,11 @@ from storage.blobs.blob_store import Blob, BlobStore
 from storage.database.session import Database, Session
 from storage.database.sql import core
 from storage.database.tables import BlobRow, BuildRow, GroupRow, LibraryRow
+from storage.entities.groups import FILES_OF_GROUPS
 from storage.entities.record_parts import withdraw_files
 from storage.entities.winners import used_by
 from storage.errors import BlobCorrupt, BlobMissing
-from storage.maintenance.retention import FILES_OF_GROUPS, FILES_OF_LIBRARIES
+from storage.maintenance.retention import FILES_OF_LIBRARIES
 from storage.transitions.measure import forget_group_library
 
 MOST_NAMED = 20

@@ -48,6 +48,7 @@ from storage.database.tables import (
     VerdictRow,
     WinnerUseRow,
 )
+from storage.entities.groups import FILES_OF_GROUPS
 from storage.entities.verdicts import GPU
 from storage.queue.new_tasks import COMPARE, FINISH, UNENDED
 
@@ -56,7 +57,6 @@ LEAST_SECONDS = 3600.0
 ROWS_AT_ONCE = 500
 PROBLEMS_AT_ONCE = 100
 """Of one transaction; with their candidates gone."""
-FILES_OF_GROUPS = ("source", "log", "library", "cubin", "ptx", "sass")
 FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
 

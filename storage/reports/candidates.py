@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import RowMapping, select
 
@@ -100,27 +100,22 @@ def rejections(session: Session, job_id: str) -> Rejections | None:
 def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
     resources = row["resources"] or {}
     error = _worst_error(proof.details) if proof else {}
-    return CandidateReport(
-        problem=row["name"],
-        device_class=row["device_class"],
-        candidate=row["candidate"],
-        schedule=row["schedule"],
-        kernel=row["kernel"],
-        group=row["group_id"],
-        verdict=cast("VerdictName | None", row["verdict"]),
-        message=row["message"],
-        verified=_verified(row, proof) if row["verdict"] == "ok" and proof else None,
-        max_error=error.get("max_error"),
-        error_bound=error.get("error_bound"),
-        registers=resources.get("registers"),
-        shared_bytes=_sum_of(resources, "static_shared_bytes", "dynamic_shared_bytes"),
-        spill_bytes=_sum_of(resources, "spill_load_bytes", "spill_store_bytes"),
-        shared_memory=proof.details.get("shared_memory") if proof else None,
-        occupancy=(row["prediction"] or {}).get("occupancy"),
-        predicted_us=row["predicted_us"],
-        measured_us=row["measured_us"],
-        spread=(row["measurement"] or {}).get("spread"),
-        tflops=_tflops(row),
+    return CandidateReport.model_validate(
+        {
+            **row,
+            "problem": row["name"],
+            "group": row["group_id"],
+            "verified": _verified(row, proof) if row["verdict"] == "ok" and proof else None,
+            "max_error": error.get("max_error"),
+            "error_bound": error.get("error_bound"),
+            "registers": resources.get("registers"),
+            "shared_bytes": _sum_of(resources, "static_shared_bytes", "dynamic_shared_bytes"),
+            "spill_bytes": _sum_of(resources, "spill_load_bytes", "spill_store_bytes"),
+            "shared_memory": proof.details.get("shared_memory") if proof else None,
+            "occupancy": (row["prediction"] or {}).get("occupancy"),
+            "spread": (row["measurement"] or {}).get("spread"),
+            "tflops": _tflops(row),
+        }
     )
 
 
@@ -165,30 +160,18 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     published = next(
         (entry for entry in front if entry.candidate == candidate and entry.code_digest == row["code_digest"]), None
     )
-    details: dict[str, Any] | None = None
+    details = None
     if proof is not None:
         details = {"venue": proof.venue, "plan_version": proof.plan_version, **proof.details}
-    return CandidateFacts(
-        candidate=row["candidate"],
-        job=row["job_id"],
-        name=row["name"],
-        operator=row["operator"],
-        problem=row["problem"],
-        target=row["target"],
-        device_class=row["device_class"],
-        schedule=row["schedule"],
-        kernel=row["kernel"],
-        slice=row["slice"],
-        code_digest=row["code_digest"],
-        toolchain=row["description"],
-        verdict=row["verdict"],
-        message=row["message"],
-        details=details,
-        predicted_us=row["predicted_us"],
-        measured_us=row["measured_us"],
-        measurement=row["measurement"],
-        cubin_sha256=published.cubin_sha256 if published else None,
-        source_sha256=published.source_sha256 if published else None,
+    return CandidateFacts.model_validate(
+        {
+            **row,
+            "job": row["job_id"],
+            "toolchain": row["description"],
+            "details": details,
+            "cubin_sha256": published.cubin_sha256 if published else None,
+            "source_sha256": published.source_sha256 if published else None,
+        }
     )
 
 

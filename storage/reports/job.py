@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import RowMapping, func, select
 
-from cukiln.types import Job, ProblemReport, ProblemState, Seconds, StageSeconds, WinnerSummary
+from cukiln.types import Job, ProblemReport, WinnerSummary
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
 from storage.database.tables import CandidateRow, JobProblemRow, WinnerRow
@@ -32,39 +32,29 @@ def job_report(session: Session, job_id: str, live_seconds: float | None = None)
     problems = rows.all()
     verdicts = _verdict_counts(session, job_id)
     winners = _winner_summaries(session, problems, job)
-    return Job(
-        job=job.id,
-        state=job.state,
-        cached=job.cached,
-        priority=priority_name(job.priority),
-        created_at=job.created_at,
-        started_at=job.started_at,
-        finished_at=job.finished_at,
-        budget_seconds=job.budget_seconds,
-        progress=progress.progress,
-        seconds=progress.seconds,
-        problems=[_report(row, verdicts.get(row["id"], {}), winners.get(row["id"])) for row in problems],
-        error=job.error,
+    return Job.model_validate(
+        {
+            **job._mapping,
+            "job": job.id,
+            "priority": priority_name(job.priority),
+            "progress": progress.progress,
+            "seconds": progress.seconds,
+            "problems": [_report(row, verdicts.get(row["id"], {}), winners.get(row["id"])) for row in problems],
+        }
     )
 
 
 def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None) -> ProblemReport:
     withdrawn = row["winner"] is not None and winner is None
-    return ProblemReport(
-        name=row["name"],
-        key=row["key"],
-        operator=row["operator"],
-        problem=row["problem"],
-        target=row["target"],
-        device_class=row["device_class"],
-        state=cast(ProblemState, row["state"]),
-        cached=row["cached"],
-        candidates=row["candidate_count"],
-        winner=winner,
-        verdicts=verdicts,
-        rejected={rule: rejection["count"] for rule, rejection in row["rejections"].items()},
-        seconds=Seconds(**{stage: StageSeconds(**spent) for stage, spent in row["seconds"].items()}),
-        error=WITHDRAWN if withdrawn else row["error"],
+    return ProblemReport.model_validate(
+        {
+            **row,
+            "candidates": row["candidate_count"],
+            "winner": winner,
+            "verdicts": verdicts,
+            "rejected": {rule: rejection["count"] for rule, rejection in row["rejections"].items()},
+            "error": WITHDRAWN if withdrawn else row["error"],
+        }
     )
 
 
@@ -107,20 +97,16 @@ def _summary(record: dict[str, Any], candidate: str, job: JobStatus) -> WinnerSu
     ]
     same = [entry for entry in front if entry["candidate"] == candidate]
     entry: Mapping[str, Any] = [*same, *allowed, *front][0]
-    return WinnerSummary(
-        candidate=entry["candidate"],
-        schedule=entry["schedule"],
-        verified=entry["verified"],
-        ranked_by=record["ranked_by"],
-        predicted_us=entry["predicted_us"],
-        measured_us=entry["measured_us"],
-        vendor_us=(record.get("vendor") or {}).get("median_us"),
-        vendor_library=(record.get("vendor") or {}).get("library"),
-        vendor_max_error=(record.get("vendor") or {}).get("max_error"),
-        vendor_error_bound=(record.get("vendor") or {}).get("error_bound"),
-        # Its margin is one over the fastest of the front.
-        runner_up=record.get("runner_up") if entry["candidate"] == front[0]["candidate"] else None,
-        so_sha256=entry["so_sha256"],
-        workspace_bytes=entry["workspace_bytes"],
-        deterministic=entry["deterministic"],
+    vendor = record.get("vendor") or {}
+    return WinnerSummary.model_validate(
+        {
+            **entry,
+            "ranked_by": record["ranked_by"],
+            "vendor_us": vendor.get("median_us"),
+            "vendor_library": vendor.get("library"),
+            "vendor_max_error": vendor.get("max_error"),
+            "vendor_error_bound": vendor.get("error_bound"),
+            # Its margin is one over the fastest of the front.
+            "runner_up": record.get("runner_up") if entry["candidate"] == front[0]["candidate"] else None,
+        }
     )

@@ -36,14 +36,7 @@ def withdraw_import(session: Session, import_id: str) -> None:
 
 def clear_withdrawn(database: Database) -> None:
     """Remove all that withdrawn imports have left, in short transactions."""
-    while True:
-        with database.read() as session:
-            part = find_withdrawn(session)
-        if part is None:
-            return
-        with database.write() as session:
-            part(session)
-        database.pause()
+    database.in_parts(find_withdrawn)
 
 
 def find_broken_off(session: Session) -> Part | None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from sqlalchemy import bindparam, select, update
 
-from cukiln.types import AttributedSeconds, GroupReport, Phase, StageSeconds
+from cukiln.types import AttributedSeconds, GroupReport, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.database.session import Session, clock_of
 from storage.database.sql import core
 from storage.database.tables import BuildRow, GroupRow
 from storage.entities.builds import Build, known_builds
-from storage.entities.groups import Group, GroupKernel, compiled_for, kernels_of, load_group
+from storage.entities.groups import FILES_OF_GROUPS, Group, GroupKernel, compiled_for, kernels_of, load_group
 from storage.entities.stage_times import Spent, by_phase, shares
 from storage.queue.tasks import Lease, complete, require_lease
 from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, NextStep
@@ -133,7 +133,7 @@ def complete_group(
     again, as suspects. Returns (kind, target) of the tasks that wait now. Raises `LostLease`."""
     complete(session, lease)
     group = core(GroupRow).c
-    blobs = {name: getattr(made, name) for name in ("source", "log", "library", "cubin", "ptx", "sass")}
+    blobs = {name: getattr(made, name) for name in FILES_OF_GROUPS}
     in_queue = lease.waited_seconds
     # Relative to the lease, as the others: it ended when they began.
     spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
@@ -160,27 +160,20 @@ def group_report(session: Session, group_id: str) -> GroupReport | None:
         return None
     kernels = kernels_of(group)
     builds = known_builds(session, [kernel.build for kernel in kernels])
-    return GroupReport(
-        group=group.id,
-        jobs=sorted(compiled_for(session, group.id)),
-        target=group.target,
-        state=group.state,
-        toolchain=group.toolchain,
-        kernels=[
-            _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
-            for kernel, attributed in zip(kernels, attribute(group), strict=True)
-        ],
-        phases=[Phase(**phase) for phase in group.phases],
-        predicted_seconds=group.predicted_seconds,
-        codegen=StageSeconds(**group.codegen_seconds),
-        compile=StageSeconds(**group.compile_seconds),
-        verify=StageSeconds(**group.verify_seconds),
-        source_sha256=group.source,
-        log_sha256=group.log,
-        library_sha256=group.library,
-        cubin_sha256=group.cubin,
-        ptx_sha256=group.ptx,
-        sass_sha256=group.sass,
+    return GroupReport.model_validate(
+        {
+            **group._mapping,
+            "group": group.id,
+            "jobs": sorted(compiled_for(session, group.id)),
+            "kernels": [
+                _report_kernel(kernel, builds.get(kernel.build), group.state, attributed)
+                for kernel, attributed in zip(kernels, attribute(group), strict=True)
+            ],
+            "codegen": group.codegen_seconds,
+            "compile": group.compile_seconds,
+            "verify": group.verify_seconds,
+            **{f"{name}_sha256": group._mapping[name] for name in FILES_OF_GROUPS},
+        }
     )
 
 

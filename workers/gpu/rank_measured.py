@@ -66,19 +66,7 @@ def timed(alone: Mapping[str, tuple[float, Measurement | None]], comparison: Com
 
 def measured_on(run: Measurement | Comparison | None) -> MeasuredOn | None:
     """Where the times of a run come from."""
-    if run is None:
-        return None
-    rounds = run.rounds if isinstance(run, Comparison) else None
-    return MeasuredOn(
-        device=run.device,
-        uuid=run.uuid,
-        driver=run.driver,
-        cold=run.cold,
-        rounds=rounds,
-        before=run.before,
-        after=run.after,
-        measured_at=run.measured_at,
-    )
+    return None if run is None else MeasuredOn.model_validate(run, from_attributes=True)
 
 
 def is_whole(points: Iterable[Point], times: Mapping[str, Timed]) -> bool:

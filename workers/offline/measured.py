@@ -159,15 +159,7 @@ def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, An
             }
         )
     return {
-        "name": problem.name,
-        "operator": problem.operator.name,
-        "problem": problem.problem.canonical(),
-        "target": problem.target.name,
-        "search": dict(problem.search),
-        "generator": problem.generator,
-        "workspace_limit_bytes": problem.workspace_limit_bytes,
-        "deterministic": problem.deterministic,
-        "space_size": problem.space_size,
+        **problem.said,
         "candidates": candidates,
         "comparison": comparison_of(problem, journal, work),
     }

@@ -45,17 +45,14 @@ class Built:
 
 @dataclass(frozen=True)
 class WorkProblem:
-    """One problem of the run. `builds`: by candidate id; `left_out`: by candidate id, why it is not looked at."""
+    """One problem of the run. `said`: its facts as results.json has them; `builds`: by candidate id; `left_out`: by
+    candidate id, why it is not looked at."""
 
     name: str
     operator: Operator
     problem: Problem
     target: Target
-    search: Mapping[str, Any]
-    generator: str
-    workspace_limit_bytes: int | None
-    deterministic: bool
-    space_size: int
+    said: Mapping[str, Any]
     candidates: tuple[Candidate, ...]
     builds: Mapping[str, str]
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -165,11 +162,17 @@ def _lowered(
         operator=kind,
         problem=parsed,
         target=target,
-        search=search.canonical(),
-        generator=generator(kind.name),
-        workspace_limit_bytes=head.workspace_limit_bytes,
-        deterministic=head.deterministic,
-        space_size=lowered.space_size,
+        said={
+            "name": name,
+            "operator": kind.name,
+            "problem": parsed.canonical(),
+            "target": target.name,
+            "search": search.canonical(),
+            "generator": generator(kind.name),
+            "workspace_limit_bytes": head.workspace_limit_bytes,
+            "deterministic": head.deterministic,
+            "space_size": lowered.space_size,
+        },
         candidates=lowered.candidates,
         builds={candidate.id: build_of[candidate.kernel] for candidate in lowered.candidates},
     )
@@ -214,11 +217,7 @@ def _bundled(entry: BundleProblem, bundle: Bundle, folder: Path, builds: dict[st
         operator=kind,
         problem=parsed,
         target=find_target(entry.target),
-        search=entry.search,
-        generator=entry.generator,
-        workspace_limit_bytes=entry.workspace_limit_bytes,
-        deterministic=entry.deterministic,
-        space_size=entry.space_size,
+        said=entry.model_dump(exclude={"candidates"}),
         candidates=tuple(candidates),
         builds=build_of,
         left_out=left_out,

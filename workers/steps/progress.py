@@ -57,14 +57,5 @@ def publish_problems(context: StepContext, problem_ids: Sequence[int]) -> None:
     with context.database.read() as session:
         ended = [problem for id in problem_ids if (problem := load_problem(session, id)) and problem.state not in LIVE]
     for problem in ended:
-        context.publish(
-            "problem",
-            {
-                "name": problem.name,
-                "key": problem.key,
-                "state": problem.state,
-                "winner": problem.winner,
-                "error": problem.error,
-            },
-            job_id=problem.job_id,
-        )
+        told = {name: getattr(problem, name) for name in ("name", "key", "state", "winner", "error")}
+        context.publish("problem", told, job_id=problem.job_id)

@@ -274,34 +274,33 @@ class Supervisor:
                 self._say(f"{child.name} did not end in time and was killed")
 
 
-def serve(settings: Settings, *, say: Callable[[str], None] | None = None, commands: Commands | None = None) -> int:
+def serve(settings: Settings, *, commands: Commands | None = None) -> int:
     """Run until SIGINT or SIGTERM; a second one stops at once. Returns the exit status. For the main thread."""
-    tell = say or _say
-    supervisor = Supervisor(settings, say=tell, commands=commands)
+    supervisor = Supervisor(settings, say=_say, commands=commands)
 
     def asked(number: int, frame: FrameType | None) -> None:
         supervisor.ask_to_stop()
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        tell(f"cukiln serve: data in {settings.data_dir}")
+        _say(f"cukiln serve: data in {settings.data_dir}")
         running = supervisor.start()
         for name, pid in sorted(running.pids.items()):
-            tell(f"  {name:<18} pid {pid}")
+            _say(f"  {name:<18} pid {pid}")
         for number, device in enumerate(supervisor.gpus, 1):
-            tell(f"  {f'GPU {number}':<18} {device.name} {device.uuid}")
-        tell(f"  {'queue':<18} {running.redis_url if settings.redis_url is None else 'REDIS_URL'}")
-        tell(f"ready: {running.url} (Ctrl-C stops it)")
+            _say(f"  {f'GPU {number}':<18} {device.name} {device.uuid}")
+        _say(f"  {'queue':<18} {running.redis_url if settings.redis_url is None else 'REDIS_URL'}")
+        _say(f"ready: {running.url} (Ctrl-C stops it)")
         supervisor.watch()
-        tell("stopping; Ctrl-C again stops without waiting")
+        _say("stopping; Ctrl-C again stops without waiting")
     except ServeError as error:
-        tell(f"cukiln serve: {error}")
+        _say(f"cukiln serve: {error}")
         return 1
     finally:
         supervisor.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
-    tell("stopped")
+    _say("stopped")
     return 0
 
 

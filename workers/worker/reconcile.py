@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
-from storage.database.session import Database
+from storage.database.session import Database, Session
 from storage.entities import jobs
 from storage.entities.toolchains import ToolchainWatch, gone_toolchains
 from storage.maintenance.retention import Keep, Removed, collect
@@ -127,25 +127,16 @@ class Reconciler:
             return 1
 
     def _clear_ended(self, *, all_jobs: bool = False) -> None:
-        while True:
-            with self.database.read() as session:
-                part = find_ended(session, all_jobs=all_jobs) or find_broken_off(session)
-            if part is None:
-                return
-            with self.database.write() as session:
-                part(session)
-            self.database.pause()
+        self.database.in_parts(lambda session: find_ended(session, all_jobs=all_jobs) or find_broken_off(session))
 
     def _give_up_gone_compilers(self) -> None:
         """A worker that is started again is silent for less than this."""
-        while True:
-            with self.database.read() as session:
-                gone = gone_toolchains(session, self._toolchains.live(session))
-            if not gone:
-                return
-            with self.database.write() as session:
-                give_up_place(session, *gone[0], CLEARED_AT_ONCE)
-            self.database.pause()
+
+        def next_part(session: Session) -> Callable[[Session], None] | None:
+            gone = gone_toolchains(session, self._toolchains.live(session))
+            return (lambda session: give_up_place(session, *gone[0], CLEARED_AT_ONCE)) if gone else None
+
+        self.database.in_parts(next_part)
 
     def _collect_some(self) -> None:
         """A part of what is old; the next round continues. Bytes are swept later."""
