@@ -32,7 +32,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
-log = logging.getLogger("cukiln.tickets")
+log = logging.getLogger("cukiln.wake_ups")
 
 PLAN = "plan"
 COMPILE = "compile"
@@ -47,10 +47,10 @@ WORKER_OF = {
     "compare": GPU,
 }
 # What comes last in a job's way goes first: what is begun gets finished before more is begun.
-ITEMS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile"), GPU: ("compare", "measure")}
+TASKS_OF = {PLAN: ("plan",), COMPILE: ("finish", "verify", "compile"), GPU: ("compare", "measure")}
 
 WAKE_UP_FUNCTION = "workers.worker.run_task.run_wake_up"  # the only function that a wake-up may name
-TICKET_SECONDS = 24 * 3600  # what a crash between taking a wake-up and forgetting it leaves behind ends by itself
+WAKE_UP_SECONDS = 24 * 3600  # what a crash between taking a wake-up and forgetting it leaves behind ends by itself
 
 RECONCILER_KEY = "cukiln:reconciler"  # there as long as one is at work
 
@@ -73,7 +73,7 @@ def queue_name(kind: str, target: str | None) -> str:
 
     Raises ValueError for an unknown kind, or a target that is missing, malformed, or not wanted (plan)."""
     worker = WORKER_OF.get(kind, kind)
-    if worker not in ITEMS_OF:
+    if worker not in TASKS_OF:
         raise ValueError(f"unknown kind of work {kind!r}: allowed are {', '.join([*WORKER_OF, GPU])}")
     if worker == PLAN:
         return "cukiln:plan"
@@ -141,7 +141,7 @@ def add_wake_ups(client: Redis, kind: str, target: str | None, count: int = 1) -
                     WAKE_UP_FUNCTION,
                     args=(worker, None if worker == PLAN else target),
                     timeout=-1,  # the lease and the deadline of the task bound the work, not RQ
-                    ttl=TICKET_SECONDS,
+                    ttl=WAKE_UP_SECONDS,
                     result_ttl=0,
                     failure_ttl=60,
                     description=queue.name,
@@ -173,7 +173,7 @@ def is_wake_up(call: object, queue: str) -> bool:
     """Whether a deserialised RQ call is exactly what `add_wake_ups` writes to this queue."""
     match call:
         case [function, None, [str(kind), None | str() as target], {**nothing}]:
-            if function != WAKE_UP_FUNCTION or nothing or kind not in ITEMS_OF or (kind == PLAN and target is not None):
+            if function != WAKE_UP_FUNCTION or nothing or kind not in TASKS_OF or (kind == PLAN and target is not None):
                 return False
             try:
                 return queue_name(kind, target) == queue

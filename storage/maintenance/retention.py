@@ -156,7 +156,7 @@ def _steps(before: float) -> list[tuple[str, Table, ColumnElement[bool]]]:
     tables = (TaskRow, BuildRow, GroupRow, VerdictRow, MeasurementRow, LibraryRow)
     task, build, group, verdict, measurement, library = (core(table) for table in tables)
     return [
-        ("tasks", task, _is_free_item(task, before)),
+        ("tasks", task, _is_free_task(task, before)),
         ("builds", build, _is_free_build(build, before)),
         ("groups", group, _is_free_group(group, before)),
         ("verdicts", verdict, _is_free_verdict(verdict, before)),
@@ -176,7 +176,7 @@ def _is_old_job(job: FromClause, before: float) -> ColumnElement[bool]:
     )
 
 
-def _is_free_item(task: Table, before: float) -> ColumnElement[bool]:
+def _is_free_task(task: Table, before: float) -> ColumnElement[bool]:
     wanting, job = core(TaskJobRow), core(JobRow).alias()
     needed = exists().where(wanting.c.task_id == task.c.id, job.c.id == wanting.c.job_id, ~_is_old_job(job, before))
     return and_(task.c.state.not_in(UNENDED), func.coalesce(task.c.finished_at, task.c.created_at) < before, ~needed)

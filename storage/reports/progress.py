@@ -35,7 +35,7 @@ from storage.transitions.pending_verification import MEASURE_SECONDS
 
 RECENT_GROUPS = 50
 """Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""
-RECENT_ITEMS = 20
+RECENT_TASKS = 20
 FINISHED = ("done", "failed")
 FIRST_SECONDS = {COMPARE: COMPARE_SECONDS, FINISH: FINISH_SECONDS}
 ON_GPU = frozenset({MEASURE, COMPARE})
@@ -135,7 +135,7 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
     if _is_planned_in_part(session, job.id):
         return None
     scale, with_verify = _observed(session)
-    each, measuring = _observed_items(session)
+    each, measuring = _observed_tasks(session)
     left = _Left(_priorities(session, job), job.id)
     verifying = _jobs_that_verify(session)
     for job_id, seconds in _to_compile(session):
@@ -229,13 +229,13 @@ def _observed(session: Session) -> tuple[float, float]:
     return scale, 1.0 + (sum(pair[1] for pair in judged) / compile_wall if compile_wall else 1.0)
 
 
-def _observed_items(session: Session) -> tuple[dict[str, float], float]:
+def _observed_tasks(session: Session) -> tuple[dict[str, float], float]:
     """Seconds of comparing and finishing one problem lately; actual over predicted seconds of measuring."""
     recent = [
         select(TaskRow.kind, TaskRow.started_at, TaskRow.finished_at, TaskRow.predicted_seconds)
         .where(TaskRow.kind == kind, TaskRow.state == "done", TaskRow.started_at.is_not(None))
         .order_by(TaskRow.id.desc())
-        .limit(RECENT_ITEMS)
+        .limit(RECENT_TASKS)
         .subquery()
         for kind in (COMPARE, FINISH, MEASURE)
     ]

@@ -29,7 +29,7 @@ from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate
 from workers.processes.processes import Processes
 from workers.steps import STEPS
 from workers.steps.context import Cancel, StepContext, Workplace
-from workers.worker.run_task import run_item
+from workers.worker.run_task import run_step
 
 DEVICE = Device("Simulated GPU", "GPU-0", (8, 0), "570.1", 8, 2**20, 2**30)
 VENDOR = {
@@ -221,7 +221,7 @@ class GpuLine:
 
     def do(self, lease: tasks.Lease, cancel: Cancel | None = None) -> None:
         self.done.append(lease)
-        run_item(StepContext(self.workplace, lease, cancel or Cancel()), STEPS)
+        run_step(StepContext(self.workplace, lease, cancel or Cancel()), STEPS)
 
     def report(self, job: str) -> Job:
         with self.world.database.read() as session:

@@ -1,6 +1,6 @@
 """Start a program that dies with the process that started it, also where that one is SIGKILLed.
 
-usage: tether.py PARENT_PID PROGRAM [ARGUMENT …]
+usage: die_with_parent.py PARENT_PID PROGRAM [ARGUMENT …]
 
 The kernel sends the death signal when the *thread* that started this one ends: start from a thread that lives as long
 as the program should.

@@ -56,7 +56,7 @@ def plan(context: StepContext) -> None:
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()
             with context.database.read() as session:
-                give_way = yields(session, context.lease, wake_ups.ITEMS_OF[wake_ups.PLAN])
+                give_way = yields(session, context.lease, wake_ups.TASKS_OF[wake_ups.PLAN])
             if give_way:
                 raise HandBack
     recorder.record()

@@ -47,11 +47,11 @@ HEARTBEAT_TTL_SECONDS = 4  # RQ adds a literal 60 to its own; a worker that is g
 CHILD_GRACE_SECONDS = 5.0  # for a worker child to hand its task back when the worker is stopped
 AWAY_SECONDS = 0.2  # between two looks for a Redis that is away
 LOOK_SECONDS = 3.0  # without a wake-up, until the database is asked
-TICKET_WAIT_SECONDS = 1.0  # of one call to Redis, so that heartbeats continue
-CALL_SECONDS = TICKET_WAIT_SECONDS + 1.0
+WAKE_UP_WAIT_SECONDS = 1.0  # of one call to Redis, so that heartbeats continue
+CALL_SECONDS = WAKE_UP_WAIT_SECONDS + 1.0
 """What the connection has to allow a call."""
 
-_TICKET_BYTES = 4096  # of the decompressed call; a real one has about 60
+_WAKE_UP_BYTES = 4096  # of the decompressed call; a real one has about 60
 _PLAIN_FIELDS = frozenset(
     b"status created_at data origin description enqueued_at timeout ttl result_ttl failure_ttl".split()
 )
@@ -85,7 +85,7 @@ def read_wake_up(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
             return f"the field {name.decode('utf-8', 'replace')!r} is not allowed in a wake-up"
     packed = zlib.decompressobj()
     try:
-        call = json.loads(packed.decompress(fields.get(b"data", b""), _TICKET_BYTES))
+        call = json.loads(packed.decompress(fields.get(b"data", b""), _WAKE_UP_BYTES))
     except (zlib.error, ValueError, RecursionError):
         return "its call is not compressed JSON"
     if not wake_ups.is_wake_up(call, fields.get(b"origin", b"").decode("utf-8", "replace")):

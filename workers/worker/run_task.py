@@ -34,7 +34,7 @@ def run_wake_up(workplace: Workplace, steps: Mapping[str, Step], kind: str, targ
     seconds = workplace.settings.lease_seconds
     held_since = time.monotonic()
     with workplace.database.write() as session:
-        lease = take_work.take(session, wake_ups.ITEMS_OF[kind], workplace.targets, workplace.name, seconds, files)
+        lease = take_work.take(session, wake_ups.TASKS_OF[kind], workplace.targets, workplace.name, seconds, files)
     if lease is None:
         log.debug("a wake-up of %s %s found nothing to do", kind, target)
         return False
@@ -45,13 +45,13 @@ def run_wake_up(workplace: Workplace, steps: Mapping[str, Step], kind: str, targ
             wake_ups.ensure_wake_ups(workplace.redis, kind, place, 1)
     cancel = Cancel()
     with LeaseKeeper(workplace.database, lease, cancel, lease_seconds=seconds, held_since=held_since):
-        run_item(StepContext(workplace, lease, cancel), steps)
+        run_step(StepContext(workplace, lease, cancel), steps)
     spent = time.monotonic() - held_since
     log.info("%s %s: attempt %d took %.3f s", lease.kind, lease.ref, lease.attempt, spent)
     return True
 
 
-def run_item(context: StepContext, steps: Mapping[str, Step]) -> None:
+def run_step(context: StepContext, steps: Mapping[str, Step]) -> None:
     """Run the step of a leased task and end the attempt. Raises what the database raises: the lease then runs out."""
     lease, cancel = context.lease, context.cancel
     try:

@@ -152,8 +152,8 @@ def _measure(session: Session, device_class: str, job: str) -> None:
 
 def _lease(session: Session, kind: str, target: str | None, job: str) -> tasks.Lease:
     """As a worker does that has several kinds of work: it is another statement for one."""
-    kinds = next(kinds for kinds in wake_ups.ITEMS_OF.values() if kind in kinds)
-    files = FileLimits(toolchain="t") if kind in wake_ups.ITEMS_OF[wake_ups.COMPILE] else None
+    kinds = next(kinds for kinds in wake_ups.TASKS_OF.values() if kind in kinds)
+    files = FileLimits(toolchain="t") if kind in wake_ups.TASKS_OF[wake_ups.COMPILE] else None
     lease = take_work.take(session, kinds, None if target is None else [target], "warm-up", 1.0, files)
     if lease is None or lease.kind != kind or lease.jobs != (job,):
         raise _NotOurs(f"{kind} work waits already")

@@ -25,7 +25,7 @@ from workers import wake_ups
 from workers.processes.processes import InfrastructureError, Processes
 from workers.steps.context import Cancel, Cancelled, GiveUp, StepContext, Workplace
 from workers.supervisor.valkey import EmbeddedValkey
-from workers.worker.run_task import run_item, run_wake_up
+from workers.worker.run_task import run_step, run_wake_up
 from workers.worker.warm_up import warm_up
 
 
@@ -50,7 +50,7 @@ class Attempt:
         self.context = StepContext(a_workplace(world), lease, Cancel())
 
     def run(self, step: Callable[[StepContext], None]) -> None:
-        run_item(self.context, {"plan": step})
+        run_step(self.context, {"plan": step})
 
     @property
     def wake_ups(self) -> int:

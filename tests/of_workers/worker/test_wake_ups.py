@@ -73,7 +73,7 @@ def test_no_two_device_classes_share_a_queue(other: str) -> None:
 
 
 def test_every_kind_of_task_is_done_by_one_kind_of_worker() -> None:
-    done = [(item, worker) for worker, kinds in wake_ups.ITEMS_OF.items() for item in kinds]
+    done = [(item, worker) for worker, kinds in wake_ups.TASKS_OF.items() for item in kinds]
     assert sorted(done) == sorted(wake_ups.WORKER_OF.items())
 
 
@@ -86,7 +86,7 @@ def test_a_written_wake_up_is_read_as_its_workers_kind_and_target(client: Redis,
     worker = wake_ups.WORKER_OF[kind]
     fields: Any = client.hgetall(key)
     assert read_wake_up(fields) == (worker, None if worker == "plan" else target)
-    assert 0 < client.ttl(key) <= wake_ups.TICKET_SECONDS
+    assert 0 < client.ttl(key) <= wake_ups.WAKE_UP_SECONDS
 
 
 def test_missing_wake_ups_are_counted_against_what_is_queued(client: Redis) -> None:
