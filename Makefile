@@ -34,11 +34,9 @@ DEV_STAMP := $(VENV)/.installed-dev
 TORCH := torch==2.13.0+cpu
 TORCH_STAMP := $(VENV)/.tried-torch
 
-# A process more than cores, since tests of services also wait, each with whole files: their fixtures compile.
-# `make test PYTEST_ARGS="-n 0"` takes one after the other.
+# A process per core, each with whole files: their fixtures compile. `make test PYTEST_ARGS="-n 0"` takes one after the other.
 PYTEST_ARGS ?=
-PROCESSES := $(shell n=$$(($$(nproc) + 1)); echo $$((n < 8 ? n : 8)))
-PYTEST := $(BIN)/python -m pytest -q -n $(PROCESSES) --durations=25 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
 
