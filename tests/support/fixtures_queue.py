@@ -132,11 +132,13 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 15.0, what: str = "") -> float:
-    """Until it is true; returns the seconds it took. The limit only keeps a broken test from hanging."""
+def wait_for(condition: Callable[[], object], seconds: float = 15.0, what: str | Callable[[], object] = "") -> float:
+    """Until it is true; returns the seconds it took. The limit only keeps a broken test from hanging. `what`: what is
+    missing by then."""
     started = time.monotonic()
     while not condition():
-        assert time.monotonic() - started < seconds, f"not within {seconds} s: {what or condition}"
+        if time.monotonic() - started >= seconds:
+            raise AssertionError(f"not within {seconds} s: {(what() if callable(what) else what) or condition}")
         time.sleep(0.01)
     return time.monotonic() - started
 
@@ -161,10 +163,14 @@ def make_world(folder: Path, url: str, **overrides: object) -> Iterator[QueueWor
     try:
         yield world
         stay = {process.pid for process in processes_of(folder) if "valkey-server" in name_of(process)}
+
+        def left() -> list[psutil.Process]:
+            return [process for process in world.left_over() if process.pid not in stay]
+
         for worker in world.workers:
             worker.kill()
             worker.wait()
-        wait_for(lambda: {p.pid for p in world.left_over()} <= stay, what="processes left over")
+        wait_for(lambda: not left(), what=left)
     finally:
         for worker in world.workers:
             worker.kill()

@@ -29,6 +29,8 @@ ROLES: dict[str, Callable[[], Any]] = {
     "counting worker": counting_worker.main,
     "journal worker": journal_worker.main,
 }
+# Of the run, not of the test that starts the first of them: whatever names a test's folder is taken for left over.
+ENVIRONMENT = dict(os.environ)
 START_SECONDS = 60.0
 LONG_SECONDS = 600.0
 
@@ -63,7 +65,7 @@ class ServerProcess:
 
 @cache
 def _server() -> ForkServer:
-    return ForkServer("test processes", [MODULE], env=os.environ, cwd=ROOT)
+    return ForkServer("test processes", [MODULE], env=ENVIRONMENT, cwd=ROOT)
 
 
 def start_process(role: str, *words: str, env: Mapping[str, str], log: Path) -> ServerProcess:
