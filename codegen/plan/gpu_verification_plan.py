@@ -1,7 +1,7 @@
 """What a kernel must show on a GPU before its time counts: the CPU plan's cases, then its own problem at full extents.
 
 A case is a set of inputs and the launches made with it, whose outputs are compared by
-`codegen.plan.verification_plan.judge`:
+`codegen.plan.verification_plan.check_output`:
 
 1. `reduced_cases`: the problems of the CPU's plan (even, tail tiles, smallest, many tiles), every launch, integers with
    exact sums and random normals; no orders of warps: the GPU's scheduler chooses them;
@@ -44,8 +44,8 @@ _REDUCED, _FULL, _FRESH = range(3)
 class GpuCase:
     """One set of inputs (`Operator.make_inputs(problem, kind, default_rng(seed))`) and the launches made with it.
 
-    `exact`: both `Operator.reference` and `judge` are called with it. `launches`: the launch ABI's int32 values. Each
-    runs `repeats` times; with `same_bits` the outputs of one launch must not differ in a bit.
+    `exact`: both `Operator.reference` and `check_output` are called with it. `launches`: the launch ABI's int32 values.
+    Each runs `repeats` times; with `same_bits` the outputs of one launch must not differ in a bit.
     """
 
     problem: Problem

@@ -21,7 +21,7 @@ import numpy as np
 
 from codegen.arrays import Array, Float64, namespace_of
 
-if TYPE_CHECKING:  # the plan of a recorded kernel is judged where no operator is known
+if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator is known
     from codegen.kernel import Kernel
     from codegen.operator import Operator
     from codegen.problem import Problem
@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the plan of a recorded kernel is judged where no operator i
 Kind = Literal["integer", "normal"]
 Order = Literal["ascending", "descending", "seeded"]
 
-# Raised when the cases or the judgement change: old verdicts then no longer count.
+# Raised when the cases or the check of outputs change: old verdicts then no longer count.
 PLAN_SCHEMA = 2
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.

@@ -68,7 +68,7 @@ def spend(session: Session, job_id: str, seconds: float) -> None:
 def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:
     job, task, wanting, pending_build = (core(table).c for table in (JobRow, TaskRow, TaskJobRow, PendingBuildRow))
     others = (job.priority == priority) & job.state.in_(LIVE) & job.id.not_in(seconds)
-    with_items = (
+    with_tasks = (
         select(wanting.job_id)
         .join(core(TaskRow), task.id == wanting.task_id)
         .where(task.state == bindparam("in_state"), wanting.wanted)
@@ -77,10 +77,10 @@ def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> No
     def of_others(seconds: Any, which: Any, state: str) -> float | None:
         return session.scalar(select(seconds).where(others, which), {"in_state": state})
 
-    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_items), "leased")
+    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_tasks), "leased")
     if under_way is None:
         demanding = exists().where(pending_build.job_id == job.id)
-        waiting = of_others(func.max(job.used_seconds), or_(job.id.in_(with_items), demanding), "waiting")
+        waiting = of_others(func.max(job.used_seconds), or_(job.id.in_(with_tasks), demanding), "waiting")
         under_way = None if waiting is None else waiting - MAX_SECONDS
     begins = (
         job.used_seconds

@@ -85,18 +85,18 @@ def progress_of(session: Session, job: JobStatus, live_seconds: float | None = N
             _count_if(JobProblemRow.state.in_(FINISHED)),
         ).where(JobProblemRow.job_id == job.id)
     ).one()
-    judged = and_(CandidateRow.verdict.is_not(None), CandidateRow.verdict != "skipped")
+    with_verdict = and_(CandidateRow.verdict.is_not(None), CandidateRow.verdict != "skipped")
     to_measure = and_(~asks_predicted(), or_(CandidateRow.verdict.is_(None), CandidateRow.verdict == "ok"))
     is_built: ColumnElement[bool] = BuildRow.state.not_in(UNBUILT)
     if job.finished_at is not None:  # a later job may compile what this one has left: that is not its work
         in_time = select(GroupRow.id).where(GroupRow.id == BuildRow.group_id, GroupRow.finished_at <= job.finished_at)
         is_built = and_(is_built, in_time.exists())
-    built = case((or_(judged, is_built), CandidateRow.build))
+    built = case((or_(with_verdict, is_built), CandidateRow.build))
     candidates = session.execute(
         select(
             func.count(),
-            _count_if(judged),
-            _count_if(and_(judged, CandidateRow.verdict != "ok")),
+            _count_if(with_verdict),
+            _count_if(and_(with_verdict, CandidateRow.verdict != "ok")),
             func.count(distinct(CandidateRow.build)),
             func.count(distinct(built)),
             _count_if(and_(to_measure, CandidateRow.measured_us.is_not(None))),
@@ -146,7 +146,7 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
     left.add(True, job.id, measuring * MEASURE_SECONDS * to_compile)
     workers: dict[bool, set[str | None]] = {False: set(), True: set()}
     now = clock_of(session).now()
-    for task in _unended_items(session):
+    for task in _unended_tasks(session):
         on_gpu, seconds = task.kind in ON_GPU, 0.0
         if task.kind in (VERIFY, MEASURE):
             seconds = task.predicted_seconds * (measuring if on_gpu else 1.0)
@@ -200,7 +200,7 @@ def _to_compile(session: Session) -> list[tuple[str, float]]:
     return [(job_id, seconds) for job_id, seconds in session.execute(query)]
 
 
-def _unended_items(session: Session) -> Any:
+def _unended_tasks(session: Session) -> Any:
     """Tasks that wait or are leased, once for each job that needs them; `jobs`: how many do."""
     others = aliased(TaskJobRow)
     jobs = select(func.count()).where(others.task_id == TaskRow.id, others.wanted).scalar_subquery()
@@ -223,10 +223,10 @@ def _observed(session: Session) -> tuple[float, float]:
     ).all()
     pairs = [(row.compile_seconds.get("wall", 0.0), row.verify_seconds.get("wall")) for row in ended]
     predicted, compiled = sum(row.predicted_seconds for row in ended), sum(pair[0] for pair in pairs)
-    judged = [(compile_wall, verify_wall) for compile_wall, verify_wall in pairs if verify_wall is not None]
+    verified = [(compile_wall, verify_wall) for compile_wall, verify_wall in pairs if verify_wall is not None]
     scale = compiled / predicted if compiled else 1.0
-    compile_wall = sum(pair[0] for pair in judged)
-    return scale, 1.0 + (sum(pair[1] for pair in judged) / compile_wall if compile_wall else 1.0)
+    compile_wall = sum(pair[0] for pair in verified)
+    return scale, 1.0 + (sum(pair[1] for pair in verified) / compile_wall if compile_wall else 1.0)
 
 
 def _observed_tasks(session: Session) -> tuple[dict[str, float], float]:

@@ -119,9 +119,9 @@ def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
     return (
         _pending_builds(session, or_(late, over))
         or _unsearched(session, late)
-        or _unjudged(session, late, over)
+        or _unverified(session, late, over)
         or _given_up(session)
-        or _failed_judging(session, since)
+        or _failed_verification(session, since)
     )
 
 
@@ -160,7 +160,7 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
     return part
 
 
-def _unjudged(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
+def _unverified(session: Session, late: ColumnElement[bool], over: ColumnElement[bool]) -> Part | None:
     """Candidates of problems that were cancelled, have failed or are out of time."""
     problem = core(JobProblemRow).c
     ended = problem.state.in_(("cancelled", "failed"))
@@ -221,7 +221,7 @@ def _given_up(session: Session) -> Part | None:
     return part
 
 
-def _failed_judging(session: Session, since: float) -> Part | None:
+def _failed_verification(session: Session, since: float) -> Part | None:
     """Candidates of verify and measure tasks that failed for good."""
     task, build, candidate = (core(table).c for table in (TaskRow, BuildRow, CandidateRow))
     rows = session.execute(

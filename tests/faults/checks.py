@@ -38,7 +38,7 @@ def in_database(settings: Settings) -> list[str]:
     try:
         with database.read() as session:
             queries = {
-                "an task has not ended": select(TaskRow.kind).where(TaskRow.state.in_(("waiting", "leased"))),
+                "a task has not ended": select(TaskRow.kind).where(TaskRow.state.in_(("waiting", "leased"))),
                 "a job has not ended": select(JobRow.state).where(JobRow.state.in_(LIVE)),
                 "a problem has not ended": select(JobProblemRow.name).where(JobProblemRow.state.in_(LIVE)),
                 "a demand is left": select(PendingBuildRow.build),

@@ -121,7 +121,7 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     [ref] = world.add("quick")
     wait_for(lambda: world.journal("end", ref), what=serving.said())
     world.add("flushed", wake_up=False)
-    wait_for(lambda: world.journal("end", "flushed:0-0"), what="the reconciler's ticket")
+    wait_for(lambda: world.journal("end", "flushed:0-0"), what="the reconciler's wake-up")
 
     for name in ("api", "plan worker", "valkey"):
         os.kill(before[name], signal.SIGKILL)

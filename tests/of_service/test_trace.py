@@ -210,7 +210,7 @@ ENDS: dict[str, Any] = {
 
 
 def end_attempts(database: Database, clock: FakeClock, kind: str) -> list[Lease]:
-    """Lease after claim, each after a second and for three, that ends in one of these ways."""
+    """Lease after lease, each after a second and for three, that ends in one of these ways."""
     leases = []
     for worker, end in ENDS.items():
         clock.advance(1)

@@ -271,15 +271,8 @@ class FakeLibrary:
     def replay(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
 
-    def run(
-        self,
-        kernel: Kernel,
-        pointers: Sequence[int],
-        integers: Sequence[int],
-        launch: Sequence[int],
-        scalars: Sequence[float],
-        workspace: int,
-    ) -> None:
+    def run(self, kernel: Kernel, *call: Any) -> None:
+        """`call`: pointers, integers, launch values, scalars and workspace, as `launch` has them."""
         raise NotImplementedError
 
 
@@ -294,16 +287,8 @@ class DirectLibrary(FakeLibrary):
     def workspace_bytes(self, kernel: str, integers: Sequence[int], launch: Sequence[int]) -> int:
         return self._entries.workspace_bytes(kernel, integers, launch)
 
-    def run(
-        self,
-        kernel: Kernel,
-        pointers: Sequence[int],
-        integers: Sequence[int],
-        launch: Sequence[int],
-        scalars: Sequence[float],
-        workspace: int,
-    ) -> None:
-        self._entries.launch(kernel.id, pointers, integers, launch, scalars, workspace)
+    def run(self, kernel: Kernel, *call: Any) -> None:
+        self._entries.launch(kernel.id, *call)
 
 
 class EmulationLibrary(FakeLibrary):
@@ -368,7 +353,7 @@ def _array(kind: Any, values: Sequence[Any]) -> Any:
 
 
 def _build(kernels: Sequence[Kernel]) -> dict[str, ctypes.CDLL]:
-    """The twin of each kernel; those that no earlier process has built, by one g++."""
+    """The CPU emulation of each kernel; those that no earlier process has built, by one g++."""
     folder = _cache_folder()
     made_by = " ".join(CPU_FLAGS) + _ANNOUNCE
     places = {kernel.id: folder / _digest(made_by + render_cpu([kernel])) for kernel in kernels}

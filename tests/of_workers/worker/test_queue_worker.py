@@ -119,7 +119,7 @@ FORGERIES: dict[str, Callable[[Target], object]] = {
         wake_ups.WAKE_UP_FUNCTION, **PLAIN, on_success=Callback("evil_module.run")
     ),
     "on_failure": lambda t: t.queue.enqueue_call("no.function", on_failure=Callback("evil_module.run")),
-    "on_failure of a ticket": lambda t: t.queue.enqueue_call(
+    "on_failure of a wake-up": lambda t: t.queue.enqueue_call(
         wake_ups.WAKE_UP_FUNCTION, **PLAIN, on_failure=Callback("evil_module.run")
     ),
     "on_stopped": lambda t: t.queue.enqueue_call(
@@ -152,8 +152,8 @@ FORGERIES: dict[str, Callable[[Target], object]] = {
 def test_a_forged_wake_up_runs_nothing_and_the_worker_continues(target: Target, forgery: str) -> None:
     FORGERIES[forgery](target)
     [ref] = target.world.add(f"after_{list(FORGERIES).index(forgery)}")
-    wait_for(lambda: target.world.journal("end", ref), what="the honest ticket")
-    wait_for(lambda: not target.queue.count and not undecided(target), what="no ticket to be left")
+    wait_for(lambda: target.world.journal("end", ref), what="the honest wake-up")
+    wait_for(lambda: not target.queue.count and not undecided(target), what="no wake-up to be left")
     assert not target.mark.exists()
     with pytest.raises(BlockingIOError):
         target.listener.accept()
@@ -310,7 +310,7 @@ def test_a_worker_child_that_has_ended_or_grown_is_followed_by_another(queue_wor
     assert [entry.attempt for entry in queue_world.journal("start")] == [1, 1]
 
 
-@pytest.mark.parametrize("moment", ["before the ticket is given", "while a worker child is forked for it"])
+@pytest.mark.parametrize("moment", ["before the wake-up is given", "while a worker child is forked for it"])
 def test_a_wake_up_that_is_taken_as_the_worker_is_stopped_is_not_begun(
     queue_world: QueueWorld,
     tmp_path: Path,
@@ -320,7 +320,7 @@ def test_a_wake_up_that_is_taken_as_the_worker_is_stopped_is_not_begun(
         os.kill(os.getpid(), signal.SIGTERM)
 
     def before_wake_up() -> bool:
-        if moment == "before the ticket is given":
+        if moment == "before the wake-up is given":
             stopped()
             return True
         worker._before_fork = stopped

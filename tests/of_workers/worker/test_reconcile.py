@@ -241,7 +241,7 @@ def test_the_loop_outlives_a_database_that_is_away_and_ends_when_told(world: Wor
     try:
         wait_for(lambda: wake_ups.has_live_reconciler(world.queue.redis), what="a sign of life without a database")
         path.with_suffix(".away").rename(path)
-        wait_for(lambda: world.queued() == 1, what="the ticket")
+        wait_for(lambda: world.queued() == 1, what="the wake-up")
     finally:
         stop.set()
         loop.join()
