@@ -28,7 +28,7 @@
 // `refuse_collective("...")` ends the run with a message that names the primitive and its place.
 //
 // All 32 lanes must come to the same operation at the same place in the source: a lane that exited, that waits at a
-// barrier or at another collective while others wait here ends the run with a report of who is where. The missing lanes
+// barrier or at another collective while others wait here ends the run with a report of where each lane is. The missing lanes
 // of a block that is no multiple of 32 threads count as exited. A collective orders no memory accesses; warp_barrier does.
 #pragma once
 

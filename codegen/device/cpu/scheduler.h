@@ -1,4 +1,4 @@
-// The threads of the running block: what each does, where it stopped, and who goes on next. Every thread runs on its own
+// The threads of the running block: what each does, where it stopped, and which one runs next. Every thread runs on its own
 // fiber up to a point where it must wait for others. That is adversarial on purpose: a warp runs as far ahead of the
 // others as it can, and so does a lane of a warp. grid.h decides which warp comes next.
 #pragma once
