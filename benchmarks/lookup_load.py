@@ -2,8 +2,7 @@
 
 A process of its own, so that its CPU time is not counted as the server's. The open loop sends at the times of a Poisson
 process, and a latency counts from the time at which its request was due, also where every connection was still busy
-then. `late_*_ms` is the generator's own
-lateness: from that time to the write, of requests for which a connection was idle.
+then. `late_*_ms` is the generator's own lateness: to the write, of requests for which a connection was idle.
 
 Keys are drawn by Zipf's law with exponent 1; a tenth of them does not exist. Every answer is checked: of a hit the key
 in the body and, where there is an ETag of ours, the SHA-256 that it holds; of a miss that it is one.
@@ -18,9 +17,9 @@ import selectors
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,32 +69,32 @@ class Answer:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time; `done` is called with each answer."""
+    """One request at a time."""
 
-    def __init__(self, load: Load, done: Callable[[Connection, Answer], None]) -> None:
-        self._load, self._done = load, done
+    def __init__(self, load: Load) -> None:
+        self._load = load
         self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
-        self.request: Request | None = None
+        self._answer: asyncio.Future[tuple[float, Answer]] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def ask(self, request: Request) -> None:
-        assert self._transport is not None
-        self.request = request
+    def ask(self, request: Request) -> asyncio.Future[tuple[float, Answer]]:
+        """The answer, with the time at which it was there."""
         self._transport.write(wire(self._load, request.key))
+        self._answer = asyncio.get_running_loop().create_future()
+        return self._answer
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         read = read_http if self._load.kind == "http" else read_redis
-        if (answer := read(self._buffer)) is not None:
+        if self._answer is not None and (answer := read(self._buffer)) is not None:
             self._buffer.clear()
-            self._done(self, answer)
+            self._answer.set_result((time.perf_counter(), answer))
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self.request is not None:
+        if self._answer is not None and not self._answer.done():
             sys.exit(f"the server closed a connection that waited for an answer: {error}")
 
 
@@ -131,76 +130,40 @@ def read_redis(data: bytearray) -> Answer | None:
     return Answer(200, bytes(data[end + 2 : end + 2 + length])) if len(data) >= end + 4 + length else None
 
 
+@dataclass
 class Generator:
-    """Sends what is due over the connections that are free, in order."""
+    """Sends the next request over each connection that is free, as soon as it is due."""
 
-    def __init__(self, load: Load, requests: Sequence[Request]) -> None:
-        self._load, self._left = load, deque(requests)
-        self._waiting: deque[Request] = deque()
-        self._free: deque[Connection] = deque()
-        self._ended = asyncio.Event()
-        self._open = 0
-        self._began = self._until = 0.0
-        self.seconds: list[float] = []
-        self.late: list[float] = []
-        self.wrong = self.hits = 0
-        self.span = 0.0
+    load: Load
+    requests: Iterator[Request]
+    seconds: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    wrong: int = 0
+    hits: int = 0
+    span: float = 0.0
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(self._load.connections):
-            _, connection = await loop.create_connection(self._connection, "127.0.0.1", self._load.port)
-            self._free.append(connection)
-        self._began = time.perf_counter() + 0.05
-        self._until = self._began + self._load.seconds
-        if self._load.rate:
-            self._tick()
-        else:
-            for connection in list(self._free):
-                self._again(connection)
-        await self._ended.wait()
-        self.span = time.perf_counter() - self._began
+        connect = (lambda: Connection(self.load)), "127.0.0.1", self.load.port
+        connections = [(await loop.create_connection(*connect))[1] for _ in range(self.load.connections)]
+        began = time.perf_counter()
+        await asyncio.gather(*(self._drive(connection, began) for connection in connections))
+        self.span = time.perf_counter() - began
 
-    def _connection(self) -> Connection:
-        return Connection(self._load, self._answered)
-
-    def _tick(self) -> None:
-        now = time.perf_counter()
-        while self._left and self._began + self._left[0].due <= now:
-            request = self._left.popleft()
-            if self._free:
-                self.late.append(now - self._began - request.due)
-                self._send(self._free.popleft(), request)
-            else:
-                self._waiting.append(request)
-        if self._left:
-            asyncio.get_running_loop().call_later(max(0.0, self._began + self._left[0].due - now), self._tick)
-
-    def _send(self, connection: Connection, request: Request) -> None:
-        self._open += 1
-        connection.ask(request)
-
-    def _again(self, connection: Connection) -> None:
-        request = self._left.popleft()
-        self._left.append(request)
-        self._send(connection, Request(request.key, request.exists, time.perf_counter() - self._began))
-
-    def _answered(self, connection: Connection, answer: Answer) -> None:
-        now, request = time.perf_counter(), connection.request
-        assert request is not None
-        connection.request = None
-        self._open -= 1
-        self.seconds.append(now - self._began - request.due)
-        self.hits += request.exists
-        self.wrong += not answer.is_right(request)
-        if not self._load.rate and now < self._until:
-            self._again(connection)
-        elif self._waiting:
-            self._send(connection, self._waiting.popleft())
-        else:
-            self._free.append(connection)
-        if not self._open and (now >= self._until if not self._load.rate else not (self._left or self._waiting)):
-            self._ended.set()
+    async def _drive(self, connection: Connection, began: float) -> None:
+        for request in self.requests:
+            due = free = time.perf_counter() - began
+            if self.load.rate:
+                due = request.due
+            elif free >= self.load.seconds:
+                return
+            if free < due:
+                await asyncio.sleep(due - free)
+                self.late.append(time.perf_counter() - began - due)
+            answered, answer = await connection.ask(request)
+            self.seconds.append(answered - began - due)
+            self.hits += request.exists
+            self.wrong += not answer.is_right(request)
 
 
 def sampled(load: Load) -> list[Request]:
@@ -226,7 +189,8 @@ def percentiles(seconds: Sequence[float], prefix: str = "") -> dict[str, float]:
 
 
 def run(load: Load) -> dict[str, Any]:
-    generator = Generator(load, sampled(load))
+    requests = sampled(load)
+    generator = Generator(load, iter(requests) if load.rate else cycle(requests))
     # epoll and poll round a timeout up to milliseconds; select takes microseconds.
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
         runner.run(generator.run())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,43 +28,23 @@ def problem(number: int) -> dict[str, Any]:
     return {"name": f"p{number}", "operator": "matmul", "layout": "nt", "dtype": "float16", "m": m, "n": n, "k": 256}
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the record of a problem stands: every second one was measured, the others predicted."""
-
-    number: int
-    device_class: str
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {name: value for name, value in problem(self.number).items() if name != "name"}
+def places(count: int) -> list[tuple[int, str]]:
+    """Problems with the device class of their record: every second one was measured, the others predicted."""
+    return [(number, MEASURED if number % 2 else PREDICTED) for number in range(count)]
 
 
-def places(count: int) -> list[Place]:
-    return [Place(number, MEASURED if number % 2 else PREDICTED) for number in range(count)]
-
-
-def publish(database: Database, template: WinnerRecord, places: Sequence[Place]) -> list[str]:
-    """Write the records that are not there yet; returns all keys in order."""
+def publish(database: Database, template: WinnerRecord, places: Sequence[tuple[int, str]]) -> list[str]:
+    """Write a record for each; returns the keys in order."""
     keys = []
     for some in chunks(places, AT_ONCE):
-        records = list(_records(template, some))
-        keys += [record.key for record in records]
-        with database.read() as session:
-            stored = get_winners(session, [record.key for record in records])
         with database.write() as session:
-            for record in records:
-                if record.key not in stored:
-                    publish_winner(session, record, attempt=uuid.uuid4().hex)
+            for number, device_class in some:
+                fields = {name: value for name, value in problem(number).items() if name != "name"}
+                parsed = operator("matmul").parse(fields)
+                keys.append(winner_key(parsed.digest, TARGET, device_class))
+                changed = {"key": keys[-1], "revision": 0, "problem": parsed.canonical(), "device_class": device_class}
+                publish_winner(session, template.model_copy(update=changed), attempt=uuid.uuid4().hex)
     return keys
-
-
-def _records(template: WinnerRecord, some: Sequence[Place]) -> Iterator[WinnerRecord]:
-    for place in some:
-        parsed = operator("matmul").parse(place.fields)
-        key = winner_key(parsed.digest, TARGET, place.device_class)
-        changed = {"key": key, "revision": 0, "problem": parsed.canonical(), "device_class": place.device_class}
-        yield template.model_copy(update=changed)
 
 
 def write_files(database: Database, keys: Sequence[str], folder: Path) -> None:

@@ -1,7 +1,6 @@
 """`cukiln worker plan`, `compile [--target sm_80 …]`, `gpu [--device …]`, `reconcile`: one server process.
 
-Everything heavy is loaded, found and compiled here once, before the first fork: a worker child then reaches its step in
-milliseconds (see `workers.worker.warm_up`).
+Everything heavy is loaded and found here once, before the first fork: a worker child reaches its step in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from types import FrameType
 
 import tenacity
@@ -46,7 +44,6 @@ from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, why_s
 from workers.worker.queue_worker import CALL_SECONDS, QueueWorker
 from workers.worker.reconcile import Reconciler
 from workers.worker.run_task import run_wake_up
-from workers.worker.warm_up import warm_up
 
 log = logging.getLogger("cukiln.worker")
 
@@ -85,10 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def prepare() -> None:
     """In the fork server of `cukiln serve`, before its first fork: what every worker would find out again."""
-    settings = load_settings()
-    remember_versions(settings)
+    remember_versions(load_settings())
     remember_operators()
-    warm_database(settings.database_url)
 
 
 def redis_url(settings: Settings) -> str:
@@ -212,20 +207,10 @@ def run_reconciler(settings: Settings) -> None:
     Reconciler(settings, workplace.database, workplace.blobs, workplace.redis).run(stop)
 
 
-@cache
-def warm_database(url: str) -> Database:
-    """With every statement of a job's way compiled, and no connection open: all that is forked from here has them.
-    Waits for the schema. Raises WorkerError."""
-    database = Database(url)
-    wait_for_schema(database)
-    warm_up(database)
-    return database
-
-
 def make_workplace(settings: Settings) -> Workplace:
     """Open what a worker needs. Waits for the database's schema. Raises WorkerError, SettingsError."""
     load_operator_path(settings)
-    database = warm_database(settings.database_url)
+    database = Database(settings.database_url)
     wait_for_schema(database)
     return Workplace(
         settings=settings,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,6 @@ from workers.processes.processes import InfrastructureError, Processes
 from workers.steps.context import Cancel, Cancelled, GiveUp, StepContext, Workplace
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker.run_task import run_step, run_wake_up
-from workers.worker.warm_up import warm_up
 
 
 class Attempt:
@@ -230,31 +228,6 @@ def test_a_worker_leaves_the_targets_of_others_alone(queue_world: QueueWorld) ->
     workplace.targets = ("sm_90a",)
     assert run_wake_up(workplace, {}, "compile", "sm_80") is False
     assert queue_world.waiting() == 1
-
-
-def everything(world: QueueWorld) -> list[tuple[object, ...]]:
-    with sqlite3.connect(world.settings.data_dir / "cukiln.db") as database:
-        names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return [(name, *row) for name in sorted(names) for row in database.execute(f"SELECT * FROM {name}")]
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_warming_up_goes_a_whole_way_and_leaves_nothing(
-    queue_world: QueueWorld,
-    caplog: pytest.LogCaptureFixture,
-    busy: bool,
-) -> None:
-    if busy:  # a real task goes before, and must not be touched
-        with queue_world.database.write() as session:
-            jobs_of_it = (running_job(session, priority=100),)
-            new_tasks.add_tasks(session, [new_tasks.NewTask(kind="plan", ref="real:0-0", jobs=jobs_of_it)])
-    before = everything(queue_world)
-    with caplog.at_level("DEBUG", "cukiln.worker"):
-        warm_up(queue_world.database)
-    assert caplog.messages == (
-        ["statements are compiled in part: plan work waits already"] if busy else ["statements are compiled"]
-    )
-    assert everything(queue_world) == before
 
 
 # ---- a machine that can do nothing
