@@ -40,8 +40,8 @@ from codegen.search.schedule import Schedule
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline import measure_bundle
+from workers.offline.measure_bundle import best_of, vendor_off, vendor_us
 from workers.offline.measured import RESULTS_FILE, write_whole
-from workers.offline.show import best_of, vendor_off, vendor_us
 from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=300, cpu_seconds=300, memory_bytes=32 << 30, output_bytes=1 << 20)

@@ -24,9 +24,8 @@ from storage.entities.libraries import Library
 from tests.support.fixtures_api import Api
 from tests.support.fixtures_client import ScriptedService, record_json
 from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
-from workers.compile.build_winner import build_winner
+from workers.compile.build_winner import build_winner, disassemble, find_disassembler
 from workers.compile.compile_group import compile_group
-from workers.compile.disassemble import disassemble, find_disassembler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Limits, Processes
 

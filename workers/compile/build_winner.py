@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
+import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from codegen.identity import library_id
 from codegen.kernel import Candidate
@@ -20,10 +25,19 @@ from cukiln.types import Launch, LaunchFunction
 from cukiln.types import Operand as OperandAnswer
 from workers.compile.compile_file import CompileFault, FileCompiler, Phase
 from workers.compile.compile_group import worst_resources
-from workers.compile.disassemble import disassemble
 from workers.compile.toolchain import Toolchain
+from workers.processes.job_files import write_bytes
+from workers.processes.process_stream import once_more
 from workers.processes.processes import Limits, ProcessError, Processes
 from workers.processes.stopwatch import Stopwatch
+
+log = logging.getLogger("cukiln.compile")
+
+CUBIN = "winner.cubin"  # that is disassembled
+# nvdisasm takes 0.06 s for a kernel and 82 MB (13.5 on cubins of eight matmul kernels), and writes 70 KB.
+LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=16 << 20)
+# -c: code alone. cuobjdump has nvdisasm's work done by that of its own folder or of PATH.
+_TOOLS = {"nvdisasm": ("-c",), "cuobjdump": ("-sass",)}
 
 
 class WinnerNotBuilt(ProcessError):
@@ -148,3 +162,38 @@ def _launch(candidate: Candidate, names: Sequence[str], plan: str) -> Launch:
         functions=functions,
         workspace_bytes=workspace[0],
     )
+
+
+def disassemble(
+    cubin: bytes, nvcc: Path, processes: Processes, cancel: threading.Event | None = None, limits: Limits = LIMITS
+) -> bytes | None:
+    """The SASS as text; None where there is no disassembler or it fails. Never raises: nothing is verified by it.
+    `pip install nvidia-cuda-nvdisasm` puts nvdisasm beside the nvcc of the wheels."""
+    command = find_disassembler(nvcc)
+    if command is None:
+        return None
+    try:
+        with processes.private_folder() as folder:
+            write_bytes(folder / CUBIN, cubin)
+            path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)])
+            argv = [*command, CUBIN]
+            run = partial(processes.run, argv, cwd=folder, limits=limits, env={"PATH": path}, cancel=cancel)
+            finished = once_more(run, "machine")  # of the same library it is not made again
+    except (ProcessError, OSError) as error:
+        log.warning("no SASS: %s", error)
+        return None
+    if not finished.ok:
+        log.warning("no SASS: %s ended with %s: %s", command[0], finished.returncode, finished.text().strip()[-200:])
+        return None
+    return finished.stdout or None
+
+
+def find_disassembler(nvcc: Path) -> Sequence[str] | None:
+    """The command without its file; None where there is none."""
+    folders = dict.fromkeys((nvcc.parent, nvcc.resolve().parent))  # /usr/bin/nvcc may be a link into the toolkit
+    places = os.pathsep.join([*map(str, folders), os.environ.get("PATH", os.defpath)])
+    for name, options in _TOOLS.items():
+        program = shutil.which(name, path=places)
+        if program is not None:
+            return (program, *options)
+    return None

@@ -182,7 +182,8 @@ class FileCompiler:
                 log = f"{name} was ended: {_limit_words(finished, self.limits)}\n{self.log}"
                 raise fault(log, self.limits.reached(finished.ended_by))
             case "crash":
-                raise CompileCrashed(f"{name} died{_of_signal(finished)}\n{self.log}")
+                of_signal = f" of signal {-finished.returncode}" if finished.returncode < 0 else ""
+                raise CompileCrashed(f"{name} died{of_signal}\n{self.log}")
         return finished
 
     def _run_once(self, command: Sequence[str], phase: str | None) -> Finished:
@@ -207,8 +208,10 @@ class FileCompiler:
         rows = self._read_text(PHASES).splitlines()[1:]
         phases, at, left = [], start, wall_seconds
         for row in (line.split(",") for line in rows):
-            name = _phase_name(row[1].strip()) if len(row) >= 8 else None
-            if name is None:
+            step = row[1].strip() if len(row) >= 8 else ""
+            # One name for a step, whichever host compiler runs the preprocessor; none for nvcc's own rest.
+            name = "preprocess" if "preprocessing" in step else step
+            if name not in ("preprocess", "cicc", "ptxas"):
                 continue
             seconds = min(float(row[-2]) / 1e3, left)
             phases.append(Phase(name, seconds, at))
@@ -240,10 +243,6 @@ def _refusal(finished: Finished) -> str:
     return finished.text() or f"{Path(finished.argv[0]).name} failed with status {finished.returncode}, without a word"
 
 
-def _of_signal(finished: Finished) -> str:
-    return f" of signal {-finished.returncode}" if finished.returncode < 0 else ""
-
-
 def _limit_words(finished: Finished, limits: Limits) -> str:
     return {
         "wall": f"it ran longer than {limits.wall_seconds:g} s",
@@ -252,8 +251,3 @@ def _limit_words(finished: Finished, limits: Limits) -> str:
         "output": f"it wrote more than {limits.output_bytes} bytes",
         "processes": "it started too many processes",
     }[finished.ended_by or "wall"]
-
-
-def _phase_name(step: str) -> str | None:
-    """One name for a step of nvcc, whichever host compiler runs the preprocessor; None for its own rest."""
-    return "preprocess" if "preprocessing" in step else step if step in ("cicc", "ptxas") else None

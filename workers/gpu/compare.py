@@ -10,14 +10,13 @@ from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operator import Operator
-from codegen.plan.gpu_verification_plan import GpuCase, fresh_case, full_cases
+from codegen.plan.gpu_verification_plan import fresh_case, full_cases
 from codegen.plan.verification_plan import check_output
 from cukiln.types import Comparison, Contender, VendorResult
 from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
-from workers.gpu.libraries import Call, Libraries, call_of
-from workers.gpu.prove import Wrong, run_once, where
-from workers.gpu.references import Prepared, References
+from workers.gpu.libraries import Libraries, call_of
+from workers.gpu.prove import Prepared, References, Wrong, run_once, where
 from workers.gpu.sampling import Placed, Ranking, rank_by_turns, sample_until_tight
 from workers.gpu.task import VENDOR, CandidateResult
 from workers.gpu.timing import OperandSets, RotatingSampler, Timing, operand_sets
@@ -44,9 +43,7 @@ class _Runner:
 
     candidate: Candidate
     timing: Timing
-    call: Call
     sampler: RotatingSampler
-    case: GpuCase
     described: dict[str, Any]
 
 
@@ -78,7 +75,7 @@ class ComparisonTask:
         first, _ = next(iter(self.candidates.values()))
         self._problem = first.problem
         self._fresh = fresh_case(self.operator, first, self.seed)
-        (self._normal,) = [case for case in full_cases(self.operator, first, self.seed) if case.kind == "normal"]
+        (self._normal,) = (case for case in full_cases(self.operator, first, self.seed) if case.kind == "normal")
         self.wrong: list[CandidateResult] = []
 
     def run(self) -> dict[str, Any] | None:
@@ -120,7 +117,7 @@ class ComparisonTask:
             if wrong is not None:
                 self._lose(name, "incorrect", wrong.at(where(self._normal, call)), described)
                 continue
-            runners[name] = _Runner(candidate, timing, call, sampler, self._normal, described)
+            runners[name] = _Runner(candidate, timing, sampler, described)
         self._stop_where_harmed()
         return runners
 
@@ -158,10 +155,10 @@ class ComparisonTask:
         samplers: dict[str, Callable[[], float]] = {
             name: partial(self._sample, name, runner.sampler) for name, runner in runners.items()
         }
+        beside = () if vendor is None else (VENDOR,)
         if vendor is not None:
             samplers[VENDOR] = partial(self._sample, VENDOR, vendor.sampler)
-        seconds = self.seconds * len(samplers)
-        return rank_by_turns(samplers, time.monotonic, seconds=seconds, beside=(VENDOR,) if vendor is not None else ())
+        return rank_by_turns(samplers, time.monotonic, seconds=self.seconds * len(samplers), beside=beside)
 
     def _sample(self, name: str, sampler: RotatingSampler) -> float:
         self.touch(name)
@@ -198,18 +195,15 @@ class ComparisonTask:
         """Those that run, and why the last of the others was refused: one that is does not speak for all."""
         timed, refused = [], ""
         for position, call in enumerate(offered):
+            self.touch(VENDOR)
             try:
-                timed.append(self._time_vendor(position, call, sets))
+                sampler = RotatingSampler(self.gpu, [partial(call.run, index) for index in range(sets)])
+                sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self.seconds)
+                timed.append((sampling.interval.median, position, call, sampler))
             except LaunchRefused as error:
                 refused = str(error)
                 self.gpu.synchronize()  # raises GpuFault where the refusal was a fault
         return timed, refused
-
-    def _time_vendor(self, number: int, call: VendorCall, sets: int) -> tuple[float, int, VendorCall, RotatingSampler]:
-        self.touch(VENDOR)
-        sampler = RotatingSampler(self.gpu, [partial(call.run, index) for index in range(sets)])
-        sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self.seconds)
-        return sampling.interval.median, number, call, sampler
 
     def _comparison(
         self,

@@ -15,8 +15,7 @@ from codegen.search.schedule import Schedule
 from workers.gpu.interface import Device, Gpu, GpuError, GpuFault, LaunchRefused
 from workers.gpu.leftovers import belongings, leftover
 from workers.gpu.libraries import Libraries, call_of
-from workers.gpu.prove import Verifier, Wrong
-from workers.gpu.references import References
+from workers.gpu.prove import References, Verifier, Wrong
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate
 from workers.gpu.timing import OperandSets, Timing, measure, operand_sets
 from workers.processes.stopwatch import Stopwatch

@@ -57,19 +57,39 @@ class Outcome:
 def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
     """The GPUs that `module` (see `workers.gpu.interface`) finds, asked in a child: a driver that hangs or crashes
     harms nothing else. Raises GpuMissing where it cannot look, InfrastructureError where the child failed."""
-    with processes.private_folder("gpu") as folder:
-        command = [sys.executable, "-m", CHILD, "--list", module]
-        finished = processes.run(command, cwd=folder, limits=limits, env=child_environment(folder), device=True)
+    answers, finished = _ask(module, processes, limits)
     if finished.ended_by is not None:
         raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
-    hear = Hearing()
+    if "gone" in answers:
+        raise GpuMissing(answers["gone"])
+    if "devices" not in answers:
+        raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
+    return [Device.from_dict(device) for device in answers["devices"]]
+
+
+def why_silent(task: GpuTask, processes: Processes, limits: Limits) -> str | None:
+    """Why the GPU of a task without candidates computes nothing right in a child; None where it does. Raises
+    InfrastructureError."""
+    answers, finished = _ask(task, processes, limits)
+    if "ready" in answers:
+        return None
+    return str(answers.get("gone") or answers.get("failed") or answers or finished.text().strip()[-500:])
+
+
+def _ask(request: GpuTask | str, processes: Processes, limits: Limits) -> tuple[dict[str, Any], Finished]:
+    """What a child says that runs no code under test, of a task or of a module's GPUs."""
+    with processes.private_folder("gpu") as folder:
+        arguments, writes = ["--list", str(request)], list[Path]()
+        if isinstance(request, GpuTask):
+            write_text(folder / "task.json", json.dumps(request.to_json()))
+            arguments, writes = [str(folder / "task.json")], shared_folders(request)
+        command, env = [sys.executable, "-m", CHILD, *arguments], child_environment(folder)
+        finished = processes.run(command, cwd=folder, limits=limits, env=env, device=True, writes=writes)
+    answers: dict[str, Any] = {}
     for line in finished.stdout.splitlines():
-        answer = hear(line)
-        if "devices" in answer:
-            return [Device.from_dict(device) for device in answer["devices"]]
-        if "gone" in answer:
-            raise GpuMissing(answer["gone"])
-    raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
+        with contextlib.suppress(ValueError):
+            answers.update(Hearing()(line))
+    return answers, finished
 
 
 def run_gpu_task(
@@ -248,7 +268,9 @@ class _GpuChildren:
             result = CandidateResult(**value)
             if result.candidate in life.judged:
                 life.forger = result.candidate
-            if result.candidate not in self._waiting or not self._in_turn(result.candidate, life):
+            # Of a comparison, those that are wrong come together at its end.
+            is_in_turn = self.task.kind == "compare" or result.candidate == life.running
+            if result.candidate not in self._waiting or not is_in_turn:
                 raise ValueError(result.candidate)
             life.running = None
             life.judged.append(result.candidate)
@@ -269,21 +291,12 @@ class _GpuChildren:
             raise ValueError(kind)
         return str(kind)
 
-    def _in_turn(self, candidate: str, life: _Life) -> bool:
-        """Of a comparison, those that are wrong come together at its end."""
-        return self.task.kind == "compare" or candidate == life.running
-
     def _suspect(self, line: bytes, life: _Life) -> None:
         """Code under test has written a line. Where no candidate is running, that of the last result is suspected, and
         it may well be the forged one, since the child's own lines make no sense after it."""
         life.garbage = line[:200].decode("utf-8", "replace")
         if life.forger is None and life.running is None and life.judged and self.task.kind == "measure":
             life.forger = life.judged[-1]
-
-    def _invalidate(self, candidate: str, life: _Life) -> None:
-        words = f"wrote into the pipe to its parent: {life.garbage!r}"
-        heard = self.results[candidate]
-        self._report(replace(heard, verdict="runtime_error", message=words, measurement=None, tainted=True))
 
     def _keep(self, result: CandidateResult) -> None:
         self._waiting.pop(result.candidate)
@@ -310,7 +323,8 @@ class _GpuChildren:
         if self._compared and life.garbage is not None:
             raise InfrastructureError(f"code under test wrote into the pipe of the comparison: {life.garbage!r}")
         if life.forger is not None:
-            self._invalidate(life.forger, life)
+            forged, why = self.results[life.forger], f"wrote into the pipe to its parent: {life.garbage!r}"
+            self._report(replace(forged, verdict="runtime_error", message=why, measurement=None, tainted=True))
             return  # a candidate that runs now is tried again
         silent = time.monotonic() - life.heard >= self.silence_seconds
         if self.task.kind == "compare" and finished.ended_by is not None and life.garbage is None and not silent:

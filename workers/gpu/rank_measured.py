@@ -87,7 +87,8 @@ def runner_up(winner: str, best: Timed, times: Mapping[str, Timed], comparison: 
     if best.compared and second.compared and comparison is not None:
         tie = {winner, name} <= _together(comparison)
     else:
-        tie = _overlap(best.measurement, second.measurement)
+        first, other = best.measurement, second.measurement
+        tie = bool(first and other and first.low_us <= other.high_us and other.low_us <= first.high_us)
     return RunnerUp(candidate=name, us=second.us, margin=second.us / best.us - 1, tie=tie)
 
 
@@ -104,7 +105,3 @@ def _together(comparison: Comparison) -> set[str]:
     return {
         contender.candidate for number, contender in enumerate(comparison.contenders) if contender.tie or number == 0
     }
-
-
-def _overlap(first: Measurement | Contender | None, other: Measurement | Contender | None) -> bool:
-    return first is not None and other is not None and first.low_us <= other.high_us and other.low_us <= first.high_us

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ import numpy as np
 from codegen.operators import load_operators, operator, operators
 from workers.gpu.compare import ComparisonTask, Harmed
 from workers.gpu.interface import Gpu, GpuError, GpuFault, list_devices, open_gpu, warm_up
-from workers.gpu.lease import GpuLease, take_lease
+from workers.gpu.lease import take_lease
 from workers.gpu.leftovers import thread_names
 from workers.gpu.measure import MeasureTask, Say, candidates_of, libraries_of
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
@@ -54,21 +54,17 @@ def run_task(task: GpuTask, say: Say) -> None:
         return
 
     def say_while_leased(message: dict[str, Any]) -> None:
-        _require(lease)
+        # Code under test that closes our files gives the GPU away: what was measured since is worth nothing.
+        if not lease.held():
+            with contextlib.suppress(OSError):  # stderr may be closed as well
+                os.write(2, b"the GPU's lease was closed\n")
+            os._exit(LEASE_CLOSED)
         say(message)
 
     if task.kind == "measure":
         MeasureTask(gpu, task, say_while_leased).run()
     else:
         _compare(gpu, task, say_while_leased)
-
-
-def _require(lease: GpuLease) -> None:
-    """Code under test that closes our files gives the GPU away: whatever was measured since is worth nothing."""
-    if not lease.held():
-        with contextlib.suppress(OSError):  # stderr may be closed as well
-            os.write(2, b"the GPU's lease was closed\n")
-        os._exit(LEASE_CLOSED)
 
 
 def _check_health(gpu: Gpu) -> None:
@@ -106,7 +102,13 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
     wrong: Sequence[CandidateResult]
     last: list[dict[str, Any]] = []
     try:
-        last = [{"comparison": _faults_first(gpu, comparing.run)}]
+        try:
+            last = [{"comparison": comparing.run()}]
+        except (GpuError, Harmed):
+            raise
+        except Exception:
+            gpu.synchronize()  # where the context is lost, that is the reason, wherever it showed first
+            raise
         wrong = comparing.wrong
     except GpuFault as error:
         if touched[0] == VENDOR:
@@ -119,33 +121,17 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
         say(message)
 
 
-def _faults_first(gpu: Gpu, work: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Where the context is lost, that is the reason, wherever it showed first. Raises GpuFault."""
-    try:
-        return work()
-    except (GpuError, Harmed):
-        raise
-    except Exception:
-        gpu.synchronize()
-        raise
-
-
-def list_all(module: str, say: Say) -> None:
-    try:
-        say({"devices": [device.as_dict() for device in list_devices(module)]})
-    except GpuError as error:
-        say({"gone": str(error)})
-
-
 def main(arguments: list[str]) -> NoReturn:
     say = Saying()
     status = 0
     try:
         if arguments[0] == "--list":
-            list_all(arguments[1], say)
+            try:
+                say({"devices": [device.as_dict() for device in list_devices(arguments[1])]})
+            except GpuError as error:
+                say({"gone": str(error)})
         else:
-            data: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-            run_task(GpuTask.from_json(data), say)
+            run_task(GpuTask.from_json(json.loads(Path(arguments[0]).read_text(encoding="utf-8"))), say)
     except GpuFault as error:
         sys.stderr.write(f"{error}\n")
         status = FAULTED

@@ -10,9 +10,11 @@ takes long, `{"candidate": CandidateResult}` after it,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from codegen.operators import operator
 
 TaskKind = Literal["measure", "compare"]
 VENDOR = "vendor"  # no candidate has that name
@@ -66,6 +68,37 @@ class GpuTask:
                 "best_us": {int(index): us for index, us in data["best_us"].items()},
             }
         )
+
+
+class Wanted(NamedTuple):
+    """A candidate to measure or compare. `key` is that of its problem, which is canonical; the others as of
+    `TaskCandidate`."""
+
+    key: Any
+    problem: Mapping[str, Any]
+    candidate: str
+    schedule: Mapping[str, Any]
+    library: str
+    proven: bool
+
+
+def gpu_task(kind: TaskKind, wanted: Sequence[Wanted], best: Mapping[Any, float], **where: Any) -> GpuTask:
+    """One task, problem by problem: the child keeps the inputs and the reference of one at a time. `best`: the best
+    time so far by the problem's key; `where`: the task's other fields."""
+    problems = {entry.key: entry.problem for entry in wanted}
+    index_of = {key: index for index, key in enumerate(problems)}
+    names = {str(problem["operator"]) for problem in problems.values()}
+    return GpuTask(
+        kind,
+        operators={name: str(operator(name).folder) for name in names},
+        problems=tuple(problems.values()),
+        candidates=tuple(
+            TaskCandidate(entry.candidate, index_of[entry.key], entry.schedule, entry.library, entry.proven)
+            for entry in wanted
+        ),
+        best_us={index_of[key]: us for key, us in best.items() if key in index_of},
+        **where,
+    )
 
 
 @dataclass(frozen=True)

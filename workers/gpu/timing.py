@@ -16,8 +16,7 @@ from codegen.problem import Problem
 from cukiln.types import Measurement
 from workers.gpu.interface import Device, Gpu, Timer
 from workers.gpu.libraries import Call
-from workers.gpu.prove import Wrong, run_once, where
-from workers.gpu.references import Prepared
+from workers.gpu.prove import Prepared, Wrong, run_once, where
 from workers.gpu.sampling import Sampling, sample_until_tight
 from workers.gpu.tensors import DeviceTensor, Operands, bytes_of, workspace
 

@@ -137,15 +137,10 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
             if build in left:
                 kernel, target = left.pop(build)
                 wave.setdefault(target, []).append(kernel)
-        if sum(map(kernel_seconds, chain.from_iterable(wave.values()))) >= WAVE_SECONDS * workers:
-            yield _grouped(wave, workers)
+        is_last = problem is problems[-1]
+        if wave and (is_last or sum(map(kernel_seconds, chain(*wave.values()))) >= WAVE_SECONDS * workers):
+            yield [(members, target) for target, kernels in wave.items() for members in in_files(kernels, workers)]
             wave = {}
-    if wave:
-        yield _grouped(wave, workers)
-
-
-def _grouped(wave: dict[Target, list[Kernel]], workers: int) -> list[Group]:
-    return [(members, target) for target, kernels in wave.items() for members in in_files(kernels, workers)]
 
 
 def in_files(kernels: Iterable[Kernel], workers: int) -> list[tuple[Kernel, ...]]:
@@ -153,11 +148,8 @@ def in_files(kernels: Iterable[Kernel], workers: int) -> list[tuple[Kernel, ...]
     `workers`, or a multiple of that where they would be too long: so the last round leaves no worker idle."""
     longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
     step = count = files_that_pay(sum(map(kernel_seconds, longest_first)), workers)
-    while _is_too_long(longest_first[::count]):  # no other has more kernels or more seconds
+    while len(part := longest_first[::count]) > 1:  # no other has more kernels or more seconds
+        if len(part) <= MAX_KERNELS and FIXED_SECONDS + sum(map(kernel_seconds, part)) <= MAX_SECONDS:
+            break
         count += step
     return [tuple(longest_first[first::count]) for first in range(min(count, len(longest_first)))]
-
-
-def _is_too_long(kernels: Sequence[Kernel]) -> bool:
-    seconds = FIXED_SECONDS + sum(map(kernel_seconds, kernels))
-    return len(kernels) > 1 and (len(kernels) > MAX_KERNELS or seconds > MAX_SECONDS)

@@ -18,10 +18,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.operators import load_operators
@@ -32,9 +34,8 @@ from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import probe
 from workers.offline.bundle import BundleError, read_bundle
-from workers.offline.measure_all import MEASURE_LIMITS, Run, Setup
-from workers.offline.measured import Conditions, Journal, write_results
-from workers.offline.show import table
+from workers.offline.measure_all import MEASURE_LIMITS, Run
+from workers.offline.measured import Conditions, write_results
 from workers.offline.work import (
     RequestError,
     Work,
@@ -47,6 +48,7 @@ from workers.offline.work import (
 from workers.processes.processes import InfrastructureError, ProcessError, Processes
 
 DONE, LEFT, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+_HEADINGS = ("problem", "candidates", "right", "best µs", "vendor µs", "vendor/best", "margin")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,22 +77,23 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     require_capability(work, device.capability, device.name)
     out: Path = options.out
     conditions = Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems))
-    setup = Setup(
-        gpu=options.gpu_module,
-        device=device,
-        lease=lease_of(device.uuid),
-        out=out,
-        seconds=options.seconds,
-        workers=options.workers,
-        processes=processes,
-        toolchain=toolchain,
-        deadline=None if options.budget is None else began + options.budget,
-        say=say,
-    )
     candidates = sum(len(problem.candidates) for problem in work.problems)
     whole, failure, cancel = False, "", threading.Event()
     with _stopping(cancel) as stopped:
-        run = Run(work, setup, conditions, Journal(out, conditions), cancel)
+        run = Run(
+            work,
+            conditions,
+            gpu=options.gpu_module,
+            lease=lease_of(device.uuid),
+            out=out,
+            seconds=options.seconds,
+            workers=options.workers,
+            processes=processes,
+            toolchain=toolchain,
+            deadline=None if options.budget is None else began + options.budget,
+            say=say,
+            cancel=cancel,
+        )
         say(f"{len(work.problems)} problems, {candidates} candidates, {len(work.waiting)} kernels to compile")
         try:
             whole = run.everything()
@@ -196,6 +199,87 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value
+
+
+def best_of(problem: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The fastest candidate with its microseconds: of the comparison where there was one, else by its own median."""
+    comparison = problem["comparison"]
+    if comparison and comparison["contenders"]:
+        first = comparison["contenders"][0]
+        return first["candidate"], float(first["median_us"])
+    # Of the right candidates, each measured alone.
+    measured = {
+        candidate["candidate"]: float(candidate["measurement"]["median_us"])
+        for candidate in problem["candidates"]
+        if candidate["verdict"] == "ok" and candidate["measurement"]
+    }
+    best = min(measured, key=lambda name: (measured[name], name), default=None)
+    return None if best is None else (best, measured[best])
+
+
+def vendor_us(problem: Mapping[str, Any]) -> float | None:
+    """The vendor's library on the same problem, from the comparison."""
+    vendor = (problem["comparison"] or {}).get("vendor")
+    return float(vendor["median_us"]) if vendor else None
+
+
+def vendor_off(problem: Mapping[str, Any]) -> str | None:
+    """What is wrong with the vendor's result, if anything is: above the bound of ours, or no number (null)."""
+    vendor = (problem["comparison"] or {}).get("vendor") or {}
+    error, bound = vendor.get("max_error"), vendor.get("error_bound")
+    if bound is None or (error is not None and error <= bound):
+        return None
+    return "is not a number" if error is None else f"is off by {error:.2g}, allowed {bound:.2g}"
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """All problems, and below them what was found wrong or is left."""
+    rows = [_HEADINGS, *(_row(problem) for problem in results["problems"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = [""]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    lines += ["", *_words(results["problems"])]
+    return "\n".join(lines) + "\n"
+
+
+def _row(problem: Mapping[str, Any]) -> tuple[str, ...]:
+    best, vendor, off = best_of(problem), vendor_us(problem), vendor_off(problem)
+    right = sum(candidate["verdict"] == "ok" for candidate in problem["candidates"])
+    return (
+        problem["name"],
+        str(len(problem["candidates"])),
+        str(right),
+        f"{best[1]:.2f}" if best else "-",
+        f"{vendor:.2f}" if vendor else "-",
+        "off" if off else f"{vendor / best[1]:.3f}" if vendor and best else "-",
+        _margin(problem),
+    )
+
+
+def _margin(problem: Mapping[str, Any]) -> str:
+    """How much longer the second one takes; `tie` where that is nothing."""
+    contenders = (problem["comparison"] or {}).get("contenders") or []
+    if len(contenders) < 2:
+        return "-"
+    return "tie" if contenders[1]["tie"] else f"{100 * (contenders[1]['ratio'] - 1):.1f} %"
+
+
+def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Everything that was not right, counted by problem, with the messages of one of each kind."""
+    lines = []
+    for problem in problems:
+        counts = Counter(candidate["verdict"] for candidate in problem["candidates"] if candidate["verdict"] != "ok")
+        example = {
+            candidate["verdict"]: candidate["message"] for candidate in problem["candidates"] if candidate["message"]
+        }
+        for verdict, count in sorted(counts.items()):
+            told = f": {example[verdict]}" if verdict in example else ""
+            lines.append(f"{problem['name']}: {count} {verdict}{told}"[:300])
+        if off := vendor_off(problem):
+            lines.append(f"{problem['name']}: the vendor's result {off}: no ratio (its kernels may round in between)")
+    return lines
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.identity import PlanVersions
+from codegen.kernel import Candidate
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
 from workers.offline.bundle import library_path
@@ -50,7 +51,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / JOURNAL_FILE
         self._results: dict[tuple[str, str], dict[str, Any]] = {}
-        self._comparisons: dict[tuple[str, ...], dict[str, Any] | None] = {}
+        self.comparisons: dict[tuple[str, ...], dict[str, Any] | None] = {}
         key: list[str] | None = None
         for line in read_lines(self._path):
             if "run" in line:
@@ -62,14 +63,8 @@ class Journal:
     def result(self, candidate: str, code_digest: str | None) -> dict[str, Any] | None:
         return self._results.get((candidate, code_digest or ""))
 
-    def comparison(self, contenders: Sequence[str]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether these were compared, and what came out."""
-        key = tuple(sorted(contenders))
-        return key in self._comparisons, self._comparisons.get(key)
-
-    def comparisons(self) -> list[tuple[tuple[str, ...], dict[str, Any] | None]]:
-        """All that were made, in their order."""
-        return list(self._comparisons.items())
+    def was_compared(self, contenders: Sequence[str]) -> bool:
+        return tuple(sorted(contenders)) in self.comparisons
 
     def proven(self) -> set[str]:
         """Code digests of which a candidate was right."""
@@ -91,7 +86,7 @@ class Journal:
             result = dict(line["result"])
             self._results[result["candidate"], result["code_digest"] or ""] = result
         elif "compared" in line:
-            self._comparisons[tuple(line["compared"])] = line["comparison"]
+            self.comparisons[tuple(line["compared"])] = line["comparison"]
 
 
 class CompiledHere:
@@ -145,7 +140,7 @@ def results_of(work: Work, journal: Journal, conditions: Conditions, *, complete
 def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, Any]:
     candidates = []
     for candidate in problem.candidates:
-        built = work.builds.get(problem.builds[candidate.id])
+        built = work.built(problem, candidate)
         candidates.append(
             {
                 "candidate": candidate.id,
@@ -195,23 +190,27 @@ def in_short(details: Mapping[str, Any]) -> dict[str, Any]:
 def comparison_of(problem: WorkProblem, journal: Journal, work: Work) -> dict[str, Any] | None:
     """The last one that was made of this problem's candidates, if all that it names are right still."""
     candidates = {candidate.id for candidate in problem.candidates}
-    right = {
-        candidate.id
-        for candidate in problem.candidates
-        if (built := work.builds.get(problem.builds[candidate.id]))
-        and (result := journal.result(candidate.id, built.code_digest))
-        and result["verdict"] == "ok"
-    }
+    right = {candidate.id for _, candidate, _ in right_of(problem, work, journal)}
     comparisons = [
         comparison
-        for compared, comparison in journal.comparisons()
-        if comparison and candidates.issuperset(compared) and right.issuperset(_named(comparison))
+        for compared, comparison in journal.comparisons.items()
+        if comparison
+        and candidates.issuperset(compared)
+        and right.issuperset(contender["candidate"] for contender in comparison["contenders"])
     ]
     return comparisons[-1] if comparisons else None
 
 
-def _named(comparison: Mapping[str, Any]) -> set[str]:
-    return {contender["candidate"] for contender in comparison["contenders"]}
+def right_of(problem: WorkProblem, work: Work, journal: Journal) -> list[tuple[float, Candidate, Built]]:
+    """The problem's candidates that were found right, with the median of their samples."""
+    return [
+        (float(result["measurement"]["median_us"]), candidate, built)
+        for candidate in problem.candidates
+        if (built := work.built(problem, candidate))
+        and (result := journal.result(candidate.id, built.code_digest))
+        and result["verdict"] == "ok"
+        and result["measurement"]
+    ]
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -230,8 +229,9 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
     """Durable when it returns. A line that was cut short before it stays a line of its own."""
     text = json.dumps(_finite(value), allow_nan=False) + "\n"
     with path.open("a+b") as file:
-        if file.tell() and not _ends_with_newline(path):
-            text = "\n" + text
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else "\n" + text
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -244,12 +244,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(part) for name, part in value.items()}
     return [_finite(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def write_whole(path: Path, data: bytes) -> None:

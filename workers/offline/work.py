@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import slice_digest
 from workers.compile.toolchain import Toolchain
-from workers.offline.bundle import Bundle, BundleCandidate, BundleProblem, Part, library_path, words_of
+from workers.offline.bundle import Bundle, BundleProblem, Part, library_path, words_of
 
 LEFT_OUT = "left out by --limit"
 
@@ -66,6 +68,9 @@ class Work:
     toolchains: dict[str, Mapping[str, Any]]
     builds: dict[str, Built] = field(default_factory=dict)
     waiting: dict[str, tuple[Kernel, Target]] = field(default_factory=dict)
+
+    def built(self, problem: WorkProblem, candidate: Candidate) -> Built | None:
+        return self.builds.get(problem.builds[candidate.id])
 
 
 class RequestError(Exception):
@@ -124,14 +129,21 @@ def work_of_request(
     for position, fields in enumerate(head.problems):
         own_name = fields.get("name") or f"problem{position}"
         if name in (None, own_name):
-            try:
+            with _faults_of(own_name):
                 problems.append(_lowered(head, fields, own_name, default_target, limit, toolchain, waiting))
-            except ValidationError as error:
-                raise RequestError(f"{own_name}: {words_of(error)}") from error
-            except (CodegenError, KeyError) as error:
-                raise RequestError(f"{own_name}: {error}") from error
     _require_distinct(problems, name)
     return Work(problems, {toolchain.digest: toolchain.describe()}, waiting=waiting)
+
+
+@contextmanager
+def _faults_of(name: str) -> Iterator[None]:
+    """What is wrong with a problem becomes a RequestError that names it."""
+    try:
+        yield
+    except ValidationError as error:
+        raise RequestError(f"{name}: {words_of(error)}") from error
+    except (CodegenError, KeyError) as error:
+        raise RequestError(f"{name}: {error}") from error
 
 
 def _lowered(
@@ -184,12 +196,8 @@ def work_of_bundle(bundle: Bundle, folder: Path, *, name: str | None = None, lim
     problems = []
     for entry in bundle.problems:
         if name in (None, entry.name):
-            try:
+            with _faults_of(entry.name):
                 problems.append(_limited(_bundled(entry, bundle, folder, builds), builds, limit))
-            except ValidationError as error:
-                raise RequestError(f"{entry.name}: {words_of(error)}") from error
-            except (CodegenError, KeyError) as error:
-                raise RequestError(f"{entry.name}: {error}") from error
     _require_distinct(problems, name)
     return Work(problems, dict(bundle.toolchains), builds=builds)
 
@@ -209,7 +217,9 @@ def _bundled(entry: BundleProblem, bundle: Bundle, folder: Path, builds: dict[st
             raise RequestError(f"{entry.name}: candidate {listed.candidate} is not that of its problem and schedule")
         candidates.append(candidate)
         build_of[candidate.id] = listed.build
-        builds[listed.build] = _built(listed, folder)
+        library = library_path(folder, listed.library) if listed.library else None
+        facts = (listed.message or "", listed.code_digest, listed.resources, library, listed.toolchain)
+        builds[listed.build] = Built(listed.verdict or "ok", *facts)
         if listed.verdict is None and listed.library is None:
             left_out[candidate.id] = listed.message or "its library is not in the bundle"
     return WorkProblem(
@@ -224,27 +234,13 @@ def _bundled(entry: BundleProblem, bundle: Bundle, folder: Path, builds: dict[st
     )
 
 
-def _built(entry: BundleCandidate, folder: Path) -> Built:
-    if entry.verdict is not None:
-        return Built(entry.verdict, entry.message or "", toolchain=entry.toolchain)
-    library = library_path(folder, entry.library) if entry.library else None
-    return Built("ok", "", entry.code_digest, entry.resources, library, entry.toolchain)
-
-
 def _limited(problem: WorkProblem, builds: Mapping[str, Built], limit: int | None) -> WorkProblem:
     if limit is None:
         return problem
-    standing = [
-        candidate
-        for candidate in problem.candidates
-        if predicted(candidate, builds[problem.builds[candidate.id]], problem.target)
-    ]
-    by_prediction = sorted(
-        standing, key=lambda candidate: predicted_us(candidate, builds[problem.builds[candidate.id]], problem.target)
-    )
-    return replace(
-        problem, left_out={**problem.left_out, **{candidate.id: LEFT_OUT for candidate in by_prediction[limit:]}}
-    )
+    build_of, target = problem.builds, problem.target
+    keys = sorted(predicted_us(candidate, builds[build_of[candidate.id]], target) for candidate in problem.candidates)
+    left_out = {candidate: LEFT_OUT for us, candidate in keys[limit:] if us < math.inf}
+    return replace(problem, left_out={**problem.left_out, **left_out})
 
 
 def predicted(candidate: Candidate, built: Built | None, target: Target) -> dict[str, Any] | None:
@@ -257,7 +253,7 @@ def predicted(candidate: Candidate, built: Built | None, target: Target) -> dict
 def predicted_us(candidate: Candidate, built: Built, target: Target) -> tuple[float, str]:
     """What to sort by for the best predicted first; equal predictions by id."""
     estimate = predicted(candidate, built, target)
-    return (estimate["us"] if estimate else float("inf"), candidate.id)
+    return (estimate["us"] if estimate else math.inf, candidate.id)
 
 
 def _require_distinct(problems: Iterable[WorkProblem], name: str | None) -> None:

@@ -89,11 +89,6 @@ def find_nvcc() -> Compiler:
     return Compiler("NVCC", program, where, release[1] if release else None)
 
 
-def find_cxx() -> Compiler:
-    named = os.environ.get("CXX")
-    return Compiler("CXX", named or "g++", "named by CXX" if named else "in PATH")
-
-
 def _words_of(program: str) -> str:
     if shutil.which(program) is None:
         return ""
@@ -107,12 +102,18 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--device", type=int, default=0, help="the GPU's number, of those that CUDA shows")
     parser.add_argument("--child", choices=("cpu", "gpu"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    _stand_in_for_ml_dtypes()
+    if importlib.util.find_spec("ml_dtypes") is None:
+        # The copied modules name it for bfloat16 alone, and here its bits are moved and never computed with.
+        sys.modules["ml_dtypes"] = types.ModuleType("ml_dtypes")
+        sys.modules["ml_dtypes"].bfloat16 = "uint16"  # type: ignore[attr-defined]
     if asked.child:
-        return _child(folder, asked.child, asked.device)
+        outcome = _on_cpu(folder) if asked.child == "cpu" else _on_gpu(folder, asked.device)
+        sys.stdout.write("\n" + json.dumps(outcome) + "\n")
+        return 0
     facts, recipe = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("facts.json", "recipe.json"))
     report = Report()
-    nvcc, cxx = find_nvcc(), find_cxx()
+    named = os.environ.get("CXX")
+    nvcc, cxx = find_nvcc(), Compiler("CXX", named or "g++", "named by CXX" if named else "in PATH")
     _heading(report, facts, nvcc, cxx)
     code = _check_code(folder, facts, recipe, nvcc, report)
     if facts["verdict"] == "compile_error":
@@ -120,16 +121,6 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     else:
         _check_runs(folder, facts, "gpu" if asked.gpu else "cpu", asked.device, (cxx, code), report)
     return report.status
-
-
-def _stand_in_for_ml_dtypes() -> None:
-    """The copied modules name ml_dtypes for bfloat16 alone, and here its bits are moved and never computed with."""
-    if importlib.util.find_spec("ml_dtypes") is None:
-        import numpy as np
-
-        stand_in = types.ModuleType("ml_dtypes")
-        stand_in.bfloat16 = np.uint16  # type: ignore[attr-defined]
-        sys.modules["ml_dtypes"] = stand_in
 
 
 def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compiler) -> None:
@@ -171,19 +162,14 @@ def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, st
     return done.returncode == 0, words
 
 
-def _other_compiler(facts: dict[str, Any], nvcc: Compiler) -> str | None:
-    """Words, where nvcc is of another version than the recorded one; null also where one of the two is not known."""
-    recorded = (facts["toolchain"] or {}).get("versions", {}).get("nvcc")
-    if None in (recorded, nvcc.version) or recorded == nvcc.version:
-        return None
-    return f"compiler differs: recorded nvcc {recorded}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
-
-
 def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> Code:
     """Whether kernel.cu compiles, and whether it gives the recorded code. Another nvcc makes other code of the same
     text: where it happens to make the same, that agrees all the same; else it shows nothing."""
     built, words = _build(folder, "device", nvcc)
-    other = _other_compiler(facts, nvcc)
+    # Null where the compilers are the same, or one of the versions is not known.
+    other, made_by = None, (facts["toolchain"] or {}).get("versions", {}).get("nvcc")
+    if None not in (made_by, nvcc.version) and made_by != nvcc.version:
+        other = f"compiler differs: recorded nvcc {made_by}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
     if built is None:
         report.line(CANNOT, f"code digest: {words}")
         return Code(None)
@@ -300,12 +286,6 @@ def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
     if done.returncode < 0:
         return {"verdict": "runtime_error", "message": f"the process died of signal {-done.returncode}"}
     return {"cannot": f"the child failed: {done.stderr.strip()[-MAX_WORDS:]}"}
-
-
-def _child(folder: Path, venue: str, device: int) -> int:
-    outcome = _on_cpu(folder) if venue == "cpu" else _on_gpu(folder, device)
-    sys.stdout.write("\n" + json.dumps(outcome) + "\n")
-    return 0
 
 
 def _on_cpu(folder: Path) -> dict[str, Any]:

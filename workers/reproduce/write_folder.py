@@ -169,14 +169,11 @@ def _recipe(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: in
     }
 
 
-# The cases that are written: one with an exact result, one with random inputs; on a GPU also the whole problem.
-
-
 _AnyCase = TypeVar("_AnyCase", Case, GpuCase)
 
-
 _Chosen = tuple[str, Case | GpuCase, bool]
-"""Name in the folder, case, and whether its runs must give the same bits."""
+"""Name in the folder, case, and whether its runs must give the same bits: a case with an exact result, one with random
+inputs; on a GPU also the whole problem."""
 
 
 def _cpu_cases(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: int) -> Iterator[_Chosen]:

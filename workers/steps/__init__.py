@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from workers.steps.compare import compare
 from workers.steps.compile import compile_kernels
 from workers.steps.context import Step
 from workers.steps.finish import finish
-from workers.steps.measure import measure
+from workers.steps.measure import compare, measure
 from workers.steps.plan import plan
 from workers.steps.verify import verify
 

@@ -20,10 +20,9 @@ from storage.transitions.compile import (
     what_follows,
 )
 from storage.transitions.pending_builds import pending_counts
-from workers.compile.compile_group import GroupOutcome, compile_group, stored_resources
+from workers.compile.compile_group import GroupOutcome, KernelOutcome, compile_group, stored_resources
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import GiveUp, StepContext
-from workers.steps.progress import tell
 
 
 class WrongToolchain(Exception):
@@ -63,10 +62,14 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     """The builds a part at a time, then the group: whatever of it a crash leaves out is compiled again."""
     shown = outcome.artifact
     source = shown.source if shown else render_device(list(kernels)).text
+    # The messages of the tools: of the file that compiled, then of every kernel that failed.
+    logs = [shown.log] if shown else []
+    logs += [f"== {kernel}: {made.status}\n{made.log}" for kernel, made in outcome.outcomes.items() if made.log]
+    logs += [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
     (text, log, *rest), upload = context.uploaded(
         [
             (source.encode(), "text/x-cuda"),
-            (_log(outcome).encode(), "text/plain"),
+            ("\n".join(logs).encode(), "text/plain"),
             *([(shown.cubin, "application/x-cubin"), (shown.ptx, "application/gzip")] if shown else []),
             # The library is kept: what is measured later, perhaps elsewhere, is loaded from it.
             *([(shown.library, "application/x-sharedlib")] if shown else []),
@@ -84,7 +87,7 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
         compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
     )
     outcomes = [
-        _build_outcome(build, kernel, outcome, library)
+        _build_outcome(build, kernel, outcome.outcomes[kernel.id], library)
         for kernel, build in kernels.items()
         if kernel.id in outcome.outcomes
     ]
@@ -107,30 +110,10 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}
     context.wake([*waiting, *((COMPILE, target) for target, count in pending.items() for _ in range(count))])
-    tell(context, next_steps)
+    context.tell(next_steps)
 
 
-def _log(outcome: GroupOutcome) -> str:
-    """The messages of the tools: of the file that compiled, then of every kernel that failed."""
-    failed = [
-        f"== {kernel}: {kernel_outcome.status}\n{kernel_outcome.log}"
-        for kernel, kernel_outcome in outcome.outcomes.items()
-        if kernel_outcome.log
-    ]
-    left = [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
-    return "\n".join([*([outcome.artifact.log] if outcome.artifact else []), *failed, *left])
-
-
-def _build_outcome(build: str, kernel: Kernel, outcome: GroupOutcome, library: str | None) -> BuildOutcome:
-    kernel_outcome = outcome.outcomes[kernel.id]
-    resources = stored_resources(kernel, kernel_outcome.resources) if kernel_outcome.resources is not None else None
-    holds = library if kernel_outcome.status == "ok" else None
-    return BuildOutcome(
-        build,
-        kernel_outcome.status,
-        kernel_outcome.code_digest,
-        resources,
-        kernel_outcome.log,
-        holds,
-        kernel_outcome.limit,
-    )
+def _build_outcome(build: str, kernel: Kernel, made: KernelOutcome, library: str | None) -> BuildOutcome:
+    resources = stored_resources(kernel, made.resources) if made.resources is not None else None
+    holds = library if made.status == "ok" else None
+    return BuildOutcome(build, made.status, made.code_digest, resources, made.log, holds, made.limit)

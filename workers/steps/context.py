@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,15 @@ from storage.config.gpu_plan_version import gpu_plans
 from storage.config.settings import Settings
 from storage.database.session import Database, Session
 from storage.database.sql import chunks
+from storage.database.tables import LIVE
 from storage.entities.devices import drivers_of
+from storage.entities.problems import load_problem
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.new_tasks import COMPILE
 from storage.queue.pauses import is_paused, set_pause
 from storage.queue.tasks import Lease, require_lease
+from storage.reports.progress import job_progress
 from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.lease_builds import FileLimits
 from storage.transitions.pending_verification import Versions
@@ -42,6 +46,10 @@ T = TypeVar("T")
 StopReason = Literal["lost", "cancelled", "deadline", "stopping"]
 ROOM_BYTES = 4 << 20
 """A group's source, PTX, cubin and library together take less."""
+MOST_TOLD = 16
+"""Jobs that get events of one step: where more share a group, the others get those of their own steps."""
+PROGRESS_SECONDS = 0.2
+"""Between two such events of a job from one process; the API compares with the database."""
 
 
 class Cancelled(Exception):
@@ -226,6 +234,36 @@ class StepContext:
         """Publish to the watchers of the task's jobs, or of `job_id`. Best effort."""
         for job in self.lease.jobs if job_id is None else (job_id,):
             wake_ups.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
+
+    def tell(self, next_steps: Sequence[NextStep]) -> None:
+        """What a step came to, for the watchers."""
+        self.publish_problems([entry.problem for entry in next_steps])
+        self.publish_progress()
+
+    def publish_progress(self) -> None:
+        """One `progress` event to each job of the task, with its counts as they are now."""
+        told_at, now = self.workplace.progress_told_at, time.monotonic()
+        for old in [job for job, at in told_at.items() if now - at >= PROGRESS_SECONDS]:
+            del told_at[old]
+        for job in self.lease.jobs[:MOST_TOLD]:
+            if job in told_at:
+                continue
+            told_at[job] = now
+            with self.database.read() as session:
+                report = job_progress(session, job, self.settings.toolchain_live_seconds)
+            if report is not None:
+                counts = {name: getattr(report, name).model_dump(mode="json") for name in ("progress", "seconds")}
+                self.publish("progress", {"state": report.state, **counts}, job_id=job)
+
+    def publish_problems(self, problem_ids: Sequence[int]) -> None:
+        """One `problem` event for each problem that has ended."""
+        with self.database.read() as session:
+            ended = [
+                problem for id in problem_ids if (problem := load_problem(session, id)) and problem.state not in LIVE
+            ]
+        for problem in ended:
+            told = {name: getattr(problem, name) for name in ("name", "key", "state", "winner", "error")}
+            self.publish("problem", told, job_id=problem.job_id)
 
     def in_parts(self, part: Callable[[Session], tuple[list[NextStep], bool]]) -> list[NextStep]:
         """Run write transactions of `part` as long as it says that there may be more; others have the database between

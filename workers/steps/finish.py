@@ -29,7 +29,6 @@ from workers.compile.build_winner import WinnerNotBuilt, plan_launch
 from workers.gpu.rank_measured import Timed, is_whole, runner_up
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import GiveUp, HandBack, StepContext
-from workers.steps.progress import publish_problems, publish_progress
 from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
 from workers.steps.winner_library import winner_library
 
@@ -75,14 +74,15 @@ def finish(context: StepContext) -> None:
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(build.cpu_seconds for build in built))
     phases = context.placed(context.phases)
     entries = [_entry(build, imported) for build in built]
+    best_on = entries[0].measured_on  # None where its time was predicted
     covered = [
         search_entry(
             problem.search,
             generator(problem.operator),
             job.workspace_limit_bytes,
             deterministic=job.deterministic,
-            whole=whole and _compared_whole(ranked, measured),
-            measured=_measured_under(entries[0]),
+            whole=whole and (measured is None or _compared_whole(ranked, measured)),
+            measured=MeasuredUnder(best_on.driver, entries[0].verdict.get("plan_version")) if best_on else None,
         )
     ]
     if _cut_short(problem, stored, measured):
@@ -125,9 +125,7 @@ def _cut_short(problem: JobProblem, stored: Sequence[StoredCandidate], measured:
     return problem.error is not None or any(candidate.verdict == "skipped" for candidate in stored) or not_compared
 
 
-def _compared_whole(ranked: Sequence[Ranked], measured: Measured | None) -> bool:
-    if measured is None:
-        return True
+def _compared_whole(ranked: Sequence[Ranked], measured: Measured) -> bool:
     alone = [replace(entry.point, us=entry.stored.measured_us or entry.point.us) for entry in ranked]
     return is_whole(alone, measured.times)
 
@@ -262,13 +260,6 @@ def _publish(
     return next(iter(record.usable(job.workspace_limit_bytes, job.deterministic)), front[0]).candidate
 
 
-def _measured_under(entry: FrontEntry) -> MeasuredUnder | None:
-    """What an entry's time is valid for; None where it was predicted."""
-    if entry.measured_on is None:
-        return None
-    return MeasuredUnder(entry.measured_on.driver, entry.verdict.get("plan_version"))
-
-
 def _still_in_front(
     session: Session, previous: WinnerRecord, entries: Sequence[FrontEntry], lost: set[str]
 ) -> list[FrontEntry]:
@@ -345,7 +336,7 @@ def _fail(context: StepContext, problem: JobProblem, error: str) -> None:
 
 
 def _tell(context: StepContext, problem: JobProblem, finished: FinishedProblem) -> None:
-    publish_problems(context, [problem.id])
-    publish_progress(context)
+    context.publish_problems([problem.id])
+    context.publish_progress()
     if finished.job_state is not None:
         context.publish("state", {"state": finished.job_state}, job_id=finished.job_id)

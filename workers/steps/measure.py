@@ -1,4 +1,5 @@
-"""Measure: the candidates of a group are verified on the GPU, then timed, while other groups still compile."""
+"""Measure: the candidates of a group are verified on the GPU, then timed, while other groups still compile.
+Compare: the few best of a problem take turns on the GPU, with the vendor's library between them."""
 
 from __future__ import annotations
 
@@ -11,29 +12,35 @@ from pathlib import Path
 from typing import Any
 
 from codegen.operators import operator
-from cukiln.types import StageSeconds
+from codegen.search.schedule import Schedule
+from cukiln.types import Comparison, StageSeconds
 from storage.blobs.blob_store import BlobStore
 from storage.database.clock import Clock
+from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import last_deadline
+from storage.entities.problems import JobProblem, load_problem
 from storage.errors import BlobCorrupt, BlobMissing, LostLease
 from storage.queue import losses
 from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
+    WrongContender,
     apply_measured_verdicts,
     best_measured,
     candidates_to_measure,
     complete_measured,
     forget_group_library,
+    invalidate_contenders,
+    record_compared,
     record_measured,
 )
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
-from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind
+from workers.gpu.rank_measured import contenders, point_of, without
+from workers.gpu.task import CandidateResult, TaskKind, Wanted, gpu_task
 from workers.processes.processes import InfrastructureError
-from workers.steps.context import Cancel, StepContext
-from workers.steps.progress import tell
+from workers.steps.context import Cancel, GiveUp, StepContext
 
 log = logging.getLogger("cukiln.measure")
 
@@ -73,10 +80,22 @@ def measure(context: StepContext) -> None:
         libraries = fetch_libraries(context.blobs, (candidate.library for candidate in waiting), folder)
         present = [candidate for candidate in waiting if candidate.library in libraries.paths]
         if context.lease.is_lost:
-            done += [_lost(candidate) for candidate in present]
+            why = losses.why_skipped("while it was measured")
+            done += [CandidateResult(candidate.candidate, "skipped", why) for candidate in present]
         try:
             if len(present) > len(done):
-                run_task(context, _task(context, present, libraries, best), done, ending)
+                wanted = [
+                    Wanted(
+                        candidate.problem_id,
+                        candidate.problem,
+                        candidate.candidate,
+                        candidate.schedule,
+                        str(libraries.paths[candidate.library]),
+                        candidate.proven,
+                    )
+                    for candidate in present
+                ]
+                run_task(context, "measure", wanted, best, done, ending)
         except InfrastructureError:
             # What came before the machine failed is no worse for it.
             if done and context.cancel.reason != "lost":
@@ -88,71 +107,38 @@ def measure(context: StepContext) -> None:
     _record(context, present, done, libraries)
 
 
-def gpu_task(
+def run_task(
     context: StepContext,
     kind: TaskKind,
-    problems: Sequence[tuple[str, Mapping[str, Any]]],
-    candidates: Sequence[TaskCandidate],
-    best_us: Mapping[int, float],
-) -> GpuTask:
-    """A task for this worker's device. `problems`: operator and canonical problem."""
+    wanted: Sequence[Wanted],
+    best: Mapping[int, float],
+    done: list[CandidateResult],
+    cancel: threading.Event,
+) -> Outcome:
+    """On this worker's device, in a child under the limits of measuring; `done` gets each result as it comes. Raises
+    GpuGone, InfrastructureError."""
     settings, device = context.settings, context.device
-    return GpuTask(
-        kind=kind,
+    task = gpu_task(
+        kind,
+        wanted,
+        best,
         gpu=settings.gpu_module,
         device=device.uuid,
         lease=str(lease_file(settings.gpu_lock_dir, device.uuid)),
-        operators={name: str(operator(name).folder) for name, _ in problems},
         seed=context.fresh_seed(),
-        problems=tuple(problem for _, problem in problems),
-        candidates=tuple(candidates),
-        best_us=best_us,
         seconds=settings.measure_seconds,
     )
-
-
-def run_task(
-    context: StepContext, task: GpuTask, done: list[CandidateResult], cancel: threading.Event | None = None
-) -> Outcome:
-    """Run it in a child under the limits of measuring; `done` gets each result as it comes. `cancel`: that of the step
-    unless given. Raises GpuGone, InfrastructureError."""
     outcome = run_gpu_task(
         task,
         context.processes,
-        context.settings.measure_limits,
-        cache=context.settings.data_dir / "gpu-cache",
-        cancel=cancel or context.cancel,
+        settings.measure_limits,
+        cache=settings.data_dir / "gpu-cache",
+        cancel=cancel,
         on_result=done.append,
     )
-    log.info(
-        "%s: %d of %d candidates in %.1f s on %s",
-        task.kind,
-        len(done) if task.kind == "measure" else len(task.candidates),
-        len(task.candidates),
-        outcome.wall_seconds,
-        context.device.name,
-    )
+    count = len(done) if kind == "measure" else len(wanted)
+    log.info("%s: %d of %d candidates in %.1f s on %s", kind, count, len(wanted), outcome.wall_seconds, device.name)
     return outcome
-
-
-def _task(
-    context: StepContext, present: Sequence[ToMeasure], libraries: Libraries, best: Mapping[int, float]
-) -> GpuTask:
-    """One task, problem by problem: the child keeps the inputs and the reference of one at a time."""
-    problems = {candidate.problem_id: (candidate.operator, candidate.problem) for candidate in present}
-    index_of = {problem_id: index for index, problem_id in enumerate(problems)}
-    candidates = [
-        TaskCandidate(
-            candidate=candidate.candidate,
-            problem=index_of[candidate.problem_id],
-            schedule=candidate.schedule,
-            library=str(libraries.paths[candidate.library]),
-            proven=candidate.proven,
-        )
-        for candidate in present
-    ]
-    best_us = {index: best[problem_id] for problem_id, index in index_of.items() if problem_id in best}
-    return gpu_task(context, "measure", list(problems.values()), candidates, best_us)
 
 
 def _record(
@@ -179,7 +165,7 @@ def _record(
         context.wake((), again)
     except LostLease as lost:  # no job needs the rest any more
         log.debug("%s", lost)
-    tell(context, next_steps)
+    context.tell(next_steps)
 
 
 @dataclass
@@ -215,11 +201,6 @@ def forget_libraries(context: StepContext, libraries: Libraries) -> list[NextSte
     return next_steps
 
 
-def _lost(candidate: ToMeasure) -> CandidateResult:
-    why = losses.why_skipped("while it was measured")
-    return CandidateResult(candidate.candidate, "skipped", why)
-
-
 def _measured(candidate: ToMeasure, result: CandidateResult) -> Measured:
     return Measured(
         problem_id=candidate.problem_id,
@@ -233,3 +214,54 @@ def _measured(candidate: ToMeasure, result: CandidateResult) -> Measured:
         verify=StageSeconds(wall=result.verify_wall, cpu=result.verify_cpu),
         measure=StageSeconds(wall=result.measure_wall, cpu=result.measure_cpu),
     )
+
+
+def compare(context: StepContext) -> None:
+    """Time the finalists of the task's problem against each other; one that is wrong or does not run is out."""
+    with context.database.read() as session:
+        problem = load_problem(session, int(context.lease.ref))
+        stored = candidates_of_problem(session, problem.id) if problem else []
+    if problem is None:
+        raise GiveUp(f"problem {context.lease.ref} does not exist")
+    chosen = _contenders(problem, stored)
+    outcome: Outcome | None = None
+    with context.processes.private_folder("compare") as folder:
+        # A candidate without its library is not compared: the finish step builds what it publishes anew.
+        libraries = fetch_libraries(
+            context.blobs, (contender.library for contender in chosen if contender.library is not None), folder
+        )
+        wanted = [
+            Wanted(0, problem.problem, contender.candidate, contender.schedule, str(path), proven=True)
+            for contender in chosen
+            if (path := libraries.paths.get(contender.library or "")) is not None
+        ]
+        if wanted:
+            times = [contender.measured_us for contender in chosen if contender.measured_us is not None]
+            outcome = run_task(context, "compare", wanted, {0: min(times)} if times else {}, [], context.cancel)
+    context.check()
+    results = [result for result in outcome.results if result.verdict != "ok"] if outcome else []
+    wrong = [WrongContender(result.candidate, result.verdict, result.message, result.details) for result in results]
+    comparison: dict[str, Any] | None = None
+    if outcome is not None and outcome.comparison is not None:
+        rest = without(Comparison.model_validate(outcome.comparison), [contender.candidate for contender in wrong])
+        comparison = rest.model_dump(mode="json") if rest.contenders else None
+    spent = StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds) if outcome else StageSeconds()
+    next_steps = forget_libraries(context, libraries)
+    next_steps += context.in_parts(lambda session: invalidate_contenders(session, context.lease, wrong))
+    with context.database.write() as session:
+        following = record_compared(session, context.lease, comparison, measure=spent)
+    context.wake((), following)
+    context.tell([*next_steps, *following])
+
+
+def _contenders(problem: JobProblem, stored: Sequence[StoredCandidate]) -> list[StoredCandidate]:
+    """The finalists, by the times that candidates were measured to take alone."""
+    kind = operator(problem.operator)
+    parsed = kind.parse(problem.problem)
+    by_id = {candidate.candidate: candidate for candidate in stored if candidate.verdict == "ok"}
+    points = [
+        point_of(kind, kind.candidate(parsed, Schedule.of(candidate.schedule)), candidate.measured_us)
+        for candidate in by_id.values()
+        if candidate.measured_us is not None
+    ]
+    return [by_id[point.candidate] for point in contenders(points)]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import lru_cache
 
+from codegen.errors import InvalidSearch, SpaceTooLarge
 from codegen.identity import build_id
 from codegen.kernel import Candidate, Kernel
-from codegen.lower import Lowered
+from codegen.lower import Lowered, Progress, lower
+from codegen.operators import operator
 from codegen.predict.compile_cost import kernel_bytes, kernel_seconds
+from codegen.search.search import Search
+from codegen.search.space_bound import require_bounded
+from codegen.targets import target as find_target
 from codegen.text.render_group import slice_digest
 from storage.entities.builds import NewBuild
-from storage.entities.jobs import job_state
+from storage.entities.jobs import JobStatus, job_state
 from storage.entities.problems import JobProblem, candidates_of_job, problems_to_plan
 from storage.queue import losses
 from storage.queue.tasks import yields
@@ -21,8 +27,6 @@ from storage.transitions.plan import CANDIDATES_AT_ONCE, NewCandidate, PlannedPr
 from workers import wake_ups
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import HandBack, StepContext
-from workers.steps.lowering import lower_problem
-from workers.steps.progress import publish_problems, publish_progress
 
 RECORD_SECONDS = 0.25
 """So long at most what is lowered is held back, to be recorded with more: compilers wait for it."""
@@ -30,6 +34,7 @@ TELL_SECONDS = 1.0
 """Between two `progress` events while one problem is recorded: counting takes longer the more it has."""
 TURN_SECONDS = 0.5
 """Before a plan task gives way to that of another job, between two problems."""
+_FEWER = "give a limit, keep, or shorter lists"
 
 
 def plan(context: StepContext) -> None:
@@ -52,7 +57,16 @@ def plan(context: StepContext) -> None:
         candidates += len(lowered.candidates)
         for candidate in lowered.candidates:
             recorder.add(problem, candidate)
-        recorder.end(_planned(problem, lowered, stopwatch))
+        recorder.end(
+            PlannedProblem(
+                id=problem.id,
+                candidate_count=len(lowered.candidates),
+                space_size=lowered.space_size,
+                rejections={rule: rejection.to_json() for rule, rejection in lowered.rejections.items()},
+                lower=stopwatch.read(),
+                error=lowered.why_empty,
+            )
+        )
         if place + 1 < len(problems) and time.monotonic() - started > TURN_SECONDS:
             recorder.record()
             with context.database.read() as session:
@@ -105,9 +119,9 @@ class _Recorder:
             for planned in self._ended:
                 next_steps += end_plan(session, context.lease, planned, self._in_queue)
         context.wake(followed.waiting, [*followed.next_steps, *next_steps])
-        publish_problems(context, [planned.id for planned in self._ended])
+        context.publish_problems([planned.id for planned in self._ended])
         if time.monotonic() - self._told_at > TELL_SECONDS or self._ended:
-            publish_progress(context)
+            context.publish_progress()
             self._told_at = time.monotonic()
         self._candidates, self._builds, self._ended = [], {}, []
         context.database.pause()
@@ -129,12 +143,75 @@ def _new_build(kernel: Kernel, target: str, toolchain: str) -> NewBuild:
     )
 
 
-def _planned(problem: JobProblem, lowered: Lowered, stopwatch: Stopwatch) -> PlannedProblem:
-    return PlannedProblem(
-        id=problem.id,
-        candidate_count=len(lowered.candidates),
-        space_size=lowered.space_size,
-        rejections={rule: rejection.to_json() for rule, rejection in lowered.rejections.items()},
-        lower=stopwatch.read(),
-        error=lowered.why_empty,
-    )
+def lower_problem(
+    context: StepContext, problem: JobProblem, job: JobStatus | None, candidates_before: int = 0
+) -> Lowered:
+    """The problem's candidates; none, and the reason, where a bound ended it. `candidates_before`: of the job's other
+    problems until now. Raises Cancelled within `CHECK_EVERY` schedules."""
+    search = Search.model_validate(problem.search)
+    bounds = _Bounds(context, search, candidates_before)
+    if (full := bounds.job_is_full(0)) is not None:  # before any work: thousands of problems may follow
+        return Lowered((), stopped=full)
+    limit, deterministic = (job.workspace_limit_bytes, job.deterministic) if job else (None, False)
+    parsed, target = operator(problem.operator).parse(problem.problem), find_target(problem.target)
+    try:
+        lowered = lower(parsed, target, search, limit, deterministic=deterministic, check=bounds.check)
+    except InvalidSearch as error:  # of this problem, though others of its signature have what the search names
+        return Lowered((), stopped=error.message)
+    too_many = None if bounds.progress is None else bounds.too_many(bounds.progress)
+    if lowered.stopped is None and too_many is not None:
+        return replace(lowered, candidates=(), stopped=too_many)
+    return lowered
+
+
+class _Bounds:
+    """What ends the lowering of one problem. Its CPU time counts from here."""
+
+    def __init__(self, context: StepContext, search: Search, candidates_before: int) -> None:
+        self._context, self._search, self._before = context, search, candidates_before
+        self._settings = context.settings
+        self._stopwatch = Stopwatch()
+        self.progress: Progress | None = None  # as it is now: lowering changes it
+
+    def check(self, progress: Progress) -> str | None:
+        self._context.check()
+        self.progress = progress
+        if progress.looked_at == 0:
+            return self._too_large(progress)
+        return self.too_many(progress) or self._too_long(progress)
+
+    def _too_large(self, progress: Progress) -> str | None:
+        try:
+            require_bounded(progress.space, self._search, self._settings.max_space)
+        except SpaceTooLarge as error:
+            return error.message
+        return None
+
+    def too_many(self, progress: Progress) -> str | None:
+        most = self._settings.max_candidates_per_problem
+        if progress.candidates > most:
+            return (
+                f"more than {most:,} candidates (CUKILN_MAX_CANDIDATES_PER_PROBLEM) among the first "
+                f"{progress.looked_at:,} of {progress.space.size:,} schedules: {_FEWER}"
+            )
+        return self.job_is_full(progress.candidates)
+
+    def job_is_full(self, candidates: int) -> str | None:
+        """Whether the job has no room for so many of this problem, or for any at all."""
+        most = self._settings.max_candidates_per_job
+        if self._before + max(1, candidates) <= most:
+            return None
+        return (
+            f"the job would have more than {most:,} candidates (CUKILN_MAX_CANDIDATES_PER_JOB), {self._before:,} of "
+            f"them of the problems before this one: {_FEWER}, or send fewer problems in a job"
+        )
+
+    def _too_long(self, progress: Progress) -> str | None:
+        budget = self._settings.lower_cpu_seconds
+        if self._stopwatch.read().cpu <= budget:
+            return None
+        to_do = "a limit or shorter lists" if self._search.limit is None else "a smaller limit or shorter lists"
+        return (
+            f"the search did not end in {budget:g} s of CPU time (CUKILN_LOWER_CPU_SECONDS): {progress.looked_at:,} of "
+            f"{progress.space.size:,} schedules were looked at, and {progress.accepted:,} accepted; give {to_do}"
+        )

@@ -15,7 +15,6 @@ from storage.transitions.verify import builds_to_verify, complete_verified, reco
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import StepContext
-from workers.steps.progress import tell
 
 RECORD_SECONDS = 2.0
 """Between two transactions of verdicts: what a lost worker had found since the last is found again."""
@@ -54,7 +53,7 @@ def verify(context: StepContext) -> None:
         lambda session: complete_verified(session, context.lease, members, plans=plans, verify=spent),
     )
     context.wake(again)
-    tell(context, next_steps)
+    context.tell(next_steps)
 
 
 def _what_to_verify(context: StepContext) -> tuple[list[GroupKernel], list[NextStep]]:

@@ -180,7 +180,9 @@ class Supervisor:
             self._children[-1].start()
         self._wait_until_ready(server)
         assert settings.redis_url is not None
-        running = Running(url_of(settings), settings.redis_url, settings.data_dir, self._pids())
+        host = _reachable(settings.host)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+        running = Running(url, settings.redis_url, settings.data_dir, self._pids())
         os.ftruncate(self._lock_file, 0)
         os.pwrite(self._lock_file, f"pid {os.getpid()}, {running.url}".encode(), 0)
         return running
@@ -344,11 +346,6 @@ def main() -> int:
 
 def _reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-
-
-def url_of(settings: Settings) -> str:
-    host = _reachable(settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
 
 
 def child_environment(settings: Settings) -> dict[str, str]:

@@ -85,8 +85,10 @@ def refuse_silent_redis(url: str) -> None:
         with Redis.from_url(url, socket_connect_timeout=REDIS_SECONDS, socket_timeout=REDIS_SECONDS) as client:
             client.ping()
     except (RedisError, OSError, ValueError) as error:
+        parts = urlsplit(url)  # no password, and no query either, which may name one
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         raise ServeError(
-            f"REDIS_URL names {_without_password(url)}, which does not answer ({error}): start that server, correct "
+            f"REDIS_URL names {shown}, which does not answer ({error}): start that server, correct "
             "REDIS_URL, or unset it for a queue that cukiln runs itself"
         ) from None
 
@@ -120,11 +122,6 @@ def _unusable(folder: Path, error: OSError) -> ServeError:
         f"{folder} cannot be used as the data folder ({error.strerror}): set CUKILN_DATA to a folder that can be "
         "written"
     )
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)  # no query either: it may name a password
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _bind(host: str, port: int) -> socket.socket:

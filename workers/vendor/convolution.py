@@ -123,8 +123,11 @@ def _prepare(
     with bench.faults():
         workspace = bench.arrays.empty(max(1, *(engine.workspace_bytes for engine in built)), np.uint8)
     queue = kernel_after(bench, after(problem, plan, operands), plan.rest_operands) if plan.needs_kernel else None
-    with_products = tuple(_with_product(bench, plan, output_of(operands), operand_set) for operand_set in made)
-    return Prepared(plan, graph, with_products, workspace, queue)
+    if not plan.in_place:
+        size, element = output_of(operands).elements, stored_as(plan.product.dtype)
+        with bench.faults():
+            made = [replace(operand_set, product=poisoned(bench, size, element)) for operand_set in made]
+    return Prepared(plan, graph, tuple(made), workspace, queue)
 
 
 def _upload(
@@ -145,10 +148,3 @@ def _numbers(values: HostArray) -> HostArray:
     """Tests put NaN where no window reaches. An engine that transforms tiles may read there, and is no worse for it."""
     unseen = np.isnan(values)
     return np.where(unseen, np.zeros((), values.dtype), values) if unseen.any() else values
-
-
-def _with_product(bench: Bench, plan: ConvolutionPlan, out: Operand, made: OperandSet) -> OperandSet:
-    if plan.in_place:
-        return made
-    with bench.faults():
-        return replace(made, product=poisoned(bench, out.elements, stored_as(plan.product.dtype)))

@@ -48,9 +48,10 @@ class MatmulCall:
     def run(self, number: int) -> None:
         prepared, address = self._prepared, self._bench.address
         plan, operands = prepared.plan, prepared.sets[number]
-        scalar: Callable[[float], Any] = ctypes.c_float
-        if plan.scale == cublaslt.CUDA_R_32I:
-            scalar = _int32
+
+        def scalar(value: float) -> Any:
+            return ctypes.c_int32(int(value)) if plan.scale == cublaslt.CUDA_R_32I else ctypes.c_float(value)
+
         d = address(operands.product)
         c = address(operands.arrays[plan.fused.residual]) if plan.fused.residual else d
         try:
@@ -156,10 +157,6 @@ def _product(library: CublasLt, plan: ProductPlan, bias: int | None) -> Descript
     return library.product(plan.compute, plan.scale, transpose=plan.transpose, epilogue=plan.epilogue, bias=bias)
 
 
-def _int32(value: float) -> ctypes.c_int32:
-    return ctypes.c_int32(int(value))
-
-
 def alignment(address: int) -> int:
     """The largest power of two that divides an address, as far as the library distinguishes them."""
     return min(LARGEST_ALIGNMENT, address & -address) if address else LARGEST_ALIGNMENT
@@ -186,7 +183,8 @@ def upload(bench: Bench, problem: MatmulProblem, plan: ProductPlan, inputs: Mapp
         flat["a"], flat["b"] = packed(problem, plan, inputs)
     with bench.faults():
         moved = {name: bench.arrays.asarray(array) for name, array in flat.items()}
-        product = poisoned(bench, _elements(plan.d), stored_as(plan.d.dtype))
+        size = (plan.d.batch - 1) * plan.d.stride + (plan.d.columns - 1) * plan.d.pitch + plan.d.rows
+        product = poisoned(bench, size, stored_as(plan.d.dtype))
         out = product if plan.in_place else poisoned(bench, operands["out"].elements, stored_as(problem.out_dtype))
     return OperandSet(moved, product, out)
 
@@ -208,7 +206,3 @@ def _padded(values: HostArray, layout: Layout) -> HostArray:
     made = np.zeros((len(values), layout.columns, layout.pitch), values.dtype)
     made[:, : values.shape[1], : values.shape[2]] = values
     return made.reshape(-1)
-
-
-def _elements(layout: Layout) -> int:
-    return (layout.batch - 1) * layout.stride + (layout.columns - 1) * layout.pitch + layout.rows

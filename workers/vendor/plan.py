@@ -152,7 +152,8 @@ def _plan(problem: MatmulProblem, fused: Fused) -> ProductPlan:
         a, b, d = _packed(problem)
     else:
         compute, scale = cublaslt.CUBLAS_COMPUTE_32F, cublaslt.CUDA_R_32F
-        a, b = (_as_stored(problem, operand) for operand in ("b", "a"))
+        a = _column_major(problem.dtype, *problem.stored("b"), problem.ldb, problem.batch, problem.stride_b)
+        b = _column_major(problem.dtype, *problem.stored("a"), problem.lda, problem.batch, problem.stride_a)
         d = _column_major(dtype, problem.m, problem.n, problem.ldc, problem.batch, problem.stride_c)
         if not in_place:
             d = _column_major(dtype, problem.m, problem.n, problem.n, problem.batch, problem.m * problem.n)
@@ -179,14 +180,6 @@ def _plan(problem: MatmulProblem, fused: Fused) -> ProductPlan:
 def _column_major(dtype: str, rows: int, columns: int, pitch: int, batch: int, stride: int) -> Layout:
     """A row-major matrix with `rows` and `columns` as the column-major transpose that it is."""
     return Layout(dtype, columns, rows, pitch, batch, stride if batch > 1 else 0)
-
-
-def _as_stored(problem: MatmulProblem, operand: str) -> Layout:
-    if operand == "a":
-        rows, columns = problem.stored("a")
-        return _column_major(problem.dtype, rows, columns, problem.lda, problem.batch, problem.stride_a)
-    rows, columns = problem.stored("b")
-    return _column_major(problem.dtype, rows, columns, problem.ldb, problem.batch, problem.stride_b)
 
 
 def _packed(problem: MatmulProblem) -> tuple[Layout, Layout, Layout]:

@@ -8,13 +8,9 @@ compute something first, and takes work only once that came out right.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
 import logging
-import sys
 import time
-from typing import Any
 
 from storage.config.gpu_plan_version import gpu_plans
 from storage.config.settings import Settings
@@ -22,9 +18,7 @@ from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
 from storage.entities.devices import drained_reason, register_device
 from workers.gpu.interface import Device, GpuMissing
-from workers.gpu.lease import lease_file
-from workers.gpu.measure_on_gpu import child_environment, probe, shared_folders
-from workers.gpu.task import GpuTask
+from workers.gpu.measure_on_gpu import probe
 from workers.processes.processes import Limits, Processes
 from workers.wake_ups import is_device_class
 
@@ -52,29 +46,6 @@ def find_gpus(settings: Settings, processes: Processes) -> list[Device]:
         if not is_device_class(device.name):
             raise GpuMissing(f"a GPU calls itself {device.name!r}, which cannot be the name of a device class")
     return devices
-
-
-def why_silent(settings: Settings, processes: Processes, device: Device) -> str | None:
-    """Why the GPU computes nothing right in a child; None where it does. Raises InfrastructureError."""
-    task = GpuTask("measure", settings.gpu_module, device.uuid, str(lease_file(settings.gpu_lock_dir, device.uuid)))
-    with processes.private_folder("gpu") as folder:
-        path = folder / "task.json"
-        path.write_text(json.dumps(task.to_json()), encoding="utf-8")
-        finished = processes.run(
-            [sys.executable, "-m", "workers.gpu.run_on_gpu", str(path)],
-            cwd=folder,
-            limits=PROBE_LIMITS,
-            env=child_environment(folder),
-            device=True,
-            writes=shared_folders(task),
-        )
-    answers: dict[str, Any] = {}
-    for line in finished.stdout.splitlines():
-        with contextlib.suppress(ValueError):
-            answers.update(json.loads(line))
-    if "ready" in answers:
-        return None
-    return str(answers.get("gone") or answers.get("failed") or answers or finished.text().strip()[-500:])
 
 
 class DeviceBeat:

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 
 import tenacity
 
@@ -38,9 +37,12 @@ from workers import wake_ups
 from workers.compile.toolchain import ToolchainMissing, supported_targets
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, cpu_plans
 from workers.gpu.interface import GpuMissing, choose_device
+from workers.gpu.lease import lease_file
+from workers.gpu.measure_on_gpu import why_silent
+from workers.gpu.task import GpuTask
 from workers.processes.processes import InfrastructureError, Processes, fenced_processes
 from workers.steps.context import Step, Workplace
-from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, why_silent
+from workers.worker.gpu_worker import EXIT_DRAINED, PROBE_LIMITS, DeviceBeat, find_gpus
 from workers.worker.queue_worker import CALL_SECONDS, QueueWorker
 from workers.worker.reconcile import Reconciler
 from workers.worker.run_task import run_wake_up
@@ -127,7 +129,8 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
     workplace = make_workplace(settings)
     workplace.device, workplace.targets = gpu, (gpu.name,)
     beat = DeviceBeat(workplace.database, gpu, workplace.name)
-    if not beat.may_go_on() and (silent := why_silent(settings, workplace.processes, gpu)) is not None:
+    task = GpuTask("measure", settings.gpu_module, gpu.uuid, str(lease_file(settings.gpu_lock_dir, gpu.uuid)))
+    if not beat.may_go_on() and (silent := why_silent(task, workplace.processes, PROBE_LIMITS)) is not None:
         log.error("%s %s stays drained (%s): %s", gpu.name, gpu.uuid, beat.drained, silent)
         beat.stay_drained()
         return EXIT_DRAINED
@@ -203,7 +206,8 @@ def run_reconciler(settings: Settings) -> None:
     workplace = make_workplace(settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, functools.partial(_end_loop, stop))
+        # The main thread may hold the event's lock in `wait` right then: only a thread may set it.
+        signal.signal(number, lambda number, frame: threading.Thread(target=stop.set).start())
     Reconciler(settings, workplace.database, workplace.blobs, workplace.redis).run(stop)
 
 
@@ -254,11 +258,6 @@ class ToolchainBeat:
                 register_toolchain(session, toolchain.digest, toolchain.describe(), list(self._workplace.targets or ()))
         except DATABASE_AWAY as error:
             log.warning("toolchain not registered: %s", error)
-
-
-def _end_loop(stop: threading.Event, number: int, frame: FrameType | None) -> None:
-    # The main thread may hold the event's lock in `wait` right now: only a thread may set it.
-    threading.Thread(target=stop.set).start()
 
 
 if __name__ == "__main__":

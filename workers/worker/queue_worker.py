@@ -154,7 +154,8 @@ class QueueWorker(Worker):
                 if wake_up is not None:
                     taken = True
                     self.execute_job(*wake_up)
-                    self._turn_queues()
+                    # BLPOP prefers the first queue that has something: turned, no target starves another.
+                    self._ordered_queues = [*self._ordered_queues[1:], *self._ordered_queues[:1]]
                 elif self._look is not None and time.monotonic() >= self._look_at:
                     self._perform_one(*self._look)
         except StopRequested:
@@ -188,10 +189,6 @@ class QueueWorker(Worker):
             return None
         finally:
             self._waiting = False
-
-    def _turn_queues(self) -> None:
-        """BLPOP prefers the first queue that has something: turn them, so that no target starves another."""
-        self._ordered_queues = [*self._ordered_queues[1:], *self._ordered_queues[:1]]
 
     # ---- one wake-up
 

@@ -24,8 +24,7 @@ from storage.config.limits import EndedBy
 from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe
 from workers.compile import compile_group as module
 from workers.compile.compile_file import CompileCancelled, FileCompiler, UnexpectedSymbols
-from workers.compile.compile_group import Artifact, GroupOutcome, compile_group
-from workers.compile.find_culprits import find_culprits
+from workers.compile.compile_group import Artifact, GroupOutcome, compile_group, find_culprits
 from workers.compile.toolchain import Toolchain
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes

@@ -341,7 +341,7 @@ def test_a_problem_that_the_gpus_memory_does_not_hold_is_skipped(gpu: Gpu, monke
     def too_much(*_: Any) -> Any:
         raise MemoryError("out of memory allocating 1,000 bytes")
 
-    monkeypatch.setattr("workers.gpu.references.on_device", too_much)
+    monkeypatch.setattr("workers.gpu.prove.on_device", too_much)
     said: list[dict[str, Any]] = []
     task = gpu.task([(FIRST, control(gpu, FIRST))])
     MeasureTask(fake_gpu.open_gpu("0"), task, said.append).run()  # type: ignore[arg-type]
@@ -376,7 +376,7 @@ def test_a_device_that_is_lost_before_a_candidate_runs_is_no_verdict(gpu: Gpu, m
     def lost(*_: Any) -> Any:
         raise GpuFault("lost")
 
-    monkeypatch.setattr("workers.gpu.references.on_device", lost)
+    monkeypatch.setattr("workers.gpu.prove.on_device", lost)
     said: list[dict[str, Any]] = []
     task = gpu.task([(FIRST, control(gpu, FIRST))])
     with pytest.raises(GpuFault, match="lost"):

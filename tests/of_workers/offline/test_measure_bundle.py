@@ -27,8 +27,8 @@ from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
 from workers.offline import compile_ahead, measure_bundle
 from workers.offline.measure_all import in_turns
+from workers.offline.measure_bundle import table
 from workers.offline.measured import Conditions, Journal, append_line, in_short, read_lines
-from workers.offline.show import table
 from workers.offline.work import RequestError, default_target_of, work_of_request
 
 DEVICE = Device("Made Up", "GPU-1", (9, 0), "580.1", 132, 50 << 20, 1 << 37)
