@@ -119,7 +119,7 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     if facts["verdict"] == "compile_error":
         _check_compile_error(code, report)
     else:
-        _check_runs(folder, facts, "gpu" if asked.gpu else "cpu", asked.device, (cxx, code), report)
+        _check_runs(folder, facts, "gpu" if asked.gpu else "cpu", asked.device, cxx, report)
     return report.status
 
 
@@ -210,10 +210,8 @@ def _check_compile_error(code: Code, report: Report) -> None:
         report.line(AGREES, "verdict: compile_error")
 
 
-def _check_runs(
-    folder: Path, facts: dict[str, Any], venue: str, device: int, made: tuple[Compiler, Code], report: Report
-) -> None:
-    (cxx, code), part = made, "cpu" if venue == "cpu" else "library"
+def _check_runs(folder: Path, facts: dict[str, Any], venue: str, device: int, cxx: Compiler, report: Report) -> None:
+    part = "cpu" if venue == "cpu" else "library"
     built, words = _build(folder, part, cxx)
     if built is None or (venue == "gpu" and not (folder / "build" / "group.cubin").is_file()):
         report.line(CANNOT, f"verdict: {words if built is None else 'without nvcc there is no cubin to run'}")
@@ -227,12 +225,6 @@ def _check_runs(
         return
     for case in outcome.get("cases", []):
         report.note(case)
-    _check_verdict(facts, venue, outcome, report)
-    if venue == "gpu" and outcome["verdict"] == "ok":
-        _check_time(facts, outcome, code, report)
-
-
-def _check_verdict(facts: dict[str, Any], venue: str, outcome: dict[str, Any], report: Report) -> None:
     recorded = facts["verdict"]
     words = f"{outcome['verdict']} on the {venue.upper()}" + (f": {outcome['message']}" if outcome["message"] else "")
     if recorded is None or recorded in NOT_REPEATABLE:
@@ -244,27 +236,6 @@ def _check_verdict(facts: dict[str, Any], venue: str, outcome: dict[str, Any], r
         report.line(
             DIFFERS, f"verdict: {words}; recorded is {recorded}" + (f" on the {where.upper()}" if where else "")
         )
-
-
-def _check_time(facts: dict[str, Any], outcome: dict[str, Any], code: Code, report: Report) -> None:
-    recorded, here = facts["measurement"], outcome.get("time")
-    if here is None:
-        report.line(CANNOT, f"time: {outcome['time_missing']}")
-        return
-    words = f"{here['median']:.3f} µs a run ({here['low']:.3f} to {here['high']:.3f}) on {outcome['device']}"
-    if recorded is None:
-        report.note(f"time: {words}; none is recorded")
-        return
-    then = f"{recorded['median_us']:.3f} µs ({recorded['low_us']:.3f} to {recorded['high_us']:.3f})"
-    if recorded["device"] != outcome["device"]:
-        report.note(f"time: {words}; recorded is {then} on {recorded['device']}, which compares with nothing here")
-        return
-    if code.other_compiler is not None:
-        report.note(f"time: {words}; recorded is {then}, of the code of another compiler")
-        return
-    # What differs by less than 1 % is called equal wherever times are compared (`BAND` of workers/gpu/sampling.py).
-    overlap = here["low"] <= recorded["high_us"] * 1.01 and here["high"] >= recorded["low_us"] / 1.01
-    report.line(AGREES if overlap else DIFFERS, f"time: {words}; recorded is {then}")
 
 
 def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -133,7 +132,7 @@ def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
         "build.sh": _build_sh(facts),
         "run.py": RUN_PY,
         "facts.json": facts.model_dump_json(indent=1) + "\n",
-        "recipe.json": json.dumps(_recipe(own, candidate, facts, seed), indent=1) + "\n",
+        "recipe.json": json.dumps(_recipe(own, candidate), indent=1) + "\n",
         "README.md": _readme(facts, candidate, seed),
     }
     for name, text in texts.items():
@@ -148,24 +147,14 @@ def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
         _write_case(folder / "cases", own, *chosen)
 
 
-def _recipe(own: Operator, candidate: Candidate, facts: CandidateFacts, seed: int) -> dict[str, Any]:
+def _recipe(own: Operator, candidate: Candidate) -> dict[str, Any]:
     """What run.py reads beside the facts."""
-    measured = facts.measurement
     return {
         "namespace": candidate.kernel.namespace,
         "symbols": symbols(candidate.kernel),
         "cubin": CUBIN,
         "deterministic": own.deterministic(candidate.kernel),
         "cpu_seconds": KERNEL_CPU_SECONDS,
-        "seed": seed,
-        "operands": [asdict(operand) for operand in own.operands(candidate.problem)],
-        "integers": own.integers(candidate.problem),
-        "launch": own.launch_values(candidate.schedule),
-        "scalars": own.scalars(candidate.problem),
-        "timing": {
-            "cold": measured.cold if measured else True,
-            "launches": measured.launches_per_sample if measured else 1,
-        },
     }
 
 
