@@ -1,21 +1,10 @@
-"""How far kernels are from float64, by dtype and length of the sum, with other ways to add the same products beside.
+"""How far kernels are from float64, by dtype and length of the sum, with other ways to add the same products beside
+(docs/accuracy.md).
 
-`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON] | --job JOB]`; `make bench-accuracy`
-keeps the result. Without `--problem` the default list: a filter gradient as long as one of ResNet-50 at batch 8 (n p q
-= 25,088 products for 56 x 56 pixels), and matmuls of 64 x 64 outputs whose sums are as long and shorter. The problem
-may be of any operator: each output is computed as at full extents, so few of them are enough. With `--job` it is the
-winners of that job instead, each on the reduced extents of its verification that have the longest sums.
-
-Ours is the kernel's own source, run on the CPU (`codegen/device/cpu`): its order of summation, and the CPU emulation's
-arithmetic for tensor cores. Beside it, on the same inputs, against the same float64 reference:
-
-- `numpy`: sums of fp32 in NumPy's order, rounded to the output's dtype: the same precision in another order. Of matmul
-  only;
-- `torch`: PyTorch's own result on the CPU, where it is installed and the output has the inputs' dtype or is of fp32,
-  for which inputs are widened. Of matmul and the convolutions without an epilogue;
-- `vendor`: the vendor's library, where there is a GPU and it has the problem;
-- `one product left out`: a wrong kernel, exact but for the last product of each sum. Of matmul and, where no pixel is
-  padding, of a gradient of filters.
+`python -m benchmarks.bench_accuracy [--problem JSON [--tunables JSON] | --job JOB]`; `make bench-accuracy` keeps the
+result. Ours is the kernel's own source, run on the CPU (`codegen/device/cpu`). Beside it, on the same inputs, where
+they have the problem: `numpy` (matmul), `torch` on the CPU, `vendor` on a GPU, and `one product left out`, a wrong
+kernel, exact but for the last product of each sum.
 
 `max`: the largest |result - float64|; `rms`: its root mean square; both over the root mean square of the float64
 results. `of_bound`: the most of its own bound that an element used, above 1 is called wrong. `integers_wrong`: the

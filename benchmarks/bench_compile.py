@@ -1,20 +1,17 @@
-"""Seconds to compile many kernels: one `.cu` per kernel, hidet's rule, and ours, beside the least that is possible.
+"""Seconds to compile many kernels: one `.cu` per kernel, hidet's rule, and ours (`compile_ways`), beside the least that
+is possible.
 
-Run with `make bench-compile` or `python -m benchmarks.bench_compile`. `compile_ways` says what the ways are. For every
-operator that is present, the kernels are the first by index of level 2 of its named public shapes (`CASES`), equally
-many of each; the ways are interleaved, round by round, so that a busy machine affects all. All ways must produce the
-same machine code, kernel by kernel.
+Of every operator that is present, the first kernels by index of level 2 of its named public shapes (`CASES`). The ways
+are interleaved, round by round, and must produce the same machine code, kernel by kernel.
 
-- `ratio_wall`, `ratio_cpu`, `ratio_hidet`: one file per kernel over ours, in wall and in CPU seconds (hidet's
-  definition: summed over all processes); hidet's rule over ours. Of the medians over the rounds.
-- `ratio_per_candidate`: one file per *candidate* over ours, for the problems of one model (`Case.model`) at level 2,
-  at most 64 candidates each; one round. Candidates that differ only in launch-time values and extents share a kernel.
-- `floor_s`: CPU seconds that nvcc's device pass (in effect cicc and ptxas) takes for one more kernel, times the
-  kernels, over the cores. The former is the slope over three sizes of group; `floor.r2` says how straight the line is.
-- `over_floor`: ours over it. On a machine that other work shares, ours waits for a core and the floor does not:
-  `over_floor_cpu` compares CPU seconds with CPU seconds.
-- `phases`: wall seconds of ours, summed over its files.
-- `memory`: the largest compilers of ours, as many as there are processes: no more can be alive at once.
+- `ratio_wall`, `ratio_cpu`, `ratio_hidet`: one file per kernel over ours, in wall and in CPU seconds of all processes;
+  hidet's rule over ours. Of the medians over the rounds.
+- `ratio_per_candidate`: one file per *candidate* over ours, of one model's problems (`Case.model`), one round.
+- `floor_s`: CPU seconds that nvcc's device pass takes for one more kernel (the slope over three sizes of group;
+  `floor.r2` says how straight the line is), times the kernels, over the cores.
+- `over_floor`, `over_floor_cpu`: ours over it, in wall and in CPU seconds: on a shared machine ours waits for a core.
+- `phases`: wall seconds of ours, summed over its files; `memory`: its largest compilers, as many as there are
+  processes.
 - `cutlass`, where its headers are found: one CUTLASS kernel and one of ours, a file each, nvcc straight to a `.so`.
 """
 

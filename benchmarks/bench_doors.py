@@ -1,18 +1,11 @@
-"""Whether the API answers while all of its resource limits are stressed at once.
+"""Whether the API answers while all of its resource limits are stressed at once: 2,000 connections that each send half
+of a request, twelve bodies of 8 MB at a time, an import of 66 MB, which is more than is allowed, and one of as much as
+is allowed.
 
-Run with `make bench-doors` or `python -m benchmarks.bench_doors`. An API by itself, on a data folder with winners for
-100 problems, copies of one that was tuned. Against it, all at the same time:
-
-- 2,000 connections that each send half of a request: two thirds of them half of a head, the rest half of a body; one
-  that is closed is opened again within ten seconds; the figures begin when all have been opened;
-- bodies of 8 MB, twelve at a time, repeatedly: `[]`, `{}`, `0,` and strings without end, and whole requests of
-  10,000 problems (3.4 MB);
-- an import of 66 MB, which is more than is allowed, and one of as much as is allowed.
-
-Beside them a probe every 0.1 s and 50 lookups a second (one problem each, latency from when they were due), each over a
-new connection, as from a client that starts. `quiet`: the same before. The peer, measured at the same time, is a server
-of Python's standard library that is not attacked: the latency that the machine itself adds. Memory is the peak resident
-size (VmHWM) of the API's two processes, added.
+The API is by itself, on a data folder with winners for 100 problems. Beside the attack a probe every 0.1 s and 50
+lookups a second, each over a new connection, with latencies from when they were due; `quiet`: the same before. The
+peer, measured at the same time, is a server of Python's standard library that is not attacked: the latency that the
+machine itself adds. Memory is the peak resident size (VmHWM) of the API's processes, added.
 """
 
 from __future__ import annotations

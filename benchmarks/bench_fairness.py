@@ -1,13 +1,10 @@
-"""Whether large jobs hold up small ones: one problem behind 200, and 100,000 candidates planned beside running jobs.
-
-Run with `make bench-fairness` or `python -m benchmarks.bench_fairness`. Each part has a service of its own on an empty
-data folder, with two compile workers.
+"""Whether large jobs hold up small ones. Each part has a service of its own on an empty data folder.
 
 - `behind`: a job of 200 problems, and a second after it a job of one. `alone_s`: the same small job before, with other
-  kernels, when nothing else runs. The last file that was begun before it came, and its own way, are what it waits for.
-- `plan`: eight small jobs run again and again, and lookups are asked for all the time, while a job of problems with
-  100,000 candidates in all is planned; then it is cancelled. `long_transactions`: those that held the write lock for
-  more than 250 ms, from the logs; `leases_lost` likewise. Lookups in milliseconds, as a client sees them.
+  kernels, when nothing else runs.
+- `plan`: eight small jobs run again and again, and lookups are asked for all the time, while a job of 100,000
+  candidates is planned; then it is cancelled. `long_transactions`: those that held the write lock for more than 250 ms,
+  from the logs; `leases_lost` likewise. Lookups in milliseconds, as a client sees them.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import re
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,42 +57,38 @@ def behind(client: Client) -> dict[str, Any]:
     }
 
 
-class LookupThread(threading.Thread):
-    """Looks one problem up repeatedly; the latency of each answer."""
+class Repeated(threading.Thread):
+    """Calls `act` with a client again and again until `stop` is set; `results` has what it returned."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, act: Callable[[Client, int], Any]) -> None:
         super().__init__()
-        self._url, self.stop, self.milliseconds = url, threading.Event(), list[float]()
-
-    def run(self) -> None:
-        asked = [problem(0, 1)]
-        with Client(self._url) as client:
-            while not self.stop.is_set():
-                began = time.perf_counter()
-                client.lookup(asked, target=TARGET)
-                self.milliseconds.append(1e3 * (time.perf_counter() - began))
-                time.sleep(0.02)
-
-
-class JobThread(threading.Thread):
-    """Small jobs, one after the other, until `stop` is set."""
-
-    def __init__(self, url: str, number: int) -> None:
-        super().__init__()
-        self._url, self._seed, self.stop, self.states = url, 10_000 * (number + 1), threading.Event(), list[str]()
+        self._url, self._act, self.stop, self.results = url, act, threading.Event(), list[Any]()
 
     def run(self) -> None:
         with Client(self._url) as client:
             while not self.stop.is_set():
-                self._seed += 1
-                job = client.submit({"target": TARGET, "problems": [problem(0, self._seed)]})
-                self.states.append(client.wait(job).state)
+                self.results.append(self._act(client, len(self.results)))
+
+
+def lookup_ms(client: Client, number: int) -> float:
+    time.sleep(0.02)
+    began = time.perf_counter()
+    client.lookup([problem(0, 1)], target=TARGET)
+    return 1e3 * (time.perf_counter() - began)
+
+
+def small_jobs(loop: int) -> Callable[[Client, int], str]:
+    def run(client: Client, number: int) -> str:
+        job = client.submit({"target": TARGET, "problems": [problem(0, 10_000 * loop + number)]})
+        return client.wait(job).state
+
+    return run
 
 
 def planned_beside_others(client: Client, url: str, logs: Path) -> dict[str, Any]:
-    job_threads = [JobThread(url, number) for number in range(RUNNING_JOBS)]
-    lookups = LookupThread(url)
-    threads: list[LookupThread | JobThread] = [*job_threads, lookups]
+    lookups, *job_threads = threads = [
+        Repeated(url, act) for act in (lookup_ms, *map(small_jobs, range(1, RUNNING_JOBS + 1)))
+    ]
     for thread in threads:
         thread.start()
     time.sleep(5.0)
@@ -119,7 +113,7 @@ def planned_beside_others(client: Client, url: str, logs: Path) -> dict[str, Any
     for thread in threads:
         thread.join()
     text = "".join(path.read_text(errors="replace") for path in sorted(logs.glob("*.log")))
-    states = [state for thread in job_threads for state in thread.states]
+    states = [state for thread in job_threads for state in thread.results]
     return {
         "candidates": candidates,
         "planning_s": round(planning, 1),
@@ -128,9 +122,9 @@ def planned_beside_others(client: Client, url: str, logs: Path) -> dict[str, Any
         "small_jobs_done": states.count("done"),
         "long_transactions": sorted((int(ms) for ms in LONG.findall(text)), reverse=True),
         "leases_lost": len(LOST.findall(text)),
-        "lookups": len(lookups.milliseconds),
-        "lookup_median_ms": round(statistics.median(lookups.milliseconds), 1),
-        "lookup_max_ms": round(max(lookups.milliseconds), 1),
+        "lookups": len(lookups.results),
+        "lookup_median_ms": round(statistics.median(lookups.results), 1),
+        "lookup_max_ms": round(max(lookups.results), 1),
     }
 
 

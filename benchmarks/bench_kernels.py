@@ -1,20 +1,15 @@
 """The kernels that tuning finds for the public shapes on this machine's GPU, against the vendor's library.
 
-Run with `make bench-kernels` or `python -m benchmarks.bench_kernels [--only PATTERN] [--level N] [--budget SECONDS]`.
-Measures the device's ceilings, then tunes `shapes.json`, as far as there are operators, and the gradients of its
-convolutions by the stand-alone path (`workers.offline.measure_bundle`): every candidate is verified and timed, the best
-run interleaved with the vendor's library. It ends within `--budget`, by when as many shapes as possible of each
-operator and dtype have a first comparison; everything is in `--out`, and the same command continues from it. Without
-a GPU it exits with 2 and writes nothing.
+Measures the device's ceilings, then tunes `shapes.json` and the gradients of its convolutions by the stand-alone path
+(`workers.offline.measure_bundle`). It ends within `--budget`, by when as many shapes as possible of each operator and
+dtype have a first comparison; the same command continues from `--out`. Without a GPU it exits with 2. The result is
+OUT/kernels.json too; it is kept where all shapes were measured:
 
-The result, also of a run that was cut short, is OUT/kernels.json too; it is kept where all shapes were measured:
-
-- `complete`: whether every candidate was measured; `without_winner` names the shapes that have no time yet,
-  `without_vendor` those that were not compared with the vendor's library.
-- `shapes`: per shape `us` (ours) and `vendor_us` from the same comparison, `speed` = vendor_us / us (over 1: ours is
-  faster; none where the vendor's result is outside our bound: `vendor_off`), TFLOP/s, GB/s of the bytes that any
-  algorithm must move, and `of_ceiling`, the share of what this very device reached (`ceilings`): the time that the
-  slower of its two roofs needs, over ours.
+- `complete`: whether every candidate was measured; `without_winner`, `without_vendor`: shapes without a time, a
+  comparison.
+- `shapes`: `us` (ours) and `vendor_us` from the same comparison, `speed` = vendor_us / us (none where the vendor's
+  result is outside our bound: `vendor_off`), TFLOP/s, GB/s of the bytes that any algorithm must move, and `of_ceiling`:
+  the time that the slower of the device's two measured roofs (`ceilings`) needs, over ours.
 - `by_kind`: per operator and dtype the geometric mean of `speed`, the worst, and how many are at least 1.
 - `prediction`: how predictions rank against measurements (`benchmarks.prediction_quality`).
 """
@@ -37,7 +32,8 @@ from benchmarks.prediction_quality import quality
 from benchmarks.shapes import every_shape
 from codegen.operators import operator, operators
 from codegen.search.schedule import Schedule
-from workers.gpu.interface import Device, GpuMissing, choose_device
+from workers.gpu.interface import Device, GpuMissing, choose_device, open_gpu
+from workers.gpu.lease import take_lease
 from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline import measure_bundle
 from workers.offline.measure_bundle import best_of, vendor_off, vendor_us
@@ -144,7 +140,7 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
             return dict(earlier["ceilings"])
     lease = measure_bundle.lease_of(device.uuid)
     with processes.private_folder("ceilings") as folder:
-        command = [sys.executable, "-m", "benchmarks.device_ceilings", module, device.uuid, str(lease)]
+        command = [sys.executable, "-m", "benchmarks.bench_kernels", "--ceilings", module, device.uuid, str(lease)]
         finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(out / "cache"), device=True)
     if not finished.ok:
         measure_bundle.say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
@@ -183,6 +179,11 @@ def tune(
 def main() -> int:
     arguments = _arguments()
     start = time.monotonic()
+    if arguments.ceilings:  # in a process of its own: it holds the GPU's context
+        module, device_uuid, lease = arguments.ceilings
+        take_lease(Path(lease), "measures what the device reaches", lambda holder: None)
+        print(json.dumps(open_gpu(module, device_uuid).ceilings()))
+        return 0
     problems = matching_shapes(arguments.only)
     if not problems:
         print(f"no public shape of {', '.join(operators())} matches {arguments.only!r}", file=sys.stderr)
@@ -218,6 +219,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", help="UUID or number of the GPU; default: the first")
     parser.add_argument("--gpu-module", default="workers.cuda.cupy_gpu", help="what drives the GPU")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"folder of everything ({DEFAULT_OUT})")
+    parser.add_argument("--ceilings", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -1,18 +1,15 @@
 """Latency of lookups beside 100,000 winners, idle and while compilers run; latency of equal jobs sent at once.
 
-Run with `make bench-lookup` or `python -m benchmarks.bench_lookup`. The service is a real one (`cukiln serve` with two
-compile workers) on a data folder of its own, its records are copies of one that it tuned itself, written by
-`storage.entities.winners`. `benchmarks/lookup_load.py`, in another process, requests single records.
+The service is a real one, with two compile workers; its records are copies of one that it tuned itself.
+`benchmarks/lookup_load.py`, in another process, requests single records.
 
 - `p50_ms`, `p99_ms`: GET /v1/kernels/{key}, 500 a second; medians over rounds. `p99_compiling_ms`: the same while two
   compile workers are saturated. `max_rps`: 32 connections in a closed loop.
 - `bulk_*`: POST /v1/lookups; `cold`: problems that the process has not read, in the first requests after its start;
-  `warm`: the same ones again. Beside 300 device classes more with records: `bulk_1000_warm_300_classes_ms`.
-- `burst_*`: the same job sent by 1,000 connections at once, from the first byte sent to each answer; `burst_compiles`:
-  files that were compiled for all of them.
+  `warm`: the same again, also beside 300 device classes more with records.
+- `burst_*`: the same job sent by 1,000 connections at once; `burst_compiles`: files that were compiled for all of them.
 - `memory_bytes`: peak resident size of the API process, over all the parts before.
-- `peers`, in the same run by the same generator: GET of the same records from valkey over TCP, and as files from
-  Starlette's StaticFiles under uvicorn, which is one Python process as the API is.
+- `peers`, by the same generator: the same records from valkey over TCP, and as files from Starlette's StaticFiles.
 """
 
 from __future__ import annotations

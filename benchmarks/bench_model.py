@@ -1,14 +1,10 @@
 """A whole model tuned by the service: kernels in groups against a file for each, from an empty data folder and again.
 
-Run with `make bench-model` or `python -m benchmarks.bench_model`. All problems of BERT-base and of Llama-3-8B at its
-six values of m whose operator exists are one request: level 2, `--limit` candidates each at most. Two services of our
-own answer it over HTTP, to published winners: one as it is by default, one with `CUKILN_GROUP_KERNELS=1`, which gives
-every kernel a file of its own. All else is the same, also the CPU verification and the winners' libraries; `stages`
-separates compiling from verifying. The result has the limit at which it was measured.
+All problems of BERT-base and of Llama-3-8B at its six values of m are one request: level 2, `--limit` candidates each.
+Two services answer it: one as it is by default, one with `CUKILN_GROUP_KERNELS=1`; all else is the same.
 
 - `cold_s`, `warm_s`: wall seconds of the request on an empty data folder, and of the same request again.
-- `ratio_cold`, `ratio_compile_cpu`: a file per kernel over groups, in wall seconds of the whole and in the CPU seconds
-  of the compilers.
+- `ratio_cold`, `ratio_compile_cpu`: a file per kernel over groups, in wall seconds and in CPU seconds of the compilers.
 - `stages`: CPU seconds that the job's problems report, summed.
 """
 

@@ -1,12 +1,9 @@
 """What the service costs beside the compilers: its start, latency to the first nvcc, time that no tool runs, codegen
-speed, cache.
+speed, cache. nvcc and g++ are the real ones behind scripts that mark when they start and end.
 
-Run with `make bench-overhead` or `python -m benchmarks.bench_overhead`. Starts a service of its own on an empty data
-folder. nvcc and g++ are the real ones behind scripts that mark when they start and end.
-
-`other_s` is wall time of a 64-candidate job in which nothing of nvcc, g++ and kernels (with their references, which the
-same child computes) runs on any worker: with a worker per core, the work of one overlaps with the tools of another.
-`other_one_worker_s` is the same with a single worker, without overlap; the limit does not apply to it.
+`other_s` is wall time of a 64-candidate job in which nothing of nvcc, g++ and kernels (with their references) runs on
+any worker: with a worker per core, the work of one overlaps with the tools of another. `other_one_worker_s` is the same
+with a single worker, without overlap; the limit does not apply to it.
 """
 
 from __future__ import annotations

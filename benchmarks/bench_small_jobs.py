@@ -1,13 +1,8 @@
-"""The cost of many small jobs that arrive at once: compiler starts, CPU seconds, wall seconds.
+"""The cost of many small jobs that arrive at once: 24 jobs of one problem with two or three candidates, no kernel in
+two of them, sent at once; then as many, each sent when the one before has ended, where no two jobs can share a file.
 
-Run with `make bench-small-jobs` or `python -m benchmarks.bench_small_jobs`. A framework that meets one shape after the
-other sends a job for each: here 24 jobs of one problem with two or three candidates, no kernel in two of them, all sent
-at once to a service with two workers. Then as many jobs of other kernels, each sent when the one before has ended: what
-the same work costs where no two jobs can share a file.
-
-`nvcc` and `g++` count the starts, of which one each is a winner's own library, built alone for every job; `files` are
-the groups that were compiled. `cpu_seconds` are of all that the service started, from the first request to the last
-answer.
+`nvcc` and `g++` count the starts, of which one each is a winner's own library; `files` are the groups that were
+compiled. `cpu_seconds` are of all that the service started, from the first request to the last answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""Wall time to tune and verify every public shape of an operator, from an empty data folder.
-
-Run with `make bench-tune` or `python -m benchmarks.bench_tune --operator conv2d`. Starts a service of its own with two
-workers and submits the operator's shapes of `shapes.json` (matmul: BERT-base in fp16, Llama-3-8B at every m in bf16,
-square matrices in fp16, bf16 and fp32) as one job at level 1 for sm_90a. Every problem must end with a verified winner,
-no candidate may be wrong.
+"""Wall time to tune and verify every public shape of an operator, as one job at level 1 for sm_90a, from an empty data
+folder. Every problem must end with a verified winner, no candidate may be wrong.
 
 - `wall_seconds`: from the request to the end of the job; `limit_seconds`, of matmul only, is its target.
 - `stages`: seconds that the job's problems report, summed over the workers; `tasks`: wall seconds of the workers' tasks

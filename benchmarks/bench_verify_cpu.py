@@ -1,14 +1,9 @@
-"""The cost of CPU verification: one-core CPU seconds of a candidate's whole verification plan; g++ is given apart.
+"""The cost of CPU verification: one-core CPU seconds of a candidate's whole verification plan; g++ is given apart. It
+pins itself, and so all that it starts, to one core. The candidates are level-2 samples of public shapes, always the
+same, each with a kernel of its own (`FAMILIES`).
 
-Run with `make bench-verify` or `python -m benchmarks.bench_verify_cpu [--kernels N] [--family NAME]`. It pins itself,
-and so all that it starts, to one core. The candidates are level-2 samples of public shapes, always the same ones, each
-with a kernel of its own, so that no two share a verdict: on tensor cores fp16, bf16, tf32, int8 and every way to
-split k; on the CUDA cores fp32.
-
-- `seconds_per_candidate`: all that the processes which run kernels used (their start, inputs, references, the runs),
-  divided by the candidates on tensor cores. `limit_seconds` is its target.
-- `plan_s_*`: the verification plan of one candidate alone, from its verdict, without the start of the process, which
-  the candidates of a group share. `plan_s_limit` is the target for those of the CUDA cores.
+- `seconds_per_candidate`: all that the processes which run kernels used, divided by the candidates on tensor cores.
+- `plan_s_*`: the verification plan of one candidate alone, without the start of the process, which a group shares.
 - `gpp_s_per_candidate`: g++ for the family in one group; `gpp_s_alone`: the peer, the same kernels, one g++ call each.
 """
 
@@ -19,8 +14,8 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,17 +88,6 @@ def sample(family: Family, count: int) -> list[Kernel]:
     return [kernel for kernels in members for kernel in kernels[:share]][:count]
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    """This process and those that it starts on one core, the last of those it may use."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def verify(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> Verified:
     """Build and verify them as a worker does."""
     before = _children_seconds()
@@ -147,7 +131,8 @@ def measure(names: Sequence[str], count: int) -> dict[str, Any]:
     start = time.perf_counter()
     verified: dict[str, Verified] = {}
     families: dict[str, Any] = {}
-    with closing(Processes()) as processes, one_core():
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of this process and those that it starts
+    with closing(Processes()) as processes:
         toolchain = find_toolchain(processes)
         for name in names:
             kernels = sample(FAMILIES[name], count)

@@ -1,13 +1,10 @@
-"""The ways to compile a set of kernels that `bench_compile` compares, all from the same rendered text and headers.
-
-Each way runs as many compiler processes as there are cores and ends in loadable libraries:
+"""The ways to compile a set of kernels that `bench_compile` compares, all from the same rendered text and headers, with
+as many compiler processes as there are cores. nvcc keeps its intermediate files in all of them.
 
 - *alone*: one `.cu` per kernel, nvcc straight to a `.so`;
 - *hidet's rule*: the same with groups (`hidet_groups`), whole `.so` each;
-- *ours*: what a compile worker does. Groups of `in_files`, rendering and both uniqueness assertions included, to a
-  cubin, and to a `.so` with launch code, which the others do not have.
-
-nvcc keeps its intermediate files in all of them: ours needs the PTX, the others' cubins are compared with ours.
+- *ours*: what a compile worker does: groups of `in_files`, both uniqueness assertions, a cubin, and a `.so` with launch
+  code, which the others do not have.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import http.client
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from typing import Any
 from sqlalchemy import text
 
 from cukiln.client import Client
-from cukiln.types import Job, Progress
+from cukiln.types import Job
 from storage.config.settings import Settings
 from storage.database.session import Database
 from workers.supervisor.serve import Running, embedded
 
 TARGET = "sm_90a"
-SECONDS_BETWEEN_LINES = 15.0
 
 
 @contextmanager
@@ -88,26 +87,10 @@ def count(settings: Settings, rows: str) -> int:
     return int(query(settings, f"SELECT count(*) FROM {rows}")[0][0])
 
 
-def _progress_lines(start: float) -> Callable[[Progress], None]:
-    """A callback of `Client.wait` that prints the stages every SECONDS_BETWEEN_LINES."""
-    printed_at = start - SECONDS_BETWEEN_LINES
-
-    def report(progress: Progress) -> None:
-        nonlocal printed_at
-        now = time.perf_counter()
-        if now - printed_at < SECONDS_BETWEEN_LINES:
-            return
-        printed_at = now
-        stages = (f"{name} {stage.done}/{stage.total}" for name, stage in progress if hasattr(stage, "total"))
-        print(f"{now - start:5.0f} s: {', '.join(stages)}", flush=True)
-
-    return report
-
-
 def timed_job(client: Client, request: dict[str, Any]) -> tuple[Job, float]:
-    """The finished job of the request and its wall seconds; prints its progress."""
+    """The finished job of the request and its wall seconds."""
     start = time.perf_counter()
-    job = client.wait(client.submit(request), progress=_progress_lines(start))
+    job = client.wait(client.submit(request))
     return job, time.perf_counter() - start
 
 

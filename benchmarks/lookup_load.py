@@ -1,11 +1,9 @@
 """Requests for keys against a server: `python -m benchmarks.lookup_load` reads a `Load` as JSON and prints the figures.
 
-A process of its own, so that its CPU time is not counted as the server's. The open loop sends at the times of a Poisson
-process, and a latency counts from the time at which its request was due, also where every connection was still busy
-then. `late_*_ms` is the generator's own lateness: to the write, of requests for which a connection was idle.
-
-Keys are drawn by Zipf's law with exponent 1; a tenth of them does not exist. Every answer is checked: of a hit the key
-in the body and, where there is an ETag of ours, the SHA-256 that it holds; of a miss that it is one.
+The open loop sends at the times of a Poisson process, and a latency counts from the time at which its request was due,
+also where every connection was still busy then. `late_*_ms` is the generator's own lateness: to the write, of requests
+for which a connection was idle. Keys are drawn by Zipf's law with exponent 1; a tenth of them does not exist. Every
+answer is checked: of a hit the key in the body and, where there is an ETag of ours, the SHA-256 that it holds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Names and messages that the service and the workers share over Redis: queues, wake-ups, events.
 
-Redis holds nothing that cannot be lost. A wake-up says "something of this kind may be waiting": the worker that takes
-it leases the best task from the database, and the reconciler writes the wake-ups that are missing. An event gives a
-watcher something that the database also has. So everything written here is best effort: where Redis is away, the
-writer logs it, returns False and continues; a call that is not answered in half a second is given up, and none is made
-for the second after it. Nothing here says that a winner record has a new revision: what keeps records in memory
-asks the database for their revisions (`service/winner_cache.py`).
+Redis holds nothing that cannot be lost: a wake-up says "something of this kind may be waiting", an event gives a
+watcher something that the database also has. So everything is best effort: where Redis is away, the writer logs it,
+returns False and continues; a call that is not answered in half a second is given up, and none is made for the second
+after it.
 """
 
 from __future__ import annotations

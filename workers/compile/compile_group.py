@@ -1,9 +1,6 @@
 """Compile a group of kernels in one file; those that a compiler names as its culprits are set aside, and the others
-compiled again without them.
-
-A front-end error names a line and ptxas names the kernel or a line of its PTX. Where no kernel is named (a crash, a
-timeout) the group is left: its kernels are tried in smaller files (`storage.transitions.pending_builds`).
-"""
+compiled again without them. Where no kernel is named (a crash, a timeout) the group is left: its kernels are tried in
+smaller files (`storage.transitions.pending_builds`)."""
 
 from __future__ import annotations
 
@@ -211,11 +208,8 @@ def find_culprits(kernels: Sequence[Kernel], log: str, source: str, ptx: str | N
 
 
 def _errors(log: str) -> list[str]:
-    """The errors of a log, each with its context and nothing of its neighbours'.
-
-    nvcc writes context after an error, up to a blank line; g++ writes where it was ("In instantiation of …") before it;
-    an error of ptxas is one line, and reports on innocent kernels may follow at once.
-    """
+    """The errors of a log, each with its context: nvcc's after an error, up to a blank line; g++'s ("In instantiation
+    of …") before it; an error of ptxas is one line."""
     errors: list[list[str]] = []
     block: list[str] | None = None  # the one that lines go to
     has_error = False  # whether it has its error yet

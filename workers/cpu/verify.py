@@ -1,9 +1,6 @@
-"""Verify kernels by running them on the CPU: build, run the test plan in a child process that may die, collect
-verdicts.
-
-A child runs many kernels and streams a line for each. One that crashes, hangs or may have damaged its process ends with
-a verdict of its own; another child takes up the rest.
-"""
+"""Verify kernels by running them on the CPU: build, run the test plan in a child process, collect verdicts. A child
+runs many kernels; one that crashes, hangs or may have damaged its process ends with a verdict of its own, and another
+child takes up the rest."""
 
 from __future__ import annotations
 
@@ -108,8 +105,7 @@ def verify_on_cpu(
 
     `limits` hold for each process that is started (g++ or a child), the two kernel limits for the whole plan of one
     kernel. `on_result` is called as soon as a verdict is there, `on_print` with what kernels printed once their child
-    has ended. `part`: of the test plan, after which a kernel does not count as verified. `sanitize` builds with the
-    address and undefined-behaviour sanitizers. Raises InfrastructureError where the machine failed and not a kernel.
+    has ended. `part`: of the test plan, after which a kernel does not count as verified. Raises InfrastructureError.
     """
     kernels = tuple(dict.fromkeys(kernels))
     verdicts: dict[str, CpuVerdict] = {}

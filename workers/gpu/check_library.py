@@ -1,11 +1,8 @@
-"""Whether a group's library is one of ours, read from its file: none of its code runs before this check.
+"""Whether a group's library is one of ours, read from its file, by the loader's own way through the program headers:
+none of its code runs before this check (docs/decisions/0015-a-library-is-read-before-it-is-loaded.md).
 
-What the dynamic loader runs or fetches by itself is all that counts here: initialisers, resolvers of indirect
-functions, libraries that are needed, symbols that are taken from others. The lists are what libraries of this project
-have, built by g++ with LINK_FLAGS of `workers.compile.toolchain` (no start files, so no initialiser at all), on x86-64
-and on aarch64, with the additions of distributions that fortify by default. Read by the loader's own way, through the
-program headers: section headers may say anything.
-
+The lists are what libraries of this project have, built by g++ with LINK_FLAGS of `workers.compile.toolchain` (no start
+files, so no initialiser at all), on x86-64 and aarch64, with the additions of distributions that fortify by default.
 System V gABI, "Program Loading and Dynamic Linking"; https://flapenguin.me/elf-dt-gnu-hash for the hash table.
 """
 

@@ -1,11 +1,7 @@
-"""What code under test has left behind in this process: threads that run on, processes, open sockets.
-
-What counts is what appears while a candidate runs. The CUDA driver starts threads of its own when something is first
-needed, and names them by way of /proc/self/task/<number>/comm: in a PID namespace with another one's /proc there is no
-such file, and they keep the name of the process, as a candidate's own would. So names cover a part only; the rest is
-that the child does one of everything (`workers.gpu.interface.Gpu.warm_up`) before its first candidate, by when those
-threads are there.
-"""
+"""What code under test has left behind in this process: threads that run on, processes, open sockets, where they were
+not there before it ran. The CUDA driver starts threads of its own when something is first needed; it can name them only
+where /proc is that of its PID namespace. So names cover a part; the rest is there before the first candidate
+(`workers.gpu.interface.Gpu.warm_up`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Have candidates verified and timed by a child that owns the GPU and may die, and see to it that each gets a verdict.
-
-A child verifies many candidates and streams a line for each. One that crashes, hangs or may have damaged its process
-ends with a verdict of its own; another child takes up the rest. Only a GPU that does not answer the next child either
-stops the work.
-"""
+"""Have candidates verified and timed by a child that owns the GPU and may die: each gets a verdict, the one that a
+child dies of too, and another child takes up the rest. Only a GPU that does not answer the next child either stops the
+work."""
 
 from __future__ import annotations
 
@@ -102,14 +99,13 @@ def run_gpu_task(
     on_result: Callable[[CandidateResult], None] | None = None,
     silence_seconds: float = 60.0,
 ) -> Outcome:
-    """One verdict for every candidate of a measure task, whatever they do to their process; of a compare task, the
-    comparison of those that are still right.
+    """One verdict for every candidate of a measure task; of a compare task, the comparison of those that are still
+    right.
 
-    `limits` hold for each child; its wall seconds count from when it has the GPU. `cache`: where what the GPU's own
-    kernels compile to is kept; the same folder for all tasks. `on_result` is called as soon as a result is there, and
-    again where it turns out to be forged. A child that says nothing for `silence_seconds` hangs; one that waits for the
-    GPU's lease says so. Raises GpuGone where the GPU does not answer a new child either, and
-    InfrastructureError where the machine failed and not a candidate.
+    `limits` hold for each child, from when it has the GPU. `cache`: what the GPU's own kernels compile to. `on_result`
+    is called as soon as a result is there, and again where it turns out to be forged. A child that says nothing for
+    `silence_seconds` hangs. Raises GpuGone where the GPU does not answer a new child either, and InfrastructureError
+    where the machine failed.
     """
     with processes.private_folder("gpu") as folder:
         children = _GpuChildren(task, processes, limits, folder, cache, cancel, on_result, silence_seconds)

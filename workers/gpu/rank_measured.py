@@ -1,9 +1,6 @@
-"""What measurements say of a problem's candidates: finalists, tie-adjusted times, the runner-up.
-
-Candidates are measured alone, one after the other, in runs that may lie hours apart; the few best of them are then
-compared in one process, taking turns. So the comparison outweighs what was measured alone, and of two that it calls
-a tie neither counts as the faster.
-"""
+"""What measurements say of a problem's candidates: finalists, tie-adjusted times, the runner-up. Candidates are
+measured alone, in runs that may lie hours apart; so the comparison of the few best in one process outweighs that, and
+of two that it calls a tie neither counts as the faster."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """How often to measure, and what the samples say: intervals of the median, early ends, and finalists that take turns.
 
-Pure: what is measured is a function that returns microseconds, and the only clock is the one that is given. All
-intervals come from order statistics, so they assume no shape of the noise: outliers, heavy tails and steps of the clock
-move a median little, and an interval honestly. Two things no interval here can see: a timer whose step is coarser than
-the noise (each sample has to hold enough launches), and a state of the machine that lasts throughout.
+Pure: what is measured is a function that returns microseconds. All intervals come from order statistics, so they assume
+no shape of the noise. What none can see: a timer whose step is coarser than the noise, and a state of the machine that
+lasts throughout.
 """
 
 from __future__ import annotations
@@ -143,20 +142,16 @@ def sample_until_tight(sample: Sample, now: Clock, *, seconds: float, best: floa
 def rank_by_turns(
     samplers: Mapping[str, Sample], now: Clock, *, seconds: float, beside: Collection[str] = ()
 ) -> Ranking:
-    """Rank finalists by samples taken in turns. In a round each one still there gives two samples, in an order and
-    then in the reverse of it, and its time of the round is their geometric mean: a drift within the round cancels, one
-    between rounds does not reach the ratios. The orders are those of a Williams design (E. J. Williams, Australian J.
-    Sci. Res. A2, 1949, p. 149): each comes after each other equally often.
+    """Rank finalists by samples taken in turns. In a round each gives two samples, in an order and then in its reverse,
+    and its time of the round is their geometric mean: a drift within the round cancels, one between rounds does not
+    reach the ratios. The orders are those of a Williams design (E. J. Williams, Australian J. Sci. Res. A2, 1949, p.
+    149).
 
-    The best is the one that beats, or nearly beats, each other one in half of their common rounds. The ratio of another
-    one's time to its is settled once it is known to ±0.5 %, or lies outside of the band of ±1 % with 99 %, or within it
-    with 95 %. All settled, or no time for another turn of `seconds`: done. One that is clearly slower (by more than 5 %
-    with 99 %) leaves early and keeps its figures. Those `beside` take turns and are placed; they never leave and are
-    never best.
-
-    A first turn to warm up does not count. Each gives one sample at least, however long it takes; where the
-    warm-up leaves no time for another turn, its samples are those. What a sampler raises goes through. Raises
-    ValueError where none can be best.
+    The best beats, or nearly beats, each other one in half of their common rounds. A ratio to it is settled once it is
+    known to ±0.5 %, or lies outside of ±1 % with 99 %, or within with 95 %. All settled, or no time for another turn of
+    `seconds`: done. One that is slower by more than 5 % with 99 % leaves early and keeps its figures. Those `beside`
+    never leave and are never best. A first turn to warm up does not count, unless it leaves no time for another. What a
+    sampler raises goes through. Raises ValueError where none can be best.
     """
     turns = _Turns(samplers, now, seconds, frozenset(beside))
     turns.warm_up()

@@ -1,10 +1,8 @@
 """Compile what is not compiled, verify and time every candidate, compare the best: the loop of a stand-alone run.
 
-Problem by problem, of each operator and dtype in turn the cheapest that is left, so that a child makes each problem's
-inputs and references once and each is compared with the vendor's library as soon as it is measured. Kernels are
-compiled ahead, in the same order. Where there is a budget, all problems have their best predicted candidates measured
-and compared before any has the rest: a run that is cut short has the vendor's time of as many problems of each kind as
-possible. Whatever is found is in the journal before the next thing begins.
+Problem by problem, so that a child makes each problem's inputs and references once; kernels are compiled ahead, in the
+same order. Where there is a budget, all problems have their best predicted candidates measured and compared before any
+has the rest. What is found is in the journal before the next thing begins.
 """
 
 from __future__ import annotations

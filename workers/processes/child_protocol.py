@@ -1,10 +1,7 @@
 """How a child process that runs code under test answers its parent: one marked JSON object per line, on a pipe of its
-own.
-
-The code under test shares the child's process. What it prints goes to stderr; what it writes into the pipe, by accident
-or to forge an answer, lacks the mark: a keyed digest of the line's number and its text. The parent hands the key over
-on stdin, where it can be read once, before any such code is loaded. A search of the process's memory still finds it.
-"""
+own. What the code under test writes into the pipe lacks the mark: a keyed digest of the line's number and its text. The
+parent hands the key over on stdin, where it can be read once, before any such code is loaded; a search of the process's
+memory still finds it."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
 """A process that imports modules once and forks on request: the roles of `cukiln serve`, and the children that run
-kernels inside their fence.
+kernels inside their fence. Imports are most of a start: 1.3 s of CPU in a role's interpreter, 0.4 s in a kernel's
+child; a fork takes 0.01 s.
 
 ```
 client ── request, with a channel ──────────► fork server ─┬ forked
        ◄── channel: pid and pidfd; exit code ──            └ …
 ```
-Imports are most of a start: 1.3 s of CPU in a role's interpreter, 0.4 s in a kernel's child; a fork takes 0.01 s. The
-server is a program of its own with the environment that it was given, has one thread and leaves nothing open. What it
-forks is in a session of its own; `python -m MODULE …` of an imported module calls its `main()`, any other command is
-executed. A module may have `prepare()`, called once before the first fork of it, for what each fork would repeat.
 
-The kernel ends the server with the thread that started it, and with the server everything that it has forked. A process
-is killed, where it still runs, and reaped when its client closes or shuts down the channel: until then its pid is not
-given to another process. The sockets have no name and are closed in what is forked.
+What it forks is in a session of its own; `python -m MODULE …` of an imported module calls its `main()`, any other
+command is executed. A module may have `prepare()`, called once before the first fork of it, for what each fork would
+repeat. The kernel ends the server with the thread that started it, and with the server everything that it has forked. A
+process is killed and reaped when its client closes or shuts down the channel: until then its pid is not given to
+another process.
 """
 
 from __future__ import annotations

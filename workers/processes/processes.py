@@ -1,5 +1,4 @@
-"""The one interface that starts processes: compilers, assemblers, kernels run on the CPU. Tests fake process faults
-here only.
+"""The one interface that starts processes: compilers, assemblers, kernels run on the CPU.
 
 ```
 ProcessError                what was asked cannot be started here
@@ -7,15 +6,14 @@ ProcessError                what was asked cannot be started here
 └── InfrastructureError     the machine failed, not the work: killed from outside, out of memory, disk full
 ```
 
-A run owns a tree of processes, not one: killing nvcc alone leaves cicc and its temporary files behind for seconds. Each
-is a fork of a small process of this object, the fence server, that has gone into its fence
-(`workers.processes.fence.fence`) before it becomes the program: with the means that the machine has
-(`workers.processes.fence.means`) and the files that it may touch (`workers.processes.fence.access`).
+A run owns a tree of processes: killing nvcc alone leaves cicc and its files behind. Each is a fork of the fence server,
+a small process of this object, that has gone into its fence (`workers.processes.fence.fence`) before it becomes the
+program.
 
 Limits are enforced by looking at the whole tree every 20 to 50 ms, because every limit of the kernel is per process:
 - CPU: utime + stime of the living and of the reaped; RLIMIT_CPU a little above it is the backstop;
 - memory: resident anonymous pages. RLIMIT_AS would be wrong: address-sanitised programs map terabytes that they never
-  touch, and a tool that runs into it dies with messages of its own that look like a verdict on the kernel;
+  touch, and a tool that runs into it dies with messages that look like a verdict on the kernel;
 - output: RLIMIT_FSIZE per file, stdout and stderr together, and what lies in the child's own folders.
 """
 

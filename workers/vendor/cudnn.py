@@ -1,12 +1,9 @@
-"""cuDNN through its graph API, by NVIDIA's own Python package for it, `nvidia-cudnn-frontend`.
+"""cuDNN through its graph API, by NVIDIA's own Python package for it, `nvidia-cudnn-frontend`: cuDNN's legacy functions
+by ctypes would not reach its fused graphs; PyTorch's functions allocate, and choose by themselves.
 
-A package that is kept by cuDNN's makers instead of calls of our own: the backend's descriptors are many, and change. It
-takes raw pointers, our stream and a workspace of ours. cuDNN's legacy convolution functions, by ctypes, would not reach
-its fused graphs; PyTorch's functions allocate, and choose by themselves.
-
-That no tf32 is used has no switch in a graph: cuDNN's numerical notes say which engines may use tensor cores, and plans
-with that note are left out, as PyTorch does it. (The heuristics of cuDNN 9.28 for sm_90 then leave the same plans as
-under NVIDIA_TF32_OVERRIDE=0.)
+That no tf32 is used has no switch in a graph: plans whose numerical notes say that they may use tensor cores are left
+out, as PyTorch does it. (The heuristics of cuDNN 9.28 for sm_90 then leave the same plans as under
+NVIDIA_TF32_OVERRIDE=0.)
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """How cuBLASLt computes a matmul problem: which descriptors, what of the epilogue in its kernel, what after it. Pure.
 
-The library's matrices are column-major; a row-major matrix read so is its transpose. So it is asked for
-out^T = B^T A^T: its A is our B, its B our A, and its D has n rows: only there does its bias, one value per row of D,
-fall on our axis n. (With CUBLASLT_ORDER_ROW it offers no bias.)
-
-Its kernels add up in `acc_dtype` and round once, as the problem asks. Its gelu is the tanh approximation, another
-function than the exact gelu of `codegen.epilogue`: gelu is never fused.
+The library's matrices are column-major; a row-major matrix read so is its transpose. So it is asked for out^T = B^T
+A^T: its D has n rows, and only there does its bias, one value per row of D, fall on our axis n. Its kernels add up in
+`acc_dtype` and round once. Its gelu is the tanh approximation, another function than ours: gelu is never fused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """The child of a worker that performs its wake-ups, one after the other: it may be killed with whatever it does, and
-the worker continues with another.
-
-A fork, new connections and first writes into pages that it shares with the worker cost a worker child 20 ms: it is kept
-until it fails or has grown.
-"""
+the worker continues with another. A fork, new connections and first writes into shared pages cost 20 ms: it is kept
+until it fails or has grown."""
 
 from __future__ import annotations
 

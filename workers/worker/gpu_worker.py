@@ -1,10 +1,7 @@
-"""A worker of one GPU: which one it is, its heartbeats, and when it must not be used any more.
-
-A worker never loads CUDA itself. Children ask which GPUs there are, verify and measure; a GPU that answers no new child
-either is drained: its device row says why, the task goes back uncounted, and the worker ends with EXIT_DRAINED. Its
-supervisor (`cukiln serve`, a container's restart policy) starts it again; on a GPU that is drained it has a child
-compute something first, and takes work only once that came out right.
-"""
+"""A worker of one GPU: which one it is, its heartbeats, and when it must not be used any more. A worker never loads
+CUDA itself. A GPU that answers no new child is drained: its device row says why, the task goes back uncounted, and the
+worker ends with EXIT_DRAINED. Started again, it has a child compute something first, and takes work only once that came
+out right."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """An RQ worker that takes wake-ups and nothing else, and that outlives its Redis.
 
 What RQ 3.0 does with a job was written for trusted queues: it imports any function, callback or serialiser that the
-job's hash names, fetches webhooks, runs dependants, unpickles `meta`. Here the hash is read by `read_wake_up` alone,
-which accepts one function name and refuses every field beyond a plain wake-up; RQ's own parsing, its registries,
-retries, commands over pub/sub and maintenance (which marks a stuck job failed) are not used. A wake-up is forgotten as
-soon as it is taken: what it was for is in the database, leased under a lease, so there is nothing for RQ to recover.
-A worker that has had no wake-up for some seconds looks without one: Redis may be silent, or full, and work continues.
+job's hash names, fetches webhooks, unpickles `meta`. Here the hash is read by `read_wake_up` alone, which refuses every
+field beyond a plain wake-up. It is forgotten as soon as it is taken: what it was for is in the database. A worker that
+has had no wake-up for some seconds looks without one: Redis may be silent, or full.
 
 ```
 worker  ── wake-ups ──► worker child, a fork (`workers.worker.child`)
@@ -97,10 +95,9 @@ def read_wake_up(fields: Mapping[bytes, bytes]) -> tuple[str, str | None] | str:
 class QueueWorker(Worker):
     """Takes wake-ups from `queues`; a worker child calls `perform(kind, target)` for each.
 
-    `before_fork` closes what must not be shared with a child (database connections). `before_wake_up` returns whether a
-    worker child that has run before may be used again. `beat` is called about every second, idle or busy, for the
-    owner's own heartbeats. `may_go_on` is asked before each look for a wake-up: False ends the worker. None of them may
-    raise. `look`: the kind and target that the worker child is given where no wake-up comes.
+    `before_fork` closes what must not be shared with a child. `before_wake_up` returns whether a worker child that has
+    run before may be used again. `beat` is called about every second; `may_go_on` before each look for a wake-up: False
+    ends the worker. None of them may raise. `look`: what the worker child is given where no wake-up comes.
     """
 
     job_class = WakeUpJob

@@ -225,11 +225,8 @@ class LeaseKeeper:
             self._set_alarm()
 
     def _lose(self, reason: StopReason) -> None:
-        """Nothing is to be renewed any more: the step has a moment to unwind, then the alarm ends this process.
-
-        "lost" is also what a lease looks like whose task the step has just ended in its own transaction; it then has
-        the moment to write its wake-ups. Where the lease is really lost, the alarm has struck before.
-        """
+        """The step has a moment to unwind, then the alarm ends this process. "lost" is also what a lease looks like
+        whose task the step has just ended itself; it then has the moment to write its wake-ups."""
         self._cancel.because(reason)
         signal.setitimer(signal.ITIMER_REAL, AFTER_LOSS_SECONDS if reason == "lost" else UNWIND_SECONDS)
 
