@@ -133,11 +133,7 @@ def plan_launch(
             plan = compiler.run_program(render_plan(candidate), "plan")
         except CompileFault as fault:
             raise WinnerNotBuilt(candidate.id, fault.log) from fault
-    return _launch(candidate, symbols(candidate.kernel), plan)
-
-
-def _launch(candidate: Candidate, names: Sequence[str], plan: str) -> Launch:
-    """The launch metadata, from what the plan program printed."""
+    names = symbols(candidate.kernel)
     op, problem = operator(candidate.kernel.operator), candidate.problem
     *launches, workspace = [list(map(int, line.split())) for line in plan.splitlines()]
     functions = [

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +69,22 @@ def build_cpu(
     where the machine failed and not a kernel.
     """
     build = CpuBuild()
+    flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()))
     waiting = [tuple(kernels)] if kernels else []
     while waiting and not build.cancelled:
         group = waiting.pop()
         number = len(build.libraries) + len(build.errors) + len(waiting)
         library = folder / f"group_{number}_{group[0].namespace}.so"
-        run = partial(_compile, build, group, library, toolchain, processes, limits, sanitize, cancel)
+        source = library.with_suffix(".cpp")
+        write_text(source, render_cpu(group))
+        argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, "-lm"]
+
+        def run(argv: Sequence[str] = argv) -> Finished:
+            finished = processes.run(argv, cwd=folder, limits=limits, cancel=cancel)
+            build.wall_seconds += finished.wall_seconds
+            build.cpu_seconds += finished.cpu_seconds
+            return finished
+
         finished = once_more(run) if len(group) == 1 else run()  # only where it crashes again is that the kernel's
         if finished.ok:
             build.libraries.append((library, group))
@@ -84,30 +93,15 @@ def build_cpu(
         elif reason := finished.infrastructure_failure():
             raise InfrastructureError(reason)
         elif len(group) == 1:
-            build.errors[group[0].id] = _words(finished), limits.as_details(finished.ended_by)
+            words = finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"
+            if finished.ended_by is not None:
+                words = (
+                    f"g++ was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
+                )
+            build.errors[group[0].id] = words, limits.as_details(finished.ended_by)
         else:
             waiting.extend(_split(group, finished.text()))
     return build
-
-
-def _compile(
-    build: CpuBuild,
-    group: tuple[Kernel, ...],
-    library: Path,
-    toolchain: Toolchain,
-    processes: Processes,
-    limits: Limits,
-    sanitize: bool,
-    cancel: threading.Event | None,
-) -> Finished:
-    source = library.with_suffix(".cpp")
-    write_text(source, render_cpu(group))
-    flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()))
-    argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, "-lm"]
-    finished = processes.run(argv, cwd=library.parent, limits=limits, cancel=cancel)
-    build.wall_seconds += finished.wall_seconds
-    build.cpu_seconds += finished.cpu_seconds
-    return finished
 
 
 def _split(group: tuple[Kernel, ...], log: str) -> list[tuple[Kernel, ...]]:
@@ -119,9 +113,3 @@ def _split(group: tuple[Kernel, ...], log: str) -> list[tuple[Kernel, ...]]:
         return [*((kernel,) for kernel in suspects), others]
     middle = len(group) // 2
     return [group[:middle], group[middle:]]
-
-
-def _words(finished: Finished) -> str:
-    if finished.ended_by is not None:
-        return f"g++ was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
-    return finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"

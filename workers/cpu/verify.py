@@ -237,20 +237,16 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
     elif finished.ended_by is not None:
         message = f"reached the limit on {finished.ended_by}"
     elif finished.returncode == SANITIZER_EXIT:
-        message = f"sanitizer: {_report_of(words)}"
+        # The report from its first telling line on.
+        starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := words.find(mark)) >= 0]
+        start = words.rfind("\n", 0, min(starts)) + 1 if starts else 0
+        message = f"sanitizer: {words[start : start + MAX_WORDS]}"
     elif finished.returncode < 0:
         message = f"the process ended with signal {-finished.returncode}: {words[-MAX_WORDS:]}"
     else:
         message = f"the process ended with exit status {finished.returncode}: {words[-MAX_WORDS:]}"
     details = limits.as_details(finished.ended_by)
     return CpuVerdict(running, verdict, message, details, finished.wall_seconds, finished.cpu_seconds)
-
-
-def _report_of(words: str) -> str:
-    """The sanitizer's report from its first telling line on."""
-    starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := words.find(mark)) >= 0]
-    start = words.rfind("\n", 0, min(starts)) + 1 if starts else 0
-    return words[start : start + MAX_WORDS]
 
 
 def _sanitized_python(toolchain: Toolchain, processes: Processes, limits: Limits, folder: Path) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ class GraphTimer:
         self._head_start_us = FIRST_HEAD_START_US
         self.why = ""
         self._graph = self._record()
+        self.recorded = self._graph is not None
         with faults():
             self._events = (cupy.cuda.Event(), cupy.cuda.Event())
             if self._graph is not None:
@@ -46,10 +47,6 @@ class GraphTimer:
             for _ in range(WARM_UPS):
                 self._launch()
             stream.synchronize()
-
-    @property
-    def recorded(self) -> bool:
-        return self._graph is not None
 
     def sample(self) -> float:
         """Microseconds of one run of all calls."""

@@ -95,7 +95,22 @@ class ComparisonTask:
             ranking = self._rank(runners, vendor)
             still = self._still_right(runners, sets)
             if len(still) == len(runners):
-                return self._comparison(ranking, runners, vendor, missing, sets.cold, before)
+                placed = {entry.name: entry for entry in ranking.placed}
+                device = self.gpu.device
+                comparison = Comparison(
+                    contenders=[self._contender(placed[name], runners[name]) for name in placed if name != VENDOR],
+                    vendor=VendorResult(**vendor.description, **_times(placed[VENDOR])) if vendor is not None else None,
+                    vendor_missing=missing,
+                    rounds=ranking.rounds,
+                    cold=sets.cold,
+                    device=device.name,
+                    uuid=device.uuid,
+                    driver=device.driver,
+                    before=before,
+                    after=self.gpu.state(),
+                    measured_at=time.time(),
+                )
+                return comparison.model_dump(mode="json")
             runners = still  # once more, without those that the others were compared with wrongly
         return None
 
@@ -204,34 +219,6 @@ class ComparisonTask:
                 refused = str(error)
                 self.gpu.synchronize()  # raises GpuFault where the refusal was a fault
         return timed, refused
-
-    def _comparison(
-        self,
-        ranking: Ranking,
-        runners: Mapping[str, _Runner],
-        vendor: _Vendor | None,
-        missing: str | None,
-        cold: bool,
-        before: dict[str, Any],
-    ) -> dict[str, Any]:
-        placed = {entry.name: entry for entry in ranking.placed}
-        device = self.gpu.device
-        comparison = Comparison(
-            contenders=[
-                self._contender(entry, runners[entry.name]) for entry in ranking.placed if entry.name != VENDOR
-            ],
-            vendor=None if vendor is None else VendorResult(**vendor.description, **_times(placed[VENDOR])),
-            vendor_missing=missing,
-            rounds=ranking.rounds,
-            cold=cold,
-            device=device.name,
-            uuid=device.uuid,
-            driver=device.driver,
-            before=before,
-            after=self.gpu.state(),
-            measured_at=time.time(),
-        )
-        return comparison.model_dump(mode="json")
 
     def _contender(self, placed: Placed, runner: _Runner) -> Contender:
         flops = self.operator.cost(self._problem, runner.candidate.schedule).flops

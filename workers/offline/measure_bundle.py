@@ -234,7 +234,16 @@ def vendor_off(problem: Mapping[str, Any]) -> str | None:
 
 def table(results: Mapping[str, Any]) -> str:
     """All problems, and below them what was found wrong or is left."""
-    rows = [_HEADINGS, *(_row(problem) for problem in results["problems"])]
+    rows: list[tuple[str, ...]] = [_HEADINGS]
+    for problem in results["problems"]:
+        best, vendor, off = best_of(problem), vendor_us(problem), vendor_off(problem)
+        ratio = f"{vendor / best[1]:.3f}" if vendor and best else "-"
+        right = sum(candidate["verdict"] == "ok" for candidate in problem["candidates"])
+        times = [f"{best[1]:.2f}" if best else "-", f"{vendor:.2f}" if vendor else "-", "off" if off else ratio]
+        # How much longer the second one takes; `tie` where that is nothing.
+        second = ((problem["comparison"] or {}).get("contenders") or [])[1:2]
+        margin = "".join("tie" if entry["tie"] else f"{100 * (entry['ratio'] - 1):.1f} %" for entry in second) or "-"
+        rows.append((problem["name"], str(len(problem["candidates"])), str(right), *times, margin))
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = [""]
     for row in rows:
@@ -242,28 +251,6 @@ def table(results: Mapping[str, Any]) -> str:
         lines.append("  ".join(cells).rstrip())
     lines += ["", *_words(results["problems"])]
     return "\n".join(lines) + "\n"
-
-
-def _row(problem: Mapping[str, Any]) -> tuple[str, ...]:
-    best, vendor, off = best_of(problem), vendor_us(problem), vendor_off(problem)
-    right = sum(candidate["verdict"] == "ok" for candidate in problem["candidates"])
-    return (
-        problem["name"],
-        str(len(problem["candidates"])),
-        str(right),
-        f"{best[1]:.2f}" if best else "-",
-        f"{vendor:.2f}" if vendor else "-",
-        "off" if off else f"{vendor / best[1]:.3f}" if vendor and best else "-",
-        _margin(problem),
-    )
-
-
-def _margin(problem: Mapping[str, Any]) -> str:
-    """How much longer the second one takes; `tie` where that is nothing."""
-    contenders = (problem["comparison"] or {}).get("contenders") or []
-    if len(contenders) < 2:
-        return "-"
-    return "tie" if contenders[1]["tie"] else f"{100 * (contenders[1]['ratio'] - 1):.1f} %"
 
 
 def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -112,8 +112,7 @@ class CompiledHere:
         return builds
 
     def keep_library(self, data: bytes) -> Path:
-        digest = hashlib.sha256(data).hexdigest()
-        path = library_path(self._folder, digest)
+        path = library_path(self._folder, hashlib.sha256(data).hexdigest())
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)
         return path
@@ -153,11 +152,16 @@ def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, An
                 **_judged(candidate.id, built, problem, journal),
             }
         )
-    return {
-        **problem.said,
-        "candidates": candidates,
-        "comparison": comparison_of(problem, journal, work),
-    }
+    # The last that was made of this problem's candidates, if all that it names are right still.
+    ids, right = set(problem.builds), {candidate.id for _, candidate, _ in right_of(problem, work, journal)}
+    comparisons = [
+        comparison
+        for compared, comparison in journal.comparisons.items()
+        if comparison
+        and ids.issuperset(compared)
+        and right.issuperset(contender["candidate"] for contender in comparison["contenders"])
+    ]
+    return {**problem.said, "candidates": candidates, "comparison": comparisons[-1] if comparisons else None}
 
 
 def _judged(candidate: str, built: Built | None, problem: WorkProblem, journal: Journal) -> dict[str, Any]:
@@ -185,20 +189,6 @@ def in_short(details: Mapping[str, Any]) -> dict[str, Any]:
     # One that never came to an end, such as that of an illegal access, is the last one and has no error.
     shown += [case for case in cases[-1:] if "max_error" not in case and case not in shown]
     return {**details, "cases": shown} if cases else dict(details)
-
-
-def comparison_of(problem: WorkProblem, journal: Journal, work: Work) -> dict[str, Any] | None:
-    """The last one that was made of this problem's candidates, if all that it names are right still."""
-    candidates = {candidate.id for candidate in problem.candidates}
-    right = {candidate.id for _, candidate, _ in right_of(problem, work, journal)}
-    comparisons = [
-        comparison
-        for compared, comparison in journal.comparisons.items()
-        if comparison
-        and candidates.issuperset(compared)
-        and right.issuperset(contender["candidate"] for contender in comparison["contenders"])
-    ]
-    return comparisons[-1] if comparisons else None
 
 
 def right_of(problem: WorkProblem, work: Work, journal: Journal) -> list[tuple[float, Candidate, Built]]:

@@ -31,7 +31,9 @@ class Saying:
     def __init__(self) -> None:
         self._key = _read_key()
         self._lines = 0
-        self._pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, _high_number())
+        allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        half = (_MOST_DESCRIPTORS if allowed == resource.RLIM_INFINITY else min(allowed, _MOST_DESCRIPTORS)) // 2
+        self._pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, half + secrets.randbelow(max(1, half)))
         os.dup2(2, 1)
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF
@@ -82,9 +84,3 @@ def _read_key() -> bytes:
     os.dup2(nothing, 0)
     os.close(nothing)
     return key
-
-
-def _high_number() -> int:
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_DESCRIPTORS if allowed == resource.RLIM_INFINITY else min(allowed, _MOST_DESCRIPTORS)
-    return most // 2 + secrets.randbelow(max(1, most // 2))

@@ -281,7 +281,10 @@ def _on_cpu(folder: Path) -> dict[str, Any]:
     return {
         "verdict": failure.verdict if failure else "ok",
         "message": failure.message if failure else "",
-        "cases": [_case_words(case) for case in test.described],
+        "cases": [
+            f"{case['kind']} inputs, extents {', '.join(map(str, case['extents']))}: {_error_words(case)}"
+            for case in test.described
+        ],
     }
 
 
@@ -296,8 +299,7 @@ def _on_gpu(folder: Path, device: int) -> dict[str, Any]:
         return {"cannot": str(error)}
 
 
-def _case_words(case: dict[str, Any]) -> str:
+def _error_words(case: dict[str, Any]) -> str:
     error, bound = case.get("max_error"), case.get("error_bound")
     largest = "no output is a number" if error is None else f"largest error {error:.3g}"
-    allowed = "" if not bound else f", allowed there {bound:.3g}"
-    return f"{case['kind']} inputs, extents {', '.join(map(str, case['extents']))}: {largest}{allowed}"
+    return largest + (f", allowed there {bound:.3g}" if bound else "")

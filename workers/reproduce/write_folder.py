@@ -250,12 +250,9 @@ def _build_sh(facts: CandidateFacts) -> str:
     }
     text = _template("build.sh")
     for name, lines in commands.items():
-        text = text.replace(f"@{name}@", "\n".join(f"  {_shell(words)}" for words in lines))
+        quoted = [[f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in words] for words in lines]
+        text = text.replace(f"@{name}@", "\n".join(f"  {' '.join(words)}" for words in quoted))
     return text
-
-
-def _shell(words: Sequence[str]) -> str:
-    return " ".join(f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in words)
 
 
 def _readme(facts: CandidateFacts, candidate: Candidate, seed: int) -> str:

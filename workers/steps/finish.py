@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from codegen.plan.generator import generator
@@ -69,7 +70,11 @@ def finish(context: StepContext) -> None:
     stopwatch = Stopwatch()
     built, whole = _build_front(context, problem, ranked)
     if not built:
-        _fail(context, problem, _why_not_built(context, problem, len(ranked)))
+        with context.database.read() as session:  # with the message of a candidate that was refused, if one was
+            stored = candidates_of_problem(session, problem.id)
+        refused = (candidate.message for candidate in stored if candidate.verdict == "skipped" and candidate.message)
+        why = "".join(f": {message}" for message in islice(refused, 1))
+        _fail(context, problem, f"none of the {len(ranked)} right candidates can be built alone as it was judged{why}")
         return
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(build.cpu_seconds for build in built))
     phases = context.placed(context.phases)
@@ -232,7 +237,7 @@ def _publish(
     `lost`: blobs that are gone, with which the record's entries that name them go too (see `_still_in_front`).
     `measured`: on a GPU.
     """
-    previous = _known_part(session, problem.key, imported)
+    previous = own_part(session, problem.key) if imported is None else imported_part(session, imported.id, problem.key)
     reusable = _still_in_front(session, previous, entries, lost) if previous else []
     front = merge_front(reusable, entries, measured.counts_as() if measured is not None else None)
     second, vendor = _beside(front[0], previous, measured)
@@ -293,25 +298,11 @@ def _beside(
     return second, previous.vendor if previous is not None else None
 
 
-def _known_part(session: Session, key: str, imported: Imported | None) -> WinnerRecord | None:
-    return own_part(session, key) if imported is None else imported_part(session, imported.id, key)
-
-
 def _lost_blobs(context: StepContext, key: str, imported: Imported | None) -> set[str]:
     """What its front names and the store lacks; looked for before the write transaction, as it looks at files."""
     with context.database.read() as session:
-        previous = _known_part(session, key, imported)
+        previous = own_part(session, key) if imported is None else imported_part(session, imported.id, key)
     return context.blobs.missing(digest for old in previous.front for digest in old.blobs) if previous else set()
-
-
-def _why_not_built(context: StepContext, problem: JobProblem, count: int) -> str:
-    """With the messages of a candidate that was refused, where one was."""
-    with context.database.read() as session:
-        stored = candidates_of_problem(session, problem.id)
-    words = next(
-        (candidate.message for candidate in stored if candidate.verdict == "skipped" and candidate.message), None
-    )
-    return f"none of the {count} right candidates can be built alone as it was judged" + (f": {words}" if words else "")
 
 
 def _why_none(stored: Sequence[StoredCandidate]) -> str:

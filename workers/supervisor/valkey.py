@@ -154,7 +154,9 @@ class EmbeddedValkey:
             )
         try:
             yield from self._until_ready(log_path)
-            _write_whole(url_file(self.folder), self.url)
+            new = url_file(self.folder).with_name("url.new")
+            new.write_text(self.url)
+            new.replace(url_file(self.folder))  # a reader sees the file as a whole or not at all
         except BaseException:
             self._process.kill()  # it has nothing to write out
             self._end_process()
@@ -317,10 +319,3 @@ def _can_listen(path: Path) -> bool:
             return False
         path.unlink()
     return True
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """A reader sees the file as a whole or not at all."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.write_text(text)
-    temporary.replace(path)

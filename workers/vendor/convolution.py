@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,10 +96,18 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
                 refused = error
                 continue
             if built:
-                prepared = _prepare(bench, problem, plan, graph, operands, made, built)
-                offered = [
-                    ConvolutionCall(bench, library.version, output_of(operands), prepared, engine) for engine in built
-                ]
+                out, sets_of_plan = output_of(operands), made
+                with bench.faults():
+                    workspace = bench.arrays.empty(max(1, *(engine.workspace_bytes for engine in built)), np.uint8)
+                queue = None
+                if plan.needs_kernel:
+                    queue = kernel_after(bench, after(problem, plan, operands), plan.rest_operands)
+                if not plan.in_place:
+                    product = partial(poisoned, bench, out.elements, stored_as(plan.product.dtype))
+                    with bench.faults():
+                        sets_of_plan = tuple(replace(operand_set, product=product()) for operand_set in made)
+                prepared = Prepared(plan, graph, sets_of_plan, workspace, queue)
+                offered = [ConvolutionCall(bench, library.version, out, prepared, engine) for engine in built]
                 calls += [call for call in offered if runs(bench, call)]
     except LibraryMissing as error:
         raise GpuError(str(error)) from error
@@ -109,25 +118,6 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
     if refused is not None and not calls:
         raise GpuError(f"cuDNN does not take this problem: {refused}")
     return calls
-
-
-def _prepare(
-    bench: Bench,
-    problem: Convolution,
-    plan: ConvolutionPlan,
-    graph: Graph,
-    operands: Sequence[Operand],
-    made: Sequence[OperandSet],
-    built: Sequence[Found],
-) -> Prepared:
-    with bench.faults():
-        workspace = bench.arrays.empty(max(1, *(engine.workspace_bytes for engine in built)), np.uint8)
-    queue = kernel_after(bench, after(problem, plan, operands), plan.rest_operands) if plan.needs_kernel else None
-    if not plan.in_place:
-        size, element = output_of(operands).elements, stored_as(plan.product.dtype)
-        with bench.faults():
-            made = [replace(operand_set, product=poisoned(bench, size, element)) for operand_set in made]
-    return Prepared(plan, graph, tuple(made), workspace, queue)
 
 
 def _upload(

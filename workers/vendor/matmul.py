@@ -102,8 +102,7 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
     try:
         library = CublasLt()
         for plan in plans(problem):
-            calls = _calls(bench, library, problem, plan, inputs, sets)
-            if calls:
+            if calls := _calls(bench, library, problem, plan, inputs, sets):
                 return calls
     except cublaslt.LibraryMissing as error:
         raise GpuError(str(error)) from error
@@ -126,11 +125,14 @@ def _calls(
     with bench.faults():
         made = first.copies(sets)
     a, b, d = (library.matrix(layout) for layout in (plan.a, plan.b, plan.d))
-    bias = plan.fused.bias
-    if bias is None:
-        products = (_product(library, plan, None),) * sets
+
+    def product(bias: int | None) -> Descriptor:
+        return library.product(plan.compute, plan.scale, transpose=plan.transpose, epilogue=plan.epilogue, bias=bias)
+
+    if (bias := plan.fused.bias) is None:
+        products = (product(None),) * sets
     else:
-        products = tuple(_product(library, plan, bench.address(operand_set.arrays[bias])) for operand_set in made)
+        products = tuple(product(bench.address(operand_set.arrays[bias])) for operand_set in made)
     residual = plan.fused.residual
     alignments = [
         min(alignment(bench.address(array)) for array in arrays)
@@ -151,10 +153,6 @@ def _calls(
     prepared = Prepared(plan, (a, b, d, d), products, made, workspace, queue)
     calls = [MatmulCall(bench, library, problem, prepared, algorithm) for algorithm in algorithms]
     return [call for call in calls if runs(bench, call)]
-
-
-def _product(library: CublasLt, plan: ProductPlan, bias: int | None) -> Descriptor:
-    return library.product(plan.compute, plan.scale, transpose=plan.transpose, epilogue=plan.epilogue, bias=bias)
 
 
 def alignment(address: int) -> int:

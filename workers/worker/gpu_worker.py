@@ -58,20 +58,16 @@ class DeviceBeat:
 
     def start(self) -> None:
         """The first heartbeat; it ends an old drain, because the GPU answers again."""
-        self._register(fresh=True)
+        self.register(fresh=True)
         self.drained = None
         self._next = time.monotonic() + BEAT_SECONDS
-
-    def stay_drained(self) -> None:
-        """A heartbeat of the worker, not of the GPU: it is shown as drained, and not as gone."""
-        self._register(fresh=False)
 
     def __call__(self) -> None:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + BEAT_SECONDS
         try:
-            self._register(fresh=False)
+            self.register(fresh=False)
         except DATABASE_AWAY as error:
             log.warning("GPU not registered: %s", error)
 
@@ -84,7 +80,8 @@ class DeviceBeat:
             log.warning("not known whether the GPU is drained: %s", error)
         return self.drained is None
 
-    def _register(self, *, fresh: bool) -> None:
+    def register(self, *, fresh: bool) -> None:
+        """`fresh`: the GPU answers; else it stays drained where it was, and is not shown as gone."""
         device = self._device
         with self._database.write() as session:
             register_device(

@@ -132,7 +132,7 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
     task = GpuTask("measure", settings.gpu_module, gpu.uuid, str(lease_file(settings.gpu_lock_dir, gpu.uuid)))
     if not beat.may_go_on() and (silent := why_silent(task, workplace.processes, PROBE_LIMITS)) is not None:
         log.error("%s %s stays drained (%s): %s", gpu.name, gpu.uuid, beat.drained, silent)
-        beat.stay_drained()
+        beat.register(fresh=False)
         return EXIT_DRAINED
     log.info("measuring on %s %s, driver %s", gpu.name, gpu.uuid, gpu.driver)
     beat.start()
