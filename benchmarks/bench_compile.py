@@ -47,8 +47,7 @@ CANDIDATES_PER_PROBLEM = 64
 
 @dataclass(frozen=True)
 class Case:
-    """Kernels of an operator: the first `kernels` of the named shapes together. `model`: the set of `shapes.json` whose
-    problems are compiled candidate by candidate; none where another case of the operator has them."""
+    """The first `kernels` of the named shapes together. `model`: its problems are compiled by candidate too."""
 
     operator: str
     shapes: tuple[str, ...]

@@ -41,8 +41,7 @@ _SPLITS = ("workspace", "atomic", "stream")
 
 @dataclass(frozen=True)
 class Family:
-    """Candidates of one kind. `shape` names the public shape, `changes` what is different here; `splits`: the only
-    values of the tunable `split`, where given."""
+    """A public shape with `changes`; `splits`: the only values of the tunable `split`, where given."""
 
     shape: str
     changes: Mapping[str, Any]

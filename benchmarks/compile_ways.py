@@ -88,8 +88,7 @@ class Ways:
         return self._timed(lambda part: self._group(part, keep), groups, grouping)
 
     def device_seconds(self, kernels: Sequence[Kernel]) -> float:
-        """CPU seconds of nvcc's device pass over one group: of preprocessor, cicc and ptxas. Mean over as many
-        concurrent runs as there are cores: cores that share a memory, or a core's two halves, are slower together."""
+        """CPU seconds of nvcc's device pass over one group; mean over as many concurrent runs as there are cores."""
         return self._timed(self._device_pass, [tuple(kernels)] * self.cores).cpu / self.cores
 
     def _device_pass(self, kernels: tuple[Kernel, ...]) -> _File:

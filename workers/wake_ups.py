@@ -190,8 +190,7 @@ def forget(client: Redis, wake_up: Job) -> None:
 
 
 def sweep_taken(client: Redis, kind: str, target: str | None, seen: Set[str]) -> Set[str]:
-    """Remove the wake-ups that were already taken and not forgotten when `seen` was returned: their worker died between
-    the two. Returns what is there now, for the next sweep. Raises RedisError."""
+    """Remove what was taken and not forgotten when `seen` was returned. Returns what is there now. Raises RedisError."""
     key = f"{Queue.redis_queue_namespace_prefix}{queue_name(kind, target)}:intermediate"
     taken: Any = client.lrange(key, 0, -1)
     for wake_up in taken:

@@ -53,8 +53,7 @@ class WinnerNotBuilt(ProcessError):
 
 @dataclass(frozen=True)
 class WinnerBuild:
-    """What is published: the `.cu`, the cubin and the library, its PTX, and its SASS where there is a disassembler. It
-    can win only where `code_digest` equals the verified one."""
+    """What is published. It can win only where `code_digest` equals the verified one."""
 
     source: str
     cubin: bytes
@@ -107,8 +106,7 @@ def build_winner(
 
 
 def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
-    """What the winner's library depends on: the kernel source, the text of the host side, toolchain and target.
-    Problems whose winners agree in these share one library."""
+    """Of kernel source, host text, toolchain and target: problems whose winners agree in these share one library."""
     host = hashlib.sha256(_library_text(candidate, target).encode()).hexdigest()
     return library_id(slice_digest(candidate.kernel), host, toolchain.digest, target.name)
 
@@ -125,8 +123,7 @@ def plan_launch(
     limits: Limits,
     cancel: threading.Event | None = None,
 ) -> Launch:
-    """How to call the candidate: numbers that the launch code itself gives, run in a small program, not a second
-    formula. Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    """How to call the candidate, from the launch code itself. Raises WinnerNotBuilt and what `build_winner` does."""
     with processes.private_folder() as folder:
         compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
         try:

@@ -117,8 +117,7 @@ class FileCompiler:
     phases: list[Phase] = field(default_factory=list)
 
     def compile_device(self, text: str, target: str, symbols: frozenset[str]) -> DeviceCode:
-        """nvcc's device pass. Raises CompileFault, InfrastructureError, CompileCancelled, and UnexpectedSymbols where
-        the cubin's kernels are not exactly `symbols`."""
+        """nvcc's device pass. Raises CompileFault, InfrastructureError, CompileCancelled, UnexpectedSymbols."""
         self._write(SOURCE, text)
         finished = self._run(self.toolchain.device_command(target, SOURCE, CUBIN, PHASES), "nvcc")
         if finished.returncode:

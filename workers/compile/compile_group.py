@@ -115,8 +115,7 @@ def compile_group(
 
 
 def compile_to_the_end(kernels: Sequence[Kernel], *rest: Any) -> Iterator[GroupOutcome]:
-    """`compile_group` of these kernels, of the halves of what that leaves, and of each kernel that those leave, for
-    callers that have no other worker to leave it to."""
+    """`compile_group` of these kernels, of the halves of what that leaves, and of each kernel that those leave."""
     outcome = compile_group(kernels, *rest)
     yield outcome
     for half in filter(None, (outcome.left[::2], outcome.left[1::2])):
@@ -187,8 +186,7 @@ def worst_resources(resources: Sequence[Resources]) -> Resources:
 
 
 def find_culprits(kernels: Sequence[Kernel], log: str, source: str, ptx: str | None) -> dict[str, str]:
-    """Kernel id -> the errors that name it: by namespace or symbol, by a line of its block in `source`, or by a line
-    of its entry in `ptx`. Empty where the messages name none."""
+    """Kernel id -> the errors that name it: by namespace or symbol, or by a line of its block in `source` or `ptx`."""
     by_namespace = {kernel.namespace: kernel.id for kernel in kernels}
     source_blocks = _Blocks(source, re.compile(r"^namespace (kernel_[0-9a-f]{16}) \{", re.MULTILINE))
     ptx_blocks = _Blocks(ptx or "", _ENTRY)

@@ -65,9 +65,8 @@ class Toolchain:
         }
 
     def device_command(self, target: str, source: str, cubin: str, phases: str) -> list[str]:
-        """nvcc's device pass alone. Names are relative to the folder it runs in, so that no path reaches the cubin.
-        `code=sm_…` alone: `-arch=sm_…` would add a second pass for PTX. The PTX is kept, because ptxas names its
-        lines."""
+        """nvcc's device pass alone, without paths, which would reach the cubin. `code=sm_…`: `-arch=sm_…` adds a second
+        pass."""
         architecture = f"arch={target.replace('sm_', 'compute_')},code={target}"
         head = [str(self.nvcc), "-ccbin", str(self.host_compiler), "-gencode", architecture]
         return [*head, *DEVICE_FLAGS, "--keep", "--keep-dir", ".", "--time", phases, "-o", cubin, source]
@@ -88,8 +87,8 @@ class Toolchain:
 def find_toolchain(
     processes: Processes | None = None, *, nvcc: str | None = None, host_compiler: str | None = None
 ) -> Toolchain:
-    """The named nvcc, else the one of the PyPI wheels, else the one in PATH; g++ or the named host compiler. Asks
-    each for its version (about 0.1 s). Raises ToolchainMissing."""
+    """The named compilers, else nvcc of the PyPI wheels or of PATH, and g++. Takes about 0.1 s. Raises
+    ToolchainMissing."""
     if processes is None:
         processes = Processes()
         try:

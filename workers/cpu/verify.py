@@ -250,8 +250,7 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
 
 
 def _sanitized_python(toolchain: Toolchain, processes: Processes, limits: Limits, folder: Path) -> tuple[str, ...]:
-    """The command that starts Python under the sanitizers. Their library must be loaded before everything else, but
-    only into Python: what stands between this process and the child has no use for it."""
+    """Python under the sanitizers: their library must be loaded before everything else, but only into Python."""
     asked = processes.run([str(toolchain.host_compiler), "-print-file-name=libasan.so"], cwd=folder, limits=limits)
     library = asked.stdout.decode().strip()
     if not asked.ok or not Path(library).is_absolute():

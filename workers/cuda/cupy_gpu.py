@@ -165,8 +165,7 @@ class CupyGpu:
         return list(offers(self, problem, inputs, sets)) if offers else []
 
     def warm_up(self, beat: Callable[[str], None]) -> None:
-        """See `workers.gpu.interface.Gpu`. The driver starts threads of its own, CuPy compiles and loads kernels and
-        cuBLAS makes its handle when each is used for the first time."""
+        """See `workers.gpu.interface.Gpu`: threads of the driver, kernels of CuPy, the handle of cuBLAS."""
         xp = self.arrays
         self._warm_up_checks(beat)
         self.poison_shared()
@@ -184,8 +183,7 @@ class CupyGpu:
         self.synchronize()
 
     def _warm_up_checks(self, beat: Callable[[str], None]) -> None:
-        """What every candidate's verification does with arrays: operands with gaps, a reference with its bound, a
-        judgement, a look at what lies around the buffers, bits that are compared."""
+        """What every candidate's verification does with arrays."""
         own = operator("matmul")
         rng = np.random.default_rng(0)
         for fields in WARM_UP_PROBLEMS:

@@ -12,9 +12,7 @@ from workers.gpu.interface import LaunchRefused
 
 
 class LibraryEntries:
-    """See `workers.gpu.interface.KernelLibrary`. Calls go onto the stream with the handle `stream`, on the device of
-    the current context. `synchronize` waits for the device and raises GpuFault where an error is pending: so a refused
-    call is distinguished from a lost device."""
+    """Calls go onto `stream`. `synchronize` raises GpuFault where an error is pending: a refusal is no lost device."""
 
     def __init__(self, path: Path, kernels: Sequence[Kernel], *, stream: int, synchronize: Callable[[], None]) -> None:
         self._stream, self._synchronize = stream, synchronize

@@ -79,8 +79,7 @@ class ComparisonTask:
         self.wrong: list[CandidateResult] = []
 
     def run(self) -> dict[str, Any] | None:
-        """The comparison of those that were right before and after it, as JSON; None where none is. `wrong` has the
-        others. Raises GpuFault, Harmed, UnexplainedHarm."""
+        """As JSON; None where no candidate is right. `wrong` has the others. Raises GpuFault, Harmed, UnexplainedHarm."""
         prepared = self._references.of(self.operator, self._normal, keep=True)
         # Made now, so that the time it takes is no candidate's.
         self._references.of(self.operator, self._fresh, keep=True)
@@ -210,15 +209,18 @@ class ComparisonTask:
         """Those that run, and why the last of the others was refused: one that is does not speak for all."""
         timed, refused = [], ""
         for position, call in enumerate(offered):
-            self.touch(VENDOR)
             try:
-                sampler = RotatingSampler(self.gpu, [partial(call.run, index) for index in range(sets)])
-                sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self.seconds)
-                timed.append((sampling.interval.median, position, call, sampler))
+                timed.append(self._time_vendor(position, call, sets))
             except LaunchRefused as error:
                 refused = str(error)
                 self.gpu.synchronize()  # raises GpuFault where the refusal was a fault
         return timed, refused
+
+    def _time_vendor(self, number: int, call: VendorCall, sets: int) -> tuple[float, int, VendorCall, RotatingSampler]:
+        self.touch(VENDOR)
+        sampler = RotatingSampler(self.gpu, [partial(call.run, index) for index in range(sets)])
+        sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self.seconds)
+        return sampling.interval.median, number, call, sampler
 
     def _contender(self, placed: Placed, runner: _Runner) -> Contender:
         flops = self.operator.cost(self._problem, runner.candidate.schedule).flops

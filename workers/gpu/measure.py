@@ -87,8 +87,8 @@ class MeasureTask:
                 return
 
     def _get_ready(self, entry: TaskCandidate, verification: _Verification) -> bool:
-        """Make what the candidate is verified with, and look at its library's file; false where it has its verdict by
-        that. Raises GpuFault, which is no verdict: none of the candidate's code has run."""
+        """Before its code runs; false where it has its verdict by its library's file. Raises GpuFault, which is no
+        verdict."""
         try:
             self._prepare(self._candidates[entry.candidate])
             self._libraries.check(entry.library)

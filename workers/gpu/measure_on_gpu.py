@@ -52,8 +52,7 @@ class Outcome:
 
 
 def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
-    """The GPUs that `module` (see `workers.gpu.interface`) finds, asked in a child: a driver that hangs or crashes
-    harms nothing else. Raises GpuMissing where it cannot look, InfrastructureError where the child failed."""
+    """The GPUs that `module` finds, asked in a child. Raises GpuMissing, InfrastructureError."""
     answers, finished = _ask(module, processes, limits)
     if finished.ended_by is not None:
         raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
@@ -65,8 +64,7 @@ def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
 
 
 def why_silent(task: GpuTask, processes: Processes, limits: Limits) -> str | None:
-    """Why the GPU of a task without candidates computes nothing right in a child; None where it does. Raises
-    InfrastructureError."""
+    """Why the GPU of a task without candidates computes nothing right; None where it does. Raises InfrastructureError."""
     answers, finished = _ask(task, processes, limits)
     if "ready" in answers:
         return None

@@ -33,8 +33,7 @@ class Prepared:
 
 
 class References:
-    """Keeps what was made until `forget`: between problems the memory is needed for the next one. `beat` gets what
-    is made, before it is: large ones take long."""
+    """Keeps what was made until `forget`. `beat` gets what is made, before it is: large ones take long."""
 
     def __init__(self, gpu: Gpu, beat: Callable[[str], None]) -> None:
         self._gpu = gpu
@@ -62,8 +61,7 @@ class References:
 
 @dataclass(frozen=True)
 class Wrong:
-    """The sentence about the first thing that was wrong. `harmed`: something was written where it must not be, so
-    memory that other candidates share may have been hit as well."""
+    """What was wrong first. `harmed`: memory that other candidates share may have been written."""
 
     message: str
     harmed: bool = False
@@ -86,8 +84,7 @@ class Verifier:
         self.cases: list[dict[str, Any]] = []
 
     def run(self, library: KernelLibrary, cases: Iterable[GpuCase], *, keep: bool) -> Wrong | None:
-        """The first thing that is wrong, or null. `keep` the references, for other candidates of the problem. Raises
-        LaunchRefused, GpuFault, MemoryError."""
+        """The first thing that is wrong, or null. `keep` the references. Raises LaunchRefused, GpuFault, MemoryError."""
         operands: Operands | None = None
         held = ""
         for case in cases:

@@ -35,8 +35,8 @@ def point_of(operator: Operator, candidate: Candidate, us: float) -> Point:
 
 
 def contenders(points: Iterable[Point]) -> list[Point]:
-    """The finalists: the front over time, workspace and determinism, and all that are near the best time; at most
-    MOST_CONTENDERS, those that requests would miss most. Fastest first."""
+    """The front over time, workspace and determinism, and all near the best time; at most MOST_CONTENDERS. Fastest
+    first."""
     ordered = sorted(points, key=lambda point: (point.us, point.candidate))
     if not ordered:
         return []
@@ -73,8 +73,7 @@ def is_whole(points: Iterable[Point], times: Mapping[str, Timed]) -> bool:
 
 
 def runner_up(winner: str, best: Timed, times: Mapping[str, Timed], comparison: Comparison | None) -> RunnerUp | None:
-    """The fastest of the others beside the winner, whose time is `best`. Of the compared where it was compared with
-    them; else of all, and whose intervals overlap tie."""
+    """The fastest beside the winner: of the compared where it was compared with them, else of all."""
     others = {name: entry for name, entry in times.items() if name != winner}
     others = {name: entry for name, entry in others.items() if entry.compared and best.compared} or others
     if not others:

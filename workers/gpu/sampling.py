@@ -62,8 +62,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sampling:
-    """`samples` in the order they were taken, without the warm-up. `spread`: see `spread`. `stopped`: the interval was
-    narrow enough; the time was up; clearly slower than the best."""
+    """`samples` without the warm-up. `stopped`: the interval was narrow; the time was up; clearly slower than the best."""
 
     samples: tuple[float, ...]
     interval: Interval

@@ -71,8 +71,7 @@ class GpuTask:
 
 
 class Wanted(NamedTuple):
-    """A candidate to measure or compare. `key` is that of its problem, which is canonical; the others as of
-    `TaskCandidate`."""
+    """A candidate to measure or compare. `key` is that of its problem, which is canonical; else as `TaskCandidate`."""
 
     key: Any
     problem: Mapping[str, Any]
@@ -83,8 +82,7 @@ class Wanted(NamedTuple):
 
 
 def gpu_task(kind: TaskKind, wanted: Sequence[Wanted], best: Mapping[Any, float], **where: Any) -> GpuTask:
-    """One task, problem by problem: the child keeps the inputs and the reference of one at a time. `best`: the best
-    time so far by the problem's key; `where`: the task's other fields."""
+    """One task, problem by problem. `best`: the best time so far by the problem's key; `where`: the other fields."""
     problems = {entry.key: entry.problem for entry in wanted}
     index_of = {key: index for index, key in enumerate(problems)}
     names = {str(problem["operator"]) for problem in problems.values()}

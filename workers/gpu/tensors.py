@@ -125,8 +125,8 @@ class Outputs:
 
 
 class Operands:
-    """All operands of one call. `proving`: addresses no better aligned than promised, wide zones; else as a framework
-    allocates them."""
+    """Of one call. `proving`: addresses no better aligned than promised, wide zones; else as a framework allocates
+    them."""
 
     def __init__(self, gpu: Gpu, operands: Sequence[Operand], *, proving: bool) -> None:
         self._tensors = [

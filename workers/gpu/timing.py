@@ -68,8 +68,8 @@ def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepa
 
 
 class RotatingSampler:
-    """Samples of calls, one per set of operands: each sample continues with the sets that the last one left alone for
-    the longest. `launches`: calls in a sample."""
+    """Each sample continues with the sets of operands that were left alone for the longest. `launches`: calls in a
+    sample."""
 
     def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
         for call in calls:

@@ -65,8 +65,7 @@ class BundleProblem(Part):
 
 
 class Bundle(Part):
-    """`kernels` by id as `codegen.kernel.Kernel.to_json` has them, `toolchains` by digest as they describe
-    themselves."""
+    """`kernels` by id, `toolchains` by digest, as they describe themselves."""
 
     schema_: Annotated[StrictInt, Field(alias="schema", ge=1, le=1)]
     job: str

@@ -29,8 +29,7 @@ Group = tuple[tuple[Kernel, ...], Target]
 
 
 class CompileAhead:
-    """Compiles all that `work` waits for, in the order of `problems`, by `workers` compilers side by side. What they
-    made becomes known to `work` in `until`, in the caller's thread; it is on the disk before."""
+    """By `workers` compilers side by side. What they made becomes known to `work` in `until`; it is on the disk before."""
 
     def __init__(
         self,
@@ -97,8 +96,7 @@ class CompileAhead:
         return {self._build_of[kernel, target.name]: built for kernel, built in made.items()}
 
     def _outcomes(self, kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> Iterator[GroupOutcome]:
-        """Until each kernel has one. Where the machine fails a file of several, halves of it are tried: a compiler that
-        was killed for want of memory would be again."""
+        """Until each kernel has one. Where the machine fails a file of several, halves of it are tried."""
         left = {kernel.id: kernel for kernel in kernels}
         limits = (self._processes, COMPILE_LIMITS, self._cancel)
         try:

@@ -231,8 +231,7 @@ def _vendor_words(comparison: Mapping[str, Any] | None) -> str:
 
 
 def in_turns(problems: Iterable[WorkProblem]) -> list[WorkProblem]:
-    """Of each operator and dtype in turn the one that is left with the fewest operations; of equal ones as they are
-    given. So a kind with many expensive problems takes no other's time."""
+    """Of each operator and dtype in turn the one with the fewest operations: so no expensive kind takes another's time."""
 
     def flops(problem: WorkProblem) -> float:
         candidates = problem.candidates[:1]

@@ -47,8 +47,7 @@ class Built:
 
 @dataclass(frozen=True)
 class WorkProblem:
-    """One problem of the run. `said`: its facts as results.json has them; `builds`: by candidate id; `left_out`: by
-    candidate id, why it is not looked at."""
+    """`said`: its facts as results.json has them; `builds`, `left_out` (why it is not looked at): by candidate id."""
 
     name: str
     operator: Operator
@@ -118,8 +117,7 @@ def work_of_request(
     name: str | None = None,
     limit: int | None = None,
 ) -> Work:
-    """Lower a job request's problems: all, or the one called `name`; of each at most the `limit`
-    candidates that are predicted fastest. Raises RequestError."""
+    """Its problems, or the one called `name`; of each at most the `limit` best predicted. Raises RequestError."""
     try:
         head = _Head.model_validate(dict(request))
     except ValidationError as error:

@@ -136,8 +136,7 @@ class ForkServer:
         log: Path | None = None,
         tied: bool = True,
     ) -> None:
-        """`log`: for its output, and that of what is forked without a log of its own; None: where ours goes. `tied`: to
-        the thread that starts it; else it ends with the last process that has its channel."""
+        """`log`: for its output; None: where ours goes. `tied`: to the thread that starts it, else to its channel."""
         self.modules = tuple(modules)
         self._tied = tied
         self._name = name

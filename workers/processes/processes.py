@@ -140,9 +140,7 @@ class Processes:
         device: bool = False,
         writes: Sequence[Path] = (),
     ) -> Finished:
-        """Run to the end and return how it ended. `env` adds to the minimal environment; nothing else is inherited.
-        `device`: it uses a GPU. `writes`: as of `stream`. Raises ProgramMissing and InfrastructureError (no process, no
-        folder can be made)."""
+        """Run to the end. Arguments as of `stream`. Raises ProgramMissing, InfrastructureError (no process or folder)."""
         with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel, device=device, writes=writes) as stream:
             return stream.wait()
 

@@ -136,8 +136,7 @@ def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compile
 
 
 def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
-    """Runs a part of build.sh: whether it succeeded, and the tool's messages; null where the tool is not there, or the
-    machine ended it. One that crashes is run once more."""
+    """Whether a part of build.sh succeeded, and its messages; null where the tool is missing or the machine ended it."""
     program = shutil.which(compiler.program)
     if program is None:
         return None, f"there is no {compiler.program} here: install it, or name one with {compiler.variable}=..."
@@ -163,8 +162,7 @@ def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, st
 
 
 def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> Code:
-    """Whether kernel.cu compiles, and whether it gives the recorded code. Another nvcc makes other code of the same
-    text: where it happens to make the same, that agrees all the same; else it shows nothing."""
+    """Whether kernel.cu compiles, and gives the recorded code: that of another nvcc need not be the same."""
     built, words = _build(folder, "device", nvcc)
     # Null where the compilers are the same, or one of the versions is not known.
     other, made_by = None, (facts["toolchain"] or {}).get("versions", {}).get("nvcc")

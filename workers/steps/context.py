@@ -115,8 +115,7 @@ class Workplace:
         )
 
     def why_paused(self) -> str | None:
-        """Why this machine can do no work now, where the machine has failed an attempt, or was never looked at: then it
-        is looked at, and the database has the result."""
+        """Why this machine can do no work now: looked at where it failed an attempt, or never was; the database has it."""
         if not self.in_doubt:
             return None
         reason = why_unable(self.processes, self.blobs)
@@ -191,8 +190,8 @@ class StepContext:
         return digests, Phase("upload", self.stopwatch.read().wall - start, start)
 
     def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
-        """As the database keeps them. Starts count from the lease; kernels are named by their place among `kernels`,
-        and not at all where a phase was of every one of them."""
+        """As the database keeps them: starts count from the lease; kernels by their place, none where a phase was of
+        all."""
         since_lease = max(0.0, self.database.clock.now() - self.lease.leased_at - self.stopwatch.read().wall)
         place_of = {kernel.id: place for place, kernel in enumerate(kernels)}
         rows: list[dict[str, Any]] = []
@@ -266,8 +265,7 @@ class StepContext:
             self.publish("problem", told, job_id=problem.job_id)
 
     def in_parts(self, part: Callable[[Session], tuple[list[NextStep], bool]]) -> list[NextStep]:
-        """Run write transactions of `part` as long as it says that there may be more; others have the database between
-        them. Wakes what continues, and returns all of it."""
+        """Run write transactions of `part` while there may be more. Wakes what continues, and returns all of it."""
         next_steps: list[NextStep] = []
         more = True
         while more:
@@ -280,8 +278,7 @@ class StepContext:
         return next_steps
 
     def complete(self, spent: Spent, end: Callable[[Session], T]) -> T:
-        """End the task by `end`, in one transaction with the last part of what was `spent`; other parts have theirs
-        before. Raises `LostLease`."""
+        """End the task by `end`, with the last part of what was `spent`; other parts come before. Raises `LostLease`."""
         *parts, last = list(chunks(spent, PROBLEMS_AT_ONCE)) or [[]]
         for some in parts:
             with self.database.write() as session:
@@ -294,8 +291,7 @@ class StepContext:
         return ended
 
     def wake(self, waiting: Iterable[tuple[str, str | None]], next_steps: Iterable[NextStep] = ()) -> None:
-        """Write wake-ups for work (kind and target) that was just committed: one each, and for pending builds as many
-        as there are workers to take them. Best effort: the reconciler finds missing ones."""
+        """Write wake-ups for work that was just committed: of pending builds as many as workers. Best effort."""
         counts = Counter([*waiting, *((entry.kind, entry.target) for entry in next_steps)])
         for (kind, target), count in counts.items():
             if kind == wake_ups.COMPILE:

@@ -124,8 +124,7 @@ def _require_files(session: Session, entries: Sequence[FrontEntry]) -> None:
 
 
 def _cut_short(problem: JobProblem, stored: Sequence[StoredCandidate], measured: Measured | None) -> bool:
-    """Whether a spent budget ended the search, also where it ended the lowering: the next job looks at the rest. Nor is
-    a search done whose best were not compared: the next job has all it needs but that."""
+    """Whether a budget ended the search or its lowering, or its best were not compared: the next job does the rest."""
     not_compared = measured is not None and measured.comparison is None
     return problem.error is not None or any(candidate.verdict == "skipped" for candidate in stored) or not_compared
 

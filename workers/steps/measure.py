@@ -115,8 +115,7 @@ def run_task(
     done: list[CandidateResult],
     cancel: threading.Event,
 ) -> Outcome:
-    """On this worker's device, in a child under the limits of measuring; `done` gets each result as it comes. Raises
-    GpuGone, InfrastructureError."""
+    """In a child under the limits of measuring; `done` gets each result at once. Raises GpuGone, InfrastructureError."""
     settings, device = context.settings, context.device
     task = gpu_task(
         kind,
@@ -144,8 +143,7 @@ def run_task(
 def _record(
     context: StepContext, present: Sequence[ToMeasure], done: Sequence[CandidateResult], libraries: Libraries
 ) -> None:
-    """What is found stands from the first transaction on. What waits for a library that is lost is skipped, and
-    compiled by the next job. Of a task that was cancelled meanwhile, what was found is kept all the same. Raises
+    """What is found stands from the first transaction on, also where the task was cancelled meanwhile. Raises
     LostLease."""
     by_candidate = {result.candidate: result for result in done}
     results = [

@@ -21,9 +21,7 @@ RECORD_SECONDS = 2.0
 
 
 def verify(context: StepContext) -> None:
-    """Verify what the task's group compiled and has no verdict yet; verdicts belong to kernel sources. They are
-    recorded as they come: an attempt that is lost has done its part. After losses one kernel is verified alone, and the
-    task waits again for the rest."""
+    """Verify what the task's group compiled, verdicts recorded as they come. After losses one kernel is verified alone."""
     members, next_steps = _what_to_verify(context)
     kernels = [Kernel.from_json(member.kernel_json) for member in members]
     of = {kernel.id: (member.slice, kernel.operator) for kernel, member in zip(kernels, members, strict=True)}

@@ -20,10 +20,7 @@ _LOOK_SECONDS = 0.05  # while another attempt builds the library: that takes abo
 
 
 def winner_library(context: StepContext, candidate: Candidate, target: Target) -> tuple[Library, float]:
-    """The library of a candidate, and the CPU seconds that building it cost now: 0 where it was known, or where another
-    attempt was building it and this one waited.
-
-    Raises WinnerNotBuilt, InfrastructureError, CompileCancelled, and Cancelled while it waits."""
+    """The library and the CPU seconds that building it cost now. Raises what `build_winner` does, and Cancelled."""
     identity = winner_library_id(candidate, target, context.toolchain)
     is_builder = False
     try:

@@ -77,8 +77,7 @@ class EmbeddedValkey:
         return self.url
 
     def keep(self) -> str | None:
-        """Look after it, and wait for nothing: end it where it is stopped or cannot be found any more, start it again
-        where it has ended. Returns what there is to report."""
+        """End it where it is stopped or cannot be found, start it again where it has ended. Returns what to report."""
         if self._restart is None:
             if self._process is not None and self._process.poll() is None:
                 return self._end_useless(self._process)
@@ -236,8 +235,8 @@ class EmbeddedValkey:
 
 
 def end_orphan(folder: Path) -> None:
-    """End a valkey that a former supervisor left over this folder and remove its files. The pid file alone is not
-    trusted: the number may be another process's by now."""
+    """End a valkey that was left over this folder. The pid file alone is not trusted: another process may have the
+    number."""
     pid_file = folder / "valkey.pid"
     try:
         pid = int(pid_file.read_text())

@@ -74,8 +74,7 @@ class ConvolutionCall:
 
 
 def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[ConvolutionCall]:
-    """The plans that cuDNN deems best and that run, those with most of the epilogue in one graph first. Raises GpuError
-    where there is no library, no plan, or no memory for the operands; GpuFault."""
+    """The plans that run, those with most of the epilogue in one graph first. Raises GpuError, GpuFault."""
     if not isinstance(problem, Convolution):
         raise TypeError(f"a convolution is expected, not {problem.operator}")
     operands = operator(problem.operator).operands(problem)

@@ -24,8 +24,7 @@ FUSED = ("bias", "residual", "scale", "relu", "leaky_relu", "gelu", "silu", "tan
 
 @dataclass(frozen=True)
 class Form:
-    """An operator in cuDNN's terms: the method of a graph, our operand for each of its tensors, and the dimension of
-    cuDNN's output along which a bias has its numbers."""
+    """The method of a graph, our operand for each of its tensors, and the dimension of its output that a bias follows."""
 
     method: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"]
     tensors: Mapping[str, str]

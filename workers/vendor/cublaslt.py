@@ -188,8 +188,8 @@ class CublasLt:
     def product(
         self, compute: int, scale: int, *, transpose: tuple[bool, bool], epilogue: int, bias: int | None = None
     ) -> Descriptor:
-        """The descriptor of D = epilogue(alpha op(A) op(B) + beta C + bias), with alpha and beta of type `scale` in
-        host memory. `bias` is the address of a vector as long as D has rows."""
+        """Of D = epilogue(alpha op(A) op(B) + beta C + bias), factors of type `scale` in host memory; `bias`: an
+        address."""
         made = Descriptor(self, "MatmulDesc", compute, scale)
         attributes = (CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB)
         for attribute, transposed in zip(attributes, transpose, strict=True):

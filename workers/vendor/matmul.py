@@ -95,8 +95,7 @@ class Prepared:
 
 
 def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:
-    """The algorithms that the library deems best and that run, of the plan with most in one kernel for which it has
-    any. Raises GpuError where there is no library or no memory for the operands, GpuFault."""
+    """The algorithms that run, of the plan with most in one kernel for which there are any. Raises GpuError, GpuFault."""
     if not isinstance(problem, MatmulProblem):
         raise TypeError(f"a matmul is expected, not {problem.operator}")
     try:

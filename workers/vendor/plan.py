@@ -106,8 +106,7 @@ def plans(problem: MatmulProblem) -> tuple[ProductPlan, ...]:
 
 
 def fused(problem: MatmulProblem) -> Fused:
-    """The longest beginning of the chain that one kernel of the library computes: a scale, then residual and bias along
-    n in either order, each at most once, then relu."""
+    """The longest beginning of the chain that one kernel computes: a scale, residual and bias along n, then relu."""
     names = operand_names(problem.epilogue)
     covered = Fused()
     for node, name in zip(problem.epilogue, names, strict=True):

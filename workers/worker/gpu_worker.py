@@ -32,8 +32,7 @@ INSTALL_CUPY = (
 
 
 def find_gpus(settings: Settings, processes: Processes) -> list[Device]:
-    """The GPUs of this machine, asked in a child. Raises GpuMissing where there is none, or nothing to drive it with:
-    that CuPy is not installed is known without a child. Raises InfrastructureError."""
+    """The GPUs of this machine, asked in a child. Raises GpuMissing (also without CuPy), InfrastructureError."""
     if settings.gpu_module == "workers.cuda.cupy_gpu" and importlib.util.find_spec("cupy") is None:
         raise GpuMissing(INSTALL_CUPY)
     devices = probe(settings.gpu_module, processes, PROBE_LIMITS)

@@ -122,8 +122,7 @@ def run_worker(
 
 
 def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str) -> int:
-    """Measure on one GPU until SIGTERM or SIGINT, or until it is drained; returns the exit status. Raises GpuMissing,
-    InfrastructureError, WorkerError."""
+    """Measure until SIGTERM, SIGINT or a drain; the exit status. Raises GpuMissing, InfrastructureError, WorkerError."""
     with contextlib.closing(fenced_processes(settings)) as processes:
         gpu = choose_device(find_gpus(settings, processes), device)
     workplace = make_workplace(settings)

@@ -228,8 +228,8 @@ class QueueWorker(Worker):
         return self._child
 
     def _await_child(self) -> bool:
-        """Until the worker child has performed its wake-up, or has ended, with heartbeats; returns whether there was
-        work. One that a signal has stopped is killed."""
+        """With heartbeats, until it has performed or ended; whether there was work. One that a signal has stopped is
+        killed."""
         assert self._child is not None
         self._busy, stopped = True, StoppedWatch()
         while not self._child.wait(HEARTBEAT_SECONDS):
