@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compile_ways import LIMITS, Compiled, Ways
+from benchmarks.compile_ways import Compiled, Ways
 from benchmarks.cutlass import cutlass_headers, cutlass_seconds
 from benchmarks.keep_result import keep_result, options
 from benchmarks.shapes import public_shape, shape_sets
@@ -182,37 +180,19 @@ def figures(
     }
 
 
-def per_candidate(ways: Ways, candidates: Sequence[Candidate], processes: Processes) -> dict[str, Any]:
-    """One file per candidate against ours, once; every library of both is loaded afterwards."""
+def per_candidate(ways: Ways, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """One file per candidate against ours, once."""
     kernels = [candidate.kernel for candidate in candidates]
-    with tempfile.TemporaryDirectory(prefix="cukiln-bench-") as name:
-        folder = Path(name)
-        (folder / "ours").mkdir()
-        (folder / "alone").mkdir()
-        ours = ways.ours(kernels, folder / "ours")
-        alone = ways.alone(kernels, folder / "alone")
-        require_equal_code({"one file per candidate": alone, "ours": ours})
-        return {
-            "candidates": len(kernels),
-            "kernels": len(set(kernels)),
-            "baseline_s": round(alone.wall, 2),
-            "ours_s": round(ours.wall, 2),
-            "ratio_cpu": round(alone.cpu / ours.cpu, 2),
-            "ratio": round(alone.wall / ours.wall, 2),
-            "libraries_loaded": {name: load_all(folder / name, processes) for name in ("alone", "ours")},
-        }
-
-
-def load_all(folder: Path, processes: Processes) -> int:
-    """How many libraries of the folder a process loaded; ends the benchmark where one cannot be loaded."""
-    libraries = sorted(map(str, folder.glob("*/*.so")))
-    script = "import ctypes, sys\nfor name in sys.argv[1:]: ctypes.CDLL(name)"
-    for first in range(0, len(libraries), 64):
-        part = libraries[first : first + 64]
-        finished = processes.run([sys.executable, "-c", script, *part], cwd=folder, limits=LIMITS)
-        if not finished.ok:
-            raise SystemExit(f"a library cannot be loaded: {finished.text()[-500:]}")
-    return len(libraries)
+    ours, alone = ways.ours(kernels), ways.alone(kernels)
+    require_equal_code({"one file per candidate": alone, "ours": ours})
+    return {
+        "candidates": len(kernels),
+        "kernels": len(set(kernels)),
+        "baseline_s": round(alone.wall, 2),
+        "ours_s": round(ours.wall, 2),
+        "ratio_cpu": round(alone.cpu / ours.cpu, 2),
+        "ratio": round(alone.wall / ours.wall, 2),
+    }
 
 
 def main() -> None:
@@ -242,7 +222,7 @@ def main() -> None:
             device = {len(kernels[::step]): ways.device_seconds(kernels[::step]) for step in (4, 2, 1)}
             results[name] = figures(rounds, device, len(kernels), candidates, cores)
             if several := model_candidates(case, sheet, arguments.limit) if arguments.limit else []:
-                alone = per_candidate(ways, several, processes)
+                alone = per_candidate(ways, several)
                 results[name] |= {"ratio_per_candidate": alone["ratio"], "per_candidate": alone}
             print(f"{name}: {results[name]}", flush=True)
         headers = cutlass_headers(arguments.cutlass)

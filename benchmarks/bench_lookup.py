@@ -86,9 +86,6 @@ def of_rounds(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: round(statistics.median(figures[name] for figures in rounds), 3) for name in rounds[0]}
 
 
-# ---- many problems in one request
-
-
 def bulk(port: int, numbers: Sequence[int], times: int = 1) -> list[float]:
     """Milliseconds of lookups of these problems, each of which has a record; checked after each."""
     sent, milliseconds = body(numbers), []
@@ -132,9 +129,6 @@ def many_classes(bench: Bench, keys: Sequence[str]) -> dict[str, Any]:
     return {f"bulk_1000_warm_{CLASSES}_classes_ms": round(statistics.median(warm), 1)}
 
 
-# ---- equal jobs
-
-
 async def burst_of(port: int, sent: bytes, count: int) -> tuple[list[float], list[tuple[int, dict[str, Any]]]]:
     """The body over so many connections at once; seconds and answers."""
     head = f"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(sent)}"
@@ -173,9 +167,6 @@ def burst(bench: Bench, number: int) -> dict[str, Any]:
     return {**percentiles(seconds, "burst_"), "burst_compiles": len(groups), "burst_done_s": round(ended, 2)}
 
 
-# ---- while compilers run
-
-
 @contextmanager
 def compiling(client: Client, workers: int) -> Iterator[None]:
     """Compile workers that are busy throughout the block."""
@@ -188,9 +179,6 @@ def compiling(client: Client, workers: int) -> Iterator[None]:
     if now.state != "running" or now.progress.compile.done == now.progress.compile.total:
         raise RuntimeError(f"the compilers had nothing left to do: {now.progress}")
     client.cancel(job)
-
-
-# ---- peers
 
 
 @contextmanager
@@ -226,9 +214,6 @@ def _peer(bench: Bench, **kind: Any) -> dict[str, Any]:
     if figures["wrong"] or most["wrong"]:
         raise RuntimeError(f"a peer answered wrong: {figures}")
     return {"p50_ms": figures["p50_ms"], "p99_ms": figures["p99_ms"], "max_rps": most["per_second"]}
-
-
-# ---- all of it
 
 
 def singles(bench: Bench) -> dict[str, Any]:

@@ -10,8 +10,6 @@ as many compiler processes as there are cores. nvcc keeps its intermediate files
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,20 +70,20 @@ class Ways:
         self._processes = processes
         self.cores = cores
 
-    def alone(self, kernels: Sequence[Kernel], keep: Path | None = None) -> Compiled:
-        """A file for each of `kernels`, also where one comes twice; libraries go to the folder `keep`."""
-        return self._timed(lambda part: self._whole_library(part, keep), [(kernel,) for kernel in kernels])
+    def alone(self, kernels: Sequence[Kernel]) -> Compiled:
+        """A file for each of `kernels`, also where one comes twice."""
+        return self._timed(self._whole_library, [(kernel,) for kernel in kernels])
 
     def hidet(self, kernels: Sequence[Kernel]) -> Compiled:
         parts = hidet_groups(len(kernels), self.cores)
         return self._timed(self._whole_library, [tuple(kernels[index] for index in part) for part in parts])
 
-    def ours(self, kernels: Sequence[Kernel], keep: Path | None = None) -> Compiled:
+    def ours(self, kernels: Sequence[Kernel]) -> Compiled:
         """Repeated kernels count once, as in the service."""
         started = time.perf_counter()
         groups = in_files(kernels, self.cores)
         grouping = time.perf_counter() - started
-        return self._timed(lambda part: self._group(part, keep), groups, grouping)
+        return self._timed(self._group, groups, grouping)
 
     def device_seconds(self, kernels: Sequence[Kernel]) -> float:
         """CPU seconds of nvcc's device pass over one group; mean over as many concurrent runs as there are cores."""
@@ -126,16 +124,14 @@ class Ways:
             raise SystemExit(f"nvcc failed: {finished.text()[-2000:]}")
         return finished
 
-    def _whole_library(self, kernels: tuple[Kernel, ...], keep: Path | None = None) -> _File:
+    def _whole_library(self, kernels: tuple[Kernel, ...]) -> _File:
         with self._processes.private_folder() as folder:
             finished = self.library(render_device(kernels).text, folder)
-            if keep is not None:
-                shutil.move(folder / "kernels.so", _free_name(keep))
             code = read_cubin((folder / "kernels.cubin").read_bytes()).kernels
         digests = {kernel.id: code_digest_of([code[symbol] for symbol in symbols(kernel)]) for kernel in kernels}
         return _File(finished.cpu_seconds, digests, finished.peak_memory_bytes)
 
-    def _group(self, kernels: tuple[Kernel, ...], keep: Path | None) -> _File:
+    def _group(self, kernels: tuple[Kernel, ...]) -> _File:
         outcome = compile_group(kernels, self._target, self._toolchain, self._processes, LIMITS)
         digests: dict[str, str] = {}
         for name, kernel in outcome.outcomes.items():
@@ -145,11 +141,5 @@ class Ways:
         made = outcome.artifact
         if made is None:
             raise SystemExit(f"a group failed: {outcome.why[-2000:]}")
-        if keep is not None:
-            _free_name(keep).write_bytes(made.library)
         phases = [(phase.name, phase.seconds) for phase in outcome.phases]
         return _File(outcome.cpu_seconds, digests, made.peak_memory_bytes, phases)
-
-
-def _free_name(folder: Path) -> Path:
-    return Path(tempfile.mkdtemp(dir=folder)) / "kernels.so"

@@ -125,9 +125,6 @@ class _Breaker(Retry):
             raise
 
 
-# ---- wake-ups
-
-
 def add_wake_ups(client: Redis, kind: str, target: str | None, count: int = 1) -> bool:
     """Write a wake-up for each task that has just become waiting. False where Redis is away: the reconciler will."""
     queue = Queue(queue_name(kind, target), connection=client, serializer=JSONSerializer)
@@ -190,7 +187,7 @@ def forget(client: Redis, wake_up: Job) -> None:
 
 
 def sweep_taken(client: Redis, kind: str, target: str | None, seen: Set[str]) -> Set[str]:
-    """Remove what was taken and not forgotten when `seen` was returned. Returns what is there now. Raises RedisError."""
+    """Remove what was taken and not forgotten when `seen` was returned; returns what is. Raises RedisError."""
     key = f"{Queue.redis_queue_namespace_prefix}{queue_name(kind, target)}:intermediate"
     taken: Any = client.lrange(key, 0, -1)
     for wake_up in taken:
@@ -200,15 +197,20 @@ def sweep_taken(client: Redis, kind: str, target: str | None, seen: Set[str]) ->
     return frozenset(map(_text, taken))
 
 
-# ---- heartbeats
-
-
 def live_workers(client: Redis, queue: str | None = None) -> list[str]:
     """Names of the workers (of `queue`, where given) whose heartbeat is fresh: `host.pid.random`. Raises RedisError."""
     registry = WORKERS_BY_QUEUE_KEY % queue if queue is not None else REDIS_WORKER_KEYS
     keys: Any = client.smembers(registry)
     prefix = Worker.redis_worker_namespace_prefix
     return [_text(key).removeprefix(prefix) for key in sorted(keys) if client.exists(key)]
+
+
+def worker_count(client: Redis, kind: str, target: str | None) -> int:
+    """Live workers of a queue; 0 where Redis is away."""
+    try:
+        return len(live_workers(client, queue_name(kind, target)))
+    except RedisError:
+        return 0
 
 
 def reconciler_lives(client: Redis, seconds: float) -> bool:
@@ -224,9 +226,6 @@ def reconciler_lives(client: Redis, seconds: float) -> bool:
 def has_live_reconciler(client: Redis) -> bool:
     """Whether one has noted lately that it is at work. Raises RedisError."""
     return bool(client.exists(RECONCILER_KEY))
-
-
-# ---- events
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from storage.config.settings import load_settings
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.processes.processes import Limits
 from workers.steps.context import GiveUp, StepContext
-from workers.worker.child import MAX_GROWTH_BYTES
 from workers.worker.main import prepare, run_gpu_worker, run_reconciler, run_worker
+from workers.worker.queue_worker import MAX_GROWTH_BYTES
 
 __all__ = ["main", "prepare"]  # what the fork server calls
 

@@ -79,7 +79,7 @@ class ComparisonTask:
         self.wrong: list[CandidateResult] = []
 
     def run(self) -> dict[str, Any] | None:
-        """As JSON; None where no candidate is right. `wrong` has the others. Raises GpuFault, Harmed, UnexplainedHarm."""
+        """As JSON; None where no candidate is right. Raises GpuFault, Harmed, UnexplainedHarm."""
         prepared = self._references.of(self.operator, self._normal, keep=True)
         # Made now, so that the time it takes is no candidate's.
         self._references.of(self.operator, self._fresh, keep=True)

@@ -64,7 +64,7 @@ def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
 
 
 def why_silent(task: GpuTask, processes: Processes, limits: Limits) -> str | None:
-    """Why the GPU of a task without candidates computes nothing right; None where it does. Raises InfrastructureError."""
+    """Why the GPU of a task without candidates computes nothing right, if so. Raises InfrastructureError."""
     answers, finished = _ask(task, processes, limits)
     if "ready" in answers:
         return None

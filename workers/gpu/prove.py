@@ -84,7 +84,7 @@ class Verifier:
         self.cases: list[dict[str, Any]] = []
 
     def run(self, library: KernelLibrary, cases: Iterable[GpuCase], *, keep: bool) -> Wrong | None:
-        """The first thing that is wrong, or null. `keep` the references. Raises LaunchRefused, GpuFault, MemoryError."""
+        """The first thing that is wrong, or null. `keep` the references. Raises LaunchRefused, GpuFault."""
         operands: Operands | None = None
         held = ""
         for case in cases:

@@ -62,7 +62,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sampling:
-    """`samples` without the warm-up. `stopped`: the interval was narrow; the time was up; clearly slower than the best."""
+    """`samples` without the warm-up. `stopped`: narrow enough; the time was up; clearly slower than the best."""
 
     samples: tuple[float, ...]
     interval: Interval

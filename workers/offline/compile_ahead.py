@@ -29,7 +29,7 @@ Group = tuple[tuple[Kernel, ...], Target]
 
 
 class CompileAhead:
-    """By `workers` compilers side by side. What they made becomes known to `work` in `until`; it is on the disk before."""
+    """By `workers` compilers side by side. What they made is on the disk before `until` gives it to `work`."""
 
     def __init__(
         self,

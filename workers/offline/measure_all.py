@@ -96,8 +96,6 @@ class Run:
     def results(self, *, complete: bool) -> dict[str, Any]:
         return results_of(self.work, self.journal, self.conditions, complete=complete)
 
-    # Measuring
-
     def _round(self, problems: Sequence[WorkProblem], most: int | None, ahead: CompileAhead) -> None:
         """Of each problem the `most` best predicted, all without it: measured, then compared with the vendor's."""
         left = deque(problems)
@@ -188,8 +186,6 @@ class Run:
     def _right(self, problem: WorkProblem) -> list[tuple[float, Candidate, Built]]:
         return right_of(problem, self.work, self.journal)
 
-    # Comparing
-
     def _compare(self, problem: WorkProblem) -> None:
         # A finalist that turns out wrong leaves the next ones to be compared; each round has one less.
         while not self.cancel.is_set() and (chosen := self._contenders(problem)):
@@ -215,8 +211,6 @@ class Run:
         chosen = contenders(point_of(problem.operator, candidate, us) for us, candidate, _ in right.values())
         return [(problem, *right[point.candidate][1:]) for point in chosen]
 
-    # Writing
-
     def _write(self) -> None:
         write_results(self.out, self.results(complete=False))
         self._written = time.monotonic()
@@ -231,7 +225,7 @@ def _vendor_words(comparison: Mapping[str, Any] | None) -> str:
 
 
 def in_turns(problems: Iterable[WorkProblem]) -> list[WorkProblem]:
-    """Of each operator and dtype in turn the one with the fewest operations: so no expensive kind takes another's time."""
+    """Of each operator and dtype in turn the one with the fewest operations: no kind takes another's time."""
 
     def flops(problem: WorkProblem) -> float:
         candidates = problem.candidates[:1]

@@ -140,7 +140,7 @@ class Processes:
         device: bool = False,
         writes: Sequence[Path] = (),
     ) -> Finished:
-        """Run to the end. Arguments as of `stream`. Raises ProgramMissing, InfrastructureError (no process or folder)."""
+        """Run to the end; arguments as of `stream`. Raises ProgramMissing, InfrastructureError."""
         with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel, device=device, writes=writes) as stream:
             return stream.wait()
 

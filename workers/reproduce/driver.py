@@ -136,7 +136,7 @@ def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compile
 
 
 def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
-    """Whether a part of build.sh succeeded, and its messages; null where the tool is missing or the machine ended it."""
+    """Whether a part of build.sh succeeded, and its messages; null where the tool or the machine failed."""
     program = shutil.which(compiler.program)
     if program is None:
         return None, f"there is no {compiler.program} here: install it, or name one with {compiler.variable}=..."

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from codegen.identity import PlanVersions
 from codegen.kernel import Kernel
@@ -99,11 +98,7 @@ class Workplace:
 
     def compile_workers(self, target: str) -> int:
         """Live compile workers of the target; where none is known, as many as the settings say."""
-        try:
-            live = len(wake_ups.live_workers(self.redis, wake_ups.queue_name(wake_ups.COMPILE, target)))
-        except RedisError:
-            live = 0
-        return live or self.settings.workers
+        return wake_ups.worker_count(self.redis, wake_ups.COMPILE, target) or self.settings.workers
 
     def file_limits(self, target: str) -> FileLimits:
         """What a compile worker may take at once."""
@@ -115,7 +110,7 @@ class Workplace:
         )
 
     def why_paused(self) -> str | None:
-        """Why this machine can do no work now: looked at where it failed an attempt, or never was; the database has it."""
+        """Why this machine can do no work now: looked at where it failed an attempt, or never was."""
         if not self.in_doubt:
             return None
         reason = why_unable(self.processes, self.blobs)
@@ -278,7 +273,7 @@ class StepContext:
         return next_steps
 
     def complete(self, spent: Spent, end: Callable[[Session], T]) -> T:
-        """End the task by `end`, with the last part of what was `spent`; other parts come before. Raises `LostLease`."""
+        """End the task by `end`, with the last part of what was `spent`. Raises `LostLease`."""
         *parts, last = list(chunks(spent, PROBLEMS_AT_ONCE)) or [[]]
         for some in parts:
             with self.database.write() as session:

@@ -115,7 +115,7 @@ def run_task(
     done: list[CandidateResult],
     cancel: threading.Event,
 ) -> Outcome:
-    """In a child under the limits of measuring; `done` gets each result at once. Raises GpuGone, InfrastructureError."""
+    """In a child under the limits of measuring; `done` gets each result. Raises GpuGone, InfrastructureError."""
     settings, device = context.settings, context.device
     task = gpu_task(
         kind,

@@ -146,7 +146,7 @@ def _new_build(kernel: Kernel, target: str, toolchain: str) -> NewBuild:
 def lower_problem(
     context: StepContext, problem: JobProblem, job: JobStatus | None, candidates_before: int = 0
 ) -> Lowered:
-    """Its candidates, or the reason where a bound ended it. `candidates_before`: of the job's others. Raises Cancelled."""
+    """Its candidates, or the reason where a bound ended it. `candidates_before`: of the job's other problems."""
     search = Search.model_validate(problem.search)
     bounds = _Bounds(context, search, candidates_before)
     if (full := bounds.job_is_full(0)) is not None:  # before any work: thousands of problems may follow

@@ -21,7 +21,7 @@ RECORD_SECONDS = 2.0
 
 
 def verify(context: StepContext) -> None:
-    """Verify what the task's group compiled, verdicts recorded as they come. After losses one kernel is verified alone."""
+    """Verify what the task's group compiled, recorded as it comes. After losses one kernel is verified alone."""
     members, next_steps = _what_to_verify(context)
     kernels = [Kernel.from_json(member.kernel_json) for member in members]
     of = {kernel.id: (member.slice, kernel.operator) for kernel, member in zip(kernels, members, strict=True)}

@@ -98,8 +98,6 @@ class Supervisor:
         self._umask: int | None = None  # of this process before
         self._api: ApiWatch | None = None
 
-    # ---- the way of a service
-
     def start(self) -> Running:
         """Everything up, or nothing: raises ServeError after stopping what it had started."""
         try:
@@ -151,8 +149,6 @@ class Supervisor:
         if self._umask is not None:
             os.umask(self._umask)
             self._umask = None
-
-    # ---- starting
 
     def _start(self) -> Running:
         settings = self.settings
@@ -242,8 +238,6 @@ class Supervisor:
         ]
         api = answers(_reachable(self.settings.host), self.settings.port)
         return workers if api else [API, *workers]
-
-    # ---- watching and stopping
 
     def _watch_server(self) -> None:
         """End it where it is stopped; say that it has ended, or runs again: a child's start starts it."""

@@ -24,7 +24,7 @@ FUSED = ("bias", "residual", "scale", "relu", "leaky_relu", "gelu", "silu", "tan
 
 @dataclass(frozen=True)
 class Form:
-    """The method of a graph, our operand for each of its tensors, and the dimension of its output that a bias follows."""
+    """The method of a graph, our operand for each of its tensors, and the dimension that a bias lies along."""
 
     method: Literal["conv_fprop", "conv_dgrad", "conv_wgrad"]
     tensors: Mapping[str, str]

@@ -95,7 +95,7 @@ class Prepared:
 
 
 def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:
-    """The algorithms that run, of the plan with most in one kernel for which there are any. Raises GpuError, GpuFault."""
+    """The algorithms that run, of the plan with most in one kernel that has any. Raises GpuError, GpuFault."""
     if not isinstance(problem, MatmulProblem):
         raise TypeError(f"a matmul is expected, not {problem.operator}")
     try:

@@ -112,7 +112,7 @@ def run_worker(
             raise WorkerError(f"nvcc here cannot compile for {', '.join(unknown)}: allowed are {', '.join(supported)}")
         workplace.targets = tuple(targets or supported)
         remember_operators()
-        _take_wake_ups(kind, workplace, steps, ToolchainBeat(workplace))
+        _take_wake_ups(kind, workplace, steps, _toolchain_beat(workplace))
         return
     try:  # before the first fork, so that no worker child has to; a step that needs one says so
         log.info("toolchain %s", workplace.toolchain.digest[:16])
@@ -122,7 +122,7 @@ def run_worker(
 
 
 def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str) -> int:
-    """Measure until SIGTERM, SIGINT or a drain; the exit status. Raises GpuMissing, InfrastructureError, WorkerError."""
+    """Until SIGTERM, SIGINT or a drain; the exit status. Raises GpuMissing, InfrastructureError, WorkerError."""
     with contextlib.closing(fenced_processes(settings)) as processes:
         gpu = choose_device(find_gpus(settings, processes), device)
     workplace = make_workplace(settings)
@@ -239,24 +239,22 @@ def wait_for_schema(database: Database, seconds: float = DATABASE_WAIT_SECONDS) 
         raise WorkerError(f"the database is not ready after {seconds:g} s: {error}") from error
 
 
-class ToolchainBeat:
-    """Register this worker's toolchain as alive every so often."""
+def _toolchain_beat(workplace: Workplace) -> Callable[[], None]:
+    """Registers this worker's toolchain as alive every so often."""
+    toolchain, due = workplace.toolchain, 0.0
 
-    def __init__(self, workplace: Workplace) -> None:
-        self._workplace = workplace
-        self._every = workplace.settings.toolchain_live_seconds / 3
-        self._next = 0.0
-
-    def __call__(self) -> None:
-        if time.monotonic() < self._next:
+    def beat() -> None:
+        nonlocal due
+        if time.monotonic() < due:
             return
-        self._next = time.monotonic() + self._every
-        toolchain = self._workplace.toolchain
+        due = time.monotonic() + workplace.settings.toolchain_live_seconds / 3
         try:
-            with self._workplace.database.write() as session:
-                register_toolchain(session, toolchain.digest, toolchain.describe(), list(self._workplace.targets or ()))
+            with workplace.database.write() as session:
+                register_toolchain(session, toolchain.digest, toolchain.describe(), list(workplace.targets or ()))
         except DATABASE_AWAY as error:
             log.warning("toolchain not registered: %s", error)
+
+    return beat
 
 
 if __name__ == "__main__":

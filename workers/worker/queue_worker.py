@@ -6,7 +6,7 @@ field beyond a plain wake-up. It is forgotten as soon as it is taken: what it wa
 has had no wake-up for some seconds looks without one: Redis may be silent, or full.
 
 ```
-worker  ── wake-ups ──► worker child, a fork (`workers.worker.child`)
+worker  ── wake-ups ──► worker child, a fork that is kept
    │ heartbeat every second, gone after 4 s       └── run_wake_up: claims, renews, completes in the database
 ```
 """
@@ -17,7 +17,9 @@ import gc
 import json
 import logging
 import os
+import resource
 import secrets
+import select
 import signal
 import socket
 import time
@@ -35,8 +37,8 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from workers import wake_ups
+from workers.processes.die_with_parent import die_with_parent
 from workers.processes.supervised_process import StoppedWatch
-from workers.worker.child import Perform, WorkerChild
 
 log = logging.getLogger("cukiln.worker")
 
@@ -53,6 +55,87 @@ _WAKE_UP_BYTES = 4096  # of the decompressed call; a real one has about 60
 _PLAIN_FIELDS = frozenset(
     b"status created_at data origin description enqueued_at timeout ttl result_ttl failure_ttl".split()
 )
+
+
+Perform = Callable[[str, str | None], bool]
+"""(kind, target) of a wake-up; returns whether there was work."""
+
+MAX_GROWTH_BYTES = 256 << 20
+_MESSAGE_BYTES = 4096
+_THERE_WAS = b"1"
+_STOPPING = {signal.SIGTERM, signal.SIGINT}
+
+
+class WorkerChild:
+    """A fork that performs wake-ups, one after the other, until it fails or has grown: a new one costs 20 ms. SIGKILLed
+    by the kernel when the worker ends, however that ends. For the worker's main thread."""
+
+    def __init__(self, perform: Perform) -> None:
+        worker = os.getpid()
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # the worker's handlers are not for the child
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._channel.close()
+                _perform_wake_ups(theirs, worker, perform)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def give(self, kind: str, target: str | None) -> bool:
+        """False where it has ended."""
+        try:
+            self._channel.send(json.dumps((kind, target)).encode())
+        except ConnectionError:
+            return False
+        return True
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has performed what it was given, or ended, within that time."""
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        return bool(waiting.poll(1000 * seconds))
+
+    def answer(self) -> bool | None:
+        """After `wait`: whether there was work; None where it cannot be given another wake-up."""
+        try:
+            told = self._channel.recv(1)
+        except ConnectionError:
+            return None
+        return told == _THERE_WAS if told else None
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Itself alone: what it started dies with it."""
+        os.kill(self.pid, number)  # of a child that is not reaped yet, so never another's
+
+    def end(self) -> int:
+        """Once it is idle or has ended: its exit code, negative for a signal."""
+        self._channel.close()
+        self.kill()  # changes nothing where it is ending by itself
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _perform_wake_ups(channel: socket.socket, worker: int, perform: Perform) -> NoReturn:
+    try:
+        os.setpgrp()  # Ctrl-C is for the worker, which passes it on
+        die_with_parent(worker)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+        most = _resident_bytes() + MAX_GROWTH_BYTES
+        while message := channel.recv(_MESSAGE_BYTES):
+            there_was = perform(*json.loads(message))
+            if _resident_bytes() > most:
+                break
+            channel.send(_THERE_WAS if there_was else b"0")
+    except BaseException:  # nothing may unwind into the worker's loop, of which this process holds a copy
+        log.exception("the worker child %d failed", os.getpid())
+        os._exit(1)
+    os._exit(0)
+
+
+def _resident_bytes() -> int:
+    """At most, so far; of a fork, from what it had of its parent."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class WakeUpJob(Job):
@@ -137,8 +220,6 @@ class QueueWorker(Worker):
         self._child: WorkerChild | None = None
         self._kill_child_at: float | None = None
 
-    # ---- the loop
-
     def work(self, *args: Any, **kwargs: Any) -> bool:  # the arguments of RQ's are of no use here
         """Until a signal asks to stop. Redis may come and go meanwhile. Returns whether a wake-up was taken."""
         taken = False
@@ -186,8 +267,6 @@ class QueueWorker(Worker):
             return None
         finally:
             self._waiting = False
-
-    # ---- one wake-up
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Refuse it, or forget it and have the worker child perform it."""
@@ -248,8 +327,6 @@ class QueueWorker(Worker):
         child, self._child = self._child, None
         return 0 if child is None else child.end()
 
-    # ---- signals
-
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         """First signal: the worker child hands its task back, the worker ends. The second kills the worker child."""
         again, self._stop_requested = self._stop_requested, True
@@ -258,8 +335,6 @@ class QueueWorker(Worker):
             self._child.kill(signal.SIGKILL if again else signal.SIGTERM)
         if self._waiting and not again:
             raise StopRequested
-
-    # ---- heartbeats
 
     def _live(self) -> None:
         self._beat()

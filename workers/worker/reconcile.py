@@ -110,7 +110,8 @@ class Reconciler:
         for (kind, target), count in waiting.items():
             worker = wake_ups.WORKER_OF.get(kind)
             if kind == wake_ups.COMPILE:
-                count = min(count, self._workers(kind, target))
+                # One at least: it may be about to start.
+                count = min(count, max(1, wake_ups.worker_count(self.redis, kind, target)))
             if worker is None:
                 log.debug("%d tasks of kind %s are for workers of another release", count, kind)
                 continue
@@ -118,13 +119,6 @@ class Reconciler:
         for queue in needed:
             self._taken.setdefault(queue, frozenset())
         return sum(wake_ups.ensure_wake_ups(self.redis, kind, target, n) for (kind, target), n in needed.items())
-
-    def _workers(self, kind: str, target: str | None) -> int:
-        """One at least: it may be about to start."""
-        try:
-            return max(1, len(wake_ups.live_workers(self.redis, wake_ups.queue_name(kind, target))))
-        except RedisError:
-            return 1
 
     def _clear_ended(self, *, all_jobs: bool = False) -> None:
         self.database.in_parts(lambda session: find_ended(session, all_jobs=all_jobs) or find_broken_off(session))
