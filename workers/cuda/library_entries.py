@@ -5,22 +5,28 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from codegen.kernel import Kernel
 from workers.gpu.interface import LaunchRefused
+
+if TYPE_CHECKING:
+    from codegen.kernel import Kernel
 
 
 class LibraryEntries:
-    """Calls go onto `stream`. `synchronize` raises GpuFault where an error is pending: a refusal is no lost device."""
+    """Calls go onto `stream`. `synchronize` raises GpuFault where an error is pending: a refusal is no lost device. A
+    kernel is named by its id; the only one of a winner's library, None, by an empty name."""
 
-    def __init__(self, path: Path, kernels: Sequence[Kernel], *, stream: int, synchronize: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, kernels: Sequence[Kernel | None], *, stream: int, synchronize: Callable[[], None]
+    ) -> None:
         self._stream, self._synchronize = stream, synchronize
         try:
             self._library = ctypes.CDLL(str(path))
             self._library.cukiln_last_error.restype = ctypes.c_char_p
-            self._launch = {kernel.id: self._entry("launch", kernel, ctypes.c_int) for kernel in kernels}
-            self._workspace = {kernel.id: self._entry("workspace_bytes", kernel, ctypes.c_int64) for kernel in kernels}
+            names = [kernel.id if kernel is not None else "" for kernel in kernels]
+            self._launch = {name: self._entry("launch", name, ctypes.c_int) for name in names}
+            self._workspace = {name: self._entry("workspace_bytes", name, ctypes.c_int64) for name in names}
         except (OSError, AttributeError) as error:
             raise LaunchRefused(f"the library cannot be loaded: {error}") from error
 
@@ -51,8 +57,8 @@ class LibraryEntries:
             )
         )
 
-    def _entry(self, what: str, kernel: Kernel, result: Any) -> Any:
-        entry = self._library[f"cukiln_{what}_{kernel.id[:16]}"]
+    def _entry(self, what: str, kernel: str, result: Any) -> Any:
+        entry = self._library[f"cukiln_{what}_{kernel[:16]}" if kernel else f"cukiln_{what}"]
         entry.restype = result
         return entry
 

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
-from codegen.kernel import Kernel
-from codegen.problem import Problem
+if TYPE_CHECKING:
+    from codegen.kernel import Kernel
+    from codegen.problem import Problem
 
 DEFAULT_MODULE = "workers.cuda.cupy_gpu"  # of CUKILN_GPU_MODULE
 # An array of `Gpu.arrays`: in the device's memory.

@@ -5,8 +5,6 @@ Used by run.py of a folder that `cukiln reproduce` wrote; needs CuPy. Every laun
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ from codegen.arrays import as_float64, joined
 from codegen.dtypes import dtype
 from codegen.plan.verification_plan import check_output, differing
 from workers.cpu.library import POISON, Tensor
+from workers.cuda.library_entries import LibraryEntries
+from workers.gpu.interface import LaunchRefused
 from workers.reproduce.recorded_case import RecordedCase, RecordedOperator
 
 REPEATS = 2
@@ -30,14 +30,19 @@ def run_on_gpu(folder: Path, number: int) -> dict[str, Any]:
     """Verdict, message and cases. Raises GpuAbsent."""
     cupy = _cupy(number)
     with cupy.cuda.Device(number):
-        kernel = _Kernel(cupy, folder / "build" / "library.so", number)
-        outcome: dict[str, Any] = {"cases": []}
-        recorded = RecordedOperator(folder / "cases")
-        for case in recorded.cases("gpu"):
-            wrong = _wrong(cupy, kernel, recorded, case, outcome["cases"])
-            if wrong is not None:
-                return {**outcome, "verdict": wrong[0], "message": wrong[1]}
-        return {**outcome, "verdict": "ok", "message": ""}
+        outcome: dict[str, Any] = {"verdict": "ok", "message": "", "cases": []}
+        recorded, library = RecordedOperator(folder / "cases"), folder / "build" / "library.so"
+        stream = cupy.cuda.get_current_stream().ptr
+        try:
+            entries = LibraryEntries(library, [None], stream=stream, synchronize=lambda: None)
+            entries.prepare(number)
+            for case in recorded.cases("gpu"):
+                wrong = _wrong(cupy, entries, recorded, case, outcome["cases"])
+                if wrong is not None:
+                    return {**outcome, "verdict": "incorrect", "message": wrong}
+        except LaunchRefused as error:
+            return {**outcome, "verdict": "runtime_error", "message": str(error)}
+        return outcome
 
 
 def _cupy(number: int) -> Any:
@@ -54,53 +59,10 @@ def _cupy(number: int) -> Any:
     return cupy
 
 
-class _Kernel:
-    """The library's plain C entries, on CuPy's current stream."""
-
-    def __init__(self, cupy: Any, path: Path, device: int) -> None:
-        self._cupy = cupy
-        self._library = ctypes.CDLL(str(path))
-        self._library.cukiln_last_error.restype = ctypes.c_char_p
-        self._library.cukiln_workspace_bytes.restype = ctypes.c_int64
-        self.refused = self._library.cukiln_prepare(device) != 0
-
-    def last_error(self) -> str:
-        return str(self._library.cukiln_last_error().decode("utf-8", "replace"))
-
-    def workspace(self, integers: Sequence[int], launch: Sequence[int]) -> Any:
-        size = self._library.cukiln_workspace_bytes(_array(ctypes.c_int64, integers), _array(ctypes.c_int32, launch))
-        return self._cupy.full(max(size, 1), POISON, dtype=np.uint8)
-
-    def launch(
-        self,
-        memories: Sequence[Any],
-        integers: Sequence[int],
-        launch: Sequence[int],
-        scalars: Sequence[float],
-        workspace: Any,
-    ) -> bool:
-        """False where it was refused."""
-        status = self._library.cukiln_launch(
-            _array(ctypes.c_void_p, [memory.data.ptr for memory in memories]),
-            _array(ctypes.c_int64, integers),
-            _array(ctypes.c_int32, launch),
-            _array(ctypes.c_double, scalars),
-            ctypes.c_void_p(workspace.data.ptr),
-            ctypes.c_void_p(self._cupy.cuda.get_current_stream().ptr),
-        )
-        return bool(status == 0)
-
-
-def _array(kind: Any, values: Sequence[Any]) -> Any:
-    return (kind * max(1, len(values)))(*values)
-
-
 def _wrong(
-    cupy: Any, kernel: _Kernel, recorded: RecordedOperator, case: RecordedCase, said: list[str]
-) -> tuple[str, str] | None:
-    """Verdict and message of what is wrong in a case; a line to be read is added to `said`."""
-    if kernel.refused:
-        return "runtime_error", kernel.last_error()
+    cupy: Any, entries: LibraryEntries, recorded: RecordedOperator, case: RecordedCase, said: list[str]
+) -> str | None:
+    """What is wrong in a case; a line to be read is added to `said`. Raises LaunchRefused."""
     inputs = recorded.make_inputs(case, case.kind, np.random.default_rng())
     expected, bound = recorded.reference(case, inputs)
     memories = []
@@ -109,29 +71,30 @@ def _wrong(
         if operand.name in inputs:
             Tensor(operand, host).fill(inputs[operand.name])
         memories.append(cupy.asarray(host))
+    pointers = [memory.data.ptr for memory in memories]
     outs = [pair for pair in zip(case.operands, memories, strict=True) if pair[0].role == "out"]
     largest = 0.0
     for launch in case.launches:
         first: list[NDArray[Any]] = []
-        workspace = kernel.workspace(case.integers, launch)
+        size = entries.workspace_bytes("", case.integers, launch)
+        workspace = cupy.full(max(size, 1), POISON, dtype=np.uint8)
         for _ in range(REPEATS):
             for _, memory in outs:
                 memory.fill(POISON)
             workspace.fill(POISON)
-            if not kernel.launch(memories, case.integers, launch, case.scalars, workspace):
-                return "runtime_error", kernel.last_error()
+            entries.launch("", pointers, case.integers, launch, case.scalars, workspace.data.ptr)
             try:
                 bits = [Tensor(out, cupy.asnumpy(memory)).view.copy() for out, memory in outs]
-            except Exception as error:  # noqa: BLE001 - CuPy has a type of its own for each part of CUDA that fails
-                return "runtime_error", str(error)
+            except Exception as error:
+                raise LaunchRefused(str(error)) from error
             got = joined([as_float64(values, out.dtype) for values, (out, _) in zip(bits, outs, strict=True)])
             output_check = check_output(got, expected, bound, exact=case.exact)
             where = f"[{case.kind} inputs, extents {list(case.extents)}, launch {list(launch)}]"
             if not output_check.ok:
-                return "incorrect", f"{output_check.sentence()} {where}"
+                return f"{output_check.sentence()} {where}"
             largest = max(largest, output_check.max_error)
             first = first or bits
             if case.same_bits and (changed := sum(map(differing, first, bits))):
-                return "incorrect", f"{changed} of {got.size} elements differ between two runs {where}"
+                return f"{changed} of {got.size} elements differ between two runs {where}"
     said.append(f"{case.kind} inputs, extents {', '.join(map(str, case.extents))}: largest error {largest:.3g}")
     return None

@@ -19,6 +19,8 @@ from tests.support.cpu_helpers import toolchain
 from tests.support.fixtures_codegen import default_candidate, matmul
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.library import CpuLibrary
+from workers.cuda.library_entries import LibraryEntries
+from workers.gpu.interface import LaunchRefused
 from workers.reproduce.on_gpu import GpuAbsent, run_on_gpu
 from workers.reproduce.write_folder import write_folder
 
@@ -150,7 +152,7 @@ def test_a_wrong_result_is_incorrect(folder: Path, cupy: SimulatedCupy) -> None:
 def test_what_is_never_written_is_found_by_its_poison(
     folder: Path, cupy: SimulatedCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.reproduce.on_gpu._Kernel.launch", lambda *_: True)
+    monkeypatch.setattr(LibraryEntries, "launch", lambda *_: None)
     outcome = run_on_gpu(folder, 0)
 
     assert outcome["verdict"] == "incorrect" and "never written" in outcome["message"]
@@ -159,8 +161,10 @@ def test_what_is_never_written_is_found_by_its_poison(
 def test_a_refused_launch_is_a_runtime_error_in_the_library_s_words(
     folder: Path, cupy: SimulatedCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.reproduce.on_gpu._Kernel.launch", lambda *_: False)
-    monkeypatch.setattr("workers.reproduce.on_gpu._Kernel.last_error", lambda _: "no such device")
+    def refuse(*_: object) -> None:
+        raise LaunchRefused("no such device")
+
+    monkeypatch.setattr(LibraryEntries, "launch", refuse)
 
     assert [run_on_gpu(folder, 0)[name] for name in ("verdict", "message")] == ["runtime_error", "no such device"]
 
