@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compile_ways import Compiled, Ways
-from benchmarks.cutlass import cutlass_headers, cutlass_seconds
+from benchmarks.compile_ways import Compiled, Ways, cutlass_headers, cutlass_seconds
 from benchmarks.keep_result import keep_result, options
 from benchmarks.shapes import public_shape, shape_sets
 from codegen.kernel import Candidate, Kernel

@@ -42,7 +42,6 @@ from workers.supervisor.start_checks import free_port
 
 WINNERS = 100_000
 RATE, SECONDS, ROUNDS = 500.0, 10.0, 3
-FASTER = 2000.0
 CLASSES = 300
 BURST = 1000
 BULK = 1000  # problems of one lookup; each round asks for others
@@ -221,7 +220,6 @@ def singles(bench: Bench) -> dict[str, Any]:
         port = port_of(running)
         bench.single(port, seconds=2.0)
         rounds = of_rounds([bench.single(port, seed=10 + number) for number in range(ROUNDS)])
-        faster = of_rounds([bench.single(port, FASTER, seed=20 + number) for number in range(ROUNDS)])
         most = statistics.median(bench.single(port, 0.0, seed=30 + number)["per_second"] for number in range(ROUNDS))
         bulk(port, range(min(10_000, bench.winners)), 2)
         with compiling(client, 2):
@@ -233,7 +231,6 @@ def singles(bench: Bench) -> dict[str, Any]:
         "p50_compiling_ms": beside["p50_ms"],
         "p99_compiling_ms": beside["p99_ms"],
         "max_rps": most,
-        f"at_{FASTER:.0f}": {name: faster[name] for name in ("p50_ms", "p99_ms", "per_second")},
         "generator_late_ms": {"p50": rounds["late_p50_ms"], "p99": rounds["late_p99_ms"]},
         "generator_late_compiling_ms": {"p50": beside["late_p50_ms"], "p99": beside["late_p99_ms"]},
         "memory_bytes": memory,

@@ -4,12 +4,16 @@ as many compiler processes as there are cores. nvcc keeps its intermediate files
 - *alone*: one `.cu` per kernel, nvcc straight to a `.so`;
 - *hidet's rule*: the same with groups (`hidet_groups`), whole `.so` each;
 - *ours*: what a compile worker does: groups of `in_files`, both uniqueness assertions, a cubin, and a `.so` with launch
-  code, which the others do not have.
+  code, which the others do not have;
+- one CUTLASS kernel beside one of ours with the same tile, a file each, nvcc straight to a `.so`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import re
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shapes import public_shape
 from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
 from codegen.targets import Target
 from codegen.text.cubin import code_digest_of, read_cubin
 from codegen.text.render_group import render_device, symbols
@@ -30,6 +38,20 @@ from workers.processes.processes import Finished, Limits, Processes
 
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=1 << 30)
 HIDET_GROUP = 32  # kernels
+# 128 x 128 x 32 tiles of fp16 in three stages, fp32 accumulators: a kernel as CUTLASS' own examples instantiate it.
+CUTLASS = """\
+#include <cutlass/gemm/device/gemm.h>
+using Gemm = cutlass::gemm::device::Gemm<
+    cutlass::half_t, cutlass::layout::RowMajor, cutlass::half_t, cutlass::layout::RowMajor, cutlass::half_t,
+    cutlass::layout::RowMajor, float, cutlass::arch::OpClassTensorOp, cutlass::arch::Sm80,
+    cutlass::gemm::GemmShape<128, 128, 32>, cutlass::gemm::GemmShape<64, 64, 32>, cutlass::gemm::GemmShape<16, 8, 16>,
+    cutlass::epilogue::thread::LinearCombination<cutlass::half_t, 8, float, float>,
+    cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<>, 3>;
+template __global__ void cutlass::Kernel<Gemm::GemmKernel>(Gemm::GemmKernel::Params);
+"""
+CUTLASS_SHAPE = "square/float16_1024"
+SAME_TILE = {"tile_m": 128, "tile_n": 128, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3}
+CUTLASS_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -143,3 +165,39 @@ class Ways:
             raise SystemExit(f"a group failed: {outcome.why[-2000:]}")
         phases = [(phase.name, phase.seconds) for phase in outcome.phases]
         return _File(outcome.cpu_seconds, digests, made.peak_memory_bytes, phases)
+
+
+def cutlass_headers(named: Path | None) -> Path | None:
+    """The folder that holds cutlass/cutlass.h: the named one, of the wheel, of the system; None where there is none."""
+    spec = importlib.util.find_spec("cutlass_library")
+    of_wheel = [Path(place) / "source/include" for place in (spec.submodule_search_locations or [])] if spec else []
+    places = [named] if named else [*of_wheel, Path("/usr/local/cuda/include"), Path("/usr/include")]
+    return next((place for place in places if (place / "cutlass/cutlass.h").is_file()), None)
+
+
+def our_kernel(sheet: Target) -> Kernel:
+    """Ours with CUTLASS' tile."""
+    op = operator("matmul")
+    problem = op.parse(public_shape(CUTLASS_SHAPE))
+    values = op.space(problem, sheet, Search(level=0)).by_index(0).as_dict()
+    return op.candidate(problem, Schedule.of({**values, **SAME_TILE})).kernel
+
+
+def cutlass_seconds(headers: Path, ways: Ways, processes: Processes, sheet: Target) -> dict[str, Any]:
+    """Medians of three rounds, the two interleaved, one compiler at a time."""
+    texts = {"cutlass": CUTLASS, "ours": render_device([our_kernel(sheet)]).text}
+    runs: dict[str, list[Finished]] = {name: [] for name in texts}
+    for _ in range(CUTLASS_ROUNDS):
+        for name, text in texts.items():
+            with processes.private_folder() as folder:
+                runs[name].append(ways.library(text, folder, headers if name == "cutlass" else None))
+    wall = {name: statistics.median(run.wall_seconds for run in own) for name, own in runs.items()}
+    cpu = {name: statistics.median(run.cpu_seconds for run in own) for name, own in runs.items()}
+    figures: dict[str, Any] = {f"{name}_s": round(seconds, 2) for name, seconds in wall.items()}
+    figures |= {f"{name}_cpu_s": round(seconds, 2) for name, seconds in cpu.items()}
+    return {**figures, "ratio_cpu": round(cpu["cutlass"] / cpu["ours"], 2), "version": cutlass_version(headers)}
+
+
+def cutlass_version(headers: Path) -> str:
+    text = (headers / "cutlass/version.h").read_text(encoding="utf-8")
+    return ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text))

@@ -19,8 +19,15 @@ from benchmarks.bench_compile import (
     require_equal_code,
 )
 from benchmarks.bench_model import MODELS, problems_of, require_equal_winners
-from benchmarks.compile_ways import HIDET_GROUP, Compiled, Ways, hidet_groups
-from benchmarks.cutlass import cutlass_headers, cutlass_version, our_kernel
+from benchmarks.compile_ways import (
+    HIDET_GROUP,
+    Compiled,
+    Ways,
+    cutlass_headers,
+    cutlass_version,
+    hidet_groups,
+    our_kernel,
+)
 from benchmarks.shapes import public_shape, shape_sets
 from codegen.lower import lower
 from codegen.operators import operator, operators

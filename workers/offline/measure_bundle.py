@@ -33,13 +33,14 @@ from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchai
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import probe
-from workers.offline.bundle import BundleError, read_bundle
 from workers.offline.measure_all import MEASURE_LIMITS, Run
 from workers.offline.measured import Conditions, write_results
 from workers.offline.work import (
+    BundleError,
     RequestError,
     Work,
     default_target_of,
+    read_bundle,
     read_request_file,
     require_capability,
     work_of_bundle,

@@ -24,8 +24,7 @@ from codegen.identity import PlanVersions
 from codegen.kernel import Candidate
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
-from workers.offline.bundle import library_path
-from workers.offline.work import Built, Work, WorkProblem, predicted
+from workers.offline.work import Built, Work, WorkProblem, library_path, predicted
 
 SCHEMA = 1
 JOURNAL_FILE, COMPILED_FILE, RESULTS_FILE = "measured.jsonl", "compiled.jsonl", "results.json"

@@ -17,8 +17,7 @@ from cukiln.errors import NotFound, UsageError
 from cukiln.types import Job
 from storage.config.settings import load_settings
 from tests.support.fixtures_elsewhere import REQUEST, Elsewhere, results_in
-from workers.offline.bundle import Bundle, BundleError, library_path, read_bundle
-from workers.offline.work import RequestError, work_of_bundle
+from workers.offline.work import Bundle, BundleError, RequestError, library_path, read_bundle, work_of_bundle
 from workers.supervisor.serve import embedded
 
 
