@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import http.server
 import json
 import random
@@ -130,7 +131,7 @@ def _filled(value: bytes) -> bytes:
 
 
 class Attack:
-    """Everything at once, from threads and a process of its own, until `stop`."""
+    """Everything at once, until it is cancelled."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -138,11 +139,7 @@ class Attack:
         self.reopened = 0
         self._opened = 0
         self._draw = random.Random(2)
-        self._stop = asyncio.Event()
         self._bodies = large_bodies()
-
-    def stop(self) -> None:
-        self._stop.set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -154,27 +151,21 @@ class Attack:
             group.create_task(self._import(2 * BODY_BYTES))
 
     async def _slow(self, sent: bytes) -> None:
-        while not self._stop.is_set():
-            try:
+        while True:
+            with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
                 writer.write(sent)
                 self._opened += 1
                 if self._opened == SLOW_CONNECTIONS:
                     print("open", flush=True)
-                closed = asyncio.create_task(reader.read(1))
-                stopped = asyncio.create_task(self._stop.wait())
-                await asyncio.wait((closed, stopped), return_when=asyncio.FIRST_COMPLETED)
-                stopped.cancel()
-                closed.cancel()
+                await reader.read(1)
                 writer.transport.abort()
-            except OSError:
-                pass
             self.reopened += 1
             await asyncio.sleep(10.0 * self._draw.random())
 
     async def _send(self, number: int) -> None:
         paths = ("/v1/jobs", "/v1/lookups")
-        while not self._stop.is_set():
+        while True:
             body = self._bodies[number % len(self._bodies)]
             status = await ask(self.port, paths[number % 2], body)
             self.statuses["bodies"][status] += 1
@@ -183,7 +174,7 @@ class Attack:
     async def _import(self, size: int) -> None:
         problem = b'{"a": "' + b"y" * 4_000 + b'"},'
         body = b'{"schema": 1, "problems": [' + problem * (size // len(problem) - 1) + b"{}]}"
-        while not self._stop.is_set():
+        while True:
             self.statuses["imports"][await ask(self.port, "/v1/results", body)] += 1
 
 
@@ -193,10 +184,12 @@ def attack(port: int) -> None:
 
     async def run() -> None:
         attacking = Attack(port)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, attacking.stop)
-        await attacking.run()
+        attacks = asyncio.create_task(attacking.run())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, attacks.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await attacks
         counts = {name: dict(statuses) for name, statuses in attacking.statuses.items()}
-        print(json.dumps({**counts, "slow_connections_reopened": attacking.reopened - SLOW_CONNECTIONS}))
+        print(json.dumps({**counts, "slow_connections_reopened": attacking.reopened}))
 
     asyncio.run(run())
 

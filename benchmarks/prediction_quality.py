@@ -53,8 +53,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def kept_share(pairs: Pairs, count: int) -> float:
-    """The share of the best speed that the best of the `count` best predicted reaches: 1 where it is among them. Of
-    equal predictions the slower are taken first: a lower bound."""
+    """Of the best speed, what the best of the `count` best predicted reaches; of equal predictions the slower first."""
     by_prediction = sorted(zip(pairs.predicted, pairs.measured, strict=True), key=lambda pair: (pair[0], -pair[1]))
     return min(pairs.measured) / min(measured for _, measured in by_prediction[:count])
 

@@ -264,8 +264,7 @@ def valid_event_id(text: str) -> bool:
 async def follow(
     client: redis.asyncio.Redis, job_id: str, after: str = "0", *, wait_seconds: float = 1.0
 ) -> AsyncIterator[list[Event]]:
-    """Batches of events after the id `after`, for ever. An empty batch after `wait_seconds` of silence gives the caller
-    its turn: to send a heartbeat, to ask the database whether the job has ended. Raises RedisError."""
+    """Batches of events after the id `after`, for ever; empty after `wait_seconds` of silence. Raises RedisError."""
     while True:
         answer: Any = await client.xread({events_key(job_id): after}, count=500, block=max(1, int(wait_seconds * 1000)))
         events = _events(answer)

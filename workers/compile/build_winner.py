@@ -160,8 +160,7 @@ def plan_launch(
 def disassemble(
     cubin: bytes, nvcc: Path, processes: Processes, cancel: threading.Event | None = None, limits: Limits = LIMITS
 ) -> bytes | None:
-    """The SASS as text; None where there is no disassembler or it fails. Never raises: nothing is verified by it.
-    `pip install nvidia-cuda-nvdisasm` puts nvdisasm beside the nvcc of the wheels."""
+    """The SASS as text; None where there is no disassembler or it fails (`pip install nvidia-cuda-nvdisasm`)."""
     command = find_disassembler(nvcc)
     if command is None:
         return None

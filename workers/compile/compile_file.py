@@ -78,8 +78,7 @@ class UnexpectedSymbols(Exception):
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of a compile, in wall seconds: a `cukiln.types.PhaseName`. `start` counts from the stopwatch that the
-    compiler was given; `kernels` are ids, of what the step worked on."""
+    """A `cukiln.types.PhaseName` in wall seconds. `start`: by the compiler's stopwatch; `kernels`: ids it worked on."""
 
     name: str
     seconds: float

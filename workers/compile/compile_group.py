@@ -206,8 +206,7 @@ def find_culprits(kernels: Sequence[Kernel], log: str, source: str, ptx: str | N
 
 
 def _errors(log: str) -> list[str]:
-    """The errors of a log, each with its context: nvcc's after an error, up to a blank line; g++'s ("In instantiation
-    of …") before it; an error of ptxas is one line."""
+    """Each with its context: nvcc's after an error, up to a blank line; g++'s before it; of ptxas one line."""
     errors: list[list[str]] = []
     block: list[str] | None = None  # the one that lines go to
     has_error = False  # whether it has its error yet

@@ -87,8 +87,7 @@ class Toolchain:
 def find_toolchain(
     processes: Processes | None = None, *, nvcc: str | None = None, host_compiler: str | None = None
 ) -> Toolchain:
-    """The named compilers, else nvcc of the PyPI wheels or of PATH, and g++. Takes about 0.1 s. Raises
-    ToolchainMissing."""
+    """The named compilers, else nvcc of the wheels or of PATH, and g++ (0.1 s). Raises ToolchainMissing."""
     if processes is None:
         processes = Processes()
         try:

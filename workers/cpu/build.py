@@ -43,8 +43,7 @@ _NAMESPACE = re.compile(r"\bkernel_[0-9a-f]{16}\b")
 
 @dataclass
 class CpuBuild:
-    """What became of a group. `libraries`: paths with the kernels each holds; `errors` by kernel id: g++'s messages,
-    and details with the limit of ours that ended it, where one did."""
+    """`libraries`: paths with their kernels; `errors` by kernel id: g++'s messages, and a limit of ours."""
 
     libraries: list[tuple[Path, tuple[Kernel, ...]]] = field(default_factory=list)
     errors: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)

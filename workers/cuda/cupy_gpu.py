@@ -113,8 +113,7 @@ def open_gpu(device: str) -> CupyGpu:
 
 
 class CupyGpu:
-    """See `workers.gpu.interface.Gpu`. `stream`: the handle of the stream that everything is queued on;
-    `shared_bytes`: the most shared memory that a block may have."""
+    """`stream`: the handle that everything is queued on; `shared_bytes`: the most that a block may have."""
 
     def __init__(self, cupy: Any, ordinal: int, devices: Sequence[Device]) -> None:
         self.arrays: Any = cupy
@@ -222,8 +221,7 @@ class CupyGpu:
         return rates
 
     def kernel(self, text: str, name: str, shared_bytes: int = 0) -> Callable[..., None]:
-        """A kernel from CUDA C++ by NVRTC, compiled at once; called with grid, block and NumPy scalars.
-        `shared_bytes`: its dynamic shared memory. Raises GpuError with the compiler's messages."""
+        """By NVRTC, at once; called with grid, block and NumPy scalars. Raises GpuError."""
         try:
             with self.faults():
                 compiled = self.arrays.RawKernel(text, name)

@@ -87,8 +87,7 @@ class MeasureTask:
                 return
 
     def _get_ready(self, entry: TaskCandidate, verification: _Verification) -> bool:
-        """Before its code runs; false where it has its verdict by its library's file. Raises GpuFault, which is no
-        verdict."""
+        """Before its code runs; false where its file gives the verdict. Raises GpuFault, which is no verdict."""
         try:
             self._prepare(self._candidates[entry.candidate])
             self._libraries.check(entry.library)

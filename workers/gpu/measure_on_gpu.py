@@ -115,8 +115,7 @@ def run_gpu_task(
 
 
 def child_environment(cache: Path) -> dict[str, str]:
-    """What a child that uses the GPU gets besides the minimal environment. The folders of our own PYTHONPATH too: on a
-    machine without a network packages are installed beside Python's own."""
+    """Our own PYTHONPATH's folders too: without a network packages are installed beside Python's own."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     further = [str(Path(folder).resolve()) for folder in folders if folder]
     inherited = {

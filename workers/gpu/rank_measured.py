@@ -35,8 +35,7 @@ def point_of(operator: Operator, candidate: Candidate, us: float) -> Point:
 
 
 def contenders(points: Iterable[Point]) -> list[Point]:
-    """The front over time, workspace and determinism, and all near the best time; at most MOST_CONTENDERS. Fastest
-    first."""
+    """The front over time, workspace and determinism, and all near the best time, fastest first."""
     ordered = sorted(points, key=lambda point: (point.us, point.candidate))
     if not ordered:
         return []

@@ -101,9 +101,7 @@ def gpu_task(kind: TaskKind, wanted: Sequence[Wanted], best: Mapping[Any, float]
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """What became of one candidate. `details`: seeds, cases, errors against their bounds, as the CPU's verdicts keep
-    them. `measurement`: `cukiln.types.Measurement` as JSON; None where it is not right. Seconds are of this candidate
-    alone. `tainted`: the process may be damaged, and has ended."""
+    """As the CPU's verdicts; `measurement`: `cukiln.types.Measurement` as JSON. `tainted`: its process has ended."""
 
     candidate: str
     verdict: str

@@ -125,8 +125,7 @@ class Outputs:
 
 
 class Operands:
-    """Of one call. `proving`: addresses no better aligned than promised, wide zones; else as a framework allocates
-    them."""
+    """`proving`: addresses no better aligned than promised, wide zones; else as a framework allocates."""
 
     def __init__(self, gpu: Gpu, operands: Sequence[Operand], *, proving: bool) -> None:
         self._tensors = [

@@ -68,8 +68,7 @@ def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepa
 
 
 class RotatingSampler:
-    """Each sample continues with the sets of operands that were left alone for the longest. `launches`: calls in a
-    sample."""
+    """Each sample continues with the sets that were left alone for the longest. `launches`: calls in one."""
 
     def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
         for call in calls:

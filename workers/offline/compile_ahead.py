@@ -142,8 +142,7 @@ def waves_of(work: Work, problems: Sequence[WorkProblem], workers: int) -> Itera
 
 
 def in_files(kernels: Iterable[Kernel], workers: int) -> list[tuple[Kernel, ...]]:
-    """Each kernel once, dealt out by length: the same files whatever the order. The files are as many as pay for idle
-    `workers`, or a multiple of that where they would be too long: so the last round leaves no worker idle."""
+    """Each kernel once, dealt out by length. As many files as pay for idle `workers`, or a multiple of that."""
     longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
     step = count = files_that_pay(sum(map(kernel_seconds, longest_first)), workers)
     while len(part := longest_first[::count]) > 1:  # no other has more kernels or more seconds

@@ -179,8 +179,7 @@ def _judged(candidate: str, built: Built | None, problem: WorkProblem, journal: 
 
 
 def in_short(details: Mapping[str, Any]) -> dict[str, Any]:
-    """A verification's details without most of its cases, which make up most of a journal: the one with the largest
-    error beside its bound, and what was wrong. The seed beside them gives all of them again."""
+    """A verification's details with two of its cases: the largest error, and what was wrong. The seed gives all."""
     cases = details.get("cases", [])
     judged = [case for case in cases if not case.get("exact") and case.get("max_error") is not None]
     worst = max(judged, key=lambda case: float(case["max_error"]), default=None)

@@ -103,8 +103,7 @@ class Leader:
 
 @dataclass
 class Stream:
-    """A running tree. Read it with `lines` or `wait`; `finished` is set once it has ended. `folders`: what it may write
-    into, all together `FILES` times as much as a file."""
+    """Read it with `lines` or `wait`; `finished` is set once it has ended. `folders`: what it may write into."""
 
     argv: tuple[str, ...]
     leader: Leader

@@ -51,8 +51,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def usage(pid: int, fence: int = 0) -> Usage:
-    """What the tree of `pid` has used so far. A process that ends meanwhile is counted through its parent next time.
-    `fence`: as many of the first processes belong to the fence, and their memory is not the work's."""
+    """Of the tree of `pid`. `fence`: as many of the first processes belong to it; their memory is not the work's."""
     cpu = memory = 0
     tree = descendants(pid)
     for number, member in enumerate(tree):

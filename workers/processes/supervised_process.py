@@ -72,8 +72,7 @@ class Child:
         return None if ending is None else ending.returncode
 
     def keep(self) -> str | None:
-        """Start it again, after a growing pause, where it has ended; end it where it is stopped. Returns what to
-        report."""
+        """Start it again where it has ended, end it where it is stopped. Returns what to report."""
         if self._start_again_at is not None:
             return None if time.monotonic() < self._start_again_at else self._start_again()
         code = self.ended()

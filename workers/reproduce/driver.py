@@ -67,15 +67,6 @@ class Compiler:
         return shutil.which(self.program) is not None
 
 
-@dataclass(frozen=True)
-class Code:
-    """What came of kernel.cu. `compiles`: null where that is not known. `other_compiler`: why the record cannot be
-    compared with code that was made here; null where it can."""
-
-    compiles: bool | None
-    other_compiler: str | None = None
-
-
 def find_nvcc() -> Compiler:
     """As the service looks for it: the one that NVCC names, else that of this Python's wheels, else that of PATH."""
     named, of_wheels = os.environ.get("NVCC"), nvcc_in(wheel_folders())
@@ -115,10 +106,8 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     named = os.environ.get("CXX")
     nvcc, cxx = find_nvcc(), Compiler("CXX", named or "g++", "named by CXX" if named else "in PATH")
     _heading(report, facts, nvcc, cxx)
-    code = _check_code(folder, facts, recipe, nvcc, report)
-    if facts["verdict"] == "compile_error":
-        _check_compile_error(code, report)
-    else:
+    _check_code(folder, facts, recipe, nvcc, report)
+    if facts["verdict"] != "compile_error":
         _check_runs(folder, facts, "gpu" if asked.gpu else "cpu", asked.device, cxx, report)
     return report.status
 
@@ -161,7 +150,7 @@ def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, st
     return done.returncode == 0, words
 
 
-def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> Code:
+def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> None:
     """Whether kernel.cu compiles, and gives the recorded code: that of another nvcc need not be the same."""
     built, words = _build(folder, "device", nvcc)
     # Null where the compilers are the same, or one of the versions is not known.
@@ -170,42 +159,43 @@ def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvc
         other = f"compiler differs: recorded nvcc {made_by}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
     if built is None:
         report.line(CANNOT, f"code digest: {words}")
-        return Code(None)
-    if not built:
-        if other is not None and facts["verdict"] != "compile_error":
-            report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set NVCC=...:\n{words}")
-        elif facts["verdict"] != "compile_error":
-            report.line(DIFFERS, f"code digest: kernel.cu does not compile here:\n{words}")
-        return Code(False, other)
+    elif built:
+        _check_digest(folder, facts, recipe, other, report)
+    elif facts["verdict"] != "compile_error" and other is not None:
+        report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set NVCC=...:\n{words}")
+    elif facts["verdict"] != "compile_error":
+        report.line(DIFFERS, f"code digest: kernel.cu does not compile here:\n{words}")
+    if facts["verdict"] != "compile_error":
+        return
+    if built is None:
+        report.line(CANNOT, "verdict: compile_error is recorded; without nvcc it cannot be compared")
+    elif other is not None:
+        here = "compiles" if built else "does not compile either"
+        report.line(CANNOT, f"verdict: compile_error is recorded, here it {here}; {other}; set NVCC=...")
+    elif built:
+        report.line(DIFFERS, "verdict: compile_error is recorded, but kernel.cu compiles here")
+    else:
+        report.line(AGREES, "verdict: compile_error")
+
+
+def _check_digest(
+    folder: Path, facts: dict[str, Any], recipe: dict[str, Any], other: str | None, report: Report
+) -> None:
+    recorded = facts["code_digest"]
     try:
         kernels = read_cubin((folder / "build" / recipe["cubin"]).read_bytes()).kernels
         digest = code_digest_of([kernels[symbol] for symbol in recipe["symbols"]])
     except (KeyError, NotElf) as error:
         report.line(DIFFERS, f"code digest: the cubin is not that of this kernel: {error}")
-        return Code(True, other)
-    recorded = facts["code_digest"]
+        return
     if recorded is None:
         report.note(f"code digest: {digest}; none is recorded")
     elif digest == recorded:
         report.line(AGREES, f"code digest: {digest}")
-        return Code(True)
     elif other is not None:
         report.line(CANNOT, f"code digest: {other}; the code cannot be compared; set NVCC=... to the recorded one")
     else:
         report.line(DIFFERS, f"code digest: {digest}, recorded {recorded}: other code of the same compiler")
-    return Code(True, other)
-
-
-def _check_compile_error(code: Code, report: Report) -> None:
-    if code.compiles is None:
-        report.line(CANNOT, "verdict: compile_error is recorded; without nvcc it cannot be compared")
-    elif code.other_compiler is not None:
-        here = "compiles" if code.compiles else "does not compile either"
-        report.line(CANNOT, f"verdict: compile_error is recorded, here it {here}; {code.other_compiler}; set NVCC=...")
-    elif code.compiles:
-        report.line(DIFFERS, "verdict: compile_error is recorded, but kernel.cu compiles here")
-    else:
-        report.line(AGREES, "verdict: compile_error")
 
 
 def _check_runs(folder: Path, facts: dict[str, Any], venue: str, device: int, cxx: Compiler, report: Report) -> None:

@@ -25,7 +25,7 @@ from codegen.plan.verification_plan import Case, Kind, Run
 
 @dataclass(frozen=True)
 class RecordedCase:
-    """`runs`: of the CPU, in an order of warps; on a GPU each launch runs twice, with equal bits if `same_bits`."""
+    """`runs`: of the CPU, in an order of warps; on a GPU each launch runs twice, `same_bits` or not."""
 
     name: str
     venue: Literal["cpu", "gpu"]

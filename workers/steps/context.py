@@ -52,8 +52,7 @@ PROGRESS_SECONDS = 0.2
 
 
 class Cancelled(Exception):
-    """The step stopped on request. `reason`: the lease was lost, the job cancelled, its budget spent, or the
-    worker is stopping and the task will be done by another."""
+    """`reason`: the lease was lost, the job cancelled, its budget spent, or the worker is stopping."""
 
     def __init__(self, reason: StopReason) -> None:
         super().__init__(reason)
@@ -185,8 +184,7 @@ class StepContext:
         return digests, Phase("upload", self.stopwatch.read().wall - start, start)
 
     def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
-        """As the database keeps them: starts count from the lease; kernels by their place, none where a phase was of
-        all."""
+        """As the database keeps them: starts count from the lease, kernels by their place, none for all."""
         since_lease = max(0.0, self.database.clock.now() - self.lease.leased_at - self.stopwatch.read().wall)
         place_of = {kernel.id: place for place, kernel in enumerate(kernels)}
         rows: list[dict[str, Any]] = []

@@ -267,8 +267,7 @@ def _publish(
 def _still_in_front(
     session: Session, previous: WinnerRecord, entries: Sequence[FrontEntry], lost: set[str]
 ) -> list[FrontEntry]:
-    """The record's entries that stay in the running beside the new ones: whose files can be fetched (`lost`: blobs
-    that cannot), whose code no GPU found wrong, and whose time is of the same driver."""
+    """The record's entries whose files are there, whose code no GPU found wrong, and of the same driver."""
     wrong = wrong_codes(session, [old.code_digest for old in previous.front])
     now = entries[0].measured_on
     return [

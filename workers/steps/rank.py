@@ -51,8 +51,7 @@ class Measured:
 
 
 def verdict_of(candidate: StoredCandidate) -> str | None:
-    """Code that the CPU verified and a GPU found wrong in another job is wrong: the CPU emulation missed something.
-    And nothing is right without a verification."""
+    """Code that a GPU found wrong is wrong, whatever the CPU said; nothing is right without a verification."""
     if candidate.verdict != "ok":
         return candidate.verdict
     return candidate.proof.verdict if candidate.proof is not None else "skipped"

@@ -302,8 +302,7 @@ def serve(settings: Settings, *, commands: Commands | None = None) -> int:
 def embedded(
     settings: Settings, *, commands: Commands | None = None, say: Callable[[str], None] = lambda told: None
 ) -> Iterator[Running]:
-    """A service for as long as the block runs; the children's output goes to `logs` in the data folder. Raises
-    ServeError."""
+    """A service while the block runs; the children's output goes to `logs` in the data folder. Raises ServeError."""
     supervisor = Supervisor(settings, say=say, logs=settings.data_dir / "logs", commands=commands)
     up: Future[Running] = Future()
 

@@ -94,8 +94,7 @@ def refuse_silent_redis(url: str) -> None:
 
 
 def gpus_to_use(settings: Settings, processes: Processes) -> list[Device]:
-    """The GPUs that CUKILN_GPUS allows. With `auto` a machine may have none, and nothing is said of it. Raises
-    ServeError where one that is named is not there, or their locks have no folder."""
+    """Those that CUKILN_GPUS allows. Raises ServeError where one that is named, or the locks' folder, is missing."""
     if settings.gpus == "none":
         return []
     from workers.gpu.interface import GpuMissing, choose_device

@@ -235,8 +235,7 @@ class EmbeddedValkey:
 
 
 def end_orphan(folder: Path) -> None:
-    """End a valkey that was left over this folder. The pid file alone is not trusted: another process may have the
-    number."""
+    """End a valkey that was left over this folder; the number in its pid file may be another process's."""
     pid_file = folder / "valkey.pid"
     try:
         pid = int(pid_file.read_text())
@@ -257,8 +256,7 @@ def _remove_files(folder: Path) -> None:
 
 
 def socket_path(folder: Path) -> Path:
-    """In the data folder; where no socket can stand there, since its path is too long or the file system has none, in a
-    private folder whose name follows from the data folder's. Raises ValkeyFailed where that name is another's."""
+    """In the data folder, else in a private folder whose name follows from that. Raises ValkeyFailed."""
     path = folder / "valkey.sock"
     path.unlink(missing_ok=True)
     if _can_listen(path):

@@ -129,8 +129,7 @@ def tensor(operand: Operand, channels_last: bool) -> Tensor:
 
 
 def after(problem: Convolution, plan: ConvolutionPlan, operands: Sequence[Operand]) -> After:
-    """The kernel that follows cuDNN's. The output is a batch of matrices of which a bias has the rows, or the columns
-    where its numbers lie along the last axis."""
+    """After cuDNN's. The output is a batch of matrices of which a bias has the rows, or the columns."""
     out = output_of(operands)
     axis = plan.form.bias
     if problem.layout == "nhwc" and axis == 1:

@@ -97,8 +97,7 @@ class HeuristicResult(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Layout:
-    """A batch of column-major matrices: extents, `pitch` from column to column and `stride` from matrix to matrix, in
-    elements. A stride of 0 repeats one matrix."""
+    """Column-major matrices; `pitch` and `stride` in elements. A stride of 0 repeats one matrix."""
 
     dtype: str
     rows: int

@@ -199,8 +199,7 @@ class Graph:
 
 
 def libraries() -> list[Path]:
-    """The copies of libcudnn on this machine, in the order of the package's own search (`cudnn/__init__.py`) as far as
-    that goes: LD_LIBRARY_PATH, this Python's packages, then all that are imported from, and what PyTorch holds."""
+    """The copies of libcudnn on this machine, in the order of the package's own search (`cudnn/__init__.py`)."""
     folders = [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
     folders.append(Path(sysconfig.get_path("purelib"), "nvidia", "cudnn", "lib"))
     for package, inside in (("nvidia", "cudnn/lib"), ("torch", "lib")):

@@ -83,8 +83,7 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
 
 
 def computes(problem: ReduceProblem) -> bool:
-    """Whether one call does what the problem asks: no map, no epilogue, a type that CuPy has, values to reduce; of
-    argmax one axis or all of them; no mean of whole numbers, which CuPy does not round."""
+    """Whether one call does it: a plain reduction, of argmax over one axis or all, no mean of whole numbers."""
     plain = problem.map == "identity" and not problem.epilogue and not problem.write_map
     all_or_one = problem.fn != "argmax" or len(problem.axes) in (1, len(problem.shape))
     is_known = (

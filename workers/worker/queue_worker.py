@@ -307,8 +307,7 @@ class QueueWorker(Worker):
         return self._child
 
     def _await_child(self) -> bool:
-        """With heartbeats, until it has performed or ended; whether there was work. One that a signal has stopped is
-        killed."""
+        """Until it has performed or ended; whether there was work. One that is stopped is killed."""
         assert self._child is not None
         self._busy, stopped = True, StoppedWatch()
         while not self._child.wait(HEARTBEAT_SECONDS):

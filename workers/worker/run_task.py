@@ -40,9 +40,7 @@ _REASONS: dict[tasks.Renewal, StopReason] = {
 
 
 def run_wake_up(workplace: Workplace, steps: Mapping[str, Step], kind: str, target: str | None) -> bool:
-    """Run one task of a worker kind in this process, which may be killed for it. Returns whether there was one.
-
-    The wake-up's own target says only that something is waiting: a worker of several targets takes the best of all."""
+    """Run the best task of a worker kind in this process, which may be killed for it; whether there was one."""
     if (reason := workplace.why_paused()) is not None:
         log.warning("no work is taken: %s", reason)
         return False
@@ -109,8 +107,7 @@ def run_step(context: StepContext, steps: Mapping[str, Step]) -> None:
 
 
 def _stopped(context: StepContext) -> None:
-    """A stopping worker hands its task back at once. So does one whose jobs have spent their budgets: another may come
-    to need it before the reconciler ends it. Any other reason: the database has ended the task already."""
+    """A stopping worker hands its task back at once, and so does one whose jobs have spent their budgets."""
     if context.cancel.reason in ("stopping", "deadline"):
         # Of a spent budget the reconciler may have made an end already.
         _released(context, logging.WARNING if context.cancel.reason == "stopping" else logging.DEBUG)

@@ -16,8 +16,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 1 << 1, 1 << 2, 1 
 
 
 def leave_namespaces(*, user: bool, network: bool) -> None:
-    """Processes that are forked from now on are in namespaces of their own. `user`: inside one of users, where the
-    caller keeps its number and has all rights. Raises OSError."""
+    """Of processes that are forked from now on. `user`: inside one of users. Raises OSError."""
     number, group = os.geteuid(), os.getegid()
     flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
     _call("unshare", flags | (CLONE_NEWNET if network else 0) | (CLONE_NEWUSER if user else 0))
