@@ -24,7 +24,7 @@ from service.http import large_bodies
 from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures_queue import wait_for
-from workers.supervisor.api_watch import answers
+from workers.processes.supervised_process import answers
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
 

@@ -1,8 +1,10 @@
-"""A process that is kept running: started again when it ends or hangs, stopped in two steps."""
+"""A process that is kept running: started again when it ends or hangs, stopped in two steps; and what sees that."""
 
 from __future__ import annotations
 
+import http.client
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,10 @@ END_SECONDS = 5.0  # until a killed child is gone; after that the end of the for
 STOPPED_SECONDS = 1.0
 """For which a signal may stop it."""
 STEADY_SECONDS = 60.0  # a child that has lived this long starts again after the shortest pause
+ASK_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+SILENT_SECONDS = 10.0
+"""Without an answer, until it is given up: a probe is answered within a second whatever else it does."""
 
 
 class StoppedWatch:
@@ -33,6 +39,42 @@ class StoppedWatch:
         now = time.monotonic()
         self._since = self._since or now
         return now - self._since > STOPPED_SECONDS
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether /healthz says that all is well."""
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+class ApiWatch:
+    """Asks every second, in a thread of its own: the supervisor's looks after processes meanwhile."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+        self._answered_at = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="api watch", daemon=True)
+        self._thread.start()
+
+    def is_silent(self, for_seconds: float) -> bool:
+        """Whether an API that has run for so long should have answered."""
+        return min(for_seconds, time.monotonic() - self._answered_at) > SILENT_SECONDS
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(ANSWER_SECONDS + ASK_SECONDS)
+
+    def _ask(self) -> None:
+        while not self._stop.wait(ASK_SECONDS):
+            if answers(*self._address):
+                self._answered_at = time.monotonic()
 
 
 @dataclass

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from codegen.kernel import Kernel
 from cukiln.types import StageSeconds
-from storage.entities.groups import GroupKernel
 from storage.entities.verdicts import NewVerdict
 from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.compile import apply_group_verdicts
@@ -22,7 +21,13 @@ RECORD_SECONDS = 2.0
 
 def verify(context: StepContext) -> None:
     """Verify what the task's group compiled, recorded as it comes. After losses one kernel is verified alone."""
-    members, next_steps = _what_to_verify(context)
+    lease, next_steps = context.lease, list[NextStep]()
+    with context.database.read() as session:
+        members = builds_to_verify(session, lease.ref, context.cpu_plans)
+    if members and lease.is_lost:
+        lost, *members = members
+        next_steps = context.in_parts(lambda session: skip_build(session, lease, lost.build))
+    members = members[:1] if lease.is_alone else members
     kernels = [Kernel.from_json(member.kernel_json) for member in members]
     of = {kernel.id: (member.slice, kernel.operator) for kernel, member in zip(kernels, members, strict=True)}
     stopwatch = Stopwatch()
@@ -52,17 +57,6 @@ def verify(context: StepContext) -> None:
     )
     context.wake(again)
     context.tell(next_steps)
-
-
-def _what_to_verify(context: StepContext) -> tuple[list[GroupKernel], list[NextStep]]:
-    """The kernels of this attempt, and the problems that continue because one was skipped that was lost too often."""
-    lease, next_steps = context.lease, list[NextStep]()
-    with context.database.read() as session:
-        members = builds_to_verify(session, lease.ref, context.cpu_plans)
-    if members and lease.is_lost:
-        lost, *members = members
-        next_steps = context.in_parts(lambda session: skip_build(session, lease, lost.build))
-    return (members[:1] if lease.is_alone else members), next_steps
 
 
 class _Recorder:

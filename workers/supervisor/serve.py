@@ -38,8 +38,7 @@ from storage.errors import SettingsError, StorageError
 from workers.processes.fence.access import ROOT
 from workers.processes.fork_server import ForkServer, module_of
 from workers.processes.processes import ProcessError
-from workers.processes.supervised_process import Child, StoppedWatch, describe_exit, tail_of
-from workers.supervisor.api_watch import ApiWatch, answers
+from workers.processes.supervised_process import ApiWatch, Child, StoppedWatch, answers, describe_exit, tail_of
 from workers.supervisor.start_checks import ServeError, free_port, lock_folder, refuse_busy_port, refuse_half_restored
 
 if TYPE_CHECKING:

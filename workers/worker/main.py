@@ -150,7 +150,12 @@ def _take_wake_ups(
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> None:
     """`beat` and `may_go_on`: as of QueueWorker."""
-    _say_fence(workplace.processes)  # asked before the fork, which then has it
+    # What fences in the tools that this worker runs; asked before the fork, which then has it.
+    means = workplace.processes.means.in_force()
+    log.info("fence: %s; `cukiln doctor` says more", ", ".join(name for name, is_there, _ in means if is_there))
+    for name, is_there, words in means:
+        if not is_there:
+            log.warning("fence: %s: %s", name, words)
     remember_versions(workplace.settings)
     if kind == wake_ups.COMPILE:
         keep_warm(workplace.processes)
@@ -170,15 +175,6 @@ def _take_wake_ups(
 def keep_warm(processes: Processes) -> bool:
     """What forks the children that run kernels; False where a worker child that was forked before does not find it."""
     return processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
-
-
-def _say_fence(processes: Processes) -> None:
-    """What fences in the compilers and kernels that this worker runs: not every machine has all of it."""
-    means = processes.means.in_force()
-    log.info("fence: %s; `cukiln doctor` says more", ", ".join(name for name, is_there, _ in means if is_there))
-    for name, is_there, words in means:
-        if not is_there:
-            log.warning("fence: %s: %s", name, words)
 
 
 def remember_versions(settings: Settings) -> None:
