@@ -13,17 +13,15 @@ from service.context import Service
 from service.http import handle_errors
 from service.http.head import HeadAsGet
 from service.http.parameters import known_parameters
-from service.pages import docs_page, pages, static_files
+from service.pages import pages
 from service.routes import (
     blobs,
     bundles,
-    candidates,
+    by_id,
     catalogue,
     events,
-    forget,
     groups,
     health,
-    imports,
     jobs,
     kernels,
     lookups,
@@ -31,7 +29,7 @@ from service.routes import (
     traces,
 )
 from service.routes.accept_job import Accepted, accept_jobs
-from service.together import Together
+from service.threads import Together
 from storage.config.settings import Settings
 
 DESCRIPTION = (
@@ -40,9 +38,9 @@ DESCRIPTION = (
 )
 MOST_SUBMISSIONS = 1000
 ROUTERS = (
-    *(jobs, events, traces, candidates, bundles, results, imports),
-    *(groups, lookups, kernels, forget, blobs, catalogue),
-    *(health, docs_page, pages, static_files),
+    *(jobs, events, traces, by_id, bundles, results),
+    *(groups, lookups, kernels, blobs, catalogue),
+    *(health, pages),
 )
 
 

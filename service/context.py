@@ -10,19 +10,17 @@ from fastapi import Depends, Request
 from redis import Redis
 
 from codegen.targets import targets
-from service.announce import Announcer, Write
 from service.http.room import BodyRooms
 from service.keyring import KeyRing
 from service.requests.resolve import Known
-from service.together import Together
+from service.threads import Announcer, Together, Write
 from service.winner_cache import CachedWinner, WinnerCache
 from storage.blobs.blob_store import BlobStore
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings
 from storage.database.session import Database
-from storage.entities.devices import LiveDevice, live_devices, measures_under
+from storage.entities.heartbeats import LiveDevice, LiveToolchain, live_devices, live_toolchains, measures_under
 from storage.entities.searches import MeasuredUnder
-from storage.entities.toolchains import LiveToolchain, live_toolchains
 from workers import wake_ups
 
 DRAINED_SECONDS = 24 * 3600.0

@@ -13,8 +13,7 @@ from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.http.answers import PROBLEM_JSON
 from service.http.errors import KINDS
-from service.requests.models import JobRequest, LookupRequest, ProblemHead
-from service.requests.result_models import ResultsRequest
+from service.requests.models import JobRequest, LookupRequest, ProblemHead, ResultsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -30,9 +30,8 @@ from codegen.text.render_group import slice_digest
 from cukiln.types import Comparison, Measurement, StageSeconds
 from service.http.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.http.faults import Path, fault_of_codegen, faults_of
-from service.requests.models import duplicate_names
-from service.requests.result_models import CandidateResult, ProblemResult, ResultsRequest
-from storage.database.clock import Clock
+from service.requests.models import CandidateResult, ProblemResult, ResultsRequest, duplicate_names
+from storage.database.session import Clock
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem
 from storage.transitions.measure import PROOFS
 

@@ -26,7 +26,7 @@ from service.http.faults import Path, fault_of_codegen, faults_of
 from service.requests.bound_searches import SearchChecks
 from service.requests.models import HEAD_FIELDS, JobRequest, ProblemHead, duplicate_names, read_head
 from storage.config.settings import Settings
-from storage.database.device_classes import PREDICTED
+from storage.database.sql import PREDICTED
 
 DEFAULT_SEARCH = Search()
 REMEMBERED = 16_384

@@ -1,7 +1,7 @@
 """Job requests and retries → their durable rows, and wake-ups for the planners where there is work.
 
 The rows come first: once a caller has read the 202, neither a crash of this process nor a flushed Redis loses the job.
-Concurrent requests are batched (`service.together`): equal bodies are read once, and one transaction writes many jobs.
+Concurrent requests are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from service.requests.models import JobRequest, read_request
 from service.requests.resolve import Resolved, resolve_jobs
 from storage.database.session import Session
 from storage.database.tables import LIVE
-from storage.entities.jobs import job_state, job_states, priority_name, unfinished_jobs
-from storage.entities.problems import JobProblem, problems_to_retry
+from storage.entities.jobs import JobProblem, job_state, job_states, priority_name, problems_to_retry, unfinished_jobs
 from storage.entities.searches import MeasuredUnder, is_covered, search_entry
 from storage.entities.winners import get_winners
 from storage.maintenance.forget import forget_limited

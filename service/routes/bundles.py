@@ -17,7 +17,7 @@ from service.openapi import problems
 from service.routes.jobs import KnownJob
 from storage.database.tables import COMPILE_FAILURES
 from storage.entities.jobs import job_state
-from storage.transfer.exports import Exported, ExportedCandidate, exported_problems, toolchain_descriptions
+from storage.reports.candidates import Exported, ExportedCandidate, exported_problems, toolchain_descriptions
 
 BUNDLE_SCHEMA = 1
 OTHER_RELEASE = "another release of cukiln compiled it: tune again, then export that job"

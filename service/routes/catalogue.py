@@ -17,7 +17,7 @@ from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, 
 from service.context import ServiceDep
 from service.http.answers import json_response
 from service.openapi import problems
-from storage.entities.devices import LiveDevice
+from storage.entities.heartbeats import LiveDevice
 from storage.queue.pauses import pauses
 from storage.reports.timings import timings
 

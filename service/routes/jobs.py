@@ -17,12 +17,12 @@ from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.routes.accept_job import Accepted, accept_jobs, retry_job
 from service.routes.body import Body
-from service.together import Together
+from service.threads import Together
 from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
 from storage.reports.job import job_report
-from storage.reports.timeline import timeline
+from storage.reports.trace import timeline
 from storage.transitions.cancel_and_expire import cancel_job
 from workers import wake_ups
 

@@ -1,6 +1,6 @@
 """GET /v1/kernels/{key}: the winner record of a problem on a device class.
 
-On the event loop: a record that memory cannot answer is read by `service.together`, in one query with those that are
+On the event loop: a record that memory cannot answer is read by `service.threads`, in one query with those that are
 asked for at the same time."""
 
 from __future__ import annotations

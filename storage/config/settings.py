@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from storage.config.gpu_locks import gpu_lock_folder
+from storage.config.files import gpu_lock_folder
 from storage.config.limits import Limits
-from storage.config.loopback import is_loopback
 from storage.errors import SettingsError
+
+
+@lru_cache(maxsize=64)  # asked for each request
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address, without port) is this machine's loopback."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
 
 MIN_KEY_LENGTH = 16
 RESTORING = ".restoring"

@@ -1,4 +1,4 @@
-"""Pages of lists, and their opaque cursors: where the page before ended."""
+"""Pages of lists, their opaque cursors (where the page before ended), and ids by their first digits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, RowMapping, literal, tuple_
+from sqlalchemy import ColumnElement, RowMapping, Text, cast, literal, select, tuple_
 
 from storage.database.session import Session
+from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
 from storage.errors import BadCursor
 
 LARGEST_POSITION = 2**31 - 1
@@ -59,3 +60,24 @@ def _fits(part: str | int | float) -> bool:
     if isinstance(part, str):
         return _ID.fullmatch(part) is not None
     return math.isfinite(part) if isinstance(part, float) else 0 <= part <= LARGEST_POSITION
+
+
+MOST_NAMED = 10
+"""Of the ids that a short prefix could mean."""
+IDS = {"build": BuildRow.id, "candidate": CandidateRow.candidate, "kernel": WinnerRow.key}
+
+Named = Literal["build", "candidate", "kernel"]
+
+
+def ids_beginning(session: Session, kind: Named, prefix: str, job: str | None = None) -> list[str]:
+    """Ids that begin so (lower-case hex), in order, MOST_NAMED at most: of winner records those that answer, of
+    candidates those of one job where it is given."""
+    id = IDS[kind]
+    # A range, and not LIKE, which no index of SQLite's answers; "g" comes after every hexadecimal digit.
+    query = select(id).distinct().where(id >= prefix, id < prefix + "g").order_by(id).limit(MOST_NAMED)
+    if kind == "kernel":
+        query = query.where(cast(WinnerRow.record, Text) != "{}")
+    if job is not None:
+        problems = select(JobProblemRow.id).where(JobProblemRow.job_id == job)
+        query = query.where(CandidateRow.job_problem_id.in_(problems))
+    return list(session.scalars(query))

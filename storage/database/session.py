@@ -14,6 +14,7 @@ import logging
 import os
 import sqlite3
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -25,12 +26,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
-from storage.config.private_files import close
-from storage.database.clock import Clock
+from storage.config.files import close
 from storage.database.schema import HEAD, OtherRelease, revision, upgrade
 from storage.errors import DatabaseUnusable, SchemaMissing
 
-__all__ = ["Database", "Session", "clock_of"]
+__all__ = ["Clock", "Database", "Session", "clock_of"]
 
 BUSY_SECONDS = 60.0
 """How long a writer waits for the one before it. Transactions take milliseconds: only a stuck machine needs more."""
@@ -45,6 +45,22 @@ _as_json = functools.partial(json.dumps, separators=(",", ":"))
 log = logging.getLogger("cukiln.database")
 
 _abandoned: list[Pool] = []
+
+
+class Clock:
+    """The machine's clock and randomness: the one interface for both, which tests replace."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds since some moment, of this process alone: never set back or forward."""
+        return time.monotonic()
+
+    def new_id(self) -> str:
+        """32 hexadecimal digits that nothing else has: job ids, group ids, attempt tokens."""
+        return uuid.uuid4().hex
 
 
 class Database:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy
-from sqlalchemy import Insert, Table, and_, func, tuple_
+from sqlalchemy import ColumnElement, Insert, Table, and_, func, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.sql.elements import ColumnElement
 
 from storage.database.session import Session
-from storage.database.tables import Base
+from storage.database.tables import Base, JobProblemRow
 
 IDS_CHUNK = 10_000
 """Ids per `IN (…)`, one parameter each: SQLite allows 32,766, PostgreSQL 65,535."""
@@ -66,3 +65,16 @@ def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]
 def whole(session: Session, number: ColumnElement[float]) -> ColumnElement[int]:
     """The integer part; a cast rounds on PostgreSQL and truncates on SQLite."""
     return sqlalchemy.cast(func.floor(number) if is_postgres(session) else number, sqlalchemy.Integer)
+
+
+PREDICTED = "predicted:"
+
+
+def is_predicted(device_class: str) -> bool:
+    """Whether candidates of this class are verified on the CPU and never measured."""
+    return device_class.startswith(PREDICTED)
+
+
+def asks_predicted() -> ColumnElement[bool]:
+    """The same of a problem's row. For those on a GPU: `~asks_predicted()`."""
+    return JobProblemRow.device_class.startswith(PREDICTED, autoescape=True)

@@ -288,7 +288,7 @@ class TaskRow(Base):
     started_at: Mapped[float | None] = mapped_column(Float)  # of the present attempt, or the last
     finished_at: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[list[Any] | None]  # as those of groups: of the compiles of a finish task
-    # Attempts after which it waited again: see storage.queue.attempts.
+    # Attempts after which it waited again: see storage.queue.new_tasks.
     past: Mapped[list[Any]] = mapped_column(default=list, server_default=text("'[]'"))
     error: Mapped[str | None] = mapped_column(Text)
 

@@ -18,9 +18,8 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
-from storage.database.device_classes import is_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new, is_postgres, rows_among
+from storage.database.sql import core, insert_new, is_postgres, is_predicted, rows_among
 from storage.database.tables import WinnerRow, WinnerUseRow
 
 UNSETTLED = {"revision", "updated_at"}

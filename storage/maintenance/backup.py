@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage.blobs.blob_store import PREFIX, BlobStore, blob_path
 from storage.blobs.object_store import LocalObjects, sync
-from storage.config.private_files import UMASK, close_tree
+from storage.config.files import UMASK, close_tree
 from storage.config.settings import RESTORING, Settings
 from storage.database.session import Database
 from storage.entities.keys import Key, all_keys

@@ -4,7 +4,7 @@ A lease has a new token; every write of the worker is fenced by it (`complete` a
 caller's transaction). So a worker that comes back after its lease writes nothing, and a step that ran twice counts
 once. `LeaseWatch` finds leases that are over without the clocks of the machines.
 
-A compile task is made when it is leased, of builds that are pending (`storage.transitions.lease_builds`), and is tried
+A compile task is made when it is leased, of builds that are pending (`storage.transitions.take_work`), and is tried
 once: where the attempt fails, its builds are pending again, for the next worker.
 """
 

@@ -10,9 +10,8 @@ from sqlalchemy import ColumnElement, String, and_, case, cast, distinct, func, 
 from sqlalchemy.orm import aliased
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import asks_predicted, core
 from storage.database.tables import (
     LIVE,
     UNBUILT,
@@ -26,12 +25,12 @@ from storage.database.tables import (
     TaskJobRow,
     TaskRow,
 )
-from storage.entities.devices import live_devices
+from storage.entities.heartbeats import live_devices
 from storage.entities.jobs import JobStatus, job_state
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
 from storage.queue.pauses import in_words, pauses
 from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS
-from storage.transitions.pending_verification import MEASURE_SECONDS
+from storage.transitions.verify import MEASURE_SECONDS
 
 RECENT_GROUPS = 50
 """Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""

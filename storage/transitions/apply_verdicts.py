@@ -10,9 +10,8 @@ from sqlalchemy import ColumnElement, String, and_, bindparam, cast, exists, fal
 
 from codegen.identity import PlanVersions
 from codegen.text.compiler_log import telling_line
-from storage.database.device_classes import asks_predicted, is_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, rows_among
+from storage.database.sql import asks_predicted, chunks, core, is_predicted, rows_among
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,

@@ -13,9 +13,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core
+from storage.database.sql import asks_predicted, chunks, core
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,

@@ -13,13 +13,21 @@ from cukiln.types import GroupKernel as GroupKernelReport
 from storage.database.session import Session, clock_of
 from storage.database.sql import core
 from storage.database.tables import BuildRow, GroupRow
-from storage.entities.builds import Build, known_builds
-from storage.entities.groups import FILES_OF_GROUPS, Group, GroupKernel, compiled_for, kernels_of, load_group
+from storage.entities.groups import (
+    FILES_OF_GROUPS,
+    Build,
+    Group,
+    GroupKernel,
+    compiled_for,
+    kernels_of,
+    known_builds,
+    load_group,
+)
 from storage.entities.stage_times import Spent, by_phase, shares
 from storage.queue.tasks import Lease, complete, require_lease
 from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, NextStep
 from storage.transitions.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
-from storage.transitions.pending_verification import (
+from storage.transitions.verify import (
     Unverified,
     Versions,
     add_verification,

@@ -10,9 +10,8 @@ from sqlalchemy import delete, func, select, tuple_, update
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, one_of, rows_among
+from storage.database.sql import asks_predicted, chunks, core, insert_new, one_of, rows_among
 from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, MeasurementRow, TaskRow, VerdictRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.stage_times import add_seconds
@@ -32,7 +31,7 @@ from storage.transitions.apply_verdicts import (
     write_candidate_verdicts,
 )
 from storage.transitions.pending_builds import MAX_ATTEMPTS
-from storage.transitions.pending_verification import add_verification, unverified
+from storage.transitions.verify import add_verification, unverified
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS

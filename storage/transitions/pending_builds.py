@@ -1,7 +1,7 @@
 """Pending builds: those that jobs need and that are not compiled yet, a row of `pending_builds` for each job and build.
 
 A build is pending as long as a job needs it, and compiling while a worker has leased it
-(`storage.transitions.lease_builds`). What a worker could not compile is pending again; what no job needs any more is
+(`storage.transitions.take_work`). What a worker could not compile is pending again; what no job needs any more is
 deleted.
 """
 
@@ -27,12 +27,12 @@ from storage.database.tables import (
     PendingBuildRow,
     TaskRow,
 )
-from storage.entities.builds import NewBuild
+from storage.entities.groups import NewBuild
 from storage.entities.verdicts import is_outgrown
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, VERIFY, NewTask, add_again, add_jobs, jobs_of
 from storage.transitions.apply_verdicts import has_time_left
-from storage.transitions.pending_verification import add_verification, unverified
+from storage.transitions.verify import add_verification, unverified
 
 MAX_ATTEMPTS = 3
 _UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}

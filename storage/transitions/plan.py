@@ -10,18 +10,17 @@ from typing import Any
 from sqlalchemy import select, update
 
 from cukiln.types import StageSeconds
-from storage.database.device_classes import is_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new
+from storage.database.sql import core, insert_new, is_predicted
 from storage.database.tables import LIVE, CandidateRow, JobProblemRow
-from storage.entities.builds import NewBuild
+from storage.entities.groups import NewBuild
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import forget_outgrown
 from storage.queue.new_tasks import COMPILE
 from storage.queue.tasks import Lease, require_lease
 from storage.transitions.apply_verdicts import NextStep, add_next_steps
 from storage.transitions.pending_builds import want_builds
-from storage.transitions.pending_verification import (
+from storage.transitions.verify import (
     Followed,
     Versions,
     add_verification,

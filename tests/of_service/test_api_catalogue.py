@@ -14,7 +14,7 @@ import pytest
 from cukiln.types import GroupReport, Operators, Targets, Timings
 from service.http.errors import KINDS, TYPE_PREFIX
 from storage.database.tables import GroupRow
-from storage.entities.toolchains import register_toolchain
+from storage.entities.heartbeats import register_toolchain
 from tests.support.fixtures_api import MATMUL, Api, publish, serving
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey

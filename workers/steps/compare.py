@@ -9,8 +9,8 @@ from codegen.operators import operator
 from codegen.search.schedule import Schedule
 from cukiln.types import Comparison, StageSeconds
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
+from storage.entities.jobs import JobProblem, load_problem
 from storage.entities.pareto_front import Point
-from storage.entities.problems import JobProblem, load_problem
 from storage.transitions.measure import WrongContender, invalidate_contenders, record_compared
 from workers.gpu.measure_on_gpu import Outcome
 from workers.gpu.rank_measured import contenders, point_of, without

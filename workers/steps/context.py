@@ -17,19 +17,19 @@ from redis.exceptions import RedisError
 from codegen.identity import PlanVersions
 from codegen.kernel import Kernel
 from storage.blobs.blob_store import BlobStore
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.module_texts import gpu_plans
 from storage.config.settings import Settings
 from storage.database.session import Database, Session
 from storage.database.sql import chunks
-from storage.entities.devices import drivers_of
+from storage.entities.heartbeats import drivers_of
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.new_tasks import COMPILE
 from storage.queue.pauses import is_paused, set_pause
 from storage.queue.tasks import Lease, require_lease
 from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.lease_builds import FileLimits
-from storage.transitions.pending_verification import Versions
+from storage.transitions.take_work import FileLimits
+from storage.transitions.verify import Versions
 from workers import wake_ups
 from workers.compile.compile_file import Phase
 from workers.compile.toolchain import Toolchain, find_toolchain

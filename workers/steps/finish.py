@@ -15,10 +15,9 @@ from cukiln.types import FrontEntry, Imported, Launch, RunnerUp, StageSeconds, V
 from storage.blobs.blob_store import require_blobs
 from storage.database.session import Session
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
-from storage.entities.jobs import JobStatus, job_state
+from storage.entities.jobs import JobProblem, JobStatus, job_state, load_problem
 from storage.entities.libraries import Library
 from storage.entities.pareto_front import merge_front, pareto, ranked_by, thinned
-from storage.entities.problems import JobProblem, load_problem
 from storage.entities.record_parts import imported_part, own_part, publish_imported, publish_own
 from storage.entities.searches import MeasuredUnder, merge_searches, search_entry
 from storage.entities.verdicts import wrong_codes

@@ -14,8 +14,7 @@ from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.search.space_bound import require_bounded
 from codegen.targets import target as find_target
-from storage.entities.jobs import JobStatus
-from storage.entities.problems import JobProblem
+from storage.entities.jobs import JobProblem, JobStatus
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import StepContext
 

@@ -13,7 +13,7 @@ from typing import Any
 from codegen.operators import operator
 from cukiln.types import StageSeconds
 from storage.blobs.blob_store import BlobStore
-from storage.database.clock import Clock
+from storage.database.session import Clock
 from storage.entities.jobs import last_deadline
 from storage.errors import BlobCorrupt, BlobMissing, LostLease
 from storage.queue import losses

@@ -10,9 +10,8 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered
 from codegen.predict.compile_cost import kernel_bytes, kernel_seconds
 from codegen.text.render_group import slice_digest
-from storage.entities.builds import NewBuild
-from storage.entities.jobs import job_state
-from storage.entities.problems import JobProblem, candidates_of_job, problems_to_plan
+from storage.entities.groups import NewBuild
+from storage.entities.jobs import JobProblem, candidates_of_job, job_state, problems_to_plan
 from storage.queue import losses
 from storage.queue.tasks import yields
 from storage.queue.turns import spend

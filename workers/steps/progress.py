@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from storage.database.tables import LIVE
-from storage.entities.problems import load_problem
+from storage.entities.jobs import load_problem
 from storage.reports.progress import job_progress
 from storage.transitions.apply_verdicts import NextStep
 from workers.steps.context import StepContext

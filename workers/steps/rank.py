@@ -12,12 +12,11 @@ from codegen.search.schedule import Schedule
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
 from cukiln.types import Comparison, Measurement, VendorResult
-from storage.database.device_classes import is_predicted
 from storage.database.session import Database
-from storage.database.sql import chunks
+from storage.database.sql import chunks, is_predicted
 from storage.entities.candidates import Predicted, StoredCandidate, set_predictions
+from storage.entities.jobs import JobProblem
 from storage.entities.pareto_front import Point
-from storage.entities.problems import JobProblem
 from workers.gpu.rank_measured import Timed, point_of, timed, without
 
 PREDICTIONS_AT_ONCE = 1000

@@ -16,11 +16,11 @@ import sys
 import time
 from typing import Any
 
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.module_texts import gpu_plans
 from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
-from storage.entities.devices import drained_reason, register_device
+from storage.entities.heartbeats import drained_reason, register_device
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import child_environment, probe, shared_folders

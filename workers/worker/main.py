@@ -27,14 +27,14 @@ from codegen.operators import operators
 from codegen.text.render_group import group_headers
 from codegen.text.scan_functions import remember_headers
 from storage.blobs.blob_store import BlobStore
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.files import UMASK
 from storage.config.logs import set_up_logging
+from storage.config.module_texts import gpu_plans
 from storage.config.operator_path import load_operator_path
-from storage.config.private_files import UMASK
 from storage.config.settings import Settings, load_settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
-from storage.entities.toolchains import register_toolchain
+from storage.entities.heartbeats import register_toolchain
 from storage.errors import SettingsError
 from workers import wake_ups
 from workers.compile.toolchain import ToolchainMissing, supported_targets

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from storage.database.session import Session
 from storage.entities import jobs
-from storage.entities.devices import drain_device
+from storage.entities.heartbeats import drain_device
 from storage.errors import LostLease
 from storage.queue import tasks
 from storage.transitions import end_attempt, take_work

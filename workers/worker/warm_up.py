@@ -13,12 +13,11 @@ import uuid
 from cukiln.types import StageSeconds
 from storage.database.session import Database, Session
 from storage.entities import jobs
-from storage.entities.builds import NewBuild
 from storage.entities.candidates import candidates_of_problem
-from storage.entities.devices import drivers_of
-from storage.entities.groups import load_group
+from storage.entities.groups import NewBuild, load_group
+from storage.entities.heartbeats import drivers_of
+from storage.entities.jobs import candidates_of_job, load_problem, problems_to_plan
 from storage.entities.libraries import end_library, start_library
-from storage.entities.problems import candidates_of_job, load_problem, problems_to_plan
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import NewVerdict, best_proofs
 from storage.errors import StorageError
@@ -35,7 +34,6 @@ from storage.transitions.compile import (
     what_follows,
 )
 from storage.transitions.finish import finish_problem
-from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
     Measured,
     apply_measured_verdicts,
@@ -45,9 +43,9 @@ from storage.transitions.measure import (
     record_compared,
     record_measured,
 )
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.transitions.take_work import FileLimits
+from storage.transitions.verify import Versions, builds_to_verify, complete_verified, record_verdicts, verify_shares
 from workers import wake_ups
 
 log = logging.getLogger("cukiln.worker")

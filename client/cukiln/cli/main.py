@@ -1,6 +1,6 @@
 """The command line: `cukiln tune`, `watch`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`,
-`reproduce`, `export-bundle`, `import-results`, `imports`, `keys`, `doctor`, `serve`, `worker`, `quickstart`, `retry`,
-and those of `cli/keep.py`: `forget`, `blobs`, `gc`, `backup`, `restore`.
+`reproduce`, `export-bundle`, `import-results`, `doctor`, `serve`, `worker`, `quickstart`, `retry`, and those of
+`cli/keep.py`: `forget`, `imports`, `keys`, `blobs`, `gc`, `backup`, `restore`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start with its settings; 130 interrupted.
@@ -18,14 +18,10 @@ from typing import Annotated
 import typer
 
 from cukiln import __version__
-from cukiln.cli import imports, keys
-from cukiln.cli.accuracy import accuracy_rows, print_accuracy
-from cukiln.cli.arguments import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path
-from cukiln.cli.bundle import described, export_bundle, import_results
-from cukiln.cli.candidates import fastest_first, print_candidates
-from cukiln.cli.console import make_console
+from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, print_candidates
+from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
-from cukiln.cli.fetch import fetch_record, folder_name, lookup_request
+from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
 from cukiln.cli.keep import keep_app
 from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli.server import server_module as server
@@ -56,8 +52,6 @@ app = typer.Typer(
 app.add_typer(keep_app)
 worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
 app.add_typer(worker_app, name="worker")
-app.add_typer(keys.app, name="keys")
-app.add_typer(imports.app, name="imports")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.config import gpu_locks
+from storage.config import files
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
 from workers.offline.measure_bundle import lease_of
@@ -180,16 +180,16 @@ def test_the_locks_lie_where_every_user_may_write(
     if mode is not None:
         run_lock.mkdir()
         run_lock.chmod(mode)
-    monkeypatch.setattr(gpu_locks, "_FOLDERS", (run_lock, Path("/tmp")))
-    assert gpu_locks.gpu_lock_folder() == (run_lock if is_taken else Path("/tmp")) / "cukiln-gpus"
+    monkeypatch.setattr(files, "_FOLDERS", (run_lock, Path("/tmp")))
+    assert files.gpu_lock_folder() == (run_lock if is_taken else Path("/tmp")) / "cukiln-gpus"
 
 
 def test_a_folder_that_nobody_can_write_to_holds_no_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(gpu_locks, "_FOLDERS", (tmp_path, Path("/tmp")))
-    assert gpu_locks.gpu_lock_folder().parent == tmp_path
+    monkeypatch.setattr(files, "_FOLDERS", (tmp_path, Path("/tmp")))
+    assert files.gpu_lock_folder().parent == tmp_path
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
-    assert gpu_locks.gpu_lock_folder().parent == Path("/tmp")
+    assert files.gpu_lock_folder().parent == Path("/tmp")
 
 
 def test_a_refused_key_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,8 @@ from storage.database.session import Database
 from storage.database.sql import chunks, insert_new
 from storage.database.tables import BuildRow, ImportRow, PendingBuildRow
 from storage.entities import jobs
-from storage.entities.builds import NewBuild
-from storage.entities.groups import kernels_of, load_group
-from storage.entities.problems import problems_to_plan
+from storage.entities.groups import NewBuild, kernels_of, load_group
+from storage.entities.jobs import problems_to_plan
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.queue import tasks
@@ -36,7 +35,6 @@ from storage.transitions.compile import (
     record_builds,
     what_follows,
 )
-from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
     apply_measured_verdicts,
     candidates_to_measure,
@@ -44,9 +42,9 @@ from storage.transitions.measure import (
     forget_group_library,
     record_measured,
 )
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.transitions.take_work import FileLimits
+from storage.transitions.verify import Versions, builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,

@@ -9,10 +9,9 @@ from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, TaskRow
 from storage.entities import jobs
-from storage.entities.builds import known_builds
 from storage.entities.candidates import Predicted, candidates_of_problem, set_predictions
-from storage.entities.groups import kernels_of, load_group
-from storage.entities.problems import load_problem, problems_to_plan
+from storage.entities.groups import kernels_of, known_builds, load_group
+from storage.entities.jobs import load_problem, problems_to_plan
 from storage.entities.verdicts import NewVerdict, known_verdicts
 from storage.errors import LostLease
 from storage.queue import losses, tasks
@@ -21,9 +20,8 @@ from storage.queue.tasks import Renewal
 from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
 from storage.transitions.compile import BuildOutcome
 from storage.transitions.finish import finish_problem
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, record_candidates
-from storage.transitions.verify import builds_to_verify
+from storage.transitions.verify import Versions, builds_to_verify
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
