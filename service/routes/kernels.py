@@ -14,7 +14,7 @@ from starlette.routing import Route
 from cukiln.types import WinnerRecord
 from service.auth import may_call
 from service.context import service_of
-from service.http.conditional import none_match
+from service.http.answers import none_match
 from service.http.errors import refuse
 from service.http.parameters import known_parameters
 from service.openapi import problems

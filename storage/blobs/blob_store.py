@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import select, update
 
-from storage.blobs.object_store import Objects, StoredObject, open_objects
+from storage.blobs.object_store import RemoteObjects, StoredObject, open_objects
 from storage.database.session import Database, Session
 from storage.database.sql import chunks, core, insert_new, rows_among
 from storage.database.tables import BlobRow
@@ -51,7 +51,7 @@ class Swept:
 class BlobStore:
     """Content-addressed bytes in the store behind `url`, with their rows in `database`."""
 
-    def __init__(self, database: Database, url: str, objects: Objects | None = None) -> None:
+    def __init__(self, database: Database, url: str, objects: RemoteObjects | None = None) -> None:
         self._database = database
         self._objects = objects if objects is not None else open_objects(url, PREFIX)
 

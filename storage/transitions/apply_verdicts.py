@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, String, and_, bindparam, cast, exists, false, or_, select, update
+from sqlalchemy import ColumnElement, String, and_, cast, exists, false, or_, select, update
 
 from codegen.identity import PlanVersions
 from codegen.text.compiler_log import telling_line
@@ -187,28 +187,18 @@ def write_candidate_verdicts(session: Session, findings: Sequence[CandidateVerdi
     """Write verdicts and times to candidates; the problem of each."""
     if not findings:
         return []
-    table = core(CandidateRow)
-    session.execute(
-        update(table)
-        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
-        .values(
-            verdict=bindparam("given"),
-            message=bindparam("why"),
-            measured_us=bindparam("us"),
-            measurement=bindparam("times", type_=table.c.measurement.type),
-        ),
-        [
-            {
-                "of_problem": finding.problem_id,
-                "of_candidate": finding.candidate,
-                "given": finding.verdict,
-                "why": finding.message,
-                "us": finding.measurement["median_us"] if finding.measurement else None,
-                "times": finding.measurement,
-            }
-            for finding in findings
-        ],
-    )
+    rows = [
+        {
+            "job_problem_id": finding.problem_id,
+            "candidate": finding.candidate,
+            "verdict": finding.verdict,
+            "message": finding.message,
+            "measured_us": finding.measurement["median_us"] if finding.measurement else None,
+            "measurement": finding.measurement,
+        }
+        for finding in findings
+    ]
+    session.execute(update(CandidateRow), rows)  # by primary key
     return [finding.problem_id for finding in findings]
 
 

@@ -61,7 +61,11 @@ class WorkerError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="cukiln worker", description="Run one worker of the cukiln server.")
-    parser.add_argument("kind", choices=[wake_ups.PLAN, wake_ups.COMPILE, wake_ups.GPU, "reconcile"])
+    kinds = (
+        "plan: problems become candidates; compile: groups, verification and winners; gpu: measuring on one GPU, exit "
+    )
+    kinds += "code 69 when it stopped answering; reconcile: tasks of dead workers and missing wake-ups"
+    parser.add_argument("kind", choices=[wake_ups.PLAN, wake_ups.COMPILE, wake_ups.GPU, "reconcile"], help=kinds)
     parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
     parser.add_argument("--device", default="0", help="the GPU to measure on: its UUID or number (default: 0)")
     arguments = parser.parse_args(argv)

@@ -50,8 +50,6 @@ app = typer.Typer(
     "130 interrupted.",
 )
 app.add_typer(keep_app)
-worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
-app.add_typer(worker_app, name="worker")
 
 
 def main() -> None:
@@ -351,34 +349,10 @@ def serve(
     raise typer.Exit(run_server({name: value for name, value in options.items() if value is not None}))
 
 
-@worker_app.command("plan")
-def worker_plan() -> None:
-    """Run a worker that turns problems into candidates and groups."""
-    raise typer.Exit(run_worker("plan", []))
-
-
-@worker_app.command("compile")
-def worker_compile(
-    target: Annotated[
-        list[str] | None, typer.Option(help="Architecture to compile for; may be repeated. Default: all it can.")
-    ] = None,
-) -> None:
-    """Run a worker that compiles groups, verifies candidates and chooses winners."""
-    raise typer.Exit(run_worker("compile", target or []))
-
-
-@worker_app.command("gpu")
-def worker_gpu(
-    device: Annotated[str, typer.Option(help="The GPU: its UUID, or its number in the driver's order.")] = "0",
-) -> None:
-    """Run a worker that verifies and measures candidates on one GPU. Exit code 69 when the GPU stopped answering."""
-    raise typer.Exit(run_worker("gpu", [], device))
-
-
-@worker_app.command("reconcile")
-def worker_reconcile() -> None:
-    """Run the process that requeues a dead worker's tasks and writes missing wake-ups."""
-    raise typer.Exit(run_worker("reconcile", []))
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def worker(context: typer.Context) -> None:
+    """Run one worker beside a service: `cukiln worker --help` lists the kinds and their options."""
+    raise typer.Exit(run_worker(context.args))
 
 
 def _complain(error: CukilnError, code: int) -> int:

@@ -143,12 +143,9 @@ def run_server(overrides: dict[str, Any]) -> int:
     return code
 
 
-def run_worker(kind: str, targets: list[str], device: str | None = None) -> int:
-    """`cukiln worker KIND`; returns the exit code."""
-    options = [word for target in targets for word in ("--target", target)]
-    if device is not None:
-        options += ["--device", device]
-    code: int = server_module("workers.worker.main").main([kind, *options])
+def run_worker(arguments: list[str]) -> int:
+    """`cukiln worker`; returns the exit code."""
+    code: int = server_module("workers.worker.main").main(arguments)
     return code
 
 
