@@ -60,13 +60,17 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     Records name the sender and the machine of each imported kernel. Imports change nothing that
     this service measured itself, unless the key that sends them may overwrite."""
     value = read_json(body, service.settings.max_json_depth)
-    _require_no_nul(body)
+    if b"\\u0000" in body:  # PostgreSQL keeps no text with a NUL in it
+        raise refuse("malformed-json", "A string holds a NUL character. Send text.", allowed="text without NUL")
     new = checked(read_body(ResultsRequest, value), gpu_plans(), service.database.clock)
     most = service.settings.max_queued_jobs
 
     def admit(session: Session) -> None:
         require_room(unfinished_jobs(session), most)
-        _require_few_classes(imported_classes(session) | {new.device_class})
+        if len(imported_classes(session) | {new.device_class}) > MOST_CLASSES:
+            detail = f"Imports name {MOST_CLASSES} device classes already. Withdraw those that are not needed."
+            allowed = {"device_classes": MOST_CLASSES}
+            raise refuse("too-many-device-classes", detail, field="device.name", allowed=allowed)
 
     sender = caller_of(request)
     assert sender is not None, "the gate lets no call in without one"
@@ -80,18 +84,6 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     if not imported.new:
         return json_response(report, headers=headers)
     return json_response(report, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
-
-
-def _require_few_classes(names: set[str]) -> None:
-    if len(names) > MOST_CLASSES:
-        detail = f"Imports name {MOST_CLASSES} device classes already. Withdraw those that are not needed."
-        raise refuse("too-many-device-classes", detail, field="device.name", allowed={"device_classes": MOST_CLASSES})
-
-
-def _require_no_nul(body: bytes) -> None:
-    """PostgreSQL keeps no text with a NUL in it."""
-    if b"\\u0000" in body:
-        raise refuse("malformed-json", "A string holds a NUL character. Send text.", allowed="text without NUL")
 
 
 @router.get(

@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import re
 import sqlite3
 import time
 import uuid
@@ -67,7 +68,7 @@ class Database:
     """Sessions on one database. Safe to keep across `fork`: a child opens its own connections."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
-        self.url = make_url(_with_driver(url))
+        self.url = make_url(re.sub("^postgres(ql)?://", "postgresql+psycopg://", url))
         self.clock = clock or Clock()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(str(self.url.database)) if self.is_sqlite else _postgres_engine(self.url)
@@ -172,13 +173,6 @@ def clock_of(session: Session) -> Clock:
     """The clock of the session's database."""
     clock: Clock = session.info["clock"]
     return clock
-
-
-def _with_driver(url: str) -> str:
-    for prefix in ("postgresql://", "postgres://"):
-        if url.startswith(prefix):
-            return "postgresql+psycopg://" + url.removeprefix(prefix)
-    return url
 
 
 def _sqlite_engine(path: str) -> Engine:

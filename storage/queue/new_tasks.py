@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, RowMapping, select, true, update
+from sqlalchemy import RowMapping, select, true, update
 
 from storage.database.session import Session, clock_of
 from storage.database.sql import chunks, core, insert_new, rows_among
@@ -99,17 +99,14 @@ def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
             task, row = wanted[place], core(TaskRow)
             anew = {**waits_again(session, task_id, state), **_anew(session, task)}
             session.execute(update(row).where(row.c.id == task_id).values(**anew))
-            session.execute(update(core(TaskJobRow)).where(_have_had(task_id, state)).values(wanted=False))
+            wanting, job = core(TaskJobRow).c, core(JobRow).c
+            ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
+            # Jobs that needed it until it ended so. Of a failed one, jobs that have not ended need it still.
+            had = (wanting.task_id == task_id) & (ended if state == "failed" else true())
+            session.execute(update(core(TaskJobRow)).where(had).values(wanted=False))
     add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
     add_tasks(session, (task for place, task in wanted.items() if place not in present))
     return [task for place, task in wanted.items() if place not in present or present[place][1] not in UNENDED]
-
-
-def _have_had(task_id: int, state: str) -> ColumnElement[bool]:
-    """The jobs that needed a task until it ended so. Of a failed one, jobs that have not ended need it still."""
-    wanting, job = core(TaskJobRow).c, core(JobRow).c
-    ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
-    return (wanting.task_id == task_id) & (ended if state == "failed" else true())
 
 
 def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:

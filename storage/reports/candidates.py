@@ -153,7 +153,7 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     rows = _candidate_rows(session, candidate, job)
     if not rows:
         return None
-    row = max(rows, key=_worth)
+    row = max(rows, key=lambda row: (row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]))
     [proof] = proofs_of(session, [row])
     front = [entry for record in get_winners(session, [row["key"]]).values() for entry in record.front]
     published = next(
@@ -172,10 +172,6 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
             "source_sha256": published.source_sha256 if published else None,
         }
     )
-
-
-def _worth(row: RowMapping) -> tuple[bool, bool, int]:
-    return row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]
 
 
 def _candidate_rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapping]:

@@ -101,7 +101,10 @@ def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted
 def traced_tasks(session: Session, attempted: Sequence[Attempted]) -> list[TracedTask]:
     """The tasks, with what they work on."""
     groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in attempted if row["kind"] in ON_GROUPS})
-    problems = _problems(session, {int(row["ref"]) for row, _ in attempted if row["kind"] in ON_PROBLEMS})
+    problem = core(JobProblemRow).c
+    of_problems = select(problem.id, problem.name, problem.operator)
+    problem_ids = [int(row["ref"]) for row, _ in attempted if row["kind"] in ON_PROBLEMS]
+    problems = {row.id: row for row in rows_among(session, of_problems, problem.id, problem_ids)}
     jobs = _jobs(session, [row["id"] for row, _ in attempted if row["kind"] in ON_GROUPS])
     traced = []
     for row, attempts in attempted:
@@ -155,12 +158,6 @@ def _groups(session: Session, group_ids: set[str]) -> dict[str, Any]:
     seconds = (table.codegen_seconds, table.compile_seconds, table.verify_seconds)
     columns = (table.id, func.json_array_length(table.kernels).label("kernels"), table.phases, *seconds)
     return {row.id: row for row in rows_among(session, select(*columns), table.id, group_ids)}
-
-
-def _problems(session: Session, problem_ids: set[int]) -> dict[int, Any]:
-    table = core(JobProblemRow).c
-    query = select(table.id, table.name, table.operator)
-    return {row.id: row for row in rows_among(session, query, table.id, problem_ids)}
 
 
 MAX_LANES = 200

@@ -168,7 +168,10 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
         return
     group = core(GroupRow).c
     alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
-    for id, label in _labels(rows, group_id).items():
+    # Each is tried next in half of the file that failed, or in one of its own.
+    whole = all(row.suspect is None for row in rows) and len(rows) > 3
+    for place, id in enumerate(ids):
+        label = f"{group_id}:{place % 2}" if whole else id
         values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if alone else 0)}
         session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
     _forget(session, ids)
@@ -181,12 +184,6 @@ def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
         session.execute(
             update(core(PendingBuildRow)).where(pending_build.build.in_(ids)).values(wanted_at=clock_of(session).now())
         )
-
-
-def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
-    """For each build the file that it is tried in next: half of the one that failed, or one of its own."""
-    whole = all(row.suspect is None for row in rows) and len(rows) > 3
-    return {row.id: f"{group_id}:{place % 2}" if whole else row.id for place, row in enumerate(rows)}
 
 
 def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
