@@ -52,9 +52,10 @@ class Measured:
 def verdict_of(candidate: StoredCandidate) -> str | None:
     """Code that the CPU verified and a GPU found wrong in another job is wrong: the CPU emulation missed something.
     And nothing is right without a verification."""
-    if candidate.verdict != "ok":
-        return candidate.verdict
-    return candidate.proof.verdict if candidate.proof is not None else "skipped"
+    verdict: str | None = candidate.verdict
+    if verdict == "ok":
+        verdict = candidate.proof.verdict if candidate.proof is not None else "skipped"
+    return verdict
 
 
 def rank(problem: JobProblem, stored: Sequence[StoredCandidate]) -> tuple[list[Ranked], Measured | None]:
