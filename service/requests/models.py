@@ -69,8 +69,7 @@ class JobRequest(BaseModel):
 
 
 class LookupRequest(JobRequest):
-    """A job's body is a lookup's body too. `workspace_limit_bytes` and `deterministic` choose from the Pareto front;
-    `search`, `priority` and `budget` change nothing."""
+    """A job's body is one, too; `search`, `priority` and `budget` change nothing."""
 
 
 RequestModel = TypeVar("RequestModel", bound=JobRequest)

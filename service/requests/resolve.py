@@ -34,8 +34,7 @@ REMEMBERED = 16_384
 
 @dataclass(frozen=True)
 class Resolved:
-    """One problem on one device class, with all that the request and the defaults say about it. As it is read: on the
-    class that it or the request names, if any, and without a key."""
+    """One problem on one device class. As it is read: on the class that it or the request names, and without a key."""
 
     name: str
     operator: Operator

@@ -53,8 +53,7 @@ class _New:
 
 
 def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Exception]:
-    """Write the job of each body and wake the planners. An invalid body, or a failure while its job is written, is
-    its outcome, and nothing is kept of it. Raises where nothing can be read."""
+    """The job of each body, or what is wrong with it, of which nothing is kept. Raises where nothing can be read."""
     outcomes: dict[int, Accepted | Exception] = {}
     read: dict[bytes, NewJob | Exception] = _new_jobs(service, dict.fromkeys(bodies))
     new = []

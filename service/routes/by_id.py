@@ -65,8 +65,7 @@ def get_candidate(
 )
 @needs("admin")
 def delete_build(build: str, service: ServiceDep) -> Response:
-    """Forget how a build compiled, the verdicts of its kernel source and code, and its code's times. By its id, or by a
-    unique prefix of 8 or more digits."""
+    """Forget how a build compiled, the verdicts of its kernel source and code, and its code's times."""
     with service.database.write() as session:
         id = require_one(session, "build", build)
         forgotten = forget_builds(session, [id])
@@ -84,8 +83,7 @@ def delete_build(build: str, service: ServiceDep) -> Response:
 )
 @needs("admin")
 def delete_kernel(key: str, service: ServiceDep) -> Response:
-    """Forget a winner record with the libraries, builds, verdicts and times of the kernels that answered, but for what
-    a job needs that has not ended. By its key, or by a unique prefix of 8 or more digits."""
+    """Forget a winner record with its kernels, and their results, but for what a job needs that has not ended."""
     with service.database.write() as session:
         forgotten = forget_winner(session, require_one(session, "kernel", key))
     assert forgotten is not None, "a record that answers was there in the same transaction"

@@ -38,8 +38,7 @@ async def get_health() -> Response:
 
 @router.get("/readyz", response_model=Health, responses=problems("not-ready"))
 def get_ready(service: ServiceDep) -> Response:
-    """200 when the database, the blobs, Redis, a worker of each kind and a reconciler are there; 503 with what is
-    missing and what to do."""
+    """200 when all that a job needs is there; 503 with what is missing and what to do."""
     outcomes = {name: check(service) for name, check in CHECKS.items()}
     if outcomes["redis"] is None and service.redis is not None:  # else they would repeat its message
         try:

@@ -97,8 +97,7 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
 )
 @needs("submit")
 def post_retry(job: KnownJob, service: ServiceDep) -> Response:
-    """A new job of the problems of an ended one that failed, were cancelled, or lost candidates; those that reached a
-    limit are tried again."""
+    """A new job of what failed, was cancelled, lost candidates, or reached a limit, of a job that has ended."""
     return _answer(retry_job(service, job))
 
 

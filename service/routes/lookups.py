@@ -46,8 +46,7 @@ def post_lookups(body: Body, service: ServiceDep) -> Response:
 
 
 class _Search:
-    """The first record of each problem that has a kernel which the policy allows: of the classes that the request or a
-    live GPU names, else of what was measured elsewhere, else the predicted one."""
+    """The first record of each problem with a kernel that the policy allows: see `post_lookups` for the order."""
 
     def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], policy: Policy) -> None:
         self._winners, self._wanted, self._policy = winners, wanted, policy

@@ -123,8 +123,7 @@ class BlobStore:
             last = rows[-1]["digest"]
 
     def missing(self, digests: Iterable[str]) -> set[str]:
-        """Those that have no row, or whose local file is gone or has another size. Reads no bytes, and does not ask a
-        remote store: a request for each would cost more than the answer is worth."""
+        """Those that have no row, or whose local file is gone or has another size. A remote store is not asked."""
         wanted = set(digests)
         with self._database.read() as session:
             rows = rows_among(session, select(BlobRow.digest, BlobRow.size), BlobRow.digest, wanted)
@@ -149,8 +148,7 @@ class BlobStore:
         self._objects.delete(path)
 
     def sweep(self, older_than_seconds: float = SWEEP_AGE) -> Swept:
-        """Remove what no row names and is older than this: staged files of a crash, bytes of a lost transaction,
-        and of rows that were removed; and what was set aside long ago."""
+        """Remove what no row names and is older than this, and what was set aside long ago."""
         now = self._database.clock.now()
         before = now - older_than_seconds
         old: list[StoredObject] = []

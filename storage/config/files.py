@@ -13,8 +13,7 @@ UMASK = 0o077
 
 
 def close_tree(folder: Path) -> None:
-    """An existing folder and all in it, which older releases left open. A closed folder is not read: what was made
-    in it since is closed, too. Files of other users are left as they are."""
+    """An existing folder and all in it; one that is closed already is not read. Other users' files stay as they are."""
     if not folder.stat().st_mode & UMASK:
         return
     for place, folders, files in os.walk(folder):

@@ -70,8 +70,7 @@ Named = Literal["build", "candidate", "kernel"]
 
 
 def ids_beginning(session: Session, kind: Named, prefix: str, job: str | None = None) -> list[str]:
-    """Ids that begin so (lower-case hex), in order, MOST_NAMED at most: of winner records those that answer, of
-    candidates those of one job where it is given."""
+    """Ids that begin so, in order, MOST_NAMED at most: of records those that answer, of candidates those of the job."""
     id = IDS[kind]
     # A range, and not LIKE, which no index of SQLite's answers; "g" comes after every hexadecimal digit.
     query = select(id).distinct().where(id >= prefix, id < prefix + "g").order_by(id).limit(MOST_NAMED)

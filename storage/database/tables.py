@@ -421,8 +421,7 @@ class ImportedFindingRow(Base):
 
 
 class KeyRow(Base):
-    """An API key, by the hash of its secret; one that was revoked stays, so that imports still name it. `overwrites`:
-    its imports may stand beside what this service measured itself."""
+    """An API key; revoked ones stay, as imports name them. `overwrites`: its imports may stand beside our results."""
 
     __tablename__ = "keys"
     id: Mapped[str] = mapped_column(String(8), primary_key=True)

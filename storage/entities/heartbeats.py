@@ -91,8 +91,7 @@ def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolcha
 
 
 def gone_toolchains(session: Session, live: Collection[LiveToolchain]) -> list[tuple[str, str]]:
-    """Targets and toolchains of pending builds that no live worker can compile, though one compiles for their target:
-    it has another compiler."""
+    """Places of pending builds whose target a live worker compiles for, but with another compiler."""
     digests, targets = {row.digest for row in live}, {target for row in live for target in row.targets}
     build = core(BuildRow).c
     pending = select(build.target, build.toolchain).where(PENDING_OR_GIVEN_UP, build.state == "pending").distinct()

@@ -84,8 +84,7 @@ def withdraw_code(session: Session, code_digests: Iterable[str]) -> list[str]:
 
 
 def withdraw_files(session: Session, digests: Iterable[str]) -> list[str]:
-    """These blobs are lost: kernels that cannot be run without them leave their records, and no record that names one
-    counts as cached, so the next job builds them again. Returns the keys."""
+    """Kernels that cannot be run without these lost blobs leave their records, whose searches go. Returns the keys."""
     lost = set(digests)
     keys = keys_with(session, lost)
     for key in keys:

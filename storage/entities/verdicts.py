@@ -99,8 +99,7 @@ def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:
 
 
 def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[str, Mapping[str, float]]) -> None:
-    """Delete verdicts on these builds that only record a limit which is larger now. `limits`: by device kind, then by
-    name."""
+    """Delete verdicts on these builds that only record a limit (by device kind, then name) which is larger now."""
     verdict = core(VerdictRow).c
     for ids in chunks(set(build_ids)):
         subjects = [select(column).where(BuildRow.id.in_(ids)) for column in (BuildRow.slice, BuildRow.code_digest)]

@@ -85,8 +85,7 @@ def _ids(session: Session, query: Any) -> tuple[str, ...]:
 
 
 def repair(database: Database, blobs: BlobStore, digest: str) -> list[str] | None:
-    """Remove a blob that cannot be served; its bytes are read once more. Returns the keys of the winner
-    records that named it, None where nothing is wrong with it. Doing it twice changes nothing."""
+    """Remove a blob that, read once more, cannot be served. Returns the keys of its records; None: it can."""
     if blobs.head(digest) is None or why_damaged(blobs, digest) is None:
         return None
     if not blobs.set_aside(digest):

@@ -67,8 +67,7 @@ def forget_builds(session: Session, ids: Collection[str]) -> Forgotten:
 
 
 def forget_winner(session: Session, key: str) -> Forgotten | None:
-    """Forget a winner record with the kernels of its front: their libraries, builds, verdicts and times. None where no
-    record answers under the key."""
+    """Forget a record with its kernels' libraries, builds, verdicts, times. None: no record answers under the key."""
     record = get_winners(session, [key]).get(key)
     if record is None:
         return None

@@ -118,8 +118,7 @@ def apply_group_verdicts(session: Session, lease: Lease, versions: Versions) -> 
 
 
 def what_follows(session: Session, lease: Lease, made: GroupFiles) -> tuple[list[Unverified], Spent]:
-    """Which candidates wait for the group's builds, and what each problem has spent on it. Read when all outcomes are
-    recorded, before the group is completed: it may be a lot. A job that comes later finds its builds compiled."""
+    """Which candidates wait for the group's builds, and what each problem has spent. It may be a lot: read before."""
     build = core(BuildRow).c
     rows = session.execute(select(build.id, build.state).where(build.group_id == lease.ref)).all()
     jobs = compiled_for(session, lease.ref)

@@ -23,8 +23,7 @@ from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose
 
 @dataclass(frozen=True)
 class Expired:
-    """A task whose lease ran out; `state`: waiting (for the next attempt), failed (it was lost too often) or lost (a
-    group, whose builds are pending again). `jobs`: that needed it."""
+    """A task whose lease ran out, for `jobs`. `state`: waiting, failed (it was lost too often) or lost (a group)."""
 
     task_id: int
     kind: str
@@ -79,8 +78,7 @@ def _lose(session: Session, row: Any, error: str) -> str:
 
 
 def fail(session: Session, lease: Lease, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
-    """End the attempt. Returns "waiting" where another one may follow, else "failed": what depends on it is settled.
-    The builds of a compile task are pending again, as suspects."""
+    """End it: "waiting" where another attempt may follow, else "failed". A group's builds are pending as suspects."""
     if lease.kind == COMPILE:
         _end_group(session, lease, "failed", error)
         abandon_group(session, lease.ref, error, max_attempts if retry else 1)
@@ -95,8 +93,7 @@ def fail(session: Session, lease: Lease, error: str, *, retry: bool, max_attempt
 
 
 def expire_leases(session: Session, silent: Collection[int] | None = None) -> list[Expired]:
-    """End the leases of dead workers, as `lose` does: of the tasks in `silent` (`storage.queue.tasks.LeaseWatch`), else
-    those that are over by this machine's clock."""
+    """`lose` tasks that are `silent` (`storage.queue.tasks.LeaseWatch`), else those that are over by this clock."""
     over = TaskRow.lease_expires_at < clock_of(session).now() if silent is None else TaskRow.id.in_(silent)
     late = session.execute(select(core(TaskRow)).where(TaskRow.state == "leased", over).order_by(TaskRow.id)).all()
     expired = []

@@ -218,8 +218,7 @@ def invalidate_contenders(
 def record_compared(
     session: Session, lease: Lease, comparison: dict[str, Any] | None, *, measure: StageSeconds
 ) -> list[NextStep]:
-    """Complete a compare task with a `cukiln.types.Comparison` as JSON, None where there was nothing to compare.
-    Returns the problems with a new task. Raises `LostLease`."""
+    """Complete a compare task with a `Comparison` as JSON, if any; the problems with a new task. Raises `LostLease`."""
     complete(session, lease)
     problem_id = int(lease.ref)
     session.execute(

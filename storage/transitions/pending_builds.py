@@ -187,8 +187,7 @@ def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
 
 
 def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
-    """No job waits for the compile of these any more. The candidates are skipped, and the builds deleted, a part at a
-    time (`storage.transitions.cancel_and_expire`); any later job tries them anew."""
+    """Candidates are skipped, and the builds deleted, in parts (`cancel_and_expire`); any later job tries them anew."""
     for ids in chunks(build_ids):
         session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="given_up", log=message))
     fulfil(session, build_ids)

@@ -42,8 +42,7 @@ class NewCandidate:
 
 @dataclass(frozen=True)
 class PlannedProblem:
-    """The result of lowering a problem. `rejections`: rule -> {count, example, message}. A problem with an `error`
-    fails when it is finished."""
+    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished."""
 
     id: int
     candidate_count: int

@@ -121,8 +121,7 @@ def unverified(
 def add_verification(
     session: Session, waiting: Iterable[Unverified], device_class: str | None = None
 ) -> list[tuple[str, str | None]]:
-    """Verify and measure tasks for these (on one device class, where given): one per group and kind, for all jobs that
-    wait for it. Returns (kind, target) of those that wait now and did not before."""
+    """Tasks for these (on one device class), one of a group and kind. Returns (kind, target) of those that wait now."""
     by_place: dict[tuple[str, str, str], list[Unverified]] = {}
     for row in waiting:
         if device_class not in (None, row.device_class):
@@ -174,8 +173,7 @@ def record_verdicts(session: Session, lease: Lease, verdicts: Sequence[NewVerdic
 
 
 def skip_build(session: Session, lease: Lease, build: str) -> tuple[list[NextStep], bool]:
-    """Skip a part of the candidates that wait for the verdict of this build, which was lost again and again. Returns
-    the problems with a new task, and whether there may be more candidates: call it again. Raises `LostLease`."""
+    """Skip some candidates of a build that was lost too often; returns as `apply_known_verdicts`. Raises LostLease."""
     require_lease(session, lease)
     why = losses.why_skipped("while it was verified")
     touched = skip_lost(session, {build: why}, of_problems(asks_predicted()), VERDICTS_AT_ONCE)

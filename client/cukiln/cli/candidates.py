@@ -56,8 +56,7 @@ def fastest_first(candidates: Sequence[CandidateReport]) -> list[CandidateReport
 
 
 def print_candidates(console: Console, candidates: Sequence[CandidateReport]) -> None:
-    """A table for each problem, as wide as the terminal: columns that do not fit follow in another one below, beside
-    the candidates' names. Columns without a value are left out. Then the legend."""
+    """A table for each problem; columns that do not fit the terminal follow in another one below. Then the legend."""
     headings: set[str] = set()
     for (name, device_class), of_problem in groupby(candidates, key=_problem):
         console.print(Text(f"{name} on {device_class}", style="bold"))

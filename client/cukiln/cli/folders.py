@@ -53,8 +53,7 @@ MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by defaul
 
 
 def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write the job's libraries, then `bundle.json`, into the folder; the file's path and content. Raises `UsageError`
-    where there is nothing to measure, and what `Client` raises."""
+    """The job's libraries, then `bundle.json`: its path and content. Raises `UsageError` where there is no library."""
     bundle = client.bundle(job_id)
     libraries = sorted({candidate["library"] for candidate in _candidates(bundle) if candidate["library"]})
     if not libraries:

@@ -30,8 +30,7 @@ SERVER_PACKAGES = ("codegen", "storage", "workers", "service")
 
 @dataclass(frozen=True)
 class Service:
-    """A service to talk to. `embedded`: it runs for this command only. `borrowed`: it was found running over the data
-    folder, perhaps for another command, and ends when that one does."""
+    """`embedded`: it runs for this command only. `borrowed`: it was found over the data folder, may end any time."""
 
     url: str
     embedded: bool
@@ -41,8 +40,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Store:
-    """Of a service: `storage.config.settings.Settings`, `storage.database.session.Database`,
-    `storage.blobs.blob_store.BlobStore`."""
+    """The `Settings`, the `Database` and the `BlobStore` of a service."""
 
     settings: Any
     database: Any
@@ -119,8 +117,7 @@ def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: E
 
 
 def running_service(data_dir: Path) -> str | None:
-    """The URL of the `cukiln serve` that runs over this data folder, if one answers. It is in the file that `serve`
-    locks; a stale file names a service that does not answer."""
+    """The URL of the `cukiln serve` over this data folder, from the file that `serve` locks, if one answers there."""
     try:
         match = re.search(r"https?://\S+", (data_dir / "serve.lock").read_text())
     except (OSError, ValueError):

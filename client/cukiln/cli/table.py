@@ -56,8 +56,7 @@ class _Part:
 
 
 def print_job(console: Console, job: Job) -> None:
-    """One row per problem, then the legend. On a narrow terminal the comparison and the seconds get tables of their
-    own: rich drops columns that do not fit. What all schedules share is printed below the table."""
+    """One row per problem, then the legend; on a narrow terminal, where rich would drop columns, several tables."""
     several = len({problem.device_class for problem in job.problems}) > 1
     names = [_name(problem, several) for problem in job.problems]
     parts = [_winners_part(job), *_compared_part(job), _seconds_part(job)]
