@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Insert, Table, and_, func, tuple_
+from sqlalchemy import ColumnElement, Insert, Table, and_, delete, func, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.database.session import Session
@@ -52,9 +52,19 @@ def one_of(key: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]) -> 
     return and_(*parts, tuple_(*key).in_([tuple(row) for row in rows])) if len(key) > 1 else and_(*parts)
 
 
-def core(table: type[Base]) -> Table:
+def change(session: Session, table: type[Base] | Table, *which: ColumnElement[bool], **values: Any) -> None:
+    """Update the rows that are such."""
+    session.execute(update(core(table)).where(*which).values(**values))
+
+
+def remove(session: Session, table: type[Base] | Table, *which: ColumnElement[bool]) -> int:
+    """Delete the rows that are such; how many there were."""
+    return int(session.execute(delete(core(table)).where(*which)).rowcount)  # type: ignore[attr-defined]
+
+
+def core(table: type[Base] | Table) -> Table:
     """The table itself: its statements skip the ORM's bookkeeping, which thousands of rows would feel."""
-    return cast(Table, table.__table__)
+    return table if isinstance(table, Table) else cast(Table, table.__table__)
 
 
 def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:

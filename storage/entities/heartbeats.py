@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import Row, select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new
+from storage.database.sql import change, core, insert_new
 from storage.database.tables import PENDING_OR_GIVEN_UP, BuildRow, DeviceRow, ToolchainRow
 from storage.entities.searches import MeasuredUnder
 
@@ -43,12 +43,12 @@ def register_device(
         **({"drained": None} if fresh else {}),
     }
     insert_new(session, DeviceRow, [{"uuid": uuid, **values}])
-    session.execute(update(core(DeviceRow)).where(core(DeviceRow).c.uuid == uuid).values(**values))
+    change(session, DeviceRow, DeviceRow.uuid == uuid, **values)
 
 
 def drain_device(session: Session, uuid: str, reason: str) -> None:
     """Let the GPU take no more work, for this reason, until a worker is started on it anew. The first reason stays."""
-    session.execute(update(DeviceRow).where(DeviceRow.uuid == uuid, DeviceRow.drained.is_(None)).values(drained=reason))
+    change(session, DeviceRow, DeviceRow.uuid == uuid, DeviceRow.drained.is_(None), drained=reason)
 
 
 def drained_reason(session: Session, uuid: str) -> str | None:
@@ -79,7 +79,7 @@ def register_toolchain(session: Session, digest: str, description: dict[str, Any
     """The heartbeat of a worker with this toolchain."""
     values = {"description": description, "targets": list(targets), "seen_at": clock_of(session).now()}
     insert_new(session, ToolchainRow, [{"digest": digest, **values}])
-    session.execute(update(ToolchainRow).where(ToolchainRow.digest == digest).values(**values))
+    change(session, ToolchainRow, ToolchainRow.digest == digest, **values)
 
 
 def live_toolchains(session: Session, within_seconds: float) -> list[LiveToolchain]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, select, union_all, update
+from sqlalchemy import RowMapping, select, union_all
 
 from codegen.identity import PlanVersions
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, one_of, rows_among
+from storage.database.sql import change, chunks, core, insert_new, one_of, remove, rows_among
 from storage.database.tables import BuildRow, VerdictRow
 
 CPU, GPU = "cpu", "gpu"
@@ -110,7 +110,7 @@ def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[
         )
         old = [row[:3] for row in rows if is_outgrown(row.details.get("limit"), limits.get(row.venue))]
         these = one_of((verdict.subject, verdict.venue, verdict.plan_version), old)
-        session.execute(delete(core(VerdictRow)).where(these))
+        remove(session, VerdictRow, these)
 
 
 def is_outgrown(reached: Mapping[str, float] | None, limits: Mapping[str, float] | None) -> bool:
@@ -129,13 +129,5 @@ def write_verdicts(session: Session, verdicts: Iterable[NewVerdict], venue: str,
     insert_new(session, VerdictRow, list(rows.values()))
     for row in rows.values():
         if row["verdict"] != "ok":
-            session.execute(
-                update(core(VerdictRow))
-                .where(
-                    VerdictRow.subject == row["subject"],
-                    VerdictRow.venue == venue,
-                    VerdictRow.plan_version == row["plan_version"],
-                    VerdictRow.verdict == "ok",
-                )
-                .values(row)
-            )
+            same = (VerdictRow.subject == row["subject"]) & (VerdictRow.plan_version == row["plan_version"])
+            change(session, VerdictRow, same, VerdictRow.venue == venue, VerdictRow.verdict == "ok", **row)

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import or_, select
 
 from storage.blobs.blob_store import Blob, BlobStore
 from storage.database.session import Database, Session
-from storage.database.sql import core
+from storage.database.sql import change, core, remove
 from storage.database.tables import BlobRow, BuildRow, GroupRow, LibraryRow
 from storage.entities.groups import FILES_OF_GROUPS
 from storage.entities.record_parts import withdraw_files
@@ -91,13 +91,12 @@ def repair(database: Database, blobs: BlobStore, digest: str) -> list[str] | Non
     if not blobs.set_aside(digest):
         return None
     with database.write() as session:
-        session.execute(delete(core(BlobRow)).where(core(BlobRow).c.digest == digest))
+        remove(session, BlobRow, BlobRow.digest == digest)
         keys = withdraw_files(session, [digest])
-        library, group = core(LibraryRow), core(GroupRow)
-        holds = or_(*(library.c[name] == digest for name in FILES_OF_LIBRARIES))
-        session.execute(delete(library).where(holds))
+        library, group = core(LibraryRow).c, core(GroupRow).c
+        remove(session, LibraryRow, or_(*(library[name] == digest for name in FILES_OF_LIBRARIES)))
         for name in FILES_OF_GROUPS:
-            session.execute(update(group).where(group.c[name] == digest).values({name: None}))
+            change(session, GroupRow, group[name] == digest, **{name: None})
     more = True
     while more:
         database.pause()

@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from storage.blobs.blob_store import SWEEP_AGE
 from storage.database.session import Database, Session
-from storage.database.sql import chunks, core, one_of
+from storage.database.sql import chunks, core, one_of, remove
 from storage.database.tables import (
     BUILT,
     LIVE,
@@ -276,8 +276,7 @@ def _pages(database: Database, table: Table, which: ColumnElement[bool]) -> Iter
 def _delete(database: Database, table: Table, page: list[Any], which: ColumnElement[bool]) -> int:
     these = one_of(list(table.primary_key.columns), page)
     with database.write() as session:
-        gone = session.execute(delete(table).where(these, which))
-        return int(gone.rowcount)  # type: ignore[attr-defined]
+        return remove(session, table, these, which)
 
 
 def _remove_job(database: Database, job_id: str, before: float) -> Iterator[Removed]:
@@ -298,16 +297,16 @@ def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: boo
     key = (candidate.c.job_problem_id, candidate.c.candidate)
     some = select(*key, candidate.c.build).where(candidate.c.job_problem_id.in_(problems)).limit(ROWS_AT_ONCE)
     if rows := session.execute(some).all():
-        session.execute(delete(candidate).where(one_of(key, [row[:2] for row in rows])))
+        remove(session, candidate, one_of(key, [row[:2] for row in rows]))
         unused = ~exists().where(candidate.c.build == build.c.id)
         if with_builds:
-            session.execute(delete(build).where(build.c.id.in_({row.build for row in rows}), unused))
+            remove(session, build, build.c.id.in_({row.build for row in rows}), unused)
         return Removed(candidates=len(rows))
     if ids := session.scalars(problems.limit(PROBLEMS_AT_ONCE)).all():
         # With them: SQLite gives the number of the last problem to the next one that comes.
         refs = and_(task.c.kind.in_((FINISH, COMPARE)), task.c.ref.in_([str(id) for id in ids]))
         tasks = len(session.scalars(delete(task).where(refs).returning(task.c.id)).all())
-        session.execute(delete(problem).where(problem.c.id.in_(ids)))
+        remove(session, problem, problem.c.id.in_(ids))
         return Removed(tasks=tasks)
     gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
     return Removed(jobs=len(gone)) if gone else None

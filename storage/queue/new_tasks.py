@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import RowMapping, select, true, update
+from sqlalchemy import RowMapping, select, true
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, rows_among
+from storage.database.sql import change, chunks, core, insert_new, rows_among
 from storage.database.tables import JobRow, TaskJobRow, TaskRow
 
 MAX_PAST = 200
@@ -98,12 +98,12 @@ def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
         if state not in UNENDED:
             task, row = wanted[place], core(TaskRow)
             anew = {**waits_again(session, task_id, state), **_anew(session, task)}
-            session.execute(update(row).where(row.c.id == task_id).values(**anew))
+            change(session, row, row.c.id == task_id, **anew)
             wanting, job = core(TaskJobRow).c, core(JobRow).c
             ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
             # Jobs that needed it until it ended so. Of a failed one, jobs that have not ended need it still.
             had = (wanting.task_id == task_id) & (ended if state == "failed" else true())
-            session.execute(update(core(TaskJobRow)).where(had).values(wanted=False))
+            change(session, TaskJobRow, had, wanted=False)
     add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
     add_tasks(session, (task for place, task in wanted.items() if place not in present))
     return [task for place, task in wanted.items() if place not in present or present[place][1] not in UNENDED]
@@ -119,7 +119,7 @@ def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
     for job, task_ids in by_job.items():
         for ids in chunks(task_ids):
             again = row.c.task_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
-            session.execute(update(row).where(again).values(wanted=True))
+            change(session, row, again, wanted=True)
 
 
 def _insert_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:

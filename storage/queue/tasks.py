@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, case, exists, or_, select, update
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import JobRow, TaskJobRow, TaskRow
 from storage.errors import LostLease
 from storage.queue import losses
@@ -92,7 +92,7 @@ def renew(session: Session, lease: Lease, lease_seconds: float) -> Renewal:
     )
     if row.kind != FINISH and not session.scalar(select(wanting)):
         return Renewal.DEADLINE
-    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(lease_expires_at=now + lease_seconds))
+    change(session, TaskRow, TaskRow.id == lease.task_id, lease_expires_at=now + lease_seconds)
     return Renewal.HELD
 
 
@@ -118,7 +118,7 @@ def complete(session: Session, lease: Lease) -> None:
 
 def go_on_alone(session: Session, lease: Lease) -> None:
     """Of a lost task that has done a part alone, or skipped it: the rest is done alone, too."""
-    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(losses=losses.TOGETHER))
+    change(session, TaskRow, TaskRow.id == lease.task_id, losses=losses.TOGETHER)
 
 
 def best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> Any:

@@ -16,7 +16,7 @@ from sqlalchemy import bindparam, case, exists, func, or_, select, update
 
 from codegen.predict.compile_cost import MAX_SECONDS
 from storage.database.session import Session
-from storage.database.sql import chunks, core, whole
+from storage.database.sql import change, chunks, core, whole
 from storage.database.tables import LIVE, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 
 TURN_SECONDS = 4.0
@@ -62,7 +62,7 @@ def take_turn(session: Session, seconds: Mapping[str, float]) -> None:
 def spend(session: Session, job_id: str, seconds: float) -> None:
     """Charge the job for seconds that were not predicted."""
     job = core(JobRow).c
-    session.execute(update(core(JobRow)).where(job.id == job_id).values(used_seconds=job.used_seconds + seconds))
+    change(session, JobRow, job.id == job_id, used_seconds=job.used_seconds + seconds)
 
 
 def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:

@@ -22,7 +22,7 @@ from codegen.canonical import digest
 from codegen.identity import PlanVersions
 from cukiln.types import Imported, StageSeconds
 from storage.database.session import Database, Session, clock_of
-from storage.database.sql import chunks, core, insert_new
+from storage.database.sql import change, chunks, core, insert_new
 from storage.database.tables import (
     COMPILE_FAILURES,
     BuildRow,
@@ -211,7 +211,7 @@ def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Begun:
     if session.scalar(begun) is None:  # the same was sent twice at once, or it was cancelled meanwhile
         return Begun(new.job_id, new=False, finish=[])
     its = problem.c.job_id == new.job_id
-    session.execute(update(problem).where(its).values(state="running", planned=True, started_at=now))
+    change(session, problem, its, state="running", planned=True, started_at=now)
     add_tasks(
         session,
         [
@@ -322,8 +322,5 @@ def _build_id(new: Import, candidate: ImportedCandidate, target: str) -> str:
 
 def refuse_candidate(session: Session, problem_id: int, candidate: str, message: str) -> None:
     """A candidate that was right elsewhere and cannot be published here."""
-    session.execute(
-        update(core(CandidateRow))
-        .where(core(CandidateRow).c.job_problem_id == problem_id, core(CandidateRow).c.candidate == candidate)
-        .values(verdict="skipped", message=message)
-    )
+    this = (CandidateRow.job_problem_id == problem_id) & (CandidateRow.candidate == candidate)
+    change(session, CandidateRow, this, verdict="skipped", message=message)

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, String, and_, cast, exists, false, or_, se
 from codegen.identity import PlanVersions
 from codegen.text.compiler_log import telling_line
 from storage.database.session import Session, clock_of
-from storage.database.sql import asks_predicted, chunks, core, is_predicted, rows_among
+from storage.database.sql import asks_predicted, change, chunks, core, is_predicted, rows_among
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,
@@ -117,7 +117,7 @@ def note_lost(session: Session, problem_ids: Iterable[int], why: str | None) -> 
     problem = core(JobProblemRow).c
     for ids in chunks(set(problem_ids) if (why or "").startswith(LOST) else ()):
         here = problem.id.in_(ids) & problem.error.is_(None)
-        session.execute(update(core(JobProblemRow)).where(here).values(error=why))
+        change(session, JobProblemRow, here, error=why)
 
 
 def give_verdicts(

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import asks_predicted, chunks, core
+from storage.database.sql import asks_predicted, change, chunks, core
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,
@@ -153,7 +153,7 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
             ids = [row.id for row in rows if row.budget_seconds == budget]
             error = f"{_budget(budget)} its search space was lowered"
             unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
-            session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
+            change(session, JobProblemRow, unplanned, planned=True, error=error)
         add_next_steps(session, [row.id for row in rows])
 
     return part
@@ -284,9 +284,7 @@ def end_tasks(session: Session, job_id: str, kinds: Sequence[str]) -> None:
     unended = task.id.in_(of_job) & task.state.in_(UNENDED) & task.kind.in_(kinds)
     ids = list(session.scalars(select(task.id).where(unended)))
     for some in chunks(ids):
-        session.execute(
-            update(core(TaskJobRow)).where(wanting.job_id == job_id, wanting.task_id.in_(some)).values(wanted=False)
-        )
+        change(session, TaskJobRow, wanting.job_id == job_id, wanting.task_id.in_(some), wanted=False)
         unwanted = task.id.in_(some) & ~exists().where(wanting.task_id == task.id, wanting.wanted)
         # The token stays: `renew` reports to its worker that the task was cancelled, not lost.
         cancelled = session.execute(
@@ -296,19 +294,14 @@ def end_tasks(session: Session, job_id: str, kinds: Sequence[str]) -> None:
             .returning(task.kind, task.ref)
         ).all()
         groups = [row.ref for row in cancelled if row.kind == COMPILE]
-        session.execute(
-            update(core(GroupRow)).where(core(GroupRow).c.id.in_(groups)).values(state="cancelled", finished_at=now)
-        )
+        change(session, GroupRow, GroupRow.id.in_(groups), state="cancelled", finished_at=now)
         for group in groups:
             abandon_group(session, group)
 
 
-def _fail_problems(session: Session, job_id: str, which: object, error: str) -> None:
-    session.execute(
-        update(JobProblemRow)
-        .where(which, JobProblemRow.state.in_(LIVE))  # type: ignore[arg-type]
-        .values(state="failed", error=error, finished_at=clock_of(session).now())
-    )
+def _fail_problems(session: Session, job_id: str, which: ColumnElement[bool], error: str) -> None:
+    failed = {"state": "failed", "error": error, "finished_at": clock_of(session).now()}
+    change(session, JobProblemRow, which, JobProblemRow.state.in_(LIVE), **failed)
     settle_job(session, job_id)
 
 
@@ -331,6 +324,6 @@ def cancel_job(session: Session, job_id: str) -> JobStatus | None:
     live = (JobRow.id == job_id) & JobRow.state.in_(LIVE)
     if session.scalar(update(JobRow).where(live).values(**ended).returning(JobRow.id)) is not None:
         problems = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
-        session.execute(update(JobProblemRow).where(problems).values(**ended))
+        change(session, JobProblemRow, problems, **ended)
         end_tasks(session, job_id, (*SEARCH, FINISH))
     return job_state(session, job_id)

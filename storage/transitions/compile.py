@@ -11,7 +11,7 @@ from sqlalchemy import bindparam, select, update
 from cukiln.types import AttributedSeconds, GroupReport, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow
 from storage.entities.groups import (
     FILES_OF_GROUPS,
@@ -144,17 +144,16 @@ def complete_group(
     in_queue = lease.waited_seconds
     # Relative to the lease, as the others: it ended when they began.
     spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
-    session.execute(
-        update(core(GroupRow))
-        .where(group.id == lease.ref)
-        .values(
-            state="compiled" if error is None else "failed",
-            finished_at=clock_of(session).now(),
-            phases=spans,
-            codegen_seconds=made.codegen.model_dump(),
-            compile_seconds=made.compile.model_dump(),
-            **blobs,
-        )
+    change(
+        session,
+        GroupRow,
+        group.id == lease.ref,
+        state="compiled" if error is None else "failed",
+        finished_at=clock_of(session).now(),
+        phases=spans,
+        codegen_seconds=made.codegen.model_dump(),
+        compile_seconds=made.compile.model_dump(),
+        **blobs,
     )
     return_builds(session, lease.ref, error or "its file left it out", max_attempts)
     return add_verification(session, waiting)

@@ -9,10 +9,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import GroupRow, TaskRow
 from storage.queue import losses
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of, waits_again
@@ -68,7 +68,7 @@ def _lose(session: Session, row: Any, error: str) -> str:
         values["losses"] = many
     # Where it does not wait, the worker of the attempt stays: it shows where the task was.
     ended = {**values, "state": state, "token": None, "error": error}
-    session.execute(update(core(TaskRow)).where(core(TaskRow).c.id == row.id).values(**ended))
+    change(session, TaskRow, TaskRow.id == row.id, **ended)
     if state == "lost":
         _set_group(session, row.ref, "lost", now)
         lose_group(session, row.ref, error)
@@ -110,5 +110,4 @@ def _end_group(session: Session, lease: Lease, state: str, error: str | None = N
 
 
 def _set_group(session: Session, group_id: str, state: str, now: float) -> None:
-    group = core(GroupRow)
-    session.execute(update(group).where(group.c.id == group_id).values(state=state, finished_at=now))
+    change(session, GroupRow, GroupRow.id == group_id, state=state, finished_at=now)

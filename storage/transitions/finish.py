@@ -10,6 +10,7 @@ from sqlalchemy import update
 
 from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
+from storage.database.sql import change
 from storage.database.tables import LIVE, JobProblemRow, TaskRow
 from storage.entities.stage_times import add_seconds, by_phase
 from storage.errors import LostLease
@@ -53,7 +54,7 @@ def finish_problem(
     )
     if job_id is None:
         raise LostLease(lease.kind, lease.ref, lease.token)
-    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(phases=[dict(phase) for phase in phases]))
+    change(session, TaskRow, TaskRow.id == lease.task_id, phases=[dict(phase) for phase in phases])
     waiting = {"queue": StageSeconds(wall=lease.waited_seconds)}
     add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
     return FinishedProblem(job_id, settle_job(session, job_id))

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select, tuple_, update
+from sqlalchemy import func, select, tuple_
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
-from storage.database.sql import asks_predicted, chunks, core, insert_new, one_of, rows_among
+from storage.database.sql import asks_predicted, change, chunks, core, insert_new, one_of, remove, rows_among
 from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, MeasurementRow, TaskRow, VerdictRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.stage_times import add_seconds
@@ -173,7 +173,7 @@ def complete_measured(
         raise ValueError(f"{lease.kind} {lease.ref}: no result for {names}")
     again = add_verification(session, unverified(session, {candidate.build for candidate in left}), device_class)
     if again and not results:
-        session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(attempt=lease.attempt))
+        change(session, TaskRow, TaskRow.id == lease.task_id, attempt=lease.attempt)
     if again and lease.is_alone:
         go_on_alone(session, lease)
     return [NextStep(left[0].problem_id, "measure", device_class)] if again else []
@@ -196,16 +196,9 @@ def invalidate_contenders(
     ).all()
     for candidate, code_digest in rows:
         contender = failed[candidate]
-        session.execute(
-            update(core(VerdictRow))
-            .where(VerdictRow.subject == code_digest, VerdictRow.venue == GPU, VerdictRow.verdict == "ok")
-            .values(
-                verdict=contender.verdict,
-                message=contender.message,
-                details=dict(contender.details),
-                created_at=clock_of(session).now(),
-            )
-        )
+        was_right = (VerdictRow.subject == code_digest) & (VerdictRow.venue == GPU) & (VerdictRow.verdict == "ok")
+        found = {"verdict": contender.verdict, "message": contender.message, "details": dict(contender.details)}
+        change(session, VerdictRow, was_right, **found, created_at=clock_of(session).now())
     codes = {code_digest for _, code_digest in rows if code_digest}
     withdraw_code(session, wrong_codes(session, codes))
     write_candidate_verdicts(
@@ -221,9 +214,7 @@ def record_compared(
     """Complete a compare task with a `Comparison` as JSON, if any; the problems with a new task. Raises `LostLease`."""
     complete(session, lease)
     problem_id = int(lease.ref)
-    session.execute(
-        update(core(JobProblemRow)).where(core(JobProblemRow).c.id == problem_id).values(comparison=comparison)
-    )
+    change(session, JobProblemRow, JobProblemRow.id == problem_id, comparison=comparison)
     add_seconds(session, {problem_id: {"measure": measure, "queue": StageSeconds(wall=lease.waited_seconds)}})
     return add_next_steps(session, [problem_id])
 
@@ -234,15 +225,14 @@ def forget_group_library(session: Session, digest: str) -> tuple[list[NextStep],
     What waits to be measured now is skipped, a part of it; returns the problems with a new task, and whether there may
     be more candidates: call it again.
     """
-    build = core(BuildRow)
-    held = build.c.library == digest
-    standing = session.scalars(select(build.c.id).where(held, build.c.state == "ok")).all()
+    held = BuildRow.library == digest
+    standing = session.scalars(select(BuildRow.id).where(held, BuildRow.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
     skipped = dict.fromkeys(standing, ("skipped", message))
     touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), VERDICTS_AT_ONCE)
     more = len(touched) >= VERDICTS_AT_ONCE
     if not more:
-        session.execute(update(build).where(held).values(library=None))
+        change(session, BuildRow, held, library=None)
     return add_next_steps(session, touched), more
 
 
@@ -286,9 +276,7 @@ def _write_measurements(
     }
     for keys in chunks(rows, 1000):
         old = one_of((table.code_digest, table.candidate), keys)
-        session.execute(
-            delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)
-        )
+        remove(session, MeasurementRow, old, table.device_class == device_class, table.driver == driver)
     insert_new(session, MeasurementRow, list(rows.values()))
 
 

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, select, update
+from sqlalchemy import ColumnElement, and_, exists, select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, rows_among
+from storage.database.sql import change, chunks, core, insert_new, remove, rows_among
 from storage.database.tables import (
     LIVE,
     PENDING_OR_GIVEN_UP,
@@ -66,7 +66,7 @@ def want_builds(
     ]
     for id in lost:
         again = {**_row(by_id[id], now), **_UNTRIED}
-        session.execute(update(core(BuildRow)).where(build.id == id).values(**again))
+        change(session, BuildRow, build.id == id, **again)
     unbuilt = [*lost, *(row.id for row in present if row.state in UNBUILT)]
     rows = [
         {
@@ -110,7 +110,7 @@ def _join_running_files(session: Session, job_id: str, groups: Collection[str | 
 def fulfil(session: Session, build_ids: Iterable[str]) -> None:
     """These builds are compiled, or never will be: no job waits for their compile any more."""
     for ids in chunks(build_ids):
-        session.execute(delete(core(PendingBuildRow)).where(pending_build.build.in_(ids)))
+        remove(session, PendingBuildRow, pending_build.build.in_(ids))
 
 
 def abandon_group(session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS) -> None:
@@ -136,7 +136,7 @@ def lose_group(session: Session, group_id: str, error: str) -> None:
             "not_before": now + losses.pause_after(many),
             "suspect": row.id if many >= losses.TOGETHER else row.suspect,
         }
-        session.execute(update(core(BuildRow)).where(build.id == row.id).values(**values))
+        change(session, BuildRow, build.id == row.id, **values)
     _forget(session, [row.id for row in rows])
     give_up_builds(session, [row.id for row in rows if row.losses + count >= losses.MOST], losses.why_skipped(error))
 
@@ -163,7 +163,7 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     ids = [row.id for row in rows]
     _wait_from_now(session, ids)
     if error is None:
-        session.execute(update(core(BuildRow)).where(compiling).values(state="pending"))
+        change(session, BuildRow, compiling, state="pending")
         _forget(session, ids)  # a job that has ended may have been the last that needed them
         return
     group = core(GroupRow).c
@@ -173,7 +173,7 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
     for place, id in enumerate(ids):
         label = f"{group_id}:{place % 2}" if whole else id
         values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if alone else 0)}
-        session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
+        change(session, BuildRow, build.id == id, **values)
     _forget(session, ids)
     if alone and rows and rows[0].attempts + 1 >= max_attempts:
         give_up_builds(session, ids, error)
@@ -181,15 +181,13 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
 
 def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
     for ids in chunks(build_ids):
-        session.execute(
-            update(core(PendingBuildRow)).where(pending_build.build.in_(ids)).values(wanted_at=clock_of(session).now())
-        )
+        change(session, PendingBuildRow, pending_build.build.in_(ids), wanted_at=clock_of(session).now())
 
 
 def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
     """Candidates are skipped, and the builds deleted, in parts (`cancel_and_expire`); any later job tries them anew."""
     for ids in chunks(build_ids):
-        session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="given_up", log=message))
+        change(session, BuildRow, build.id.in_(ids), state="given_up", log=message)
     fulfil(session, build_ids)
 
 
@@ -205,7 +203,7 @@ def give_up_place(session: Session, target: str, toolchain: str, most: int) -> N
 def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
     """When none of their candidates is left to be skipped."""
     given_up = build.id.in_(build_ids) & (build.state == "given_up")
-    session.execute(update(core(BuildRow)).where(given_up).values(state="pending", **_UNTRIED))
+    change(session, BuildRow, given_up, state="pending", **_UNTRIED)
     _forget(session, build_ids)
 
 
@@ -213,9 +211,7 @@ def drop_pending_builds(session: Session, job_id: str, most: int) -> None:
     """Delete up to `most` rows of `pending_builds` of a job that has ended."""
     ids = session.scalars(select(pending_build.build).where(pending_build.job_id == job_id).limit(most)).all()
     for some in chunks(ids):
-        session.execute(
-            delete(core(PendingBuildRow)).where(pending_build.job_id == job_id, pending_build.build.in_(some))
-        )
+        remove(session, PendingBuildRow, pending_build.job_id == job_id, pending_build.build.in_(some))
     _forget(session, ids)
 
 
@@ -230,9 +226,7 @@ def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> No
     needed = {id for (id,) in rows_among(session, select(build.id).where(waiting), build.id, build_ids)}
     unneeded = [id for id in build_ids if id not in needed]
     for ids in chunks(unneeded):
-        session.execute(
-            delete(core(PendingBuildRow)).where(pending_build.job_id == job_id, pending_build.build.in_(ids))
-        )
+        remove(session, PendingBuildRow, pending_build.job_id == job_id, pending_build.build.in_(ids))
     _forget(session, unneeded)
 
 
@@ -243,8 +237,8 @@ def _forget(session: Session, build_ids: Sequence[str]) -> None:
         rows = session.execute(select(build.id, build.code_digest).where(unwanted)).all()
         new = [row.id for row in rows if row.code_digest is None]
         compiled = [row.id for row in rows if row.code_digest is not None]
-        session.execute(delete(core(BuildRow)).where(build.id.in_(new)))
-        session.execute(update(core(BuildRow)).where(build.id.in_(compiled)).values(state="ok"))
+        remove(session, BuildRow, build.id.in_(new))
+        change(session, BuildRow, build.id.in_(compiled), state="ok")
 
 
 def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:

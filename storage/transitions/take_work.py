@@ -16,7 +16,7 @@ from sqlalchemy import exists, func, insert, select, update
 
 from codegen.predict.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERNELS, MAX_SECONDS, files_that_pay
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, FINISH, VERIFY, jobs_of
@@ -205,7 +205,7 @@ def _record(session: Session, builds: Sequence[Any], first: Any, now: float) -> 
             created_at=now,
         )
     )
-    session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="compiling", group_id=group_id))
+    change(session, BuildRow, build.id.in_(ids), state="compiling", group_id=group_id)
     task = {
         "kind": COMPILE,
         "ref": group_id,
@@ -296,11 +296,8 @@ def take(
         )
         .returning(*core(TaskRow).c)
     ).one()
-    session.execute(
-        update(JobRow)
-        .where(JobRow.id.in_(list(charges)), JobRow.state == "queued")
-        .values(state="running", started_at=now, deadline=JobRow.budget_seconds + now)
-    )
+    queued = JobRow.id.in_(list(charges)) & (JobRow.state == "queued")
+    change(session, JobRow, queued, state="running", started_at=now, deadline=JobRow.budget_seconds + now)
     same = ("kind", "ref", "target", "attempt", "token", "worker", "lease_expires_at", "losses")
     return Lease(
         **{name: taken._mapping[name] for name in same},

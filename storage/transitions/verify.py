@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, select, true, update
+from sqlalchemy import ColumnElement, Row, select, true
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
-from storage.database.sql import asks_predicted, chunks, core, is_predicted, rows_among
+from storage.database.sql import asks_predicted, change, chunks, core, is_predicted, rows_among
 from storage.database.tables import LIVE, BuildRow, CandidateRow, GroupRow, JobProblemRow, JobRow
 from storage.entities.groups import GroupKernel, kernels_of, load_group
 from storage.entities.stage_times import Spent, shares
@@ -204,8 +204,7 @@ def complete_verified(
     left = builds_to_verify(session, lease.ref, plans)
     if missing := [kernel.kernel for kernel in left if kernel in asked]:
         raise ValueError(f"group {lease.ref}: no verdict for {', '.join(missing)}")
-    group = core(GroupRow)
-    session.execute(update(group).where(group.c.id == lease.ref).values(verify_seconds=verify.model_dump()))
+    change(session, GroupRow, GroupRow.id == lease.ref, verify_seconds=verify.model_dump())
     again = add_verification(session, unverified(session, [kernel.build for kernel in left]))
     if again and lease.is_alone:
         go_on_alone(session, lease)
