@@ -1,9 +1,7 @@
 """Threads beside the event loop: batches of requests, and messages to Redis after an answer.
 
-Requests that arrive while a batch is processed are the next one.
-
-One read and one write of the database serve many concurrent requests; a single one is a batch of its own and does not
-wait. Each batch starts after its requests have arrived, so no answer is older than its request.
+Requests that arrive while a batch is processed are the next one, so that one read and one write of the database serve
+many; a single one does not wait. Each batch starts after its requests have arrived: no answer is older than it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """/ and /jobs/{id}: where the time goes, as tables that need no script; charts are drawn over them from the same JSON.
-/docs: the OpenAPI document as one plain page. /static/…: scripts and styles, under the digest of their content.
-
-With an API key, a page without the key in its Authorization header holds no data: a form asks for the key, and a script
-asks for the page again with it.
-"""
+/docs: the OpenAPI document as one plain page. /static/…: scripts and styles, under the digest of their content. Without
+a key that is needed, a page holds a form for it alone, and a script asks for the page again with it."""
 
 from __future__ import annotations
 

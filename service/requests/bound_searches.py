@@ -1,9 +1,6 @@
-"""A job's searches before anything is written: tunables that exist, and spaces and limits within the settings' bounds.
-
-Of a search without a limit the size is computed, never enumerated. It depends on the problem only by the lists that the
-search does not name, so problems of one signature share one look, and another is taken only near the bound. The plan
-step looks at every problem's own size again.
-"""
+"""A job's searches before anything is written: tunables that exist, and sizes (computed, never enumerated) and limits
+within the settings' bounds. Problems of one signature share a look, and another is taken only near the bound, since the
+size depends on the problem only by lists that the search does not name. The plan step looks at each again."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Results that were measured elsewhere → what storage imports: every id is recomputed and compared.
-
-Results are accepted where they are consistent: problems and schedules are those of this service's operators, ids are
-those of their content, times are numbers of one device under one driver. Whether the code is the measured one is
-checked when winners are built: see `workers.steps.finish`.
-"""
+"""Results that were measured elsewhere → what storage imports, where they are consistent: problems, schedules and ids
+are what this service would make, times are numbers of one device under one driver. Whether the code is the measured one
+is checked when winners are built: see `workers.steps.finish`."""
 
 from __future__ import annotations
 

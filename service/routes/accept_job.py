@@ -1,8 +1,5 @@
-"""Job requests and retries → their durable rows, and wake-ups for the planners where there is work.
-
-The rows come first: once a caller has read the 202, neither a crash of this process nor a flushed Redis loses the job.
-Concurrent requests are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs.
-"""
+"""Job requests and retries → their durable rows, before the answer, and wake-ups for the planners. Concurrent requests
+are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs."""
 
 from __future__ import annotations
 

@@ -75,13 +75,13 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     sender = caller_of(request)
     assert sender is not None, "the gate lets no call in without one"
     imported = import_results(service.database, new, Importer(sender.name, sender.key, sender.overwrites), admit)
-    for target in imported.finish:
+    for target in imported or ():
         service.announce(partial(wake_ups.add_wake_ups, kind="finish", target=target))
     with service.database.read() as session:
-        report = job_report(session, imported.job_id, service.settings.toolchain_live_seconds)
+        report = job_report(session, new.job_id, service.settings.toolchain_live_seconds)
     assert report is not None, "a job that was just written is there"
     headers = {"Location": f"/v1/jobs/{report.job}"}
-    if not imported.new:
+    if imported is None:
         return json_response(report, headers=headers)
     return json_response(report, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
 

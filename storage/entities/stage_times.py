@@ -1,8 +1,5 @@
-"""Stage seconds of problems, and in the same place the seconds of the phases within them.
-
-A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems that use it,
-of the jobs that the group was compiled for. So the problems of all jobs sum to what the groups took.
-"""
+"""Seconds of problems by stage and phase. Each kernel of a group takes an equal part of the group's, split evenly over
+the problems that use it, of the jobs that it was compiled for: so all problems sum to what the groups took."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Blobs that are damaged or gone: found by reading all, and removed, so that the next job builds them.
-
-Damaged bytes are moved aside, the row goes, and with it whatever answered with it: kernels in winner records, libraries
-of winners and of groups, the files of a group's report.
-"""
+"""Blobs that are damaged or gone: found by reading all, and removed with whatever answered with them (kernels in winner
+records, libraries, the files of a group's report), so that the next job builds them."""
 
 from __future__ import annotations
 
@@ -38,22 +35,14 @@ class Damage:
     groups: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Checked:
-    """`damage`: None where the bytes have their digest."""
-
-    blob: Blob
-    damage: Damage | None
-
-
-def check_blobs(database: Database, blobs: BlobStore) -> Iterator[Checked]:
-    """Read every blob. One that is removed meanwhile is left out."""
+def check_blobs(database: Database, blobs: BlobStore) -> Iterator[tuple[Blob, Damage | None]]:
+    """Read every blob; None: its bytes have their digest. One that is removed meanwhile is left out."""
     for blob in blobs.all():
         why = why_damaged(blobs, blob.digest)
         if why is None:
-            yield Checked(blob, None)
+            yield blob, None
         elif blobs.head(blob.digest) is not None:
-            yield Checked(blob, _needed_by(database, blob, why))
+            yield blob, _needed_by(database, blob, why)
 
 
 def why_damaged(blobs: BlobStore, digest: str) -> str | None:

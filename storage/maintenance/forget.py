@@ -1,8 +1,5 @@
-"""Stored results are deleted on request, so that the next job tries again.
-
-Of a build: how it compiled, the verdicts on its slice and its code, and the times of its code. What a job that has not
-ended needs stays.
-"""
+"""Stored results of a build or a winner are deleted on request, so that the next job tries again: how it compiled, the
+verdicts on its slice and its code, and the times of its code. What a live job needs stays."""
 
 from __future__ import annotations
 

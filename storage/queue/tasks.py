@@ -1,11 +1,8 @@
 """Tasks: waiting, leased by one attempt at a time, ended.
 
-A lease has a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostLease` inside the
-caller's transaction). So a worker that comes back after its lease writes nothing, and a step that ran twice counts
-once. `LeaseWatch` finds leases that are over without the clocks of the machines.
-
-A compile task is made when it is leased, of builds that are pending (`storage.transitions.take_work`), and is tried
-once: where the attempt fails, its builds are pending again, for the next worker.
+A lease has a new token, and every write of the worker is fenced by it (`LostLease`, inside the caller's transaction): a
+worker that comes back after its lease writes nothing. A compile task is made when it is leased, of pending builds
+(`storage.transitions.take_work`), and is tried once.
 """
 
 from __future__ import annotations

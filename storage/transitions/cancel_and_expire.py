@@ -1,8 +1,7 @@
 """How work ends before its time: a cancelled job, a spent budget, a task that failed for good.
 
-Builds are shared between jobs. So a job that ends withdraws its requests: work that no other job needs is cancelled,
-and builds that none needs are deleted. No verdict of a kernel follows from it: the candidates are `skipped`, a part at
-a time (`find_ended`), since a job may have a hundred thousand.
+Work and builds that no other job needs end with it. The candidates are `skipped`, which says nothing of their kernels,
+a part at a time (`find_ended`): a job may have a hundred thousand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How an attempt ends that did not complete its task: released, failed, or lost with its worker.
-
-A lost attempt does not count (`storage.queue.losses`). Of a group the builds are pending again.
-"""
+"""How an attempt ends that did not complete its task: released, failed, or lost (`storage.queue.losses`)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import update
@@ -18,14 +17,6 @@ from storage.queue.tasks import Lease, complete
 from storage.transitions.cancel_and_expire import settle_job
 
 
-@dataclass(frozen=True)
-class FinishedProblem:
-    """`job_state` is the job's new state if this was its last problem."""
-
-    job_id: str
-    job_state: str | None
-
-
 def finish_problem(
     session: Session,
     lease: Lease,
@@ -34,12 +25,10 @@ def finish_problem(
     error: str | None,
     extra_seconds: Mapping[str, StageSeconds] | None = None,
     phases: Sequence[Mapping[str, Any]] = (),
-) -> FinishedProblem:
-    """End the problem of a finish task: done with a winner (a candidate id), or failed with the reason.
-
-    Completes the task and closes the job with its last problem. `extra_seconds`: what finishing itself spent, by
-    stage, `phases`: within it, as in `storage.database.tables.GroupRow`. Raises `LostLease`.
-    """
+) -> str | None:
+    """End a finish task and its problem: with a winner (a candidate id), or the reason for none; returns the job's new
+    state if this was its last one. `extra_seconds`: of finishing itself, by stage, `phases`: within it. Raises
+    `LostLease`."""
     if (winner is None) == (error is None):
         raise ValueError("a finished problem has either a winner or an error")
     complete(session, lease)
@@ -57,4 +46,4 @@ def finish_problem(
     change(session, TaskRow, TaskRow.id == lease.task_id, phases=[dict(phase) for phase in phases])
     waiting = {"queue": StageSeconds(wall=lease.waited_seconds)}
     add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
-    return FinishedProblem(job_id, settle_job(session, job_id))
+    return settle_job(session, job_id)

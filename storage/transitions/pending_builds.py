@@ -1,9 +1,5 @@
-"""Pending builds: those that jobs need and that are not compiled yet, a row of `pending_builds` for each job and build.
-
-A build is pending as long as a job needs it, and compiling while a worker has leased it
-(`storage.transitions.take_work`). What a worker could not compile is pending again; what no job needs any more is
-deleted.
-"""
+"""Pending builds, a row of `pending_builds` for each job that needs one: compiling while a worker has leased it
+(`storage.transitions.take_work`), pending again where it could not, and deleted when no job needs it any more."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from storage.entities.searches import MeasuredUnder, merge_searches, search_entr
 from storage.entities.verdicts import wrong_codes
 from storage.errors import BlobMissing
 from storage.transfer.imports import imported_by, refuse_candidate
-from storage.transitions.finish import FinishedProblem, finish_problem
+from storage.transitions.finish import finish_problem
 from workers.compile.build_winner import WinnerNotBuilt, plan_launch
 from workers.gpu.rank_measured import Timed, is_whole, runner_up
 from workers.processes.stopwatch import Stopwatch
@@ -93,10 +93,10 @@ def finish(context: StepContext) -> None:
         _refuse_found_wrong(session, problem, entries)
         _require_files(session, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
-        finished = finish_problem(
+        ended = finish_problem(
             session, context.lease, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
         )
-    _tell(context, problem, finished)
+    _tell(context, problem, ended)
 
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
@@ -339,12 +339,12 @@ def _why_none(stored: Sequence[StoredCandidate]) -> str:
 
 def _fail(context: StepContext, problem: JobProblem, error: str) -> None:
     with context.database.write() as session:
-        finished = finish_problem(session, context.lease, winner=None, error=error)
-    _tell(context, problem, finished)
+        ended = finish_problem(session, context.lease, winner=None, error=error)
+    _tell(context, problem, ended)
 
 
-def _tell(context: StepContext, problem: JobProblem, finished: FinishedProblem) -> None:
+def _tell(context: StepContext, problem: JobProblem, ended: str | None) -> None:
     publish_problems(context, [problem.id])
     publish_progress(context)
-    if finished.job_state is not None:
-        context.publish("state", {"state": finished.job_state}, job_id=finished.job_id)
+    if ended is not None:
+        context.publish("state", {"state": ended}, job_id=problem.job_id)

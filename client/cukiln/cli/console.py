@@ -1,8 +1,5 @@
-"""What commands share: arguments, consoles, tables, numbers; control characters in foreign text are escaped.
-
-An empty argument, as a shell makes of a variable without a value, is refused: a path would be the current folder, and
-an id a missing part of an address.
-"""
+"""What commands share: arguments (an empty one, as of an unset shell variable, is refused), consoles, tables, numbers;
+control characters in foreign text are escaped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Stored data: `cukiln forget`, `imports`, `keys`, `blobs`, `gc`, `backup`, `restore`.
-
-`forget` and `imports` are requests to the service; the others work on the data themselves, where the server is
-installed, with or without a running service.
-"""
+"""Stored data: `cukiln forget` and `imports`, which ask the service; `keys`, `blobs`, `gc`, `backup`, `restore`, which
+work on the data themselves, with or without a running service."""
 
 from __future__ import annotations
 
@@ -171,15 +168,15 @@ def _check(store: Store, as_json: bool, *, repair: bool) -> int:
     damage = server_module("storage.maintenance.damage")
     count = size = 0
     damaged: list[dict[str, Any]] = []
-    for checked in damage.check_blobs(store.database, store.blobs):
-        count, size = count + 1, size + checked.blob.size
-        if checked.damage is None:
+    for blob, why in damage.check_blobs(store.database, store.blobs):
+        count, size = count + 1, size + blob.size
+        if why is None:
             continue
         if repair:
-            damage.repair(store.database, store.blobs, checked.blob.digest)
-        damaged.append(asdict(checked.damage))
+            damage.repair(store.database, store.blobs, blob.digest)
+        damaged.append(asdict(why))
         if not as_json:
-            _print_damage(checked.damage, repair)
+            _print_damage(why, repair)
     if as_json:
         typer.echo(json.dumps({"blobs": count, "bytes": size, "repaired": repair, "damaged": damaged}))
     else:

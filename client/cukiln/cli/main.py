@@ -1,6 +1,4 @@
-"""The command line: `cukiln tune`, `watch`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`,
-`reproduce`, `export-bundle`, `import-results`, `doctor`, `serve`, `worker`, `quickstart`, `retry`, and those of
-`cli/keep.py`: `forget`, `imports`, `keys`, `blobs`, `gc`, `backup`, `restore`.
+"""The command line: its commands, but for those of `cli/keep.py`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start with its settings; 130 interrupted.

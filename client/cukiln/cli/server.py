@@ -1,8 +1,5 @@
-"""Where the server packages are installed: `serve`, `worker`, `prove`, and the service that `tune` starts for itself.
-
-The wheel holds the client alone. The server is run from a checkout or an image, so its modules are imported by name
-when they are needed.
-"""
+"""`serve`, `worker`, `prove`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
+of the server, which runs from a checkout or an image, are imported by name when they are needed."""
 
 from __future__ import annotations
 

@@ -394,8 +394,8 @@ def test_an_import_that_is_interrupted_is_gone_on_with(
     assert job is not None and job.state == "queued"
     assert finishes(database) == 0
     monkeypatch.undo()
-    assert import_results(database, new, SENDER, lambda session: None).new
-    assert not import_results(database, new, SENDER, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None) is not None
+    assert import_results(database, new, SENDER, lambda session: None) is None
     assert finishes(database) == 1
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
@@ -413,7 +413,7 @@ def test_an_import_that_continues_after_all_loses_nothing(
     assert part is not None
     clearing = (lambda: clear(database)) if when == "while it is written" else (lambda: None)
     monkeypatch.setattr(database, "pause", clearing)
-    assert import_results(database, new, SENDER, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None) is not None
     with database.write() as session:
         part(session)
     with database.engine.connect() as connection:
@@ -445,4 +445,4 @@ def test_an_import_that_is_not_continued_is_forgotten(
     with database.read() as session:
         assert jobs.job_state(session, new.job_id) is None
     monkeypatch.undo()
-    assert import_results(database, new, SENDER, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None) is not None

@@ -67,7 +67,7 @@ def unended(database: Database, *kinds: str) -> list[str]:
 def finish_next(database: Database, winner: str | None = "c-a", error: str | None = None) -> str | None:
     lease = take_one(database, "finish")
     with database.write() as session:
-        return finish_problem(session, lease, winner=winner, error=error).job_state
+        return finish_problem(session, lease, winner=winner, error=error)
 
 
 def test_a_job_goes_from_plan_to_done(database: Database) -> None:
@@ -475,7 +475,7 @@ def test_a_spent_budget_finishes_with_what_was_verified(database: Database, cloc
         lease = take_one(database, "finish")
         ended = {"winner": None, "error": "-"} if int(lease.ref) == unplanned.id else {"winner": "c-a", "error": None}
         with database.write() as session:
-            states.append(finish_problem(session, lease, **ended).job_state)
+            states.append(finish_problem(session, lease, **ended))
     assert states == [None] * 32 + ["partial"]
 
 
