@@ -2,7 +2,7 @@
 
 Their verdicts lie in builds of their own, since none was compiled here, and their winners are parts of records
 (`storage.entities.record_parts`), so that an import can be withdrawn as a whole. It begins when all is written, a part
-at a time; one that is interrupted continues when it is sent again, else it is withdrawn (`storage.transfer.withdrawals`).
+at a time; one that is interrupted continues when it is sent again, or is withdrawn (`storage.transfer.withdrawals`).
 """
 
 from __future__ import annotations
