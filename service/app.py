@@ -24,7 +24,6 @@ from service.routes import (
     health,
     jobs,
     kernels,
-    lookups,
     results,
     traces,
 )
@@ -39,7 +38,7 @@ DESCRIPTION = (
 MOST_SUBMISSIONS = 1000
 ROUTERS = (
     *(jobs, events, traces, by_id, bundles, results),
-    *(groups, lookups, kernels, blobs, catalogue),
+    *(groups, kernels, blobs, catalogue),
     *(health, pages),
 )
 

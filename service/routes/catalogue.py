@@ -19,7 +19,7 @@ from service.http.answers import json_response
 from service.openapi import problems
 from storage.entities.heartbeats import LiveDevice
 from storage.queue.pauses import pauses
-from storage.reports.timings import timings
+from storage.reports.job import timings
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Row, func, select, tuple_
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
@@ -15,7 +15,7 @@ from storage.database.sql import asks_predicted, change, chunks, core, insert_ne
 from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, MeasurementRow, TaskRow, VerdictRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.stage_times import add_seconds
-from storage.entities.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
+from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_codes
 from storage.errors import LostLease
 from storage.queue.new_tasks import group_of_ref
 from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
@@ -38,20 +38,9 @@ PROOFS = frozenset({"ok"}) | FINDINGS
 """Verdicts that are stored of the code. Others (`skipped`) say nothing about it."""
 
 
-@dataclass(frozen=True)
-class ToMeasure:
-    """`problem` is canonical, `library` the blob digest of a library that holds the kernel. `proven`: its code has
-    passed the reduced verification plan on a GPU before."""
-
-    problem_id: int
-    operator: str
-    problem: dict[str, Any]
-    candidate: str
-    schedule: dict[str, Any]
-    build: str
-    library: str
-    code_digest: str
-    proven: bool
+ToMeasure = Row[Any]
+"""A candidate: `problem` is canonical, `library` the blob digest of a library that holds the kernel. `proven`: its code
+has passed the reduced verification plan on a GPU before."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +75,11 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
 
     By problem, then by candidate. A candidate that several jobs wait for is there once: its result counts for all.
     """
+    verdict = select(VerdictRow.subject).where(VerdictRow.subject == BuildRow.code_digest, VerdictRow.venue == GPU)
+    verdict = verdict.where(VerdictRow.plan_version.in_(set(plans.values())))
+    was_right, was_wrong = (
+        verdict.where(its).exists() for its in (VerdictRow.verdict == "ok", VerdictRow.verdict != "ok")
+    )
     rows = session.execute(
         select(
             JobProblemRow.id.label("problem_id"),
@@ -96,6 +90,7 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
             BuildRow.id.label("build"),
             BuildRow.library,
             BuildRow.code_digest,
+            (was_right & ~was_wrong).label("proven"),
         )
         .select_from(BuildRow)
         .join(CandidateRow, CandidateRow.build == BuildRow.id)
@@ -105,10 +100,8 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
         .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
         .order_by(JobProblemRow.id, CandidateRow.candidate)
     ).all()
-    proofs = known_verdicts(session, {row.code_digest for row in rows}, GPU, plans)
     once = {(row.candidate, row.code_digest): row for row in reversed(rows)}
-    proven = {digest for digest, proof in proofs.items() if proof.verdict == "ok"}
-    return [ToMeasure(**row._mapping, proven=row.code_digest in proven) for row in reversed(once.values())]
+    return list(reversed(once.values()))
 
 
 def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, float]:

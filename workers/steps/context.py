@@ -209,7 +209,11 @@ class StepContext:
     def versions(self, session: Session) -> Versions:
         """What counts as known of builds here, today."""
         settings = self.settings
-        by_venue = {COMPILE: settings.compile_limits, CPU: settings.verify_limits, GPU: settings.measure_limits}
+        by_venue = {
+            COMPILE: settings.limits("compile"),
+            CPU: settings.limits("verify"),
+            GPU: settings.limits("measure"),
+        }
         limits = {name: limit_settings.by_name for name, limit_settings in by_venue.items()}
         return Versions(self.cpu_plans, self.gpu_plans, self.drivers(session), limits)
 

@@ -162,7 +162,7 @@ def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ran
 def _build(context: StepContext, problem: JobProblem, ranked: Ranked) -> Built | None:
     """A candidate's library with the code that was verified, and its launch; None where that cannot be had."""
     target = find_target(problem.target)
-    limits = context.settings.compile_limits
+    limits = context.settings.limits("compile")
     try:
         library, cpu_seconds = winner_library(context, ranked.candidate, target)
         launch = plan_launch(ranked.candidate, context.toolchain, context.processes, limits, context.cancel)

@@ -119,7 +119,7 @@ def run_task(
     outcome = run_gpu_task(
         task,
         context.processes,
-        context.settings.measure_limits,
+        context.settings.limits("measure"),
         cache=context.settings.data_dir / "gpu-cache",
         cancel=cancel or context.cancel,
         on_result=done.append,

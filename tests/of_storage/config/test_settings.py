@@ -64,8 +64,8 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert settings.api_key is not None and settings.api_key.get_secret_value() == KEY
     assert (settings.host, settings.port, settings.workers) == ("0.0.0.0", 80, 7)
     assert settings.default_target == "sm_90a"
-    assert settings.compile_limits.wall_seconds == 30
-    assert settings.verify_limits.memory_bytes == 2**30
+    assert settings.limits("compile").wall_seconds == 30
+    assert settings.limits("verify").memory_bytes == 2**30
 
 
 def test_overrides_go_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
