@@ -16,6 +16,7 @@ from pathlib import Path
 from sqlalchemy import select, update
 
 from storage.blobs.object_store import RemoteObjects, StoredObject, open_objects
+from storage.database.cursors import pages
 from storage.database.session import Database, Session
 from storage.database.sql import chunks, core, insert_new, rows_among
 from storage.database.tables import BlobRow
@@ -112,15 +113,9 @@ class BlobStore:
 
     def all(self) -> Iterator[Blob]:
         """All, by digest, as they are when their turn comes."""
-        last = ""
-        while True:
-            with self._database.read() as session:
-                page = select(core(BlobRow)).where(BlobRow.digest > last).order_by(BlobRow.digest).limit(LISTED_AT_ONCE)
-                rows = session.execute(page).mappings().all()
-            if not rows:
-                return
-            yield from (Blob(**row) for row in rows)
-            last = rows[-1]["digest"]
+        table = core(BlobRow)
+        for page in pages(self._database, select(table), [table.c.digest], LISTED_AT_ONCE):
+            yield from (Blob(**row._mapping) for row in page)
 
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Those that have no row, or whose local file is gone or has another size. A remote store is not asked."""

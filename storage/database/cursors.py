@@ -7,12 +7,12 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, RowMapping, Text, cast, literal, select, tuple_
+from sqlalchemy import ColumnElement, Row, RowMapping, Select, Text, cast, literal, select, tuple_
 
-from storage.database.session import Session
+from storage.database.session import Database, Session
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
 from storage.errors import BadCursor
 
@@ -54,6 +54,20 @@ def read_page(
     shown = rows[:limit]
     more = len(rows) > limit
     return shown, make_cursor(*(shown[-1][str(column.key)] for column in key)) if more else None
+
+
+def pages(
+    database: Database, query: Select[Any], key: Sequence[ColumnElement[Any]], size: int
+) -> Iterator[Sequence[Row[Any]]]:
+    """All rows of a query in the unique order of `key`, so many at a time, as they are when their turn comes."""
+    after: ColumnElement[bool] = literal(True)
+    while True:
+        with database.read() as session:
+            rows = session.execute(query.where(after).order_by(*key).limit(size)).all()
+        if not rows:
+            return
+        yield rows
+        after = tuple_(*key) > tuple_(*(literal(rows[-1]._mapping[column]) for column in key))
 
 
 def _fits(part: str | int | float) -> bool:

@@ -11,6 +11,7 @@ from storage.database.session import Session, clock_of
 from storage.database.sql import change, core, insert_new
 from storage.database.tables import PENDING_OR_GIVEN_UP, BuildRow, DeviceRow, ToolchainRow
 from storage.entities.searches import MeasuredUnder
+from storage.queue.tasks import Watch
 
 LiveDevice = Row[Any]
 """Of `storage.database.tables.DeviceRow`."""
@@ -100,23 +101,14 @@ def gone_toolchains(session: Session, live: Collection[LiveToolchain]) -> list[t
 
 
 class ToolchainWatch:
-    """Finds toolchains without a heartbeat, by this process's monotonic time. Time without a look does not count: while
-    the database was away, no worker could send one. To be called again and again, by one process."""
+    """Finds toolchains without a heartbeat. While the database was away, no worker could send one."""
 
     def __init__(self, live_seconds: float) -> None:
         """`live_seconds`: a toolchain that is silent for longer is gone."""
-        self._live_seconds = live_seconds
-        self._most_between_looks = live_seconds / 10
-        self._watched, self._looked_at = 0.0, 0.0
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._watch = Watch(live_seconds, live_seconds / 10)
 
     def live(self, session: Session) -> list[LiveToolchain]:
         """The toolchains that are not gone."""
-        now = clock_of(session).monotonic()
-        self._watched += min(now - self._looked_at, self._most_between_looks)
-        self._looked_at = now
         rows = session.execute(select(core(ToolchainRow)).order_by(ToolchainRow.digest)).all()
-        for row in rows:
-            if self._seen.get(row.digest, (None,))[0] != row.seen_at:
-                self._seen[row.digest] = (row.seen_at, self._watched)
-        return [row for row in rows if self._watched - self._seen[row.digest][1] <= self._live_seconds]
+        gone = self._watch.silent(session, {row.digest: row.seen_at for row in rows})
+        return [row for row in rows if row.digest not in gone]

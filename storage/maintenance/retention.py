@@ -10,7 +10,7 @@ are evaluated again in each transaction, which is short; workers continue meanwh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,13 +22,12 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    literal,
     select,
-    tuple_,
     union_all,
 )
 
 from storage.blobs.blob_store import SWEEP_AGE
+from storage.database.cursors import pages
 from storage.database.session import Database, Session
 from storage.database.sql import chunks, core, one_of, remove
 from storage.database.tables import (
@@ -142,11 +141,12 @@ def _count_older(session: Session, before: float, put_before: float) -> Removed:
 
 def _collect_older(database: Database, before: float) -> Iterator[Removed]:
     job = core(JobRow)
-    for page in _pages(database, job, _is_old_job(job, before)):
+    for page in pages(database, select(job.c.id).where(_is_old_job(job, before)), [job.c.id], ROWS_AT_ONCE):
         for (job_id,) in page:
             yield from _remove_job(database, job_id, before)
     for name, table, which in _steps(before):
-        for page in _pages(database, table, which):
+        key = list(table.primary_key.columns)
+        for page in pages(database, select(*key).where(which), key, ROWS_AT_ONCE):
             yield Removed(**{name: _delete(database, table, page, which)})
     yield from _remove_blobs(database, before)
 
@@ -260,20 +260,7 @@ def _is_used(digest: ColumnElement[str]) -> ColumnElement[bool]:
 # ---- removing it
 
 
-def _pages(database: Database, table: Table, which: ColumnElement[bool]) -> Iterator[list[Any]]:
-    """Primary keys of rows, some at a time."""
-    key = list(table.primary_key.columns)
-    after: ColumnElement[bool] = literal(True)
-    while True:
-        with database.read() as session:
-            page = session.execute(select(*key).where(which, after).order_by(*key).limit(ROWS_AT_ONCE)).all()
-        if not page:
-            return
-        yield list(page)
-        after = tuple_(*key) > tuple_(*(literal(value) for value in page[-1]))
-
-
-def _delete(database: Database, table: Table, page: list[Any], which: ColumnElement[bool]) -> int:
+def _delete(database: Database, table: Table, page: Sequence[Any], which: ColumnElement[bool]) -> int:
     these = one_of(list(table.primary_key.columns), page)
     with database.write() as session:
         return remove(session, table, these, which)
