@@ -2,8 +2,6 @@
 
 `--bodies FD`: its own second process, for large bodies (`service.http.large_bodies`)."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource

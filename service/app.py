@@ -1,7 +1,5 @@
 """The HTTP application: every route, behind the key check."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Valid keys, and the addresses that send wrong ones."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """The OpenAPI document: FastAPI's, with the bodies that we read ourselves and the problems of every call."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 

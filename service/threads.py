@@ -4,8 +4,6 @@ Requests that arrive while a batch is processed are the next one, so that one re
 many; a single one does not wait. Each batch starts after its requests have arrived: no answer is older than it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import queue

@@ -1,8 +1,6 @@
 """Winner records in process memory over the database, as the bytes that are sent: for FRESH_SECONDS, then the stamp is
 read, which costs an index look-up and no JSON. Misses are not cached: after a job's last event its winner is read."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

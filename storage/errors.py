@@ -14,8 +14,6 @@ StorageError
 ```
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,7 +1,5 @@
 """What is sent: a job request or a lookup, as bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -2,8 +2,6 @@
 /docs: the OpenAPI document as one plain page. /static/…: scripts and styles, under the digest of their content. Without
 a key that is needed, a page holds a form for it alone, and a script asks for the page again with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,6 @@
 within the settings' bounds. Problems of one signature share a look, and another is taken only near the bound, since the
 size depends on the problem only by lists that the search does not name. The plan step looks at each again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 

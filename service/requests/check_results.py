@@ -2,8 +2,6 @@
 are what this service would make, times are numbers of one device under one driver. Whether the code is the measured one
 is checked when winners are built: see `workers.steps.finish`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 

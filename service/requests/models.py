@@ -1,7 +1,5 @@
 """What a request may say, read once at the edge: jobs, lookups, and results that were measured elsewhere."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar

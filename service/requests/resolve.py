@@ -4,8 +4,6 @@ Where a request names no device class, a job measures on every class with a live
 predicts; a lookup takes what is known of those classes, else what was measured on any other, else what was predicted.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Job requests and retries → their durable rows, before the answer, and wake-ups for the planners. Concurrent requests
 are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """GET /v1/jobs/{id}/bundle: what a machine without a service needs to measure a job."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is named by the first digits of its id: GET /v1/candidates/{id}, DELETE /v1/builds/{id}, /v1/kernels/{key}."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What the service knows: operators, targets, and the time that stages took."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Annotated, Literal
 

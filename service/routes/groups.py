@@ -1,7 +1,5 @@
 """GET /v1/groups/{id}, its rendered .cu, its PTX, nvcc's messages."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """/healthz: the process answers. /readyz: everything that a job needs is there, or what is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

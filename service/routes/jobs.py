@@ -1,7 +1,5 @@
 """/v1/jobs: send, list, look at, cancel; a job's candidates, rejections and timeline."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, TypeVar
 

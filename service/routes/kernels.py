@@ -2,8 +2,6 @@
 
 A record by its key on the event loop: one that memory cannot answer is read by `service.threads`, with others."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """POST /v1/results, /v1/imports: what was measured on a machine without a service becomes a job, or is taken back."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated
 

@@ -6,8 +6,6 @@ from its arrival to its end, the waits for a worker (asynchronous: any number at
 running tasks (a counter). Whole microseconds since the trace's beginning, so that nested slices stay inside.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

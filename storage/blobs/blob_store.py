@@ -5,8 +5,6 @@ row, which no request finds and `sweep` removes. A removal is the reverse: the r
 that checks that nothing needs it and that nothing has put it lately (`storage.maintenance.retention`), then the bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Files: closed to all other users, how many the API may have open, where the leases of GPUs lie."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

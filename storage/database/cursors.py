@@ -1,7 +1,5 @@
 """Pages of lists, their opaque cursors (where the page before ended), and ids by their first digits."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

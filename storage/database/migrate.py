@@ -4,8 +4,6 @@ A new table or column needs no code here: it is made as `storage.database.tables
 needs a default of the server). Each function below is of one revision, for databases that are older.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

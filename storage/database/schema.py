@@ -1,7 +1,5 @@
 """The schema's revision, and how a database gets there. Alembic takes 0.2 s to import, so only a migration does."""
 
-from __future__ import annotations
-
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, select, update
 
 from storage.database.tables import Base

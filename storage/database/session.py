@@ -5,8 +5,6 @@ advisory lock first. So a rule such as "the last candidate with a verdict adds t
 one per isolation level. The work of this service is compiling; its rows are few.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import json

@@ -12,8 +12,6 @@ keys (what may call)
 Times are seconds since the epoch (UTC), durations are seconds.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (

@@ -1,7 +1,5 @@
 """Candidates with their builds: the input of prediction and of the choice of a winner."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Builds (a kernel's rendered slice under a toolchain), and the groups (files) that they are compiled in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Toolchains that workers compile with and GPUs that they measure on, by the workers' heartbeats."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

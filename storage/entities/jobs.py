@@ -1,7 +1,5 @@
 """Jobs and their problems: their rows, states and pages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

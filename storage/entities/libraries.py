@@ -1,7 +1,5 @@
 """The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

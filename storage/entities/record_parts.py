@@ -5,8 +5,6 @@ and the record is what it would be without it. What was measured here stands bef
 may overwrite; between parts, the newest driver's times count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

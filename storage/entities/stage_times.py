@@ -1,8 +1,6 @@
 """Seconds of problems by stage and phase. Each kernel of a group takes an equal part of the group's, split evenly over
 the problems that use it, of the jobs that it was compiled for: so all problems sum to what the groups took."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 

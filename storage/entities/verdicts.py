@@ -1,7 +1,5 @@
 """Verdicts: what a slice (on the CPU) or a code digest (on a GPU) is under a version of the verification plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ never takes a later record for the one in memory. `winner_uses` holds, with each
 files and of the code in its front.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ Bytes that the service itself has lost or that are damaged are named as missing:
 the next job builds them anew. PostgreSQL is dumped by its own tools; of it only the blobs are copied here.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,8 +1,6 @@
 """Blobs that are damaged or gone: found by reading all, and removed with whatever answered with them (kernels in winner
 records, libraries, the files of a group's report), so that the next job builds them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

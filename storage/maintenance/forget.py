@@ -1,8 +1,6 @@
 """Stored results of a build or a winner are deleted on request, so that the next job tries again: how it compiled, the
 verdicts on its slice and its code, and the times of its code. What a live job needs stays."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Work that ended with its worker, or because the machine failed, which says nothing about the work: it is tried again
 after growing pauses, after some losses alone, and then skipped. While other work is lost too, it counts for little."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

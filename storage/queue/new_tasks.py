@@ -1,7 +1,5 @@
 """New tasks, found by kind and ref, so that adding one twice adds one; tasks that wait again, and past attempts."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Workers that take no work for now, because their machine cannot do any: its disk is full, or a store is away."""
 
-from __future__ import annotations
-
 from sqlalchemy import or_, select
 
 from storage.database.session import Session, clock_of

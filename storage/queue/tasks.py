@@ -5,8 +5,6 @@ worker that comes back after its lease writes nothing. A compile task is made wh
 (`storage.transitions.take_work`), and is tried once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

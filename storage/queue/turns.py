@@ -7,8 +7,6 @@ latest of those that wait: a job that no worker can serve says nothing about the
 that was blocked for a while, is served at once, but not until it has caught up with all that the others had before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A job's candidates: page by page, to be measured elsewhere, one with all that is stored; what its rules rejected."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The report of a job, a handful of queries; where the time went: sums by operator, job and operator, or day."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from typing import Any, Literal, get_args

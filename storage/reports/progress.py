@@ -1,7 +1,5 @@
 """How far a job is, and how long it will still take."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """A job attempt by attempt: which worker, from when to when, what waited meanwhile; the same on a time axis."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

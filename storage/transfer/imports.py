@@ -5,8 +5,6 @@ Their verdicts lie in builds of their own, since none was compiled here, and the
 at a time; one that is interrupted continues when it is sent again, or is withdrawn (`storage.transfer.withdrawals`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

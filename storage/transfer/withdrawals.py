@@ -1,8 +1,6 @@
 """Imports that are withdrawn: their parts of winner records, their failures, and their jobs, a part at a time. Once
 marked, an import counts in no record that is made anew; the reconciler takes up what was interrupted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

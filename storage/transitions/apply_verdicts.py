@@ -1,7 +1,5 @@
 """Give candidates the verdicts and times that are stored; add the next task of problems that have all of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

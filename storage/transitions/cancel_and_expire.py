@@ -4,8 +4,6 @@ Work and builds that no other job needs end with it. The candidates are `skipped
 a part at a time (`find_ended`): a job may have a hundred thousand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups: the kernels of one .cu file, the outcome of compiling them, and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

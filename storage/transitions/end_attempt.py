@@ -1,7 +1,5 @@
 """How an attempt ends that did not complete its task: released, failed, or lost (`storage.queue.losses`)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any

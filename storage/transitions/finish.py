@@ -1,7 +1,5 @@
 """A problem is finished: with a winner, or with the reason why there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

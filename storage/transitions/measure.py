@@ -1,7 +1,5 @@
 """Measuring on GPUs: what a task is to verify and time, its results, and the comparison of the best."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

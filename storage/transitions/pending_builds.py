@@ -1,8 +1,6 @@
 """Pending builds, a row of `pending_builds` for each job that needs one: compiling while a worker has leased it
 (`storage.transitions.take_work`), pending again where it could not, and deleted when no job needs it any more."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Record the result of a plan task, a part at a time: candidates, the builds that they need, and what follows from
 stored results. Writing a part twice changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ job are short, which leaves no worker idle for long (guided self-scheduling: Pol
 Transactions on Computers, 1987).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What follows a compile: tasks to verify on the CPU (`predicted:` problems) or measure (others), CPU verdicts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

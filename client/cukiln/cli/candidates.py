@@ -1,7 +1,5 @@
 """`cukiln candidates`: what was tried for a job's problems; `cukiln accuracy`: the errors of its winners."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

@@ -1,8 +1,6 @@
 """What commands share: arguments (an empty one, as of an unset shell variable, is refused), consoles, tables, numbers;
 control characters in foreign text are escaped."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Stored data: `cukiln forget` and `imports`, which ask the service; `keys`, `blobs`, `gc`, `backup`, `restore`, which
 work on the data themselves, with or without a running service."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from dataclasses import asdict

@@ -4,8 +4,6 @@ Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problem
 cannot start with its settings; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

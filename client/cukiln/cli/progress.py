@@ -1,7 +1,5 @@
 """The progress of a running job: a bar per stage on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

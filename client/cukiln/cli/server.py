@@ -1,8 +1,6 @@
 """`serve`, `worker`, `prove`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
 of the server, which runs from a checkout or an image, are imported by name when they are needed."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

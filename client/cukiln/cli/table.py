@@ -1,7 +1,5 @@
 """What `cukiln tune` and `cukiln lookup` print when they are done."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
