@@ -97,15 +97,9 @@ class Service:
         self.winners.close()
         self.database.dispose()
 
-    def toolchains(self) -> list[LiveToolchain]:
-        """The toolchains of workers with a recent heartbeat."""
-        with self.database.read() as session:
-            return live_toolchains(session, self.settings.toolchain_live_seconds)
-
     def known(self) -> Known:
         """What requests may name now."""
-        alive = self.alive()
-        return alive.known(self.settings.default_target)
+        return self.alive().known(self.settings.default_target)
 
     def alive(self, *, with_drained: bool = False) -> Alive:
         """By the workers' heartbeats; `with_drained`: also GPUs that were drained within a day."""

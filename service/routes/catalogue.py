@@ -15,7 +15,6 @@ from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, 
 from service.context import ServiceDep
 from service.http.answers import json_response
 from service.openapi import problems
-from storage.entities.heartbeats import LiveDevice
 from storage.queue.pauses import pauses
 from storage.reports.job import timings
 
@@ -44,7 +43,8 @@ def get_targets(service: ServiceDep) -> Response:
         for name, sheet in targets().items()
     ]
     toolchains = [dict(toolchain._mapping) for toolchain in alive.toolchains]
-    devices = [_device(device) for device in alive.devices]
+    unknown = {"multiprocessors": 0, "memory_bytes": 0}
+    devices = [DeviceReport.model_validate({**unknown, **row.description, **row._mapping}) for row in alive.devices]
     with service.database.read() as session:
         paused = pauses(session)
     return json_response(Targets(targets=reports, toolchains=toolchains, devices=devices, paused=paused))
@@ -72,10 +72,4 @@ def _operator(operator: Operator) -> OperatorReport:
     }
     return OperatorReport(
         operator=operator.name, schema=operator.schema(), tunables=tunables, search=Search.model_json_schema()
-    )
-
-
-def _device(device: LiveDevice) -> DeviceReport:
-    return DeviceReport.model_validate(
-        {"multiprocessors": 0, "memory_bytes": 0, **device.description, **device._mapping}
     )

@@ -105,7 +105,7 @@ def _redis(service: Service) -> str | None:
 
 def _workers(service: Service) -> str | None:
     try:
-        live = service.toolchains()
+        live = service.alive().toolchains
     except DATABASE_ERRORS as error:
         return f"Whether a worker is alive is unknown, the database does not answer: {type(error).__name__}."
     seconds = service.settings.toolchain_live_seconds
