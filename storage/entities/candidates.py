@@ -14,12 +14,8 @@ from storage.entities.verdicts import proofs_of
 
 
 class StoredCandidate(SimpleNamespace):
-    """The fields of a candidate and of its build, which are None while it is not compiled.
-
-    `measurement`: `cukiln.types.Measurement` as JSON, of candidates on a GPU. `library`: blob digest of the group
-    library that holds its kernel. `imported`: the verdict of a build that was made elsewhere. `proof`: the
-    newest verdict, of a GPU, else of the CPU.
-    """
+    """The fields of a candidate, and of its build (None while it is not compiled: `library` holds its group, `imported`
+    is a verdict from elsewhere). `proof`: the newest verdict, of a GPU, else of the CPU."""
 
 
 @dataclass(frozen=True)

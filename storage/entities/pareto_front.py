@@ -37,12 +37,9 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 
 
 def thinned(front: Sequence[Point], at_most: int) -> list[Point]:
-    """At most that many points of a front, in its order: those whose loss costs requests most.
-
-    Left out is, one after the other, the point whose requests lose least by taking the next one that they allow. The
-    fastest point stays, and so does, for each kind of determinism, the one with the least workspace, as far as
-    `at_most` allows: no other can replace them.
-    """
+    """At most that many points of a front, in its order: left out is the one whose requests lose least by the next that
+    they allow. The fastest stays, and of each kind of determinism the one with the least workspace, which nothing
+    replaces."""
     points = list(front)
     while len(points) > max(1, at_most):
         points.remove(min(points[1:], key=lambda point: (_loss(point, points), point.us)))
@@ -58,13 +55,9 @@ def _loss(point: Point, front: Sequence[Point]) -> float:
 def merge_front(
     known: Sequence[FrontEntry], new: Sequence[FrontEntry], times: Mapping[str, float] | None = None
 ) -> list[FrontEntry]:
-    """The front with the `new` entries in it, fastest first: entries that nothing beats in time, workspace and
-    determinism at once.
-
-    A measurement is never replaced by a prediction: where anything was measured, entries that were only predicted go.
-    An older entry for the candidate of a new one gives way to it. `times`: what new candidates count as, in
-    microseconds, where that is not their own time (see `workers.gpu.rank_measured`).
-    """
+    """The front with the `new` entries in it, fastest first. A measurement is never replaced by a prediction; where
+    anything was measured, what was only predicted goes; an older entry of a candidate gives way. `times`: what new
+    candidates count as, in microseconds, where that is not their own time (see `workers.gpu.rank_measured`)."""
     entries = {entry.candidate: entry for entry in known}
     counts: dict[str, float] = {}
     for entry in new:

@@ -72,10 +72,8 @@ def rejoin(session: Session, keys: Iterable[str], attempt: str | None = None) ->
 
 
 def withdraw_code(session: Session, code_digests: Iterable[str]) -> list[str]:
-    """Let no record answer with this code any more, which a GPU here found wrong; returns the keys of those that did.
-
-    What is left of a record is the next revision of it. Its searches go, as their result is not known any more: the
-    next job that asks for the problem does not count as cached."""
+    """Let no record answer with this code, which a GPU here found wrong; the keys of those that did. Searches of what
+    is left go: the next job that asks for the problem does not count as cached."""
     keys = keys_with(session, code_digests)
     rejoin(session, keys)
     return keys

@@ -41,11 +41,8 @@ def has_time_left(now: float) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, order=True)
 class NextStep:
-    """A problem with a new task: a wake-up goes to (kind, target).
-
-    `compare`: all its candidates have a verdict, and the best are to be run against each other on a GPU. `finish`: all
-    is done but the choice. `measure`: there is more to measure than there was when the task was leased.
-    """
+    """A problem with a new task, for which a wake-up goes to (kind, target): more to `measure` than was leased; all
+    have a verdict, and the best are to `compare`; or all is done but the choice (`finish`)."""
 
     problem: int
     kind: Literal["measure", "compare", "finish"]

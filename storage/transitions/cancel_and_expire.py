@@ -82,10 +82,8 @@ def settle_job(session: Session, job_id: str) -> str | None:
 
 
 def expire_budgets(session: Session) -> list[str]:
-    """End the search of every job past its deadline: what has a verdict is finished, the rest skipped (`find_ended`).
-
-    Returns the ids of the jobs it ended now; call it every second or so.
-    """
+    """End the search of every job past its deadline, and return their ids: what has a verdict is finished, the rest
+    skipped (`find_ended`). To be called every second or so."""
     now = clock_of(session).now()
     wanting = exists().where(
         TaskJobRow.job_id == JobRow.id,

@@ -115,9 +115,9 @@ def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, flo
 def record_measured(
     session: Session, lease: Lease, results: Sequence[Measured], *, driver: str, plans: PlanVersions
 ) -> None:
-    """Write verdicts and times, and add the seconds; `apply_measured_verdicts` comes next. Results of a task that was
-    cancelled meanwhile are kept: they are as valid for the code. Raises `LostLease` where another attempt has the
-    lease, and `ValueError` for a result that is right and without times, or the reverse."""
+    """Write verdicts and times (those of a task that was cancelled meanwhile, too), and add the seconds. Raises
+    `LostLease` where another attempt has the lease, `ValueError` for a result that is right and without times, or the
+    reverse."""
     token, state = session.execute(select(TaskRow.token, TaskRow.state).where(TaskRow.id == lease.task_id)).one()
     if token != lease.token or state not in ("leased", "cancelled"):
         raise LostLease(lease.kind, lease.ref, lease.token)
@@ -133,9 +133,9 @@ def record_measured(
 def apply_measured_verdicts(
     session: Session, results: Sequence[Measured], device_class: str, plans: PlanVersions
 ) -> tuple[list[NextStep], bool]:
-    """Write each result to candidates of live problems of its device class, in whichever job: to a part of them. A
-    wrong one invalidates its code, and with it every candidate of live problems on a GPU that has it. Returns the
-    problems with a new task, and whether there may be more candidates: call it again."""
+    """Write each result to some candidates of live problems of its device class, in any job; a wrong one invalidates
+    its code on every GPU. Returns the problems with a new task, and whether there may be more candidates: call it
+    again."""
     touched = _judge(session, results, device_class, VERDICTS_AT_ONCE)
     codes = {result.code_digest for result in results}
     touched += invalidate(session, codes, plans, VERDICTS_AT_ONCE - len(touched))
@@ -150,9 +150,8 @@ def complete_measured(
     plans: PlanVersions,
     max_attempts: int = MAX_ATTEMPTS,
 ) -> list[NextStep]:
-    """Complete a measure task whose results are written to candidates. It waits again where something is left, which is
-    returned: the results were a part, or others came during the lease. Where there were none, that is an attempt;
-    `ValueError` in the last one: it would repeat for ever. Raises `LostLease`."""
+    """Complete a measure task. It waits again, and is returned, where something is left: results were a part, or others
+    came. Where there were no results, that is an attempt; `ValueError` in the last one. Raises `LostLease`."""
     complete(session, lease)
     problems = {result.problem_id for result in results}
     waiting = StageSeconds(wall=lease.waited_seconds / max(1, len(problems)))
@@ -173,10 +172,8 @@ def complete_measured(
 def invalidate_contenders(
     session: Session, lease: Lease, wrong: Sequence[WrongContender]
 ) -> tuple[list[NextStep], bool]:
-    """Those that were found wrong after they had been timed: the verdict of their code, which was ok, becomes the new
-    one, under whatever verification plan, for a part of the candidates with that code. One that was skipped was only
-    not compared. Returns the problems with a new task, and whether there may be more candidates: call it again. Raises
-    `LostLease`."""
+    """The code of those that were found wrong after they had been timed gets the new verdict, under whatever plan; one
+    that was skipped was only not compared. As `apply_measured_verdicts` returns. Raises `LostLease`."""
     require_lease(session, lease)
     problem_id = int(lease.ref)
     failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
@@ -211,11 +208,8 @@ def record_compared(
 
 
 def forget_group_library(session: Session, digest: str) -> tuple[list[NextStep], bool]:
-    """For a library whose bytes were lost: its kernels are compiled again by the next job that measures them.
-
-    What waits to be measured now is skipped, a part of it; returns the problems with a new task, and whether there may
-    be more candidates: call it again.
-    """
+    """For a library whose bytes were lost: the next job compiles its kernels again, what waits to be measured now is
+    skipped. As `apply_measured_verdicts` returns."""
     held = BuildRow.library == digest
     standing = session.scalars(select(BuildRow.id).where(held, BuildRow.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"

@@ -259,13 +259,9 @@ def take(
     files: FileLimits | None = None,
 ) -> Lease | None:
     """Take the best waiting work: highest priority, then of jobs whose turn it is (`storage.queue.turns`), then the
-    order of `kinds`, then the oldest job's, then longest predicted, then oldest.
-
-    `targets` are those the worker can serve (None: any): architectures, for `measure` and `compare` device classes;
-    tasks without a target fit every worker. Where `kinds` has compile, pending builds count as work of that kind, of
-    which it takes as much as `files` allow. Work of jobs past their deadline is left, except `finish`, which settles
-    them. The first lease starts a job and its budget.
-    """
+    order of `kinds`, then the oldest job's, then longest predicted, then oldest. Pending builds are work of kind
+    compile, as much as `files` allow. `targets`: that the worker can serve (None: any), architectures or device
+    classes. Work of jobs past their deadline is left, except `finish`. The first lease starts a job and its budget."""
     now = clock_of(session).now()
     place = {kind: number for number, kind in enumerate(kinds)}
     files = files or FileLimits()

@@ -69,13 +69,9 @@ def apply_known_verdicts(
     *,
     most: int | None,
 ) -> tuple[list[NextStep], bool]:
-    """Give candidates of these builds without a verdict, in whichever job, what is stored: that they do not compile, a
-    verdict of the CPU (`predicted:` problems), else a verdict or a time of a GPU. At most so many, and only `which`, a
-    condition on their rows.
-
-    Returns the problems whose candidates all have a verdict now (their next tasks are added), and whether there may be
-    more candidates: call it again. Doing it twice changes nothing.
-    """
+    """Give candidates of these builds without a verdict, in whichever job, what is stored of it: at most so many, and
+    only `which`, a condition on their rows. Returns the problems whose candidates all have a verdict now (their next
+    tasks are added), and whether there may be more candidates: call it again. Doing it twice changes nothing."""
     these = true() if which is None else which
     touched: list[int] = []
 
@@ -193,11 +189,8 @@ def verify_shares(session: Session, lease: Lease, asked: Sequence[GroupKernel], 
 def complete_verified(
     session: Session, lease: Lease, asked: Sequence[GroupKernel], *, plans: PlanVersions, verify: StageSeconds
 ) -> list[tuple[str, str | None]]:
-    """Complete a verify task, which took `verify` seconds, when what was `asked` for has verdicts. Kernels that are
-    left, or were requested meanwhile, wait again: returns (kind, target) of the task where there are any.
-
-    Raises `LostLease`, and `ValueError` if one that was asked for is left without a verdict: it would repeat for
-    ever."""
+    """Complete a verify task when what was `asked` for has verdicts; (kind, target) of the task where kernels are left.
+    Raises `LostLease`, and `ValueError` if one that was asked for has no verdict: it would repeat for ever."""
     complete(session, lease)
     left = builds_to_verify(session, lease.ref, plans)
     if missing := [kernel.kernel for kernel in left if kernel in asked]:
