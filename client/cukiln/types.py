@@ -280,8 +280,7 @@ class Rejections(Answer):
 
 
 class AttributedSeconds(Answer):
-    """A kernel's part of its file's phases, after the seconds that were predicted of each kernel in the file: no
-    compiler says what one kernel took. Never a measurement."""
+    """A kernel's part of its file's phases, after predicted seconds: no compiler says what one took. Not measured."""
 
     attributed: Literal[True] = True
     phases: dict[str, float]
@@ -302,8 +301,7 @@ class GroupKernel(Answer):
 
 
 class Phase(Answer):
-    """A step of a group's compile, in wall seconds. A group that was split into several files has each step several
-    times."""
+    """A step of a group's compile, in wall seconds; a group of several files has each step several times."""
 
     name: str  # a PhaseName
     seconds: float
@@ -438,8 +436,7 @@ class WinnerRecord(Answer):
     updated_at: float
 
     def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:
-        """The kernels that need no more workspace than the limit (null: any) and, if asked for, give the same bits in
-        every run; the fastest first."""
+        """The kernels within the limit (null: any) that, if asked for, give the same bits in every run."""
         return [
             entry
             for entry in self.front

@@ -207,8 +207,7 @@ class _Reports:
 def cached_entry(
     record: WinnerRecord | None, asked: Resolved, terms: NewJob, live: Collection[MeasuredUnder]
 ) -> FrontEntry | None:
-    """The kernel that answers without work: its record's searches contain the one asked, by today's generator and, on a
-    GPU, under a driver and a test plan that a live one has."""
+    """The kernel that answers without work: the search was done, by today's generator and a live driver and plan."""
     if record is None:
         return None
     limit, deterministic = terms.workspace_limit_bytes, terms.deterministic

@@ -100,8 +100,7 @@ def get_imports(
 )
 @needs("import")
 def delete_import(import_id: str, request: Request, service: ServiceDep) -> Response:
-    """Withdraw: records are what they would be without it, and its job is gone. Doing it twice is doing it once. A key
-    withdraws its own imports, an admin's all."""
+    """Withdraw: records are what they would be without it, its job is gone. A key withdraws its own, an admin's all."""
     caller = caller_of(request)
     with service.database.write() as session:
         row = find_import(session, import_id)

@@ -66,8 +66,7 @@ def _make_what_is_missing(op: Operations) -> None:
 
 
 def _plan_anew(op: Operations) -> None:
-    """Unfinished problems as if never planned, from what is known of their builds by then; but for those only to be
-    finished. Imported ones have no plan."""
+    """Unfinished problems as if never planned, but for those only to be finished, and imported ones."""
     op.execute(
         f"CREATE TABLE anew AS SELECT id FROM job_problems WHERE {_LIVE} "
         f"AND EXISTS (SELECT 1 FROM items WHERE {_ITS_PLAN}) "

@@ -78,8 +78,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A write transaction: committed at the end, rolled back by any exception. Keep it short: there is one, and one
-        that holds the lock for `LONG_SECONDS` is logged."""
+        """A write transaction: committed at the end, rolled back by any exception. There is one: keep it short."""
         with Session(self._writer, expire_on_commit=False, info={"clock": self.clock}) as session:
             with session.begin():
                 session.connection()  # waits for the lock

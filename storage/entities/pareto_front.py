@@ -37,9 +37,8 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 
 
 def thinned(front: Sequence[Point], at_most: int) -> list[Point]:
-    """At most that many points of a front, in its order: left out is the one whose requests lose least by the next that
-    they allow. The fastest stays, and of each kind of determinism the one with the least workspace, which nothing
-    replaces."""
+    """At most that many points of a front, in its order: those whose loss costs requests most. The fastest stays, and
+    of each kind of determinism the one with the least workspace."""
     points = list(front)
     while len(points) > max(1, at_most):
         points.remove(min(points[1:], key=lambda point: (_loss(point, points), point.us)))

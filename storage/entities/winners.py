@@ -41,8 +41,7 @@ class StoredWinner:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A problem (by digest) on a target, to be found on the first device class that was measured after `after` ('':
-    from the beginning) in the order of their names."""
+    """A problem (by digest) on a target, to be found on the first device class, by name, that comes after `after`."""
 
     problem: str
     target: str

@@ -61,8 +61,7 @@ FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
 @dataclass(frozen=True)
 class Keep:
-    """`seconds`: what ended before that is removed; `bytes` of blobs, where given: with more of them what ended later
-    is removed, too, as far as LEAST_SECONDS."""
+    """`seconds`: what ended before is removed; with more `bytes` of blobs, later ones too, as far as LEAST_SECONDS."""
 
     seconds: float
     bytes: int | None = None

@@ -48,10 +48,7 @@ class JobProgress:
 
 
 def job_progress(session: Session, job_id: str, live_seconds: float | None = None) -> JobProgress | None:
-    """Counts and times of a job, without its problems: cheap enough to ask for at every step. None: no such job.
-
-    With `live_seconds`, for which a worker without a heartbeat still counts as live, it also reports what the job
-    lacks."""
+    """Counts and times of a job without its problems, cheap enough for every step; with `live_seconds`, why it waits."""
     job = job_state(session, job_id)
     if job is None:
         return None

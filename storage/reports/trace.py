@@ -47,9 +47,8 @@ Attempted = tuple[RowMapping, tuple[Attempt, ...]]
 
 @dataclass(frozen=True)
 class TracedTask:
-    """`group` (`kernels`: how many, phases, seconds by stage) of a compile, verify or measure task, `problem` (name,
-    operator) of a compare or finish task; else None. `phases` of the attempt that did it, as `groups.phases` keeps
-    them. `jobs`: for which it is, where they are several."""
+    """`group` of a compile, verify or measure task, `problem` of a compare or finish task, else None; `phases` of the
+    attempt that did it, as `groups.phases`. `jobs`: for which it is, where they are several."""
 
     id: int
     kind: str

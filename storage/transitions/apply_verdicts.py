@@ -28,8 +28,7 @@ from storage.queue.new_tasks import COMPARE, FINISH, UNENDED, NewTask, add_tasks
 VERDICTS_AT_ONCE = 1000
 """Candidates that get their verdict in one transaction: about 50 ms of a shared core."""
 FINISH_SECONDS = 0.75
-"""Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
-three fp32 matmuls on two cores of an AMD EPYC."""
+"""Of one winner, before any was finished: 0.72 to 0.74 s for three fp32 matmuls on two cores of an AMD EPYC."""
 COMPARE_SECONDS = 3.0
 """Of one comparison, before any was made here: a guess at starting the process and a few interleaved runs."""
 
@@ -206,8 +205,8 @@ def give_findings(
     most: int | None,
 ) -> list[int]:
     """Give at most so many candidates of these builds on a GPU without a verdict (`which`: a condition on their rows)
-    what is stored of equal code: times on its device class under that class's driver, verified by this plan; or that
-    it was wrong on some GPU. Returns the problem of each."""
+    what is stored of equal code: times under today's driver and plan, or that it was wrong. Returns the problem of
+    each."""
     present = or_(
         false(),
         *(

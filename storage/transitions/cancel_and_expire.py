@@ -82,8 +82,7 @@ def settle_job(session: Session, job_id: str) -> str | None:
 
 
 def expire_budgets(session: Session) -> list[str]:
-    """End the search of every job past its deadline, and return their ids: what has a verdict is finished, the rest
-    skipped (`find_ended`). To be called every second or so."""
+    """End the search of every job past its deadline; their ids. What has a verdict is finished, the rest skipped."""
     now = clock_of(session).now()
     wanting = exists().where(
         TaskJobRow.job_id == JobRow.id,

@@ -67,8 +67,7 @@ class GroupFiles:
 
 
 def record_builds(session: Session, lease: Lease, outcomes: Sequence[BuildOutcome]) -> None:
-    """Write the outcome of some of a group's builds: no job waits for their compile any more. Raises `LostLease`, and
-    `ValueError` for a build that compiled and has no library."""
+    """The outcome of some of a group's builds. Raises `LostLease`, `ValueError` for one compiled to no library."""
     require_lease(session, lease)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
         raise ValueError(f"group {lease.ref}: compiled, but without a library: {', '.join(lacking)}")

@@ -39,8 +39,7 @@ def release(session: Session, lease: Lease) -> None:
 
 
 def lose(session: Session, lease: Lease, error: str) -> str:
-    """The machine failed the attempt, which does not count (`storage.queue.losses`). Returns "paused", or "failed"
-    where it was lost too often. Raises `LostLease`."""
+    """The machine failed the attempt: "paused", or "failed" where it was lost too often. Raises `LostLease`."""
     require_lease(session, lease)
     row = session.execute(select(core(TaskRow)).where(TaskRow.id == lease.task_id)).one()
     return "failed" if _lose(session, row, error) == "failed" else "paused"

@@ -24,9 +24,8 @@ def finish_problem(
     extra_seconds: Mapping[str, StageSeconds] | None = None,
     phases: Sequence[Mapping[str, Any]] = (),
 ) -> str | None:
-    """End a finish task and its problem: with a winner (a candidate id), or the reason for none; returns the job's new
-    state if this was its last one. `extra_seconds`: of finishing itself, by stage, `phases`: within it. Raises
-    `LostLease`."""
+    """End a finish task and its problem, with a winner (a candidate id) or an error; the job's new state if this was
+    its last. `extra_seconds`: of finishing, by stage, `phases`: within it. Raises `LostLease`."""
     if (winner is None) == (error is None):
         raise ValueError("a finished problem has either a winner or an error")
     complete(session, lease)

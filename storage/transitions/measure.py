@@ -37,8 +37,7 @@ PROOFS = frozenset({"ok"}) | FINDINGS
 
 
 ToMeasure = Row[Any]
-"""A candidate: `problem` is canonical, `library` the blob digest of a library that holds the kernel. `proven`: its code
-has passed the reduced verification plan on a GPU before."""
+"""`problem` is canonical; `library`: blob digest; `proven`: a GPU has verified its code by the reduced plan before."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,8 @@ def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, flo
 def record_measured(
     session: Session, lease: Lease, results: Sequence[Measured], *, driver: str, plans: PlanVersions
 ) -> None:
-    """Write verdicts and times (those of a task that was cancelled meanwhile, too), and add the seconds. Raises
-    `LostLease` where another attempt has the lease, `ValueError` for a result that is right and without times, or the
-    reverse."""
+    """Write verdicts and times (also for a task that was cancelled meanwhile), and add the seconds. Raises `LostLease`,
+    and `ValueError` for a result that is right and without times, or the reverse."""
     token, state = session.execute(select(TaskRow.token, TaskRow.state).where(TaskRow.id == lease.task_id)).one()
     if token != lease.token or state not in ("leased", "cancelled"):
         raise LostLease(lease.kind, lease.ref, lease.token)
@@ -133,9 +131,8 @@ def record_measured(
 def apply_measured_verdicts(
     session: Session, results: Sequence[Measured], device_class: str, plans: PlanVersions
 ) -> tuple[list[NextStep], bool]:
-    """Write each result to some candidates of live problems of its device class, in any job; a wrong one invalidates
-    its code on every GPU. Returns the problems with a new task, and whether there may be more candidates: call it
-    again."""
+    """Write each result to some candidates of live problems of its class; a wrong one invalidates its code on every
+    GPU. Returns the problems with a new task, and whether there may be more candidates: call it again."""
     touched = _judge(session, results, device_class, VERDICTS_AT_ONCE)
     codes = {result.code_digest for result in results}
     touched += invalidate(session, codes, plans, VERDICTS_AT_ONCE - len(touched))
@@ -208,8 +205,8 @@ def record_compared(
 
 
 def forget_group_library(session: Session, digest: str) -> tuple[list[NextStep], bool]:
-    """For a library whose bytes were lost: the next job compiles its kernels again, what waits to be measured now is
-    skipped. As `apply_measured_verdicts` returns."""
+    """Of a lost library: the next job compiles its kernels anew, what waits is skipped. As
+    `apply_measured_verdicts`."""
     held = BuildRow.library == digest
     standing = session.scalars(select(BuildRow.id).where(held, BuildRow.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"

@@ -114,8 +114,7 @@ def abandon_group(session: Session, group_id: str, error: str | None = None, max
 
 
 def lose_group(session: Session, group_id: str, error: str) -> None:
-    """Let the builds of a lost group that are still compiling be pending again after a pause: those that were lost
-    before in files of their own, until they are given up."""
+    """Builds of a lost group that are still compiling are pending again after a pause, alone, or given up."""
     _apply_recorded(session, group_id)
     now = clock_of(session).now()
     compiling = (build.group_id == group_id) & (build.state == "compiling")

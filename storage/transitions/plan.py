@@ -1,5 +1,4 @@
-"""Record the result of a plan task, a part at a time: candidates, the builds that they need, and what follows from
-stored results. Writing a part twice changes nothing."""
+"""Record what a plan task made, a part at a time: candidates, builds, and what follows from stored results."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

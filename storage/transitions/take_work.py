@@ -34,8 +34,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class FileLimits:
-    """What a compile worker may put into one file. `toolchain`: the digest of its own, None for any; `workers` that
-    compile, itself among them."""
+    """What a worker may put into one file. `toolchain`: of its own, None for any; `workers` that compile, with it."""
 
     toolchain: str | None = None
     workers: int = 1

@@ -57,8 +57,7 @@ class Followed:
 
 
 Unverified = Row[Any]
-"""A job (`job_id`) with time left has candidates without a verdict on a `device_class` that name a compiled `build`,
-with its `group_id` and `target`."""
+"""A job (`job_id`) has candidates without a verdict on a `device_class` of a `build`, with its `group_id`, `target`."""
 
 
 def apply_known_verdicts(

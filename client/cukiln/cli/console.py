@@ -1,5 +1,4 @@
-"""What commands share: arguments (an empty one, as of an unset shell variable, is refused), consoles, tables, numbers;
-control characters in foreign text are escaped."""
+"""What commands share: arguments (an empty one is refused), consoles (control characters escaped), tables, numbers."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime

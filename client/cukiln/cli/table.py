@@ -324,8 +324,7 @@ def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ())
 
 
 def schedule_text(schedule: Mapping[str, Any]) -> str:
-    """A schedule in few characters: `tile 128×64×16, thread 8×4, stages 2`. Tunables that differ in their last letter,
-    an axis, are written as one, and stand first."""
+    """`tile 128×64×16, thread 8×4, stages 2`: tunables that differ in their axis alone are one, and stand first."""
     joined, single = [], []
     for names in _by_stem(schedule):
         if len(names) > 1:
