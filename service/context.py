@@ -1,7 +1,5 @@
 """What every handler works with: one object per application, made at start, closed at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -67,7 +65,7 @@ class Service:
     winner_reads: Together[str, CachedWinner | None]
 
     @classmethod
-    def open(cls, settings: Settings) -> Service:
+    def open(cls, settings: Settings) -> "Service":
         load_operator_path(settings)
         database = Database(settings.database_url)
         redis = wake_ups.connect(settings.redis_url) if settings.redis_url else None

@@ -1,7 +1,5 @@
 """The answers of the service, defined once for service and client. Durations are seconds unless the name says `_us`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +26,7 @@ class StageSeconds(Answer):
     wall: float = 0.0
     cpu: float = 0.0
 
-    def __add__(self, other: StageSeconds) -> StageSeconds:
+    def __add__(self, other: "StageSeconds") -> "StageSeconds":
         return StageSeconds(wall=self.wall + other.wall, cpu=self.cpu + other.cpu)
 
 

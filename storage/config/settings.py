@@ -1,7 +1,5 @@
 """Every setting of the server, read from the environment in one place: `load_settings()`. Nothing is read at import."""
 
-from __future__ import annotations
-
 import ipaddress
 import os
 from functools import lru_cache
@@ -164,7 +162,7 @@ class Settings(BaseSettings):
         return filled
 
     @model_validator(mode="after")
-    def _guarded(self) -> Settings:
+    def _guarded(self) -> "Settings":
         if self.api_key is None and not is_loopback(self.host):
             raise ValueError(
                 f"CUKILN_HOST={self.host} is reachable by others: set CUKILN_API_KEY, or keep to 127.0.0.1, "

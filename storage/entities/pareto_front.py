@@ -1,7 +1,5 @@
 """Which candidates stay on a problem's Pareto front, and in what order: pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +15,11 @@ class Point:
     workspace_bytes: int
     deterministic: bool
 
-    def as_good_as(self, other: Point) -> bool:
+    def as_good_as(self, other: "Point") -> bool:
         """Worse in no respect."""
         return self.us <= other.us and self.replaces(other)
 
-    def replaces(self, other: Point) -> bool:
+    def replaces(self, other: "Point") -> bool:
         """Whether every request that allows the other allows this one, whatever time it takes."""
         return self.workspace_bytes <= other.workspace_bytes and self.deterministic >= other.deterministic
 

@@ -8,8 +8,6 @@ their code; so does what a GPU found wrong. Bytes go last, when no row names the
 are evaluated again in each transaction, which is short; workers continue meanwhile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -82,7 +80,7 @@ class Removed:
     blobs: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Removed) -> Removed:
+    def __add__(self, other: "Removed") -> "Removed":
         return Removed(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 

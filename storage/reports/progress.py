@@ -48,7 +48,7 @@ class JobProgress:
 
 
 def job_progress(session: Session, job_id: str, live_seconds: float | None = None) -> JobProgress | None:
-    """Counts and times of a job without its problems, cheap enough for every step; with `live_seconds`, why it waits."""
+    """Counts and times of a job without its problems, cheap at every step; with `live_seconds`, why it waits."""
     job = job_state(session, job_id)
     if job is None:
         return None
