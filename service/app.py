@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
+from cukiln.types import Job
 from service import openapi
 from service.auth import Gate, may_call
 from service.context import Service
@@ -25,7 +26,7 @@ from service.routes import (
     results,
     traces,
 )
-from service.routes.accept_job import Accepted, accept_jobs
+from service.routes.accept_job import accept_jobs
 from service.threads import Together
 from storage.config.settings import Settings
 
@@ -47,9 +48,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = open_service(settings)
-        submissions = Together[bytes, Accepted](
-            "submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS
-        )
+        submissions = Together[bytes, Job]("submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS)
         app.state.service, app.state.submissions = service, submissions
         try:
             yield

@@ -31,14 +31,6 @@ PROBLEMS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """The job as it is now; `cached` when nothing of it is left to do."""
-
-    job: Job
-    cached: bool
-
-
-@dataclass(frozen=True)
 class _New:
     """A job to be written, and its request's body: equal bodies are equal jobs."""
 
@@ -47,9 +39,9 @@ class _New:
     job: NewJob
 
 
-def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Exception]:
+def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Job | Exception]:
     """The job of each body, or what is wrong with it, of which nothing is kept. Raises where nothing can be read."""
-    outcomes: dict[int, Accepted | Exception] = {}
+    outcomes: dict[int, Job | Exception] = {}
     read: dict[bytes, NewJob | Exception] = _new_jobs(service, dict.fromkeys(bodies))
     new = []
     for place, body in enumerate(bodies):
@@ -66,7 +58,7 @@ def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Ex
     return [outcomes[place] for place in range(len(bodies))]
 
 
-def retry_job(service: Service, job_id: str) -> Accepted:
+def retry_job(service: Service, job_id: str) -> Job:
     """A new job of the problems of an ended one that failed, were cancelled or lost candidates, on its terms. Verdicts
     of our own limits are forgotten first, so that they are tried again; losses never were recorded. Raises Refused."""
     with service.database.read() as session:
@@ -160,8 +152,8 @@ def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
         yield some
 
 
-def _write(service: Service, new: Sequence[_New]) -> dict[int, Accepted | Exception]:
-    outcomes: dict[int, Accepted | Exception] = {}
+def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
+    outcomes: dict[int, Job | Exception] = {}
     with service.database.write() as session:
         unfinished, at_most = unfinished_jobs(session), service.settings.max_queued_jobs
         admitted = []
@@ -176,7 +168,7 @@ def _write(service: Service, new: Sequence[_New]) -> dict[int, Accepted | Except
     with service.database.read() as session:
         reports = _Reports(service, session, created)
         for request, job in zip(admitted, created, strict=True):
-            outcomes[request.place] = Accepted(reports.of(request.asked, job), job.cached)
+            outcomes[request.place] = reports.of(request.asked, job)
         waiting = waiting_counts(session) if tasks else {}
     if tasks:
         count = waiting.get((wake_ups.PLAN, None), tasks)

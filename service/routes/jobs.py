@@ -13,7 +13,7 @@ from service.context import Service, ServiceDep
 from service.http.answers import json_response
 from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.routes.accept_job import Accepted, accept_jobs, retry_job
+from service.routes.accept_job import accept_jobs, retry_job
 from service.routes.body import Body
 from service.threads import Together
 from storage.database.tables import LIVE
@@ -80,7 +80,7 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
     if len(body) > SHARED_BYTES:
         return await run_in_threadpool(_accept_alone, service, body)
-    submissions: Together[bytes, Accepted] = request.app.state.submissions
+    submissions: Together[bytes, Job] = request.app.state.submissions
     return _answer(await submissions.do(body))
 
 
@@ -106,11 +106,11 @@ def _accept_alone(service: Service, body: bytes) -> Response:
     return _answer(outcome)
 
 
-def _answer(accepted: Accepted) -> Response:
-    headers = {"Location": f"/v1/jobs/{accepted.job.job}"}
-    if accepted.cached:
-        return json_response(accepted.job, headers=headers)
-    return json_response(accepted.job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
+def _answer(job: Job) -> Response:
+    headers = {"Location": f"/v1/jobs/{job.job}"}
+    if job.cached:
+        return json_response(job, headers=headers)
+    return json_response(job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
 
 
 @router.get("", response_model=JobPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable"))
