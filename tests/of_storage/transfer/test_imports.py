@@ -21,7 +21,7 @@ from cukiln.types import MeasuredOn, StageSeconds, WinnerRecord
 from storage.database.session import Database, Session
 from storage.database.sql import insert_new
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow
-from storage.entities.problems import load_problem
+from storage.entities.jobs import load_problem
 from storage.entities.record_parts import publish_imported, publish_own, withdraw_code, withdraw_files, withdraw_record
 from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_codes
 from storage.entities.winners import get_winners

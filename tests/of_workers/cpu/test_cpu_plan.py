@@ -17,9 +17,9 @@ from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import all_steps
 from codegen.plan.verification_plan import EXACT_ORDERS, Case, check_output, differing, plan_cases
-from storage.config import gpu_plan_version as plan_version
 from storage.config import module_texts
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config import module_texts as plan_version
+from storage.config.module_texts import gpu_plans
 from tests.support.cpu_helpers import loaded, matmul_kernel, tensor_kernel
 from tests.support.places import FAULTY
 from workers.cpu import verify

@@ -1,6 +1,4 @@
-"""`cukiln export-bundle`, `import-results`: a job goes to a machine without a service, its measurements come back."""
-
-from __future__ import annotations
+"""`cukiln fetch`, `export-bundle`, `import-results`: winners for `cukiln.load`, jobs measured elsewhere."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,15 +8,50 @@ from typing import Any
 from cukiln.blob_cache import write_atomically
 from cukiln.client import Client
 from cukiln.errors import UsageError
-from cukiln.types import Job
+from cukiln.load_kernel import RECORD_FILE
+from cukiln.types import Job, LookupResult, WinnerRecord
+
+
+def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
+    """Write every file of the record as `<sha256>.so`, `.cubin` and so on, and last the record; returns its path.
+
+    A folder that is read meanwhile, or left by an interrupted call, holds a record only together with its blobs: the
+    files are named after their content, and the record is replaced when all of them are there.
+    """
+    for entry in record.front:
+        for kind, digest in entry.files.items():
+            path = folder / f"{digest}.{kind}"
+            write_atomically(path, client.blob(digest, kind))
+    path = folder / RECORD_FILE
+    write_atomically(path, (record.model_dump_json(indent=2) + "\n").encode())
+    return path
+
+
+def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupResult]:
+    """Look up the problems of a job request; where it names targets, each problem is looked up for its own."""
+    return client.lookup(
+        request["problems"],
+        target=request.get("target"),
+        device_class=request.get("device_class"),
+        workspace_limit_bytes=request.get("workspace_limit_bytes"),
+        deterministic=request.get("deterministic", False),
+        refresh=True,
+    )
+
+
+def folder_name(result: LookupResult) -> str:
+    """A problem's name where it is a plain file name, else the start of its key."""
+    name = result.name or ""
+    plain = name and len(name) <= 100 and all(c.isalnum() or c in "._- " for c in name) and not name.startswith(".")
+    return name if plain else result.key[:16]
+
 
 BUNDLE_FILE, LIBRARIES, RESULTS_FILE = "bundle.json", "lib", "results.json"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 
 
 def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Write the job's libraries, then `bundle.json`, into the folder; the file's path and content. Raises `UsageError`
-    where there is nothing to measure, and what `Client` raises."""
+    """The job's libraries, then `bundle.json`: its path and content. Raises `UsageError` where there is no library."""
     bundle = client.bundle(job_id)
     libraries = sorted({candidate["library"] for candidate in _candidates(bundle) if candidate["library"]})
     if not libraries:

@@ -1,15 +1,18 @@
-"""Batches of requests: those that arrive while a batch is processed are the next one.
+"""Threads beside the event loop: batches of requests, and messages to Redis after an answer.
 
-One read and one write of the database serve many concurrent requests; a single one is a batch of its own and does not
-wait. Each batch starts after its requests have arrived, so no answer is older than its request.
+Requests that arrive while a batch is processed are the next one, so that one read and one write of the database serve
+many; a single one does not wait. Each batch starts after its requests have arrived: no answer is older than it.
 """
 
-from __future__ import annotations
-
 import asyncio
+import logging
+import queue
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from redis import Redis
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -58,3 +61,43 @@ class Together(Generic[Request, Result]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
+
+
+log = logging.getLogger("cukiln.service")
+
+MOST_WAITING = 1_000
+CLOSE_SECONDS = 1.0
+
+Write = Callable[[Redis], object]
+
+
+class Announcer:
+    """Best effort, in order. Lost wake-ups are rewritten by the reconciler, lost events are read from the database."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._waiting: queue.Queue[Write | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._write_all, name="announcer", daemon=True)
+        self._thread.start()
+
+    def later(self, write: Write) -> None:
+        """Returns at once."""
+        try:
+            self._waiting.put_nowait(write)
+        except queue.Full:
+            log.warning("a message to Redis is dropped: %d wait already", MOST_WAITING)
+
+    def close(self) -> None:
+        """Wait CLOSE_SECONDS for queued messages."""
+        try:
+            self._waiting.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def _write_all(self) -> None:
+        while (write := self._waiting.get()) is not None:
+            try:
+                write(self._redis)
+            except Exception:
+                log.exception("a message to Redis was not written")
