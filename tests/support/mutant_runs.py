@@ -1,9 +1,8 @@
 """Runs kernels that hold all mutants of their text (tests/support/mutants.py), one mutant at a time.
 
-`judge_mutants` compiles the kernels and starts `python -m tests.support.mutant_runs REQUEST` for each library. That
-child runs every kernel through the whole test plan as it is, in a fork of itself; whatever switches the run asks are
-the mutants that this kernel reaches. It then turns each of these on, in a fork of its own, because a mutant may damage
-its process.
+`judge_mutants` compiles the kernels and starts `python -m tests.support.mutant_runs REQUEST`. That child runs every
+kernel through the whole test plan as it is, in a fork of itself; whatever switches the run asks are the mutants that
+this kernel reaches. It then turns each of these on, in a fork of its own, because a mutant may damage its process.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,24 +43,13 @@ class MutantVerdict:
     message: str
 
 
-def judge_mutants(kernels: Sequence[Kernel], folder: Path) -> list[MutantVerdict]:
-    """The verdict of each kernel as it is and with each mutant that it reaches.
+def judge_mutants(kernels: Sequence[Kernel], folder: Path, once: Collection[int] = ()) -> list[MutantVerdict]:
+    """The verdict of each kernel as it is and with each mutant that it reaches; a mutant of `once` is not run again
+    when one kernel has shown it.
 
-    The kernels' operator must be loaded. `folder` keeps the C++ files. Two processes at a time.
+    The kernels' operator must be loaded. `folder` keeps the C++ files.
     """
-    parts = [kernels[first::2] for first in range(min(2, len(kernels)))]
-    with ThreadPoolExecutor(2) as pool:
-        results = pool.map(lambda number: _judge(parts[number], folder / str(number)), range(len(parts)))
-        positions = {kernel.id: position for position, kernel in enumerate(kernels)}
-        return [
-            MutantVerdict(positions[one["kernel"]], one["number"], one["verdict"], one["message"])
-            for part in results
-            for one in part
-        ]
-
-
-def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     build = build_cpu(kernels, toolchain(), processes(), LIMITS, folder=folder)
     assert not build.errors, build.errors
     ((library, held),) = build.libraries
@@ -74,6 +61,7 @@ def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
                 "kernels": [kernel.to_json() for kernel in held],
                 "operator": kernels[0].operator,
                 "folder": str(operator(kernels[0].operator).folder),
+                "once": list(once),
             }
         )
     )
@@ -82,7 +70,11 @@ def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
     argv = [sys.executable, "-m", "tests.support.mutant_runs", str(request)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    positions = {kernel.id: position for position, kernel in enumerate(kernels)}
+    return [
+        MutantVerdict(positions[run["kernel"]], run["number"], run["verdict"], run["message"])
+        for run in map(json.loads, done.stdout.splitlines())
+    ]
 
 
 def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -90,14 +82,19 @@ def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         load_operators([Path(request["folder"])])
     library = CpuLibrary(Path(request["library"]))
     switches = ctypes.CDLL(request["library"])
+    once, shown = set(request["once"]), set[int]()
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
         unchanged = _in_a_fork(library, switches, kernel, AS_IT_IS)
         reached = unchanged.pop("reached", [])
         yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}
         for number in reached:
+            if number in once & shown:
+                continue
             killed = _in_a_fork(library, switches, kernel, number)
             killed.pop("reached", None)
+            if killed["verdict"] != "ok":
+                shown.add(number)
             yield {"kernel": kernel.id, "number": number, **killed}
 
 
