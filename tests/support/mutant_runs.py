@@ -14,13 +14,18 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from codegen.kernel import Kernel
+from codegen.operator import Operator
 from codegen.operators import load_operators, operator, operators
+from codegen.plan.verification_plan import Kind, plan_cases
+from codegen.problem import Problem
 from tests.support.cpu_helpers import LIMITS, processes, toolchain
 from tests.support.places import ROOT
 from workers.cpu.build import build_cpu
@@ -77,6 +82,27 @@ def judge_mutants(kernels: Sequence[Kernel], folder: Path, once: Collection[int]
     ]
 
 
+class Remembered:
+    """An operator as a kernel's test needs it, which has made all inputs and references of the plan of `kernel`: forks
+    of this process find them made."""
+
+    def __init__(self, own: Operator, kernel: Kernel) -> None:
+        self._own = own
+        self._made: dict[tuple[Problem, Kind], tuple[Mapping[str, Any], tuple[Any, Any]]] = {}
+        for case in plan_cases(own, kernel, SEED):
+            inputs = own.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
+            self._made[case.problem, case.kind] = inputs, own.reference(case.problem, inputs, exact=case.exact)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def make_inputs(self, problem: Problem, kind: Kind, rng: np.random.Generator) -> Mapping[str, Any]:
+        return self._made[problem, kind][0]
+
+    def reference(self, problem: Problem, inputs: Mapping[str, Any], exact: bool = False) -> tuple[Any, Any]:
+        return self._made[problem, "integer" if exact else "normal"][1]
+
+
 def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if request["operator"] not in operators():
         load_operators([Path(request["folder"])])
@@ -85,27 +111,30 @@ def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     once, shown = set(request["once"]), set[int]()
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
-        unchanged = _in_a_fork(library, switches, kernel, AS_IT_IS)
+        tested = Remembered(operator(kernel.operator), kernel)
+        unchanged = _in_a_fork(library, switches, kernel, tested, AS_IT_IS)
         reached = unchanged.pop("reached", [])
         yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}
         for number in reached:
             if number in once & shown:
                 continue
-            killed = _in_a_fork(library, switches, kernel, number)
+            killed = _in_a_fork(library, switches, kernel, tested, number)
             killed.pop("reached", None)
             if killed["verdict"] != "ok":
                 shown.add(number)
             yield {"kernel": kernel.id, "number": number, **killed}
 
 
-def _in_a_fork(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
+def _in_a_fork(
+    library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, tested: Remembered, number: int
+) -> dict[str, Any]:
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(receiving)
         # Behind the plan's own limit, for what that does not end.
         resource.setrlimit(resource.RLIMIT_CPU, (int(3 * RUN_CPU_SECONDS), int(3 * RUN_CPU_SECONDS)))
-        answer = _run(library, switches, kernel, number)
+        answer = _run(library, switches, kernel, tested, number)
         with os.fdopen(sending, "w") as pipe:
             json.dump(answer, pipe)
         os._exit(0)
@@ -123,9 +152,11 @@ def _in_a_fork(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, numbe
     return {"verdict": "runtime_error", "message": f"the process ended with {signal.Signals(-ended).name}"}
 
 
-def _run(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
+def _run(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, tested: Remembered, number: int) -> dict[str, Any]:
     ctypes.c_int.in_dll(switches, "cukiln_mutant").value = number
-    failure = plan_test(library, kernel, SEED, RUN_CPU_SECONDS).failure()
+    test = plan_test(library, kernel, SEED, RUN_CPU_SECONDS)
+    test.tested = tested
+    failure = test.failure()
     asked = (ctypes.c_ubyte * MAX_SWITCHES).in_dll(switches, "cukiln_reached")
     return {
         "verdict": failure.verdict if failure else "ok",
