@@ -48,6 +48,8 @@ run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show
 
 # Tests start GPU workers only where they ask for one: what passes does not depend on the machine.
 test test-long coverage: export CUKILN_GPUS := none
+# Half of collecting is to compile the tests and rewrite their assertions: what one run made of them the next one reads.
+test test-long coverage: export PYTHONDONTWRITEBYTECODE :=
 
 test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS)

@@ -145,6 +145,9 @@ def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) 
         lists |= {"split": [split], "split_k": (2, 3, 5) if split in ("workspace", "atomic") else [1]}
         if "stream_blocks" in lists:
             lists["stream_blocks"] = (2, 3, 5, 7) if split == "stream" else [0]
+    sliced = problem.operator == "conv2d" and 1 not in lists.get("split_k", (1,))
+    if sliced and problem.sum_length <= min(map(int, lists["tile_k"])):
+        return None  # a single step, whatever the rest
     if "window" in lists:
         lists["window"] = lists["window"][-1:]
     if "copy" in lists:
