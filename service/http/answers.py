@@ -1,8 +1,7 @@
-"""Answers on the wire: JSON of a model, problem+json of an error, or nothing new (If-None-Match)."""
+"""Answers on the wire: JSON of a model, problem+json of an error."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
@@ -14,7 +13,6 @@ from service.http.errors import Refused, problem_detail
 PROBLEM_JSON = "application/problem+json"
 SENT_AT_ONCE = 64 << 10
 """Pieces are joined up to this many bytes: a large answer is never in memory twice."""
-_ETAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
 def json_response(answer: BaseModel, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -29,11 +27,6 @@ def problem_response(refused: Refused, instance: str | None = None) -> Response:
     body = problem_detail(refused, shown).model_dump_json(exclude_none=True).encode()
     headers = {"Cache-Control": "no-store", **refused.headers}
     return Response(body, status_code=refused.status, headers=headers, media_type=PROBLEM_JSON)
-
-
-def none_match(header: str | None, etag: str) -> bool:
-    """Whether If-None-Match names `etag`, so that 304 is the answer. The comparison is weak (RFC 9110, 13.1.2)."""
-    return header is not None and (header.strip() == "*" or etag in _ETAG.findall(header))
 
 
 class PiecesResponse(Response):

@@ -58,6 +58,7 @@ KINDS: Mapping[str, Kind] = {
     "body-too-large": Kind(413, "The body is too large"),
     "too-many-values": Kind(413, "The body holds too many values"),
     "unsupported-media-type": Kind(415, "The body must be application/json"),
+    "range-not-satisfiable": Kind(416, "The range lies outside the blob"),
     "head-too-large": Kind(431, "The request's line and headers are too large"),
     "wrong-host": Kind(421, "The Host header does not name this machine's loopback"),
     "invalid-value": Kind(422, "A value is not allowed"),

@@ -1,9 +1,10 @@
-"""HEAD wherever GET is (RFC 9110, 9.3.2): probes ask so. FastAPI routes none."""
+"""HEAD wherever GET is (RFC 9110, 9.3.2): probes ask so. FastAPI routes it only where it is declared."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+DECLARED = "/v1/blobs/"  # its HEAD ignores Range, as RFC 9110, 14.2 says
 ENDLESS = "/events"  # has no head without the stream: 405
 
 
@@ -14,7 +15,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD" or not has_head(scope["path"]):
+        if not _is_ours(scope):
             await self._app(scope, receive, send)
             return
 
@@ -22,6 +23,12 @@ class HeadAsGet:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
         await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+def _is_ours(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "HEAD":
+        return False
+    return has_head(scope["path"]) and not scope["path"].startswith(DECLARED)
 
 
 def has_head(path: str) -> bool:

@@ -1,11 +1,16 @@
-"""The schema's revision, and how a database gets there. Alembic takes 0.2 s to import, so only a migration does."""
+"""The schema's revision, and how a database gets there. Alembic takes 0.2 s to import, so only an upgrade does."""
 
-from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, select, update
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, select
 
 from storage.database.tables import Base
 
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
 HEAD = "0014"
-"""Of the tables of today: a change of them is a new revision (`storage.database.migrate`)."""
+"""The last of `storage/migrations/versions`."""
 
 # As Alembic makes it.
 _VERSION = Table(
@@ -35,10 +40,19 @@ def upgrade(connection: Connection) -> None:
         _VERSION.create(connection, checkfirst=True)
         connection.execute(insert(_VERSION).values(version_num=HEAD))
     elif present != HEAD:
-        from storage.database.migrate import OLDEST, migrate
-
-        if not OLDEST <= present < HEAD:
-            raise OtherRelease(f"its schema has revision {present!r}")
-        migrate(connection, present)
-        connection.execute(update(_VERSION).values(version_num=HEAD))
+        _migrate(connection)
     connection.commit()
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise OtherRelease(str(error)) from error

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from service.http.answers import none_match
+from service.http.conditional import ByteRange, Unsatisfiable, byte_range, none_match
 from tests.support.fixtures_api import Api
 
 DATA = bytes(range(256)) * 4
@@ -26,13 +26,15 @@ def test_a_blob_is_sent_whole_and_may_be_kept_for_ever(api: Api) -> None:
     assert answer.headers["etag"] == ETAG
     assert "immutable" in answer.headers["cache-control"]
     assert answer.headers["content-type"] == "application/x-sharedlib"
+    assert answer.headers["accept-ranges"] == "bytes"
 
 
 def test_head_says_what_get_would_without_the_bytes(api: Api) -> None:
     get, head = api.client.get(PATH), api.client.head(PATH)
     assert (head.status_code, head.content) == (200, b"")
-    for name in ("etag", "content-length", "content-type", "cache-control"):
+    for name in ("etag", "content-length", "content-type", "cache-control", "accept-ranges"):
         assert head.headers[name] == get.headers[name]
+    assert api.client.head(PATH, headers={"Range": "bytes=0-0"}).status_code == 200
 
 
 @pytest.mark.parametrize("header", [ETAG, f"W/{ETAG}", f'"other", {ETAG}', "*"])
@@ -48,11 +50,43 @@ def test_another_etag_is_sent_the_blob(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["bytes=0-0", "bytes=1024-", "bytes=5-2", "bytes=a-b", "rows=0-1", "bytes=0-1,4-5", "0-1"]
+    ("header", "first", "last"),
+    [
+        ("bytes=0-0", 0, 0),
+        ("bytes=10-19", 10, 19),
+        ("bytes=1000-", 1000, 1023),
+        ("bytes=-5", 1019, 1023),
+        ("bytes=0-99999", 0, 1023),
+        ("bytes=-99999", 0, 1023),
+    ],
 )
-def test_a_range_is_ignored(api: Api, header: str) -> None:
+def test_a_range_is_sent_alone(api: Api, header: str, first: int, last: int) -> None:
+    answer = api.client.get(PATH, headers={"Range": header})
+    assert (answer.status_code, answer.content) == (206, DATA[first : last + 1])
+    assert answer.headers["content-range"] == f"bytes {first}-{last}/1024"
+    assert answer.headers["content-length"] == str(last - first + 1)
+    assert answer.headers["etag"] == ETAG
+
+
+@pytest.mark.parametrize("header", ["bytes=1024-", "bytes=5000-6000", "bytes=-0"])
+def test_a_range_outside_is_a_416(api: Api, header: str) -> None:
+    answer = api.client.get(PATH, headers={"Range": header})
+    assert (answer.status_code, answer.json()["type"]) == (416, "urn:cukiln:problem:range-not-satisfiable")
+    assert answer.headers["content-range"] == "bytes */1024"
+    assert answer.json()["allowed"] == "bytes=0-1023"
+
+
+@pytest.mark.parametrize("header", ["bytes=5-2", "bytes=a-b", "rows=0-1", "bytes=0-1,4-5", "bytes=-", "bytes=", "0-1"])
+def test_a_range_that_cannot_be_read_is_ignored(api: Api, header: str) -> None:
     answer = api.client.get(PATH, headers={"Range": header})
     assert (answer.status_code, answer.content) == (200, DATA)
+
+
+def test_if_range_of_another_version_sends_the_whole(api: Api) -> None:
+    headers = {"Range": "bytes=0-1"}
+    assert api.client.get(PATH, headers={**headers, "If-Range": ETAG}).status_code == 206
+    assert api.client.get(PATH, headers={**headers, "If-Range": '"other"'}).status_code == 200
+    assert api.client.get(PATH, headers={**headers, "If-Range": f"W/{ETAG}"}).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{}, {"Range": "bytes=0-9"}])
@@ -76,5 +110,10 @@ def test_a_lost_file_is_a_404(api: Api) -> None:
     assert api.client.get(PATH).json()["type"] == "urn:cukiln:problem:blob-not-found"
 
 
-def test_without_if_none_match_all_is_sent() -> None:
+def test_an_empty_blob_has_no_satisfiable_range() -> None:
+    with pytest.raises(Unsatisfiable):
+        byte_range("bytes=0-", None, ETAG, 0)
+    with pytest.raises(Unsatisfiable):
+        byte_range("bytes=-1", None, ETAG, 0)
+    assert byte_range("bytes=-1", None, ETAG, 1) == ByteRange(0, 0)
     assert not none_match(None, ETAG)

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, select, text
 
 from codegen.identity import problem_digest
 from cukiln.types import StageSeconds
+from storage.database.schema import HEAD, MIGRATIONS
 from storage.database.session import Database, Session
 from storage.database.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.entities.candidates import candidates_of_problem
@@ -85,6 +88,12 @@ def test_the_migrations_make_exactly_the_tables_of_the_code(tmp_path: Path) -> N
         return {name: sorted(re.findall(r"\w+", sql)) for name, sql in sqlite3.connect(path).execute(query)}
 
     assert schema(migrated) == schema(written)
+
+
+def test_the_revision_of_the_code_is_the_last_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD
 
 
 def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_url: str) -> None:
@@ -759,6 +768,7 @@ def test_a_forked_child_opens_its_own_connections(database: Database) -> None:
 
 WRITE_FOREVER = """
 import itertools, sys
+from storage.database.schema import HEAD, MIGRATIONS
 from storage.database.session import Database
 from storage.database.tables import BlobRow
 database = Database(sys.argv[1])
