@@ -300,7 +300,7 @@ def reproduce(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Write one candidate as a folder that builds it and compares code, verdict and time with its record.
+    """Write one candidate as a folder that builds it and compares code and verdict with its record.
 
     `python FOLDER/run.py` does so without cukiln; see docs/reproducing.md.
     """
