@@ -126,7 +126,9 @@ class World:
 
     def send(self, sent: Sent) -> str:
         sender = Importer("lab", "0123abcd", sent.overwrites)
-        return import_results(self.database, sent.as_import(), sender, lambda session: None).job_id
+        new = sent.as_import()
+        import_results(self.database, new, sender, lambda session: None)
+        return new.job_id
 
     def finish(self) -> bool:
         """Publish what one import brought to one key, as `workers.steps.finish` does. False where nothing waits."""
