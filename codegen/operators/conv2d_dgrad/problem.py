@@ -7,12 +7,13 @@ group.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import MAX_NODES, Cast, Clip, Mask, Residual, Scale
-from codegen.operators.conv2d.problem import Convolution, Padding
+from codegen.operators.convolution.problem import Convolution, Padding
 from codegen.problem import LARGEST_EXTENT, refuse
 
 AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
@@ -26,6 +27,9 @@ class Conv2dDgradProblem(Convolution):
     dy and w are of `dtype`, sums of float32; dx and residuals of `out_dtype`.
     """
 
+    reads = ("dy", "w")
+    gathered = "dy"
+    writes = "dx"
     operator: Literal["conv2d_dgrad"] = "conv2d_dgrad"
     epilogue: Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)] = ()
 
@@ -33,6 +37,19 @@ class Conv2dDgradProblem(Convolution):
     def strided(self) -> bool:
         """Whether rows or columns of dx differ in their taps."""
         return max(self.stride) > 1
+
+    @property
+    def longest_sum(self) -> int:
+        """Of a row of filter elements only those count that meet the same row of dx."""
+        rows, columns = (
+            -(-taps // (self.stride[axis] // gcd(self.stride[axis], self.dilation[axis])))
+            for axis, taps in enumerate((self.r, self.s))
+        )
+        return rows * columns * self.group_filters
+
+    @property
+    def gathered_products(self) -> int:
+        return self.group_filters * self.r * self.s
 
     @field_validator("padding", mode="after")
     @classmethod

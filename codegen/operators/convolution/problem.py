@@ -1,8 +1,4 @@
-"""The conv2d problem: a two-dimensional convolution (as deep learning has it: the filter is not mirrored), with groups.
-
-out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - top + r dilation_h, …] * w[k, c, r, s])
-for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
-"""
+"""Problems of two-dimensional convolutions (as deep learning has them: the filter is not mirrored), with groups."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
+from codegen.dtypes import dtype
 from codegen.epilogue import (
     MAX_NODES,
     Bias,
@@ -99,6 +96,11 @@ class Convolution(Problem):
     where the filter has one element dilation becomes 1.
     """
 
+    # The two tensors that are read, which of them is gathered, and the one that is written.
+    reads: ClassVar[tuple[str, str]]
+    gathered: ClassVar[Literal["x", "dy"]] = "x"
+    writes: ClassVar[Literal["out", "dx", "dw"]]
+
     n: Extent
     h: Extent
     w: Extent
@@ -157,19 +159,13 @@ class Convolution(Problem):
     def group_filters(self) -> int:
         return self.k // self.groups
 
-    @property
-    def x_shape(self) -> tuple[int, int, int, int]:
-        return self._in_layout(self.n, self.h, self.w, self.c)
-
-    @property
-    def w_shape(self) -> tuple[int, int, int, int]:
-        return self._in_layout(self.k, self.r, self.s, self.group_channels)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self._in_layout(self.n, self.p, self.q, self.k)
-
-    def _in_layout(self, first: int, rows: int, columns: int, channels: int) -> tuple[int, int, int, int]:
+    def shape_of(self, tensor: str) -> tuple[int, int, int, int]:
+        if tensor in ("x", "dx"):
+            first, rows, columns, channels = self.n, self.h, self.w, self.c
+        elif tensor in ("w", "dw"):
+            first, rows, columns, channels = self.k, self.r, self.s, self.group_channels
+        else:
+            first, rows, columns, channels = self.n, self.p, self.q, self.k
         return (first, rows, columns, channels) if self.channels_last else (first, channels, rows, columns)
 
     @property
@@ -180,6 +176,27 @@ class Convolution(Problem):
     @property
     def sum_length(self) -> int:
         return self.taps
+
+    @property
+    def longest_sum(self) -> int:
+        """Products in it, where sums differ."""
+        return self.sum_length
+
+    @property
+    def gathered_products(self) -> int:
+        """Of a sum, those with zeros of a stride included."""
+        return self.sum_length
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of all images."""
+        return self.n * self.p * self.q
+
+    @property
+    def input_bytes(self) -> int:
+        """Of the two tensors that are read, and of x what some window meets, each once."""
+        elements = {"x": self.elements_seen, "w": self.k * self.taps, "dy": self.pixels * self.k}
+        return dtype(self.dtype).bytes * sum(elements[name] for name in self.reads)
 
     @property
     def elements_seen(self) -> int:
@@ -278,12 +295,6 @@ class Convolution(Problem):
         return value and info.data.get("dtype", "float32") == "float32"
 
 
-class Conv2dProblem(Convolution):
-    """out from x and w; see Convolution for shapes."""
-
-    operator: Literal["conv2d"] = "conv2d"
-
-
 def _words(sides: tuple[int, int]) -> str:
     """An axis' padding as one number where its sides are equal."""
     return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]} and {sides[1]}"
@@ -293,7 +304,6 @@ def _output_extent(padded: int, taps: int, dilation: int, stride: int) -> int:
     return (padded - dilation * (taps - 1) - 1) // stride + 1
 
 
-def with_axes(chain: tuple[AnyNode, ...], layout: Layout) -> tuple[Node, ...]:
-    """The chain with its bias along the axis of a matrix of outputs: columns where channels are last, else rows."""
-    axis: Literal["m", "n"] = "n" if layout == "nhwc" else "m"
+def with_axes(chain: tuple[AnyNode, ...], axis: Literal["m", "n"]) -> tuple[Node, ...]:
+    """The chain with its bias along that axis of a matrix of outputs."""
     return tuple(Bias(axis=axis) if isinstance(node, ChannelBias) else node for node in chain)
