@@ -183,6 +183,12 @@ class Operator(ABC):
         """The problem; raises pydantic.ValidationError, which names each field and what is allowed."""
         return self.problem_type.model_validate(dict(fields))
 
+    def own(self, problem: Problem) -> Any:
+        """The problem, which must be of this operator; raises TypeError."""
+        if not isinstance(problem, self.problem_type):
+            raise TypeError(f"{self.name} got a problem of operator {problem.operator!r}")
+        return problem
+
     def candidate(self, problem: Problem, schedule: Schedule) -> Candidate:
         return Candidate(
             problem, schedule, Kernel.of(self.name, self.signature(problem), schedule.only(self.kernel_tunables))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, StrictBool, ValidationInfo, field_validator
 
+from codegen.alignment import widest
 from codegen.epilogue import Scalar
 from codegen.problem import LARGEST_EXTENT, Problem, Shape, filled_in, refuse, require_elements
 
@@ -33,6 +34,16 @@ class RowProblem(Problem):
     @property
     def columns(self) -> int:
         return self.shape[1]
+
+    @property
+    def align(self) -> int:
+        """The alignment class: elements of the widest access of which a row is a whole number."""
+        return widest(self.dtype, self.columns, quads=False)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the vectors that all rows share."""
+        return ()
 
     @field_validator("shape", mode="after")
     @classmethod
@@ -63,3 +74,7 @@ class NormProblem(RowProblem):
     scale: StrictBool = True
     shift: StrictBool = False
     epsilon: Scalar = Field(default=1e-5, ge=0.0, description="What is added to the mean of the squares.")
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        return tuple(name for name, present in (("gamma", self.scale), ("beta", self.shift)) if present)

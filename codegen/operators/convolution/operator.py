@@ -38,7 +38,7 @@ from codegen.operators.matmul import config_fields, simt_rules, simt_work, split
 from codegen.operators.matmul.kernel_family import is_tensor
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
-from codegen.problem import Problem, require
+from codegen.problem import Problem
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
 from codegen.search.schedule import Schedule, Value
@@ -147,10 +147,6 @@ class ConvolutionOperator(Operator):
     @abstractmethod
     def multiply(self, p: Any, first: Float64, second: Float64) -> Float64:
         """The result of the two tensors that are read; channels are last in all three."""
-
-    def own(self, problem: Problem) -> Any:
-        """The problem as one of this operator."""
-        return require(self.problem_type)(problem)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)
