@@ -159,10 +159,6 @@ class RowOperator(Operator):
         )
         return Config(fields, (), (("Input", s["dtype"]), ("Output", s["out_dtype"])))
 
-    def extents(self, problem: Problem) -> list[int]:
-        p = self.own(problem)
-        return [p.rows, p.columns]
-
     def scalars(self, problem: Problem) -> list[float]:
         return [problem.epsilon] if isinstance(problem, NormProblem) else []
 
@@ -198,9 +194,6 @@ class RowOperator(Operator):
         if issubclass(self.problem_type, NormProblem):
             fields |= {"scale": s["scale"], "shift": s["shift"], "epsilon": EPSILONS[number]}
         return self.problem_type(**fields)
-
-    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        return [[]]
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         """Any algorithm reads x once and writes out once."""

@@ -49,14 +49,25 @@ class Conv2d(ConvolutionOperator):
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
     direct = direct
 
-    def product(self, p: Conv2dProblem) -> MatmulProblem:
-        return _product(p)
+    @staticmethod
+    @lru_cache(maxsize=1024)  # called for every schedule
+    def product(p: Conv2dProblem) -> MatmulProblem:
+        last = p.channels_last
+        return implicit.image_product(p, "nt" if last else "nn", with_axes(p.epilogue, "n" if last else "m"))
 
     def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
         return "nt" if layout == "nhwc" else "nn"
 
-    def aligns(self, p: Conv2dProblem) -> tuple[int, int, int]:
-        return _aligns(p)
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def aligns(p: Conv2dProblem) -> tuple[int, int, int]:
+        """With channels last vectors are of channels of one group, or of neighbouring groups where each has one; with
+        channels first the image is gathered element by element."""
+        if not p.channels_last:
+            return implicit.widths(p, p.h * p.w if p.pointwise else 1, p.taps, p.p * p.q)
+        if p.depthwise:
+            return implicit.widths(p, p.c, p.taps, p.k)
+        return implicit.widths(p, p.group_channels, p.taps, p.group_filters)
 
     # ---- search
 
@@ -173,23 +184,6 @@ class Conv2d(ConvolutionOperator):
 
     def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, t, least)
-
-
-@lru_cache(maxsize=1024)  # called for every schedule
-def _product(p: Conv2dProblem) -> MatmulProblem:
-    last = p.channels_last
-    return implicit.image_product(p, "nt" if last else "nn", with_axes(p.epilogue, "n" if last else "m"))
-
-
-@lru_cache(maxsize=1024)
-def _aligns(p: Conv2dProblem) -> tuple[int, int, int]:
-    """With channels last vectors are of channels of one group, or of neighbouring groups where each has one; with
-    channels first the image is gathered element by element."""
-    if not p.channels_last:
-        return implicit.widths(p, p.h * p.w if p.pointwise else 1, p.taps, p.p * p.q)
-    if p.depthwise:
-        return implicit.widths(p, p.c, p.taps, p.k)
-    return implicit.widths(p, p.group_channels, p.taps, p.group_filters)
 
 
 OPERATOR = Conv2d()

@@ -52,14 +52,25 @@ class Conv2dDgrad(ConvolutionOperator):
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")
     direct = direct
 
-    def product(self, p: Conv2dDgradProblem) -> MatmulProblem:
-        return _product(p)
+    @staticmethod
+    @lru_cache(maxsize=1024)  # called for every schedule
+    def product(p: Conv2dDgradProblem) -> MatmulProblem:
+        """What a launch is made for: as many products of the largest phase as there are phases."""
+        return implicit.image_product(largest(p), _layout(p.layout, pointwise=p.pointwise), p.epilogue, count(p))
 
     def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
         return _layout(layout, pointwise=pointwise)
 
-    def aligns(self, p: Conv2dDgradProblem) -> tuple[int, int, int]:
-        return _aligns(p)
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def aligns(p: Conv2dDgradProblem) -> tuple[int, int, int]:
+        """With channels last vectors are of channels of one group, or of neighbouring groups where each has one; with
+        channels first operands are gathered element by element, and pixels of a phase are no neighbours."""
+        if p.channels_last:
+            dy, dx = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
+            return implicit.widths(p, dy, p.group_channels, dx)
+        dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
+        return implicit.widths(p, dy, w, 1 if p.strided else p.h * p.w)
 
     # ---- search
 
@@ -200,27 +211,10 @@ class Conv2dDgrad(ConvolutionOperator):
         return work.together(p, least, self.operands(p), across * down * count(p), partial(work.of_sums, t=t))
 
 
-@lru_cache(maxsize=1024)  # called for every schedule
-def _product(p: Conv2dDgradProblem) -> MatmulProblem:
-    """What a launch is made for: as many products of the largest phase as there are phases."""
-    return implicit.image_product(largest(p), _layout(p.layout, pointwise=p.pointwise), p.epilogue, count(p))
-
-
 def _layout(layout: str, *, pointwise: bool) -> Layout:
     """With channels last filters have dx's channels along n, with channels first they are gathered by columns, or
     stored along m."""
     return "tn" if pointwise and layout == "nchw" else "nn"
-
-
-@lru_cache(maxsize=1024)
-def _aligns(p: Conv2dDgradProblem) -> tuple[int, int, int]:
-    """With channels last vectors are of channels of one group, or of neighbouring groups where each has one; with
-    channels first operands are gathered element by element, and pixels of a phase are no neighbours."""
-    if p.channels_last:
-        dy, dx = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
-        return implicit.widths(p, dy, p.group_channels, dx)
-    dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
-    return implicit.widths(p, dy, w, 1 if p.strided else p.h * p.w)
 
 
 OPERATOR = Conv2dDgrad()

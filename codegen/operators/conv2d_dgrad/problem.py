@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import MAX_NODES, Cast, Clip, Mask, Residual, Scale
 from codegen.operators.convolution.problem import Convolution, Padding
-from codegen.problem import LARGEST_EXTENT, refuse
+from codegen.problem import refuse, require_indexable
 
 AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
 # Residues of a stride along an axis at most; no convolution in use has as many.
@@ -57,13 +57,7 @@ class Conv2dDgradProblem(Convolution):
         d = info.data
         if any(name not in d for name in ("n", "h", "w", "r", "s", "stride")):
             return value  # another field is already at fault
-        if d["n"] * d["h"] * d["w"] > LARGEST_EXTENT:
-            raise refuse(
-                "too_large",
-                "makes {number} pixels of dx (n h w); at most {allowed} can be indexed",
-                number=d["n"] * d["h"] * d["w"],
-                allowed=LARGEST_EXTENT,
-            )
+        require_indexable(d["n"] * d["h"] * d["w"], "pixels of dx (n h w)")
         for axis, (extent, taps) in enumerate((("h", "r"), ("w", "s"))):
             residues = min(d["stride"][axis], max(d[extent], d[taps]))
             if residues > MOST_RESIDUES:

@@ -48,14 +48,25 @@ class Conv2dWgrad(ConvolutionOperator):
     gather_instructions = 14  # the place moves on, two checks, its address
     direct = direct
 
-    def product(self, p: Conv2dWgradProblem) -> MatmulProblem:
-        return _product(p)
+    @staticmethod
+    @lru_cache(maxsize=1024)  # called for every schedule
+    def product(p: Conv2dWgradProblem) -> MatmulProblem:
+        """dy x image: a matrix for each group."""
+        layout: Layout = "tn" if p.channels_last else "nn"
+        return implicit.product_of(p, p.groups, p.group_filters, p.taps, p.pixels, layout, with_axes(p.epilogue, "m"))
 
     def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
         return "tn" if layout == "nhwc" else "nn"
 
-    def aligns(self, p: Conv2dWgradProblem) -> tuple[int, int, int]:
-        return _aligns(p)
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def aligns(p: Conv2dWgradProblem) -> tuple[int, int, int]:
+        """With channels last vectors are of one group, or of neighbouring groups where each has one channel and one
+        filter; with channels first the image is gathered element by element, and dy's pixels are neighbours."""
+        if not p.channels_last:
+            return implicit.widths(p, p.p * p.q, 1, p.taps)
+        dy, x = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
+        return implicit.widths(p, dy, x, p.taps)
 
     # ---- search
 
@@ -140,28 +151,11 @@ class Conv2dWgrad(ConvolutionOperator):
         return direct.work(p, _all_filters(p), self.aligns(p), t, least, target)
 
 
-@lru_cache(maxsize=1024)  # called for every schedule
-def _product(p: Conv2dWgradProblem) -> MatmulProblem:
-    """dy x image: a matrix for each group."""
-    layout: Layout = "tn" if p.channels_last else "nn"
-    return implicit.product_of(p, p.groups, p.group_filters, p.taps, p.pixels, layout, with_axes(p.epilogue, "m"))
-
-
 @lru_cache(maxsize=1024)
 def _all_filters(p: Conv2dWgradProblem) -> MatmulProblem:
     """A matrix of all filters, as a kernel of `direct` has it."""
     layout: Layout = "tn" if p.channels_last else "nn"
     return implicit.product_of(p, 1, p.k, p.taps, p.pixels, layout, with_axes(p.epilogue, "m"))
-
-
-@lru_cache(maxsize=1024)
-def _aligns(p: Conv2dWgradProblem) -> tuple[int, int, int]:
-    """With channels last vectors are of one group, or of neighbouring groups where each has one channel and one filter;
-    with channels first the image is gathered element by element, and dy's pixels are neighbours."""
-    if not p.channels_last:
-        return implicit.widths(p, p.p * p.q, 1, p.taps)
-    dy, x = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
-    return implicit.widths(p, dy, x, p.taps)
 
 
 OPERATOR = Conv2dWgrad()

@@ -13,6 +13,7 @@ from codegen.dtypes import dtype
 from codegen.operator import ConfigField, Cost, Work
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.space import fill, level_slices
+from codegen.operators.convolution.direct import filter_rules
 from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.simt_work import node_seconds
@@ -156,19 +157,7 @@ def rules(
     threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
     elements = int(t["elements"])
     return (
-        check(
-            p.depthwise or p.group_filters % filters == 0,
-            "filters",
-            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
-        )
-        or check(
-            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
-        )
-        or check(
-            t["tile_m"] < 2 * max(filters, power_of_two(p.k)),
-            "threads_k",
-            f"blocks of {t['tile_m']} filters are mostly padding for k = {p.k}",
-        )
+        filter_rules(p, filters, t["tile_m"], one_group=False)
         or check(elements <= p.taps, "elements", f"elements = {elements} of filters that have {p.taps}")
         or check(
             threads in (threads_k, THREADS[0]) or t["tile_k"] < 2 * power_of_two(p.pixels),

@@ -172,6 +172,26 @@ def _in_order(lists: Lists) -> Iterator[Schedule]:
         yield Schedule.of(dict(zip(lists, values, strict=True)))
 
 
+def filter_rules(problem: Convolution, filters: int, of_block: int, *, one_group: bool) -> Rejected | None:
+    """How many of a thread and of a block fit the problem."""
+    p = problem
+    return (
+        check(
+            one_group or p.depthwise or p.group_filters % filters == 0,
+            "filters",
+            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
+        )
+        or check(
+            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
+        )
+        or check(
+            of_block < 2 * max(filters, power_of_two(p.k)),
+            "threads_k",
+            f"blocks of {of_block} filters are mostly padding for k = {p.k}",
+        )
+    )
+
+
 def rules(problem: Convolution, t: Mapping[str, Any], target: Target) -> Accepted | Rejected:
     """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
     p = problem
@@ -180,19 +200,7 @@ def rules(problem: Convolution, t: Mapping[str, Any], target: Target) -> Accepte
     across, down = blocks(p, t)
     return (
         check(threads % threads_k == 0, "threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
-        or check(
-            p.groups == 1 or p.depthwise or p.group_filters % filters == 0,
-            "filters",
-            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
-        )
-        or check(
-            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
-        )
-        or check(
-            block(t)[1] < 2 * max(filters, power_of_two(p.k)),
-            "threads_k",
-            f"blocks of {block(t)[1]} filters are mostly padding for k = {p.k}",
-        )
+        or filter_rules(p, filters, block(t)[1], one_group=p.groups == 1)
         or check(
             t["pixels"] == 1 or _pixels_fit(block(t)[0], p.pixels),
             "pixels",

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from codegen.dtypes import dtype
-from codegen.epilogue import Bias, scalars, structures, tensor_nodes, words_of_mask
+from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
@@ -92,16 +92,18 @@ class ConvolutionOperator(Operator):
     # Tunables that both algorithms have, and of which levels try the default alone.
     beside: ClassVar[tuple[Tunable, ...]] = ()
 
+    @staticmethod
     @abstractmethod
-    def product(self, p: Any) -> MatmulProblem:
+    def product(p: Any) -> MatmulProblem:
         """What of it is matmul's (tiles, splits, rules, costs) is that of this product."""
 
     @abstractmethod
     def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
         """How the operands of the product lie in memory."""
 
+    @staticmethod
     @abstractmethod
-    def aligns(self, p: Any) -> tuple[int, int, int]:
+    def aligns(p: Any) -> tuple[int, int, int]:
         """Elements per access of the two tensors that are read, and of the one that is written."""
 
     @abstractmethod
@@ -284,15 +286,9 @@ class ConvolutionOperator(Operator):
 
     # ---- a call
 
-    def extents(self, problem: Problem) -> list[int]:
-        return [int(getattr(problem, name)) for name in self.extent_names]
-
     def attributes(self, problem: Problem) -> list[int]:
         p = self.own(problem)
         return [*p.stride, *p.padding[0], *p.padding[1], *p.dilation]
-
-    def scalars(self, problem: Problem) -> list[float]:
-        return scalars(self.own(problem).epilogue)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""

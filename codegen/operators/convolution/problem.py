@@ -8,27 +8,19 @@ from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, Validation
 
 from codegen.canonical import as_integer
 from codegen.dtypes import dtype
-from codegen.epilogue import (
-    MAX_NODES,
-    Bias,
-    Cast,
-    Clip,
-    Gelu,
-    LeakyRelu,
-    Mask,
-    MaskedActivation,
-    Node,
-    Relu,
-    Residual,
-    Scale,
-    Sigmoid,
-    Silu,
-    Tanh,
+from codegen.epilogue import MAX_NODES, Bias, MaskedActivation, Node, PlainNode
+from codegen.problem import (
+    LARGEST_EXTENT,
+    Extent,
+    Float,
+    FloatOut,
+    Problem,
+    refuse,
+    require_elements,
+    require_indexable,
 )
-from codegen.problem import LARGEST_EXTENT, Extent, Problem, filled_in, refuse, require_elements
 
 Layout = Literal["nhwc", "nchw"]
-Float = Literal["float32", "float16", "bfloat16"]
 
 
 class ChannelBias(Node):
@@ -44,22 +36,7 @@ class ChannelBias(Node):
         return "bias.k"
 
 
-AnyNode = Annotated[
-    ChannelBias
-    | Scale
-    | Residual
-    | Mask
-    | Relu
-    | Gelu
-    | Silu
-    | Tanh
-    | Sigmoid
-    | LeakyRelu
-    | Clip
-    | Cast
-    | MaskedActivation,
-    Field(discriminator="op"),
-]
+AnyNode = Annotated[ChannelBias | PlainNode | MaskedActivation, Field(discriminator="op")]
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
 
 
@@ -119,12 +96,7 @@ class Convolution(Problem):
     )
     dtype: Float = "float32"
     acc_dtype: Literal["float32"] = "float32"
-    out_dtype: Float = Field(
-        default=None,
-        validate_default=True,
-        description="Default: dtype.",
-        json_schema_extra=filled_in,
-    )
+    out_dtype: FloatOut = Field(default=None, validate_default=True)
     allow_tf32: StrictBool = Field(
         default=False,
         description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
@@ -266,28 +238,13 @@ class Convolution(Problem):
                 )  # fmt: skip
             out.append(_output_extent(padded, d[filter_extent], d["dilation"][axis], d["stride"][axis]))
         taps = d["r"] * d["s"] * (d["c"] // d["groups"])
-        for name, number in (
-            ("output pixels (n p q)", d["n"] * out[0] * out[1]),
-            ("products in a sum (r s c / groups)", taps),
-            ("groups of all images (n groups)", d["n"] * d["groups"]),
-        ):
-            if number > LARGEST_EXTENT:
-                raise refuse(
-                    "too_large",
-                    "makes {number} {name}; at most {allowed} can be indexed",
-                    number=number,
-                    name=name,
-                    allowed=LARGEST_EXTENT,
-                )
+        require_indexable(d["n"] * out[0] * out[1], "output pixels (n p q)")
+        require_indexable(taps, "products in a sum (r s c / groups)")
+        require_indexable(d["n"] * d["groups"], "groups of all images (n groups)")
         require_elements("x", d["n"] * d["h"] * d["w"] * d["c"])
         require_elements("w", d["k"] * taps)
         require_elements("out", d["n"] * out[0] * out[1] * d["k"])
         return value
-
-    @field_validator("out_dtype", mode="before")
-    @classmethod
-    def _like_the_inputs(cls, value: Any, info: ValidationInfo) -> Any:
-        return info.data.get("dtype", "float32") if value is None else value
 
     @field_validator("allow_tf32", mode="after")
     @classmethod

@@ -8,9 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import Function, Identity, MaskedActivation, words_of_mask
-from codegen.problem import Pitch, Problem, Shape, filled_in, refuse, require_elements
+from codegen.problem import Float, Pitch, Problem, Shape, filled_in, refuse, require_elements
 
-Float = Literal["float32", "float16", "bfloat16"]
 MaskDtype = Literal["int32", "uint8"]
 
 
