@@ -177,23 +177,29 @@ class ConvolutionOperator(Operator):
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
         p = self.own(problem)
         admit = partial(self.rules, p, target=target)
-        every: dict[Value, tuple[Tunable, ...]] = {
-            "implicit_gemm": (*implicit.tunables_of(self.product(p), target), *self.beside),
-            "direct": (*self.direct.TUNABLES, *self.beside),
+        kinds = self.kinds(p, target, search)
+        make = {"direct": self.direct_default, "implicit_gemm": self.product_default}
+        order = [name for name in sorted(make, reverse=not self.direct_first(p)) if name in kinds]
+        default = first_accepted((make[name](p, target, admit) for name in order), admit).as_dict()
+        default = {**{tunable.name: tunable.default for tunable in self.beside}, **default}
+        return build_joined(search, "algorithm", self.every_kind(p, target), kinds, Schedule.of(default))
+
+    def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
+        """The tunables of each algorithm."""
+        as_product = implicit.tunables_of(self.product(p), target)
+        return {"implicit_gemm": (*as_product, *self.beside), "direct": (*self.direct.TUNABLES, *self.beside)}
+
+    def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
+        """What searches try of each algorithm that is worth it; of `beside` levels have the defaults alone."""
+        tried = {
+            "implicit_gemm": None if p.depthwise else self.product_kind(p, target, search),
+            "direct": self.direct_kind(p, target),
         }
-        kinds, defaults = {}, []
-        if not p.depthwise:
-            kinds["implicit_gemm"] = self.product_kind(p, target, search)
-            defaults.append(partial(self.product_default, p, target, admit))
-        if (without := self.direct_kind(p, target)) is not None:
-            kinds["direct"] = without
-            defaults.insert(0 if self.direct_first(p) else 1, partial(self.direct_default, p, target, admit))
-        of_kinds: dict[Value, Kind] = {
-            name: Kind((*kind.tunables, *self.beside), kind.levels, kind.linked) for name, kind in kinds.items()
+        return {
+            name: Kind((*kind.tunables, *self.beside), kind.levels, kind.linked)
+            for name, kind in tried.items()
+            if kind is not None
         }
-        default = first_accepted((make() for make in defaults), admit)
-        default = Schedule.of({**{tunable.name: tunable.default for tunable in self.beside}, **default.as_dict()})
-        return build_joined(search, "algorithm", every, of_kinds, default)
 
     def product_kind(self, p: Any, target: Target, search: Search) -> Kind:
         """What searches try of `implicit_gemm`."""
