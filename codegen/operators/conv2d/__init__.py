@@ -48,6 +48,7 @@ class Conv2d(ConvolutionOperator):
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
     direct = direct
+    reduced = reduced
 
     @staticmethod
     @lru_cache(maxsize=1024)  # called for every schedule
@@ -147,12 +148,6 @@ class Conv2d(ConvolutionOperator):
         return super().predicted_compile_seconds(sums) + nodes
 
     # ---- tests
-
-    def reduced_product(self, s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
-        return reduced.of_product(Conv2dProblem, s, number, matmul)
-
-    def reduced_direct(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
-        return reduced.directly(Conv2dProblem, s, t)
 
     def spread(self, p: Conv2dProblem, factors: Array) -> Array:
         return factors.reshape(p.shape_of("w")[1:])

@@ -51,6 +51,7 @@ class Conv2dDgrad(ConvolutionOperator):
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")
     direct = direct
+    reduced = reduced
 
     @staticmethod
     @lru_cache(maxsize=1024)  # called for every schedule
@@ -156,12 +157,6 @@ class Conv2dDgrad(ConvolutionOperator):
         return implicit.image_registers(s, t) + WEIGHT_REGISTERS
 
     # ---- tests
-
-    def reduced_product(self, s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
-        return reduced.of_product(s, number, matmul)
-
-    def reduced_direct(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
-        return reduced.directly(s, t)
 
     def spread(self, p: Conv2dDgradProblem, factors: Array) -> Array:
         filters = np.tile(factors.reshape(p.group_filters, p.r, p.s), (p.groups, 1, 1))

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.epilogue import node_of
-from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.convolution import direct
+from codegen.operators.convolution.problem import Convolution
 from codegen.operators.convolution.reduced import (
     DIRECT,
     POINTWISE,
@@ -43,7 +43,7 @@ STRIDED = (
 )
 
 
-def of_product(s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
+def of_product(kind: type[Convolution], s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
     """Of the product what matmul has, of the geometry another each."""
     geometry = _geometry(s, number)
     wish, taps = wish_of(s, number, matmul, geometry), 1
@@ -52,10 +52,10 @@ def of_product(s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Prob
         wish = replace(wish, rows=wish.rows * down, columns=wish.columns * across)
     for count, step, apart in zip(geometry.taps[0], geometry.stride, geometry.dilation, strict=True):
         taps *= -(-count // (step // math.gcd(step, apart)))
-    return _granted(s, replace(wish, channels=wish.filters, filters=max(1, -(-matmul.k // taps))))
+    return _granted(kind, s, replace(wish, channels=wish.filters, filters=max(1, -(-matmul.k // taps))))
 
 
-def directly(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
+def directly(kind: type[Convolution], s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
     """More taps than come at once; blocks along both axes; less than a block."""
     pixels, channels = direct.block(t)
     taps, unit, problems = int(t["taps"]), int(t["filters"]), list[Problem]()
@@ -76,7 +76,7 @@ def directly(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
             geometry = _of_window(geometry, window, number, strided=s["strided"])
             columns = strip_columns(int(t["pixels"]))[number]
             rows = -(-per_image // columns) * (geometry.stride[0] if number == 1 else 1)
-        problems.append(_granted(s, Wish(images, rows, columns, groups, wanted, max(1, filters), geometry, unit)))
+        problems.append(_granted(kind, s, Wish(images, rows, columns, groups, wanted, max(1, filters), geometry, unit)))
     return problems
 
 
@@ -92,7 +92,7 @@ def _geometry(s: Mapping[str, Any], number: int) -> Geometry:
     return POINTWISE if s["pointwise"] else (STRIDED if s["strided"] else GEOMETRIES)[number]
 
 
-def _granted(s: Mapping[str, Any], wish: Wish) -> Problem:
+def _granted(kind: type[Convolution], s: Mapping[str, Any], wish: Wish) -> Problem:
     """The problem nearest to the wish that has the signature's classes; `channels` of a group become a multiple of
     `unit`."""
     g, last, width = wish.geometry, s["layout"] == "nhwc", class_of(s)
@@ -128,4 +128,4 @@ def _granted(s: Mapping[str, Any], wish: Wish) -> Problem:
         filters = next(k for k in range(filters, filters + ROOM) if not last or fits("x", k))
         if filters == channels == 1:
             groups = 1  # else it would be depthwise
-    return problem_of(Conv2dDgradProblem, s, wish, chain, (rows, columns), (r, s_), (groups, channels, filters))
+    return problem_of(kind, s, wish, chain, (rows, columns), (r, s_), (groups, channels, filters))

@@ -47,6 +47,7 @@ class Conv2dWgrad(ConvolutionOperator):
     narrow = "row"
     gather_instructions = 14  # the place moves on, two checks, its address
     direct = direct
+    reduced = reduced
 
     @staticmethod
     @lru_cache(maxsize=1024)  # called for every schedule
@@ -115,12 +116,6 @@ class Conv2dWgrad(ConvolutionOperator):
         return PLACE_REGISTERS + (0 if s["layout"] == "nhwc" else APART_REGISTERS)
 
     # ---- tests
-
-    def reduced_product(self, s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
-        return reduced.of_product(s, number, matmul)
-
-    def reduced_direct(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
-        return reduced.directly(s, t)
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         t = kernel.tunables.as_dict()

@@ -8,7 +8,7 @@ from typing import Any
 
 from codegen.epilogue import node_of
 from codegen.operators.conv2d_wgrad import direct
-from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
+from codegen.operators.convolution.problem import Convolution
 from codegen.operators.convolution.reduced import (
     GEOMETRIES,
     POINTWISE,
@@ -27,15 +27,15 @@ PIXELS = ((1, 0), (2, 0), (7, 1), (3, 2))
 DIRECT = ((1, 0, 3, 0), (2, 3, 3, 5), (0, 1, 2, 1), (1, 1, 1, 3))
 
 
-def of_product(s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
+def of_product(kind: type[Convolution], s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
     geometry = POINTWISE if s["pointwise"] else GEOMETRIES[number]
     channels = max(1, -(-matmul.n // math.prod(geometry.taps[0])))
     images, rows, columns = _pixels(number, matmul.k)
     wish = Wish(images, rows, columns, matmul.batch, channels, matmul.m, geometry)
-    return granted(Conv2dWgradProblem, s, wish, with_channel_bias(matmul.epilogue), "dw", "dy")
+    return granted(kind, s, wish, with_channel_bias(matmul.epilogue), "dw", "dy")
 
 
-def directly(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
+def directly(kind: type[Convolution], s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
     """More elements than a thread has; several blocks of filters; less than a block; a few pixels."""
     as_product, problems = direct.of_product(t), list[Problem]()
     chain = with_channel_bias(node_of(part) for part in s["epilogue"])
@@ -48,7 +48,7 @@ def directly(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Problem]:
         wish = Wish(
             images, rows, columns, groups, 1, filters, POINTWISE if s["pointwise"] else geometry, int(t["filters"]), 1
         )
-        problems.append(granted(Conv2dWgradProblem, s, wish, chain, "dw", "dy"))
+        problems.append(granted(kind, s, wish, chain, "dw", "dy"))
     return problems
 
 

@@ -56,21 +56,22 @@ UNDIVIDED: Fields = {"split": "none", "split_k": 1}
 
 
 class Direct(Protocol):
-    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`; `size`: bytes of an
-    element."""
+    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`: what its code reads, an
+    estimate of a thread's registers, shared memory of a block, CPU seconds of nvcc."""
 
     TUNABLES: tuple[Tunable, ...]
 
-    def fields(self, s: Fields, t: Fields, out_align: int, /) -> list[ConfigField]:
-        """What its code reads."""
-
-    def registers(self, s: Fields, t: Fields, /) -> int:
-        """An estimate of a thread's."""
-
+    def fields(self, s: Fields, t: Fields, out_align: int, /) -> list[ConfigField]: ...
+    def registers(self, s: Fields, t: Fields, /) -> int: ...
     def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
+    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
 
-    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float:
-        """CPU seconds of nvcc for one more kernel of a group."""
+
+class Reduced(Protocol):
+    """A module with test problems: one that is about as a reduced problem of the product, and those of `direct`."""
+
+    def of_product(self, kind: type[Any], s: Fields, number: int, matmul: MatmulProblem, /) -> Problem: ...
+    def directly(self, kind: type[Any], s: Fields, t: Fields, /) -> list[Problem]: ...
 
 
 class ConvolutionOperator(Operator):
@@ -89,6 +90,7 @@ class ConvolutionOperator(Operator):
     narrow: ClassVar[str] = "column"
     gather_instructions: ClassVar[int] = implicit.GATHER_INSTRUCTIONS
     direct: Direct
+    reduced: Reduced
     # Tunables that both algorithms have, and of which levels try the default alone.
     beside: ClassVar[tuple[Tunable, ...]] = ()
 
@@ -133,14 +135,6 @@ class ConvolutionOperator(Operator):
     @abstractmethod
     def direct_work(self, p: Any, t: Fields, least: Cost, target: Target) -> Work:
         """`work` of `direct`."""
-
-    @abstractmethod
-    def reduced_product(self, s: Fields, number: int, matmul: MatmulProblem) -> Problem:
-        """The test problem that is about as a reduced problem of the product."""
-
-    @abstractmethod
-    def reduced_direct(self, s: Fields, t: Fields) -> list[Problem]:
-        """The test problems of `direct`."""
 
     @abstractmethod
     def spread(self, p: Any, factors: Array) -> Array:
@@ -322,13 +316,14 @@ class ConvolutionOperator(Operator):
         images and groups."""
         s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
         if is_direct(t):
-            return self.reduced_direct(s, t)
+            return self.reduced.directly(self.problem_type, s, t)
         a, b = self.product_aligns(s)
         as_matmul = {
             **{name: s[name] for name in ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue")},
             "layout": self.stored(s).layout, "align_a": a, "align_b": b, "align_c": s[self.align_names[2]],
         }  # fmt: skip
-        return [self.reduced_product(s, i, matmul) for i, matmul in enumerate(reduced_products(as_matmul, t))]
+        reduced, kind = reduced_products(as_matmul, t), self.problem_type
+        return [self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced)]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         t = kernel.tunables.as_dict()
