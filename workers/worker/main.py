@@ -22,7 +22,7 @@ import tenacity
 from codegen.errors import TextError
 from codegen.operators import operators
 from codegen.text.render_group import group_headers
-from codegen.text.scan_functions import remember_headers
+from codegen.text.scan_functions import read_headers
 from storage.blobs.blob_store import BlobStore
 from storage.config.files import UMASK
 from storage.config.logs import set_up_logging
@@ -189,15 +189,11 @@ def remember_versions(settings: Settings) -> None:
 
 def remember_operators() -> None:
     """Read every operator's headers before the first fork. One whose text cannot be read fails where it is used."""
-    before = ""
     for name in operators():
         try:
-            headers = group_headers([name])
-            remember_headers(headers, like=before)
+            read_headers(group_headers([name]))
         except TextError as error:
             log.warning("kernels of operator %s will be refused: %s", name, error)
-        else:
-            before = headers
 
 
 def run_reconciler(settings: Settings) -> None:

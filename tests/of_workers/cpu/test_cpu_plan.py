@@ -170,8 +170,8 @@ def test_a_loaded_operator_changes_the_version_of_no_other() -> None:
 @pytest.mark.parametrize(
     ("module", "operators"),
     [
-        ("codegen.operators.conv2d.reference", {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}),
-        ("codegen.operators.conv2d_dgrad.reference", {"conv2d_dgrad"}),
+        ("codegen.operators.convolution.reference", {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}),
+        ("codegen.operators.conv2d_dgrad.residue_classes", {"conv2d_dgrad"}),
         ("codegen.operators.reduce.inputs", {"reduce"}),
         ("codegen.rows.reference", {"softmax", "rms_norm", "layer_norm"}),
     ],

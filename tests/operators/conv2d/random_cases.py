@@ -14,8 +14,8 @@ from typing import Any
 from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.operators.conv2d.direct import WINDOWS
-from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.convolution.direct import WINDOWS
+from codegen.operators.convolution.problem import Convolution
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
 from typing import Any
 
-from codegen.alignment import power_of_two
+from codegen.alignment import needs_cuda_cores, power_of_two, widest
 from codegen.dtypes import dtype
-from codegen.kernel import Kernel
 from codegen.operator import ConfigField, Cost, Work, constants
-from codegen.operators.conv2d.problem import Convolution
-from codegen.operators.conv2d.product import aligns
+from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import grid
 from codegen.operators.matmul.simt_work import node_seconds
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
@@ -23,7 +21,7 @@ ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is com
 THREADS, THREADS_K = (64, 96, 128, 192, 256), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 # Columns of filters that a kernel may have as a constant.
 WINDOWS = (3, 5, 7)
-TUNABLES = (
+TUNABLES: tuple[Tunable, ...] = (
     ALGORITHM,
     Tunable("threads", THREADS, False, "threads of a block", 128),
     Tunable("threads_k", THREADS_K, False, "threads of a block along the filters", 1),
@@ -56,19 +54,14 @@ LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
 WINDOW_LOAD_INSTRUCTIONS = 9.5
 
 
-def fields(kernel: Kernel, out_align: int) -> list[ConfigField]:
+def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> list[ConfigField]:
     """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
-    s = kernel.signature_dict
     last = s["layout"] == "nhwc"
-    aligns = {
-        "align_a": s["align_x"] if last and s["depthwise"] else 1,
-        "align_b": 1,
-        "align_c": out_align if last else 1,
-    }
+    aligns = {"a": s["align_x"] if last and s["depthwise"] else 1, "b": 1, "c": out_align if last else 1}
     return [
         ConfigField("bool", "tensor_cores", False),
-        *(ConfigField("int", name, value) for name, value in aligns.items()),
-        *constants(TUNABLES, kernel.tunables.as_dict()),
+        *(ConfigField("int", f"align_{name}", value) for name, value in aligns.items()),
+        *constants(TUNABLES, t),
     ]
 
 
@@ -86,17 +79,17 @@ def blocks(problem: Convolution, tunables: Mapping[str, Any]) -> tuple[int, int]
     return -(-strips // (pixels // strip)), -(-problem.k // filters)
 
 
-def shared_bytes(tunables: Mapping[str, Any]) -> int:
+def shared_bytes(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
     """As `shared_bytes` in direct.cuh."""
-    size: int = 4 * tunables["taps"] * (block(tunables)[1] + TAP_PADDING)
+    size: int = 4 * t["taps"] * (block(t)[1] + TAP_PADDING)
     return size
 
 
-def registers(tunables: Mapping[str, Any], size: int) -> int:
-    """An estimate of a thread's registers. `size`: bytes of an element of the image."""
-    t = tunables
+def registers(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+    """An estimate of a thread's registers."""
     sums: int = t["pixels"] * t["filters"]
     if t["window"]:
+        size = dtype(s["dtype"]).bytes
         held: int = (t["pixels"] + t["window"] - 1) * -(-t["filters"] * size // 4)
         return sums + held + WINDOW_COLUMNS * int(t["filters"]) + WINDOW_OVERHEAD_REGISTERS
     return sums + 2 * int(t["filters"]) + CORNER_REGISTERS * int(t["pixels"]) + OVERHEAD_REGISTERS
@@ -129,13 +122,13 @@ def worth(problem: Convolution) -> bool:
 def levels(problem: Convolution, window: int) -> dict[int, Lists]:
     """Level 1 (a dozen) and level 2; 1 is inside 2. `window`: which the problem can have; it is tried beside none, and
     blocks of one size are."""
-    widest = min(_most_filters(problem), power_of_two(problem.k))
-    threads_k = _threads_k(-(-problem.k // widest), 32 if problem.channels_last else 2)
+    most = min(_most_filters(problem), power_of_two(problem.k))
+    threads_k = _threads_k(-(-problem.k // most), 32 if problem.channels_last else 2)
     threads: tuple[int, ...] = (96, 192) if any(count % 3 == 0 for count in threads_k) else (128, 256)
     outputs, rows = problem.n * problem.p * problem.q, int(threads[0]) // threads_k[-1]
     small: Lists = {
         "algorithm": ("direct",), "threads": threads[:1] if window else threads, "threads_k": threads_k,
-        "filters": (widest // 2, widest) if widest > 1 else (1,), "window": (0, window) if window else (0,),
+        "filters": (most // 2, most) if most > 1 else (1,), "window": (0, window) if window else (0,),
         "pixels": tuple(count for count in (2, 4) if _pixels_fit(rows * count, outputs)) or (1,),
         "taps": (16,) if problem.taps <= 16 else (32,),
     }  # fmt: skip
@@ -149,11 +142,11 @@ def levels(problem: Convolution, window: int) -> dict[int, Lists]:
 def _most_filters(problem: Convolution) -> int:
     """Filters of a thread: with a channel each not more than one access has, and none of several groups."""
     if problem.depthwise and problem.channels_last:
-        return aligns(problem)[0]
-    widest = 4 if dtype(problem.dtype).bytes == 4 or not problem.channels_last else 8
+        return widest(problem.dtype, problem.c, quads=needs_cuda_cores(problem.dtype, problem.allow_tf32))
+    most = 4 if dtype(problem.dtype).bytes == 4 or not problem.channels_last else 8
     if problem.depthwise or problem.groups == 1:
-        return widest
-    return next(count for count in (8, 4, 2, 1) if count <= widest and problem.group_filters % count == 0)
+        return most
+    return next(count for count in (8, 4, 2, 1) if count <= most and problem.group_filters % count == 0)
 
 
 def _threads_k(across: int, most: int) -> tuple[int, ...]:
@@ -179,16 +172,12 @@ def _in_order(lists: Lists) -> Iterator[Schedule]:
         yield Schedule.of(dict(zip(lists, values, strict=True)))
 
 
-def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted | Rejected:
-    """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
-    t, p = schedule.as_dict(), problem
-    threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
-    pixels, size = p.n * p.p * p.q, dtype(p.dtype).bytes
-    across, down = blocks(p, t)
+def filter_rules(problem: Convolution, filters: int, of_block: int, *, one_group: bool) -> Rejected | None:
+    """How many of a thread and of a block fit the problem."""
+    p = problem
     return (
-        check(threads % threads_k == 0, "threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
-        or check(
-            p.groups == 1 or p.depthwise or p.group_filters % filters == 0,
+        check(
+            one_group or p.depthwise or p.group_filters % filters == 0,
             "filters",
             f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
         )
@@ -196,14 +185,26 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
         )
         or check(
-            block(t)[1] < 2 * max(filters, power_of_two(p.k)),
+            of_block < 2 * max(filters, power_of_two(p.k)),
             "threads_k",
-            f"blocks of {block(t)[1]} filters are mostly padding for k = {p.k}",
+            f"blocks of {of_block} filters are mostly padding for k = {p.k}",
         )
+    )
+
+
+def rules(problem: Convolution, t: Mapping[str, Any], target: Target) -> Accepted | Rejected:
+    """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
+    p = problem
+    threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
+    s = {"dtype": p.dtype}
+    across, down = blocks(p, t)
+    return (
+        check(threads % threads_k == 0, "threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
+        or filter_rules(p, filters, block(t)[1], one_group=p.groups == 1)
         or check(
-            t["pixels"] == 1 or _pixels_fit(block(t)[0], pixels),
+            t["pixels"] == 1 or _pixels_fit(block(t)[0], p.pixels),
             "pixels",
-            f"blocks of {block(t)[0]} pixels are mostly padding for {pixels}",
+            f"blocks of {block(t)[0]} pixels are mostly padding for {p.pixels}",
         )
         or check(
             t["window"] == 0 or int(t["pixels"]) < 2 * p.q,
@@ -219,14 +220,14 @@ def rules(problem: Convolution, schedule: Schedule, target: Target) -> Accepted 
             "grid",
             f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted",
         )
-        or grid.residency_rules(1, threads, shared_bytes(t), registers(t, size), target)
+        or grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target)
         or ACCEPTED
     )
 
 
-def work(problem: Convolution, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
+def work(problem: Convolution, t: Mapping[str, Any], least: Cost) -> Work:
     """Counts for the roofline. Neighbouring windows overlap: what of the image L1 misses comes from L2."""
-    p, t = problem, tunables
+    p = problem
     across, down = blocks(p, t)
     pixels, filters = block(t)
     grid_blocks = across * down
@@ -248,7 +249,7 @@ def work(problem: Convolution, tunables: Mapping[str, Any], least: Cost, target:
         blocks=grid_blocks, threads=t["threads"], fma=fma, other_instructions=other,
         shared_bytes=4.0 * steps * t["filters"] / (32 if not p.channels_last else max(1, 32 // t["threads_k"])),
         l2_bytes=1.5 * image + least.bytes_written + float(across) * p.k * p.taps * size,
-        dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared_bytes(t),
+        dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared_bytes({}, t),
         independent=t["pixels"] * t["filters"], steps=p.taps // (window or 1), overlap=0.5,
     )  # fmt: skip
 

@@ -1,8 +1,4 @@
-"""The conv2d problem: a two-dimensional convolution (as deep learning has it: the filter is not mirrored), with groups.
-
-out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - top + r dilation_h, …] * w[k, c, r, s])
-for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
-"""
+"""Problems of two-dimensional convolutions (as deep learning has them: the filter is not mirrored), with groups."""
 
 from __future__ import annotations
 
@@ -11,27 +7,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
-from codegen.epilogue import (
-    MAX_NODES,
-    Bias,
-    Cast,
-    Clip,
-    Gelu,
-    LeakyRelu,
-    Mask,
-    MaskedActivation,
-    Node,
-    Relu,
-    Residual,
-    Scale,
-    Sigmoid,
-    Silu,
-    Tanh,
+from codegen.dtypes import dtype
+from codegen.epilogue import MAX_NODES, Bias, MaskedActivation, Node, PlainNode
+from codegen.problem import (
+    LARGEST_EXTENT,
+    Extent,
+    Float,
+    FloatOut,
+    Problem,
+    refuse,
+    require_elements,
+    require_indexable,
 )
-from codegen.problem import LARGEST_EXTENT, Extent, Problem, filled_in, refuse, require_elements
 
 Layout = Literal["nhwc", "nchw"]
-Float = Literal["float32", "float16", "bfloat16"]
 
 
 class ChannelBias(Node):
@@ -47,22 +36,7 @@ class ChannelBias(Node):
         return "bias.k"
 
 
-AnyNode = Annotated[
-    ChannelBias
-    | Scale
-    | Residual
-    | Mask
-    | Relu
-    | Gelu
-    | Silu
-    | Tanh
-    | Sigmoid
-    | LeakyRelu
-    | Clip
-    | Cast
-    | MaskedActivation,
-    Field(discriminator="op"),
-]
+AnyNode = Annotated[ChannelBias | PlainNode | MaskedActivation, Field(discriminator="op")]
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
 
 
@@ -99,6 +73,11 @@ class Convolution(Problem):
     where the filter has one element dilation becomes 1.
     """
 
+    # The two tensors that are read, which of them is gathered, and the one that is written.
+    reads: ClassVar[tuple[str, str]]
+    gathered: ClassVar[Literal["x", "dy"]] = "x"
+    writes: ClassVar[Literal["out", "dx", "dw"]]
+
     n: Extent
     h: Extent
     w: Extent
@@ -117,12 +96,7 @@ class Convolution(Problem):
     )
     dtype: Float = "float32"
     acc_dtype: Literal["float32"] = "float32"
-    out_dtype: Float = Field(
-        default=None,
-        validate_default=True,
-        description="Default: dtype.",
-        json_schema_extra=filled_in,
-    )
+    out_dtype: FloatOut = Field(default=None, validate_default=True)
     allow_tf32: StrictBool = Field(
         default=False,
         description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
@@ -157,19 +131,13 @@ class Convolution(Problem):
     def group_filters(self) -> int:
         return self.k // self.groups
 
-    @property
-    def x_shape(self) -> tuple[int, int, int, int]:
-        return self._in_layout(self.n, self.h, self.w, self.c)
-
-    @property
-    def w_shape(self) -> tuple[int, int, int, int]:
-        return self._in_layout(self.k, self.r, self.s, self.group_channels)
-
-    @property
-    def out_shape(self) -> tuple[int, int, int, int]:
-        return self._in_layout(self.n, self.p, self.q, self.k)
-
-    def _in_layout(self, first: int, rows: int, columns: int, channels: int) -> tuple[int, int, int, int]:
+    def shape_of(self, tensor: str) -> tuple[int, int, int, int]:
+        if tensor in ("x", "dx"):
+            first, rows, columns, channels = self.n, self.h, self.w, self.c
+        elif tensor in ("w", "dw"):
+            first, rows, columns, channels = self.k, self.r, self.s, self.group_channels
+        else:
+            first, rows, columns, channels = self.n, self.p, self.q, self.k
         return (first, rows, columns, channels) if self.channels_last else (first, channels, rows, columns)
 
     @property
@@ -180,6 +148,27 @@ class Convolution(Problem):
     @property
     def sum_length(self) -> int:
         return self.taps
+
+    @property
+    def longest_sum(self) -> int:
+        """Products in it, where sums differ."""
+        return self.sum_length
+
+    @property
+    def gathered_products(self) -> int:
+        """Of a sum, those with zeros of a stride included."""
+        return self.sum_length
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of all images."""
+        return self.n * self.p * self.q
+
+    @property
+    def input_bytes(self) -> int:
+        """Of the two tensors that are read, and of x what some window meets, each once."""
+        elements = {"x": self.elements_seen, "w": self.k * self.taps, "dy": self.pixels * self.k}
+        return dtype(self.dtype).bytes * sum(elements[name] for name in self.reads)
 
     @property
     def elements_seen(self) -> int:
@@ -249,39 +238,18 @@ class Convolution(Problem):
                 )  # fmt: skip
             out.append(_output_extent(padded, d[filter_extent], d["dilation"][axis], d["stride"][axis]))
         taps = d["r"] * d["s"] * (d["c"] // d["groups"])
-        for name, number in (
-            ("output pixels (n p q)", d["n"] * out[0] * out[1]),
-            ("products in a sum (r s c / groups)", taps),
-            ("groups of all images (n groups)", d["n"] * d["groups"]),
-        ):
-            if number > LARGEST_EXTENT:
-                raise refuse(
-                    "too_large",
-                    "makes {number} {name}; at most {allowed} can be indexed",
-                    number=number,
-                    name=name,
-                    allowed=LARGEST_EXTENT,
-                )
+        require_indexable(d["n"] * out[0] * out[1], "output pixels (n p q)")
+        require_indexable(taps, "products in a sum (r s c / groups)")
+        require_indexable(d["n"] * d["groups"], "groups of all images (n groups)")
         require_elements("x", d["n"] * d["h"] * d["w"] * d["c"])
         require_elements("w", d["k"] * taps)
         require_elements("out", d["n"] * out[0] * out[1] * d["k"])
         return value
 
-    @field_validator("out_dtype", mode="before")
-    @classmethod
-    def _like_the_inputs(cls, value: Any, info: ValidationInfo) -> Any:
-        return info.data.get("dtype", "float32") if value is None else value
-
     @field_validator("allow_tf32", mode="after")
     @classmethod
     def _of_float32_only(cls, value: bool, info: ValidationInfo) -> bool:
         return value and info.data.get("dtype", "float32") == "float32"
-
-
-class Conv2dProblem(Convolution):
-    """out from x and w; see Convolution for shapes."""
-
-    operator: Literal["conv2d"] = "conv2d"
 
 
 def _words(sides: tuple[int, int]) -> str:
@@ -293,7 +261,6 @@ def _output_extent(padded: int, taps: int, dilation: int, stride: int) -> int:
     return (padded - dilation * (taps - 1) - 1) // stride + 1
 
 
-def with_axes(chain: tuple[AnyNode, ...], layout: Layout) -> tuple[Node, ...]:
-    """The chain with its bias along the axis of a matrix of outputs: columns where channels are last, else rows."""
-    axis: Literal["m", "n"] = "n" if layout == "nhwc" else "m"
+def with_axes(chain: tuple[AnyNode, ...], axis: Literal["m", "n"]) -> tuple[Node, ...]:
+    """The chain with its bias along that axis of a matrix of outputs."""
     return tuple(Bias(axis=axis) if isinstance(node, ChannelBias) else node for node in chain)
