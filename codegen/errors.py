@@ -18,6 +18,7 @@ Problems are pydantic models: theirs is `pydantic.ValidationError`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 
@@ -32,11 +33,7 @@ class CodegenError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions with keyword arguments do not survive pickling between processes by default.
-        return _rebuild, (type(self), self.message, self.field, self.allowed)
-
-
-def _rebuild(kind: type[CodegenError], message: str, field: str | None, allowed: Any) -> CodegenError:
-    return kind(message, field=field, allowed=allowed)
+        return partial(type(self), field=self.field, allowed=self.allowed), (self.message,)
 
 
 class CannotKey(CodegenError):

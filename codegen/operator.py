@@ -165,11 +165,6 @@ class Operator(ABC):
         ]
         return {name: place.read_text(encoding="utf-8") for name, place in places}
 
-    @property
-    def kernel_text(self) -> str:
-        """All of `kernel_texts`, one after the other."""
-        return "".join(self.kernel_texts.values())
-
     @cached_property
     def kernel_tunables(self) -> frozenset[str]:
         return frozenset(tunable.name for tunable in self.tunables if not tunable.launch_time)

@@ -174,8 +174,9 @@ class Conv2d(ConvolutionOperator):
         if not unfused_epilogue.is_separate(schedule.as_dict()):
             return super().work(p, schedule, target)
         sums = unfused_epilogue.sums(p)
-        of_sums = self.work(sums, unfused_epilogue.fused(schedule), target)
-        return replace(of_sums, others=unfused_epilogue.launches(p, self.aligns(sums)[2], target))
+        return replace(
+            super().work(sums, schedule, target), others=unfused_epilogue.launches(p, self.aligns(sums)[2], target)
+        )
 
     def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, t, least)

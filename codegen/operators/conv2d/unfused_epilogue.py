@@ -38,10 +38,6 @@ def is_separate(tunables: Mapping[str, Any]) -> bool:
     return tunables.get(NAME) == "separate"
 
 
-def fused(schedule: Schedule) -> Schedule:
-    return Schedule.of({**schedule.as_dict(), NAME: "fused"})
-
-
 def alone(default: Schedule) -> Schedule:
     """The one schedule of its kind that levels 1 and 2 try: the default's, undivided."""
     changed: dict[str, Value] = {"split": "none", "split_k": 1, "stream_blocks": 0, NAME: "separate"}
