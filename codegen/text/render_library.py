@@ -89,7 +89,7 @@ def render_plan(candidate: Candidate) -> str:
     extents, scalars = op.integers(candidate.problem), [*map(float.hex, op.scalars(candidate.problem))]
     main = (
         f"const int64_t extents[] = {_array(extents)};\nconst double scalars[] = {_array(scalars)};\n"
-        f"int main() {{ return cukiln::binding::print_plan<{kernel.namespace}::Binding>(extents, scalars); }}\n"
+        f"int main() {{ cukiln::binding::print_plan<{kernel.namespace}::Binding>(extents, scalars); }}\n"
     )
     headers = [*_launch_code([kernel]), header_text("binding/print_plan.h")]
     return "\n".join(["#define CUKILN_HOST 1\n", *headers, block, main])
