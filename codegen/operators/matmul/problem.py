@@ -70,8 +70,8 @@ class MatmulProblem(Problem):
     truncation: Truncation | None = Field(
         default=None,
         validate_default=True,
-        description="exact_once (default): the wrapped sum is shifted once. tolerance: within ulp of that, where nothing "
-        "wraps around; schedules may then truncate parts of a sum. Rings alone have it.",
+        description="exact_once (default): the wrapped sum is shifted once. tolerance: within ulp of that, where "
+        "nothing wraps around; schedules may then truncate parts of a sum. Rings alone have it.",
     )
     epilogue: Chain = ()
     lda: Pitch = _derived("Elements from one stored row of A to the next.")
