@@ -11,8 +11,6 @@ are none, a normal is so small once in 10^37, subnormals of float16 are ordinary
 activation's tail gets there, its bound allows 2^-126 or more (`codegen.epilogue_reference`).
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

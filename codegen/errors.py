@@ -16,8 +16,6 @@ CodegenError (ValueError)          field: where the fault lies; allowed: what ma
 Problems are pydantic models: theirs is `pydantic.ValidationError`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

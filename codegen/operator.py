@@ -1,7 +1,5 @@
 """The interface of an operator. An operator is one folder: adding one touches that folder and nothing else."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -137,7 +135,7 @@ class Work:
     mma_macs: int = 0
     prefetched: int = 0
     imad: float = 0.0
-    others: tuple[Work, ...] = ()
+    others: "tuple[Work, ...]" = ()
 
 
 class Operator(ABC):

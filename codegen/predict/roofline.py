@@ -7,8 +7,6 @@ blocks, with latency hidden as Little's law allows (Volkov, "Understanding Laten
 A candidate of several launches takes the sum of their times.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

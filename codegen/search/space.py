@@ -5,8 +5,6 @@ A space is the product of value lists (or an explicit list), or several such spa
 a larger one; kernel by kernel, so that a model's problems try the same ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +112,7 @@ class SearchSpace:
     first: Schedule | None = None
     launch_time: frozenset[str] = frozenset()
     # Spaces of schedules with different tunables; then there are no values, linked tunables or schedules here.
-    parts: tuple[SearchSpace, ...] = ()
+    parts: "tuple[SearchSpace, ...]" = ()
     compared: tuple[Schedule, ...] = ()
     # Values of tunables that no schedule names.
     unnamed: frozenset[tuple[str, Value]] = frozenset()
@@ -126,7 +124,7 @@ class SearchSpace:
         object.__setattr__(self, "_radix", tuple(radix))
 
     @classmethod
-    def of_one(cls, schedule: Schedule, launch_time: frozenset[str]) -> SearchSpace:
+    def of_one(cls, schedule: Schedule, launch_time: frozenset[str]) -> "SearchSpace":
         """A single schedule, which may be a part."""
         return cls(values=tuple((name, (value,)) for name, value in schedule.values), launch_time=launch_time)
 

@@ -3,8 +3,6 @@
 Translation phases 2 and 3 of the C++ standard ([lex.phases]): continued lines are joined, comments become blanks.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable

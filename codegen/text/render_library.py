@@ -3,8 +3,6 @@
 Winner libraries export `winner_exports()`, group libraries `group_exports(kernels)`, and nothing else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ API has a second process of the same application. As soon as the head of such a 
 its connection (a file descriptor, unix(7)) with the bytes that have come, answers, and closes it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

@@ -1,7 +1,5 @@
 """A job is created with its problems and plan tasks in one transaction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """One kernel's test on the CPU: the cases of the plan in guarded, poisoned memory, and what each run must show."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Operands in a GPU's memory between zones that must stay untouched, poisoned before each run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module

@@ -3,8 +3,6 @@
 Used by run.py of a folder that `cukiln reproduce` wrote; needs CuPy. Every launch runs twice into poisoned memory.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ A^T: its D has n rows, and only there does its bias, one value per row of D, fal
 `acc_dtype` and round once. Its gelu is the tanh approximation, another function than ours: gelu is never fused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from codegen.epilogue import AnyNode, operand_names

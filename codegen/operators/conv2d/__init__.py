@@ -4,8 +4,6 @@ out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - top +
 for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache

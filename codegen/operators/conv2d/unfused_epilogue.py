@@ -6,8 +6,6 @@ where out is float32, else in a workspace. A framework keeps 16-bit values betwe
 bytes there, and rounds once more with every node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 

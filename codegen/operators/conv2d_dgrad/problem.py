@@ -5,8 +5,6 @@ r with p stride_h - top + r dilation_h = h, and q and s likewise; C' and K' are 
 group.
 """
 
-from __future__ import annotations
-
 from math import gcd
 from typing import Annotated, Literal
 

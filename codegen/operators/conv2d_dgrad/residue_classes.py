@@ -1,8 +1,6 @@
 """The phases of a problem: pixels of dx whose rows and columns are equal modulo the stride have their taps in common,
 and each phase is a convolution of dy with stride 1 (`phases.cuh` says how). Here is what rules and costs need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from math import gcd

@@ -1,7 +1,5 @@
 """Matrix multiplication, on the CUDA cores (simt_*.py) and on tensor cores (tensor_*.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.resources import files as packaged_files
 from typing import Any

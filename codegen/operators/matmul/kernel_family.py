@@ -1,7 +1,5 @@
 """Which of the two kernels computes a problem: on the CUDA cores (simt_*) or on tensor cores (tensor_*)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Every static_assert of gemm/limbs.cuh is a rule here, and what its instructions and its registers demand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

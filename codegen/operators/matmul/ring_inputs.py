@@ -6,8 +6,6 @@ its `normal` ones are fixed-point numbers of the usual size. Under `tolerance` n
 below 2^(b-1). Its integers are multiples of 2^f in A, so that truncation loses nothing wherever it is done.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ shift is of its two's-complement value. Nothing is rounded beside that, so the r
 the problem's policy allows: 0, or so many units of the last bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from codegen.arrays import Array, as_float64, namespace_of

@@ -1,8 +1,6 @@
 """Tunables and search levels of matmuls over rings: on the CUDA cores (`imad`), and on tensor cores by limbs (`limbs`),
 which compete in one search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any

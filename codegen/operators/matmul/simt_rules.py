@@ -3,8 +3,6 @@
 Every static_assert of gemm/simt.cuh is a rule here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

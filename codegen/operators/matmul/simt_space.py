@@ -1,7 +1,5 @@
 """Tunables of the kernel on the CUDA cores and the value lists of its search levels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Matmul's tunables and search spaces: those of the kernel that computes a problem on a target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ on tensor cores only. A fixed number of blocks share the k-steps of all tiles ev
 blocks go through the workspace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

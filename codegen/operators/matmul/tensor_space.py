@@ -1,7 +1,5 @@
 """Tunables of the tensor-core kernel and the value lists of its search levels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """What a matmul costs, and the bytes that a schedule moves from L2 and DRAM. Both kernels count so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
