@@ -42,6 +42,14 @@ def joined(parts: Sequence[Array]) -> Array:
     return namespace_of(parts[0]).concatenate([part.reshape(-1) for part in parts])
 
 
+def compared(outputs: Sequence[tuple[Array, str]]) -> Array:
+    """Of the outputs of a call with their element types, what is compared with a reference: all elements in float64,
+    one output behind the other. A single one of int64 as it is: float64 does not hold its values."""
+    if len(outputs) == 1 and outputs[0][1] == "int64":
+        return outputs[0][0]
+    return joined([as_float64(array, dtype) for array, dtype in outputs])
+
+
 def as_float64(array: Array, dtype: str) -> Float64:
     """The values of an array of that element type (`codegen.dtypes`). Of bfloat16 the bits as uint16 are enough, for
     namespaces that have no such type."""
