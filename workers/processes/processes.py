@@ -76,7 +76,12 @@ class ProgramMissing(ProcessError):
 
 
 class InfrastructureError(ProcessError):
-    """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere."""
+    """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere.
+    `stalled`: a tool slept until its wall limit."""
+
+    def __init__(self, why: str, *, stalled: bool = False) -> None:
+        super().__init__(why)
+        self.stalled = stalled
 
 
 # It makes the folder itself: there is no moment in which the folder stands without it. The pipe on its stdin ends with
