@@ -103,7 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # All bytes of the request that is being read; None where they began with the end of another.
         self._request: bytearray | None = bytearray()
         self._between = self._is_first = True  # no request is being read; of what has come, the next is the first
-        self._is_large = self._lingers = self._is_deaf = False  # what a deaf one is sent is not looked at any more
+        self._is_large = self._is_behind = False  # its body belongs to the other process; behind another request
+        self._lingers = self._is_deaf = False  # what a deaf one is sent is not looked at any more
 
     @property
     def is_running(self) -> bool:
@@ -140,8 +141,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._is_deaf or self.transport.is_closing():
             return
-        if self._is_large:
-            self._hand_over()
+        if self._is_behind:
+            self._refuse("busy", "A large body is not read behind another request. Send it again.", RETRY_SECONDS)
+        elif self._is_large:
+            self.flow.pause_reading()  # until the gate has admitted it
         elif self._head_bytes > MOST_HEAD_BYTES:
             self._refuse("head-too-large", f"The request's line and headers take more than {MOST_HEAD_BYTES} bytes.")
         self._all.note(self)
@@ -154,19 +157,30 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def on_message_begin(self) -> None:
+        if self._is_large:  # what comes behind it is not looked at
+            return
         if not self._is_first:
             self._request = None
         self._is_first = self._between = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_large = self._goes_elsewhere()
-        self._request = self._request if self._is_large else None
-        if not self._is_large:
-            super().on_headers_complete()
-            self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
-            if self._was_handed_over:
-                self.cycle.keep_alive = False  # what the client asks next is answered by the first process
+        if self._is_large:
+            return
+        self._is_large = self._has_large_body()
+        self._is_behind = self._is_large and (self._request is None or self._is_answering())
+        if self._is_behind:
+            return
+        if self._is_large:
+            self.scope["cukiln.hand_over"] = self._hand_over  # type: ignore[typeddict-unknown-key]
+        else:
+            self._request = None
+        if self._was_handed_over:
+            self.scope["cukiln.admitted"] = True  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
+        if self._is_large or self._was_handed_over:
+            self.cycle.keep_alive = False  # what the client asks next comes by another connection
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
@@ -178,10 +192,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self._is_large:
             super().on_message_complete()
 
-    def _goes_elsewhere(self) -> bool:
-        if self._all.bodies is None or self._request is None or self.is_running:
-            return False
-        if self.transport.get_write_buffer_size():  # of an answer before
+    def _is_answering(self) -> bool:
+        return self.is_running or bool(self.transport.get_write_buffer_size())
+
+    def _has_large_body(self) -> bool:
+        if self._all.bodies is None:
             return False
         headers = dict(self.headers)
         announced = headers.get(b"content-length", b"0").decode("latin-1")
@@ -189,7 +204,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return is_large(self.parser.get_method(), self.url, length)
 
     def _hand_over(self) -> None:
+        """Called by the gate, unless it refuses the request."""
+        if self.transport.is_closing() or self._is_deaf:
+            return
         assert self._all.bodies is not None and self._request is not None
+        self.cycle.disconnected = True  # it gets no answer here
         if self._all.bodies.hand_over(self.transport.get_extra_info("socket").fileno(), bytes(self._request)):
             self.transport.abort()  # closes this descriptor alone
         else:

@@ -20,7 +20,7 @@ ALONE = 3
 MOST = TOGETHER + ALONE
 """Losses after which it is skipped."""
 STALL = ALONE
-"""What the loss of a whole wall limit counts, in which a tool slept: it may do so once beside other work, once alone."""
+"""What the loss of a whole wall limit counts, in which a tool slept: once beside other work and once alone."""
 RECENT_SECONDS = 600.0
 OTHERS = 3
 """Losses of other work in that time that make the machine the likelier cause."""
