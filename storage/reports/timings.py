@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Row, case, func, select
 from cukiln.types import PhaseName, Seconds, StageName, StageSeconds, TimingRow, Timings
 from storage.database.session import Session
 from storage.database.sql import day_of
-from storage.database.tables import JobProblemRow, JobRow
+from storage.database.tables import HIDDEN, JobProblemRow, JobRow
 
 By = Literal["operator", "job", "day"]
 SECONDS_OF_A_DAY = 86_400
@@ -44,6 +44,7 @@ def timings(session: Session, by: By, job: str | None = None) -> Timings:
             *sums,
         )
         .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(JobRow.state.not_in(HIDDEN))
         .group_by(JobProblemRow.operator, *key[by])
         .order_by(*order)
         .limit(MAX_ROWS)
