@@ -13,6 +13,7 @@ from codegen.identity import winner_key
 from codegen.operators import operator
 from codegen.plan.generator import generator
 from codegen.search.search import Search
+from cukiln.counted import counted
 from cukiln.types import ENDED, FrontEntry, Job, WinnerRecord
 from service.context import Alive, Service
 from service.http.errors import Refused, refuse
@@ -262,6 +263,7 @@ def require_room(unfinished: int, at_most: int) -> None:
 def _no_room(unfinished: int, at_most: int) -> Refused | None:
     if unfinished < at_most:
         return None
-    detail = f"{unfinished} jobs wait or run, at most {at_most} may. Nothing was queued; send it again later."
+    wait = f"Waiting or running: {counted(unfinished, 'job')}, of at most {at_most}."
+    detail = f"{wait} Nothing was queued; send it again later."
     headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}
     return refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)

@@ -11,6 +11,7 @@ from codegen.kernel import Kernel
 from codegen.predict.compile_cost import FIXED_SECONDS, MAX_KERNELS, MAX_SECONDS, files_that_pay, kernel_seconds
 from codegen.targets import Target
 from codegen.text.compiler_log import telling_line
+from cukiln.counted import counted
 from workers.compile.compile_file import CompileCancelled
 from workers.compile.compile_group import GroupOutcome, compile_to_the_end, stored_resources
 from workers.compile.toolchain import Toolchain
@@ -84,7 +85,9 @@ class CompileAhead:
         for build in builds:
             del self._work.waiting[build]
         self._done += 1
-        self._say(f"{self._done} of {self._groups} groups compiled, {len(builds)} kernels in this one")
+        self._say(
+            f"{self._done} of {counted(self._groups, 'group')} compiled, {counted(len(builds), 'kernel')} in this one"
+        )
 
     def _one(self, kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> dict[str, Built]:
         made: dict[Kernel, Built] = {}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Candidate
+from cukiln.counted import counted
 from workers.compile.toolchain import Toolchain
 from workers.gpu.measure_on_gpu import GpuGone, run_gpu_task
 from workers.gpu.rank_measured import contenders, point_of
@@ -145,7 +146,7 @@ class Run:
             self._run("measure", some)
             results = [self.journal.result(candidate.id, built.code_digest) for _, candidate, built in some]
             right = sum(result is not None and result["verdict"] == "ok" for result in results)
-            self.say(f"{len(some)} candidates measured, {right} of them right")
+            self.say(f"{counted(len(some), 'candidate')} measured, {right} of them right")
 
     def _run(self, kind: TaskKind, entries: Sequence[Entry]) -> dict[str, Any] | None:
         """`entries` come problem by problem. Each result is in the journal at once; returns the comparison, if any."""

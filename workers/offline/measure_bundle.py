@@ -29,6 +29,7 @@ from codegen.errors import CodegenError
 from codegen.operators import load_operators
 from storage.config.gpu_locks import gpu_lock_folder
 from storage.config.gpu_plan_version import gpu_plans
+from cukiln.counted import counted
 from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file
@@ -95,7 +96,8 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
             say=say,
             cancel=cancel,
         )
-        say(f"{len(work.problems)} problems, {candidates} candidates, {len(work.waiting)} kernels to compile")
+        counts = counted(len(work.problems), "problem"), counted(candidates, "candidate")
+        say(f"{', '.join(counts)}, {counted(len(work.waiting), 'kernel')} to compile")
         try:
             whole = run.everything()
         except InfrastructureError as error:

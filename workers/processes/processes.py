@@ -248,7 +248,10 @@ class Processes:
 
     def _find_means(self) -> Means:
         argv = [sys.executable, "-m", _MEANS]
-        leader = self._start(argv, Path("/"), {**_environment(), "PYTHONPATH": str(ROOT)}, None, b"")
+        try:
+            leader = self._start(argv, Path("/"), {**_environment(), "PYTHONPATH": str(ROOT)}, None, b"")
+        except OSError as error:
+            raise InfrastructureError(f"this Python cannot be started: {error}") from error
         with leader.stdout, leader.stderr:
             said, faults = leader.stdout.read(), leader.stderr.read()
         try:

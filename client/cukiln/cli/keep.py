@@ -16,6 +16,7 @@ import typer
 
 from cukiln.cli.arguments import AsJson, Url, given, given_path
 from cukiln.cli.server import Store, find_client, load_settings, open_store, server_module
+from cukiln.counted import counted
 from cukiln.errors import ServerFailed, UsageError
 
 FAILED = 1
@@ -43,10 +44,12 @@ def forget(
     if as_json:
         typer.echo(forgotten.model_dump_json())
         return
-    winner = f"winner {forgotten.key} with {forgotten.libraries} libraries,\n" if forgotten.key is not None else ""
+    winner = (
+        f"winner {forgotten.key} with {counted(forgotten.libraries, 'library')},\n" if forgotten.key is not None else ""
+    )
     typer.echo(
-        f"Forgotten: {winner}{len(forgotten.builds)} builds, {forgotten.verdicts} verdicts, "
-        f"{forgotten.measurements} measurements. The next job that asks tunes again."
+        f"Forgotten: {winner}{counted(len(forgotten.builds), 'build')}, {counted(forgotten.verdicts, 'verdict')}, "
+        f"{counted(forgotten.measurements, 'measurement')}. The next job that asks tunes again."
     )
     for build in forgotten.in_use:
         typer.echo(f"Kept: build {build}, which a job needs that has not ended")
@@ -94,13 +97,15 @@ def gc(
     if as_json:
         typer.echo(json.dumps({**asdict(removed), "removed": yes, "freed_bytes": swept.bytes if swept else 0}))
         return
-    counts = ", ".join(f"{count:,} {name}" for name, count in asdict(removed).items() if name != "bytes" and count)
-    what = f"{counts or 'nothing'}; {removed.bytes:,} bytes of blobs"
+    nouns = {name: "library" if name == "libraries" else name.removesuffix("s") for name in asdict(removed)}
+    counts = [counted(count, nouns[name]) for name, count in asdict(removed).items() if name != "bytes" and count]
+    what = f"{', '.join(counts) or 'nothing'}; {counted(removed.bytes, 'byte')} of blobs"
     if swept is None:
-        typer.echo(f"Ended more than {days:g} days ago, and needed by nothing: {what}.")
+        ago = f"{days:g} day{'' if days == 1 else 's'}"
+        typer.echo(f"Ended more than {ago} ago, and needed by nothing: {what}.")
         typer.echo("Nothing was removed: `cukiln gc --yes` does it.")
     else:
-        typer.echo(f"Removed: {what}. {swept.files:,} files with {swept.bytes:,} bytes are off the disk.")
+        typer.echo(f"Removed: {what}. Off the disk: {counted(swept.files, 'file')}, {counted(swept.bytes, 'byte')}.")
 
 
 @keep_app.command()
@@ -126,8 +131,8 @@ def backup(
     manifest = made.manifest
     size = sum(manifest.blobs.values()) + (manifest.database.bytes if manifest.database else 0)
     typer.echo(
-        f"{folder}: {'the database and ' if manifest.database else ''}{len(manifest.blobs):,} blobs, {size:,} bytes; "
-        f"{made.copied:,} blobs were copied now."
+        f"{folder}: {'the database and ' if manifest.database else ''}{counted(len(manifest.blobs), 'blob')}, "
+        f"{counted(size, 'byte')}; copied now: {counted(made.copied, 'blob')}."
     )
     for digest in manifest.missing:
         typer.echo(f"not in it: sha256:{digest}, which is damaged or gone in the service: `cukiln blobs verify`")
@@ -156,7 +161,7 @@ def restore(
         ) from error
     database = "the database and " if done.manifest.database else ""
     restored = len(done.manifest.blobs.keys() - set(done.lost))
-    typer.echo(f"{settings.data_dir}: {database}{restored:,} blobs are restored.")
+    typer.echo(f"{settings.data_dir}: {database}{counted(restored, 'blob')} restored.")
     for digest in done.lost:
         typer.echo(f"lost: sha256:{digest}; the next job that needs it builds it anew")
     for key in done.keys:
@@ -181,9 +186,8 @@ def _check(store: Store, as_json: bool, *, repair: bool) -> int:
     if as_json:
         typer.echo(json.dumps({"blobs": count, "bytes": size, "repaired": repair, "damaged": damaged}))
     else:
-        typer.echo(
-            f"{count:,} blobs, {size:,} bytes: {f'{len(damaged):,} damaged or gone' if damaged else 'all whole'}."
-        )
+        state = f"{len(damaged):,} damaged or gone" if damaged else "all whole"
+        typer.echo(f"{counted(count, 'blob')}, {counted(size, 'byte')}: {state}.")
         if damaged and not repair:
             typer.echo("`cukiln blobs repair` sets them aside, so that the next job builds them anew.")
     return FAILED if damaged and not repair else 0
@@ -191,7 +195,7 @@ def _check(store: Store, as_json: bool, *, repair: bool) -> int:
 
 def _print_damage(damage: Any, repaired: bool) -> None:
     blob = damage.blob
-    typer.echo(f"sha256:{blob.digest} ({blob.size:,} bytes, {blob.media_type}): {damage.why}")
+    typer.echo(f"sha256:{blob.digest} ({counted(blob.size, 'byte')}, {blob.media_type}): {damage.why}")
     for name in ("winners", "builds", "groups"):
         for id in getattr(damage, name):
             typer.echo(f"  needed by {name[:-1]} {id}")
