@@ -12,15 +12,14 @@ from codegen.predict.compile_cost import FIXED_SECONDS, MAX_KERNELS, MAX_SECONDS
 from codegen.targets import Target
 from codegen.text.compiler_log import telling_line
 from cukiln.counted import counted
+from storage.config.limits import COMPILE_LIMITS
 from workers.compile.compile_file import CompileCancelled
 from workers.compile.compile_group import GroupOutcome, compile_to_the_end, stored_resources
 from workers.compile.toolchain import Toolchain
 from workers.offline.measured import CompiledHere
 from workers.offline.work import Built, Work, WorkProblem
-from workers.processes.processes import InfrastructureError, Limits, Processes
+from workers.processes.processes import InfrastructureError, Processes
 
-# As the service's settings have them by default.
-COMPILE_LIMITS = Limits(wall_seconds=300, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=64 << 20)
 # Of each compiler, before the kernels of the next problems come: so long nothing can be measured. A group's own start
 # (codegen.predict.compile_cost.FIXED_SECONDS) is little beside it.
 WAVE_SECONDS = 4.0
