@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,10 @@ from cukiln.cli.server import load_settings, open_database, server_module
 from cukiln.errors import UsageError
 
 MOST_NAME = 64
+_CLOSED = (
+    "No key is good, and the service needs one all the same, on loopback too: what was closed does not open by itself. "
+    "Make one by `cukiln keys create NAME --scope admin`, or start the service with CUKILN_API_KEY."
+)
 
 app = typer.Typer(
     help="Make, list and revoke the API keys of the service over this data folder (CUKILN_DATA, DATABASE_URL).",
@@ -60,24 +65,35 @@ def list_keys(as_json: AsJson = False) -> None:
     with open_database(load_settings({}), make=True) as database, database.read() as session:
         keys = server_module("storage.entities.keys").all_keys(session)
     if as_json:
-        typer.echo(json.dumps({"keys": [_as_json(key) for key in keys]}))
+        typer.echo(json.dumps({"keys": [_as_json(key) for key in keys], "needs_key": bool(keys)}))
         return
     table = Table("id", "name", "scopes", "made", "state", box=None, pad_edge=False)
     for key in keys:
         scopes = ", ".join(sorted(key.scopes)) + (", overwrites" if key.overwrites else "")
         state = "good" if key.revoked_at is None else f"revoked {day(key.revoked_at)}"
         table.add_row(*map(Text, (key.id, key.name, scopes, day(key.created_at), state)))
-    make_console().print(table) if keys else typer.echo("No key was made yet.")
+    if not keys:
+        typer.echo("No key was made yet: without CUKILN_API_KEY the service answers loopback, and needs none.")
+        return
+    make_console().print(table)
+    _say_if_closed(keys)
 
 
 @app.command()
 def revoke(key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `cukiln keys list` shows it.")]) -> None:
-    """Revoke a key, within a second. What was done with it stays."""
+    """Revoke a key, within a second. What was done with it stays, and the service needs a key as before."""
+    module = server_module("storage.entities.keys")
     with open_database(load_settings({}), make=True) as database, database.write() as session:
-        revoked = server_module("storage.entities.keys").revoke_key(session, key)
+        revoked, keys = module.revoke_key(session, key), module.all_keys(session)
     if not revoked:
         raise UsageError(f"there is no good key with the id {key!r}; `cukiln keys list` shows them")
     typer.echo(f"{key} opens nothing any more")
+    _say_if_closed(keys)
+
+
+def _say_if_closed(keys: Sequence[Any]) -> None:
+    if all(key.revoked_at is not None for key in keys):
+        typer.echo(_CLOSED, err=True)
 
 
 def _as_json(key: Any) -> dict[str, Any]:
