@@ -9,6 +9,7 @@ connection with a large one is handed over (`service.http.large_bodies`).
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
@@ -23,6 +24,7 @@ from service.http.room import RETRY_SECONDS
 SWEEP_SECONDS = 1.0
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 << 20
 """For a client that is still sending when it is refused: closing at once would reset the connection."""
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 MOST_HEAD_BYTES = 64 << 10
 """Of a request: its line and headers, which the parser keeps whatever their size."""
 
@@ -133,6 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._dropped_bytes > LINGER_BYTES:
                 self.transport.abort()
             return
+        if not (self.is_running and self.cycle.more_body):
+            data = _without_upgrade(data)
         self._head_bytes += len(data)
         if self._between:
             self._request, self._is_first = bytearray(), True
@@ -271,6 +275,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.stalled_since = None
         super().resume_writing()
         self._all.note(self)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head with its field `Upgrade` renamed: it may be ignored (RFC 9110, 7.8), and the parser would take such a
+    request for one without a body. Clients that can HTTP/2 send it with every request (`curl --http2`, Java's)."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-grade:", head) + end + rest if _UPGRADE.search(head) else data
 
 
 class _Lingering:

@@ -200,6 +200,30 @@ def test_a_path_may_be_spelt_in_other_ways(shared: RunningApi, url: str) -> None
         assert b"connection: close" in all_of(connection).partition(b"\r\n\r\n")[0]
 
 
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nHTTP2-Settings: AAMAAABk"
+
+
+@pytest.mark.parametrize("spaces", [0, 2 * OWN_BYTES])
+def test_a_request_that_offers_http_2_is_read_with_its_body(shared: RunningApi, spaces: int) -> None:
+    body = b" " * spaces + json.dumps({"problems": [PROBLEM]}).encode()
+    with raw(shared) as connection:
+        connection.sendall(head(f"{UPGRADE}\r\nContent-Length: {len(body)}"))
+        time.sleep(0.05)
+        connection.sendall(body)
+        answer = more = connection.recv(1 << 16)
+        while more and b'"misses":1' not in answer:
+            answer += (more := connection.recv(1 << 16))
+        assert answer.startswith(b"HTTP/1.1 200") and b'"misses":1' in answer
+    with raw(shared) as connection:  # and so is what comes after one without
+        connection.sendall(GET[:-2] + UPGRADE.encode() + b"\r\n\r\n")
+        first = b""
+        while not first.endswith(b"}}"):
+            first += connection.recv(1 << 16)
+        assert first.startswith(b"HTTP/1.1 200")
+        connection.sendall(GET[:-2] + b"Connection: close\r\n\r\n")
+        assert all_of(connection).startswith(b"HTTP/1.1 200")
+
+
 def test_few_large_bodies_are_under_way_at_once(shared: RunningApi) -> None:
     with ExitStack() as stack:
         for _ in range(CONNECTIONS + 40):
