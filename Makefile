@@ -34,11 +34,17 @@ DEV_STAMP := $(VENV)/.installed-dev
 TORCH := torch==2.13.0+cpu
 TORCH_STAMP := $(VENV)/.tried-torch
 
+# What tests of the vendor's libraries load, which takes no GPU: 1.5 GB. Where the index is slow, they skip without it.
+VENDOR := nvidia-cuda-nvrtc nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend
+VENDOR_STAMP := $(VENV)/.tried-vendor
+VENDOR_WHEELS := build/vendor-wheels
+VENDOR_SECONDS := 180
+
 # A process per core, each with whole files: their fixtures compile. `make test PYTEST_ARGS="-n 0"` takes one after the other.
 PYTEST_ARGS ?=
 PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels offline-wheels clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -48,12 +54,15 @@ run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show
 
 # Tests start GPU workers only where they ask for one: what passes does not depend on the machine.
 test test-long coverage: export CUKILN_GPUS := none
+# Half of collecting is to compile the tests and rewrite their assertions: what one run made of them the next one reads.
+test test-long coverage: export PYTHONDONTWRITEBYTECODE :=
 
 test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS)
 
-test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) ## the tests that take minutes
+test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) $(VENDOR_STAMP) ## the tests that take minutes, and those of the vendor's libraries
 	@$(PYTEST) -m long $(PYTEST_ARGS)
+	@$(PYTEST) -m "not long" tests/of_workers/vendor $(PYTEST_ARGS)
 
 test-faults: host $(RUN_STAMP) $(DEV_STAMP) ## kill the processes of a real service at random: 300 of them over 20 jobs; the last line is JSON
 	@$(BIN)/python -m tests.faults
@@ -109,6 +118,8 @@ bench-model: host $(RUN_STAMP) ## BERT-base and Llama-3-8B tuned with kernels in
 bench-kernels: host $(RUN_STAMP) ## our kernels for the public shapes against the vendor's on this GPU; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_kernels
 
+vendor-libraries: $(VENDOR_STAMP) ## install cuBLAS and cuDNN (1.5 GB), which their tests call without a GPU
+
 offline-wheels: $(VENV)/.made ## collect what measuring on a machine without a network needs; PYTHON=3.12: that machine's
 	@rm -rf $(OFFLINE)
 	@$(BIN)/python -m pip --disable-pip-version-check --no-input download --quiet --quiet --constraint constraints.txt \
@@ -150,3 +161,12 @@ $(TORCH_STAMP): $(DEV_STAMP)
 	@echo "installing PyTorch for CPUs, which tests compare with (first time only)"
 	@$(PIP) "$(TORCH)" 2>/dev/null || echo "this package index has no $(TORCH): tests that compare with PyTorch are skipped"
 	@touch $@
+
+$(VENDOR_STAMP): $(DEV_STAMP)
+	@echo "installing cuBLAS and cuDNN, which tests call (first time only)"
+	@rm -rf $(VENDOR_WHEELS)
+	@timeout $(VENDOR_SECONDS) $(BIN)/python -m pip --disable-pip-version-check --no-input download --quiet --quiet \
+		--constraint constraints.txt --no-deps --dest $(VENDOR_WHEELS) $(VENDOR) \
+		&& $(PIP) --no-deps --no-index $(VENDOR_WHEELS)/*.whl && touch $@ \
+		|| echo "they were not installed: tests that call them are skipped"
+	@rm -rf $(VENDOR_WHEELS)

@@ -29,8 +29,8 @@ from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operator import InputKind
 from codegen.operators import operator
-from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
+from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.plan.verification_plan import check_output
 from codegen.problem import Problem

@@ -32,7 +32,7 @@ from benchmarks.harness import peak_memory, scratch_folder, spawned, started
 from benchmarks.keep_result import keep_result, options
 from benchmarks.lookup_load import percentiles
 from benchmarks.lookup_winners import TARGET, body, places, problem, publish
-from storage.config.descriptors import raise_descriptor_limit
+from storage.config.files import raise_descriptor_limit
 from storage.config.settings import load_settings
 from storage.database.session import Database
 from workers.supervisor.serve import child_environment

@@ -35,6 +35,7 @@ class Node(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     cxx: ClassVar[str]
     approximated: ClassVar[bool] = False
+    scalar_names: ClassVar[tuple[str, ...]] = ()
     operand: ClassVar[Literal["out", "uint8", "mask"] | None] = None
     op: str
 
@@ -69,7 +70,7 @@ class Node(BaseModel):
     @property
     def scalars(self) -> tuple[float, ...]:
         """Run-time scalars in launch order."""
-        return ()
+        return tuple(getattr(self, name) for name in self.scalar_names)
 
 
 class Bias(Node):
@@ -103,12 +104,9 @@ class Mask(Node):
 
 class Scale(Node):
     cxx = "Scale"
+    scalar_names = ("value",)
     op: Literal["scale"] = "scale"
     value: Scalar
-
-    @property
-    def scalars(self) -> tuple[float, ...]:
-        return (self.value,)
 
 
 class Relu(Node):
@@ -118,16 +116,14 @@ class Relu(Node):
 
 class LeakyRelu(Node):
     cxx = "LeakyRelu"
+    scalar_names = ("slope",)
     op: Literal["leaky_relu"] = "leaky_relu"
     slope: Scalar = 0.01
-
-    @property
-    def scalars(self) -> tuple[float, ...]:
-        return (self.slope,)
 
 
 class Clip(Node):
     cxx = "Clip"
+    scalar_names = ("lo", "hi")
     op: Literal["clip"] = "clip"
     lo: Scalar
     hi: Scalar
@@ -137,10 +133,6 @@ class Clip(Node):
         if self.lo > self.hi:
             raise refuse("empty_clip", "lo is {lo} and hi is {hi}; lo must be at most hi", lo=self.lo, hi=self.hi)
         return self
-
-    @property
-    def scalars(self) -> tuple[float, ...]:
-        return (self.lo, self.hi)
 
 
 class Gelu(Node):
@@ -260,10 +252,9 @@ def words_of_mask(elements: int) -> int:
     return -(-elements // 32)
 
 
-AnyNode = Annotated[
-    Bias | Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast | MaskedActivation,
-    Field(discriminator="op"),
-]
+# Those of any output, whatever its axes are and whether it is a layer's.
+PlainNode = Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast
+AnyNode = Annotated[Bias | PlainNode | MaskedActivation, Field(discriminator="op")]
 Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
 
 # Scalars of the reduced test problems are powers of two or integers, so that exact inputs stay exact; both ends of the

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from codegen.epilogue import node_of
+from codegen.epilogue import node_of, scalars
 from codegen.kernel import Candidate, Kernel
 from codegen.operand import Operand as Operand  # re-exported for operators
 from codegen.problem import Problem
@@ -183,6 +183,12 @@ class Operator(ABC):
         """The problem; raises pydantic.ValidationError, which names each field and what is allowed."""
         return self.problem_type.model_validate(dict(fields))
 
+    def own(self, problem: Problem) -> Any:
+        """The problem, which must be of this operator; raises TypeError."""
+        if not isinstance(problem, self.problem_type):
+            raise TypeError(f"{self.name} got a problem of operator {problem.operator!r}")
+        return problem
+
     def candidate(self, problem: Problem, schedule: Schedule) -> Candidate:
         return Candidate(
             problem, schedule, Kernel.of(self.name, self.signature(problem), schedule.only(self.kernel_tunables))
@@ -225,9 +231,9 @@ class Operator(ABC):
     def config(self, kernel: Kernel) -> Config:
         """What the kernel's Config holds, from the kernel alone."""
 
-    @abstractmethod
     def extents(self, problem: Problem) -> list[int]:
         """What a call's tensors show, in the order of `extent_names`."""
+        return [int(getattr(problem, name)) for name in self.extent_names]
 
     def attributes(self, problem: Problem) -> list[int]:
         """In the order of `attribute_names`."""
@@ -238,8 +244,8 @@ class Operator(ABC):
         return [*self.extents(problem), *self.attributes(problem)]
 
     def scalars(self, problem: Problem) -> list[float]:
-        """The double array of the launch ABI."""
-        return []
+        """The double array of the launch ABI: those of the epilogue."""
+        return scalars(getattr(problem, "epilogue", ()))
 
     @abstractmethod
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
@@ -249,9 +255,9 @@ class Operator(ABC):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         """Reduced problems of the kernel's own signature: even, tail tiles, smallest."""
 
-    @abstractmethod
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Distinct arrays of launch-time values for one of the kernel's test problems; all of them must be right."""
+        return [[]]
 
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:

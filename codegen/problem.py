@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from codegen.canonical import as_integer
@@ -51,6 +51,26 @@ def filled_in(field: dict[str, Any]) -> None:
 def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:
     """A validation error with a stable `kind`, a sentence with `{placeholders}`, and the numbers it talks about."""
     return PydanticCustomError(kind, message, numbers)
+
+
+def require_indexable(number: int, what: str, allowed: int = LARGEST_EXTENT, makes: str = "makes") -> None:
+    """Raises where a field makes more of something than a kernel counts."""
+    if number > allowed:
+        message = makes + " {number} {what}; at most {allowed} can be indexed"
+        raise refuse("too_large", message, number=number, what=what, allowed=allowed)
+
+
+def like_the_inputs(value: Any, info: ValidationInfo) -> Any:
+    return info.data.get("dtype", "float32") if value is None else value
+
+
+Float = Literal["float32", "float16", "bfloat16"]
+FloatOut = Annotated[
+    Float,
+    BeforeValidator(like_the_inputs),
+    Field(description="Default: dtype.", json_schema_extra=filled_in),
+]
+"""The field `out_dtype` of problems on floats."""
 
 
 def require_elements(name: str, elements: int) -> None:

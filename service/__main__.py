@@ -2,8 +2,6 @@
 
 `--bodies FD`: its own second process, for large bodies (`service.http.large_bodies`)."""
 
-from __future__ import annotations
-
 import gc
 import os
 import resource
@@ -18,10 +16,9 @@ from codegen.plan.generator import generator
 from service.app import create_app
 from service.http.connections import ConnectionLimits, Connections
 from service.http.large_bodies import CONNECTIONS, ApiServer, BodyProcess, serve_bodies
-from storage.config.descriptors import raise_descriptor_limit
+from storage.config.files import UMASK, raise_descriptor_limit
 from storage.config.logs import set_up_logging
 from storage.config.operator_path import load_operator_path
-from storage.config.private_files import UMASK
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.errors import StorageError

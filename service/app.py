@@ -1,37 +1,33 @@
 """The HTTP application: every route, behind the key check."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI
 
+from cukiln.types import Job
 from service import openapi
 from service.auth import Gate, may_call
 from service.context import Service
 from service.http import handle_errors
 from service.http.head import HeadAsGet
 from service.http.parameters import known_parameters
-from service.pages import docs_page, pages, static_files
+from service.pages import pages
 from service.routes import (
     blobs,
     bundles,
-    candidates,
+    by_id,
     catalogue,
     events,
-    forget,
     groups,
     health,
-    imports,
     jobs,
     kernels,
-    lookups,
     results,
     traces,
 )
-from service.routes.accept_job import Accepted, accept_jobs
-from service.together import Together
+from service.routes.accept_job import accept_jobs
+from service.threads import Together
 from storage.config.settings import Settings
 
 DESCRIPTION = (
@@ -40,9 +36,9 @@ DESCRIPTION = (
 )
 MOST_SUBMISSIONS = 1000
 ROUTERS = (
-    *(jobs, events, traces, candidates, bundles, results, imports),
-    *(groups, lookups, kernels, forget, blobs, catalogue),
-    *(health, docs_page, pages, static_files),
+    *(jobs, events, traces, by_id, bundles, results),
+    *(groups, kernels, blobs, catalogue),
+    *(health, pages),
 )
 
 
@@ -52,9 +48,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = open_service(settings)
-        submissions = Together[bytes, Accepted](
-            "submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS
-        )
+        submissions = Together[bytes, Job]("submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS)
         app.state.service, app.state.submissions = service, submissions
         try:
             yield

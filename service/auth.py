@@ -19,7 +19,7 @@ from service.http.answers import problem_response
 from service.http.errors import Refused, refuse
 from service.http.handle_errors import refused_by
 from service.keyring import ANYONE, Caller, WrongKeys
-from storage.config.loopback import is_loopback
+from storage.config.settings import is_loopback
 from storage.database.database_errors import DATABASE_ERRORS, Failure, failure_of
 from storage.entities import keys
 

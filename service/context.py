@@ -1,7 +1,5 @@
 """What every handler works with: one object per application, made at start, closed at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -10,19 +8,17 @@ from fastapi import Depends, Request
 from redis import Redis
 
 from codegen.targets import targets
-from service.announce import Announcer, Write
 from service.http.room import BodyRooms
 from service.keyring import KeyRing
 from service.requests.resolve import Known
-from service.together import Together
+from service.threads import Announcer, Together, Write
 from service.winner_cache import CachedWinner, WinnerCache
 from storage.blobs.blob_store import BlobStore
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings
 from storage.database.session import Database
-from storage.entities.devices import LiveDevice, live_devices, measures_under
+from storage.entities.heartbeats import LiveDevice, LiveToolchain, live_devices, live_toolchains, measures_under
 from storage.entities.searches import MeasuredUnder
-from storage.entities.toolchains import LiveToolchain, live_toolchains
 from workers import wake_ups
 
 DRAINED_SECONDS = 24 * 3600.0
@@ -69,7 +65,7 @@ class Service:
     winner_reads: Together[str, CachedWinner | None]
 
     @classmethod
-    def open(cls, settings: Settings) -> Service:
+    def open(cls, settings: Settings) -> "Service":
         load_operator_path(settings)
         database = Database(settings.database_url)
         redis = wake_ups.connect(settings.redis_url) if settings.redis_url else None
@@ -99,15 +95,9 @@ class Service:
         self.winners.close()
         self.database.dispose()
 
-    def toolchains(self) -> list[LiveToolchain]:
-        """The toolchains of workers with a recent heartbeat."""
-        with self.database.read() as session:
-            return live_toolchains(session, self.settings.toolchain_live_seconds)
-
     def known(self) -> Known:
         """What requests may name now."""
-        alive = self.alive()
-        return alive.known(self.settings.default_target)
+        return self.alive().known(self.settings.default_target)
 
     def alive(self, *, with_drained: bool = False) -> Alive:
         """By the workers' heartbeats; `with_drained`: also GPUs that were drained within a day."""

@@ -1,7 +1,5 @@
 """Valid keys, and the addresses that send wrong ones."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac
@@ -98,8 +96,7 @@ class KeyRing:
 
 
 class WrongKeys:
-    """Recent wrong keys by address. A key that was right from an address is still accepted there: another program
-    behind the same proxy must not lock it out."""
+    """Recent wrong keys by address. A key that was right from there is still accepted: others may share a proxy."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,7 +1,5 @@
 """The OpenAPI document: FastAPI's, with the bodies that we read ourselves and the problems of every call."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 
@@ -13,8 +11,7 @@ from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.http.answers import PROBLEM_JSON
 from service.http.errors import KINDS
-from service.requests.models import JobRequest, LookupRequest, ProblemHead
-from service.requests.result_models import ResultsRequest
+from service.requests.models import JobRequest, LookupRequest, ProblemHead, ResultsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 

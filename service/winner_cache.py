@@ -1,11 +1,5 @@
-"""Winner records in process memory over the database, as the bytes that are sent.
-
-A record is answered from memory for FRESH_SECONDS; then its stamp is read, which costs an index look-up and no JSON.
-So every process has a new revision within that time, with Redis or without. Misses are not cached: after the event
-that ends a job its winner is read.
-"""
-
-from __future__ import annotations
+"""Winner records in process memory over the database, as the bytes that are sent: for FRESH_SECONDS, then the stamp is
+read, which costs an index look-up and no JSON. Misses are not cached: after a job's last event its winner is read."""
 
 import hashlib
 import json

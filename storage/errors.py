@@ -14,13 +14,16 @@ StorageError
 ```
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
 class StorageError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. `text`: the message of one with fields."""
+
+    text = ""
+
+    def __str__(self) -> str:
+        return self.text.format(**vars(self)) if self.text else super().__str__()
 
 
 @dataclass
@@ -30,9 +33,7 @@ class LostLease(StorageError):
     kind: str
     ref: str
     token: str
-
-    def __str__(self) -> str:
-        return f"the {self.kind} task {self.ref} is no longer leased to attempt {self.token}; nothing was written"
+    text = "the {kind} task {ref} is no longer leased to attempt {token}; nothing was written"
 
 
 @dataclass
@@ -40,9 +41,7 @@ class ImportWithdrawn(StorageError):
     """The import was withdrawn while it was written."""
 
     import_id: str
-
-    def __str__(self) -> str:
-        return f"import {self.import_id} was withdrawn while it was written: send the results again to have them"
+    text = "import {import_id} was withdrawn while it was written: send the results again to have them"
 
 
 @dataclass
@@ -50,9 +49,7 @@ class BlobMissing(StorageError):
     """No bytes are stored under `digest`."""
 
     digest: str
-
-    def __str__(self) -> str:
-        return f"no blob sha256:{self.digest} is stored"
+    text = "no blob sha256:{digest} is stored"
 
 
 @dataclass
@@ -61,9 +58,7 @@ class BlobCorrupt(StorageError):
 
     digest: str
     found: str
-
-    def __str__(self) -> str:
-        return f"blob sha256:{self.digest} is damaged: its bytes have digest {self.found}; it is not handed out"
+    text = "blob sha256:{digest} is damaged: its bytes have digest {found}; it is not handed out"
 
 
 @dataclass
@@ -71,9 +66,7 @@ class BadCursor(StorageError):
     """A page cursor that this service did not make."""
 
     cursor: str
-
-    def __str__(self) -> str:
-        return f"cursor {self.cursor[:80]!r} was not made by this list: take next_cursor of the page before"
+    text = "cursor {cursor!r:.82} was not made by this list: take next_cursor of the page before"
 
 
 @dataclass
@@ -95,9 +88,7 @@ class DatabaseUnusable(StorageError):
     where: str
     why: str
     advice: str
-
-    def __str__(self) -> str:
-        return f"the database {self.where} cannot be used ({self.why}): {self.advice}"
+    text = "the database {where} cannot be used ({why}): {advice}"
 
 
 class BackupUnusable(StorageError):

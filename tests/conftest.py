@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import pytest
 
+from tests.support.longest_first import place_of
 from tests.support.shared_statements import share_statements
 
-TESTS = Path(__file__).parent
 # Each after those that it imports.
 pytest_plugins = [
     "tests.support.fixtures_storage",
@@ -25,19 +24,11 @@ pytest_plugins = [
 ]
 
 
-# The longest first: the last files that the processes of a run are given are then short.
-ORDER = ("integration", "of_workers", "operators", "of_storage", "of_service")
-
 share_statements()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _place(item.path))
-
-
-def _place(path: Path) -> int:
-    folder = path.relative_to(TESTS).parts[0]
-    return ORDER.index(folder) if folder in ORDER else len(ORDER)
+    items.sort(key=lambda item: place_of(item.path))
 
 
 def pytest_collection_finish() -> None:

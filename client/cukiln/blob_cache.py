@@ -1,7 +1,5 @@
 """Downloaded blobs, kept in a folder under their SHA-256."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

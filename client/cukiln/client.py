@@ -1,7 +1,5 @@
 """The client: jobs, lookups, records and blobs of one cukiln service."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

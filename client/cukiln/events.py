@@ -1,7 +1,5 @@
 """The events of a job, read so that a broken connection loses none."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

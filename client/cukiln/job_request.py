@@ -1,7 +1,5 @@
 """What is sent: a job request or a lookup, as bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +21,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 def read_request(path: str) -> dict[str, Any]:
-    """Read a job request from a file, or from standard input for `-`. Only its outer form is checked here; the
-    service checks the problems. Raises `UsageError`."""
+    """A job request from a file, or standard input for `-`; only its outer form is checked. Raises `UsageError`."""
     import sys
 
     name = "standard input" if path == "-" else path

@@ -140,8 +140,7 @@ def _on_stream(tensors: tuple[Any, ...], stream: int | None) -> AbstractContextM
 def choose(
     record: WinnerRecord, *, workspace_limit_bytes: int | None = None, deterministic: bool = False
 ) -> FrontEntry:
-    """The fastest kernel of the record that needs no more workspace than the limit and, if asked for, gives the same
-    bits every time. Raises `UsageError` when none does."""
+    """The fastest kernel within the limit that, if asked for, gives the same bits every time. Raises `UsageError`."""
     allowed = record.usable(workspace_limit_bytes, deterministic)
     if allowed:
         return allowed[0]

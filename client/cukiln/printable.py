@@ -1,7 +1,5 @@
 """Foreign text, such as problems' names and compilers' messages, made safe for terminals, logs and pages."""
 
-from __future__ import annotations
-
 import re
 
 # Control characters move the cursor and start commands, C1 ones too (ECMA-48, 5.3); separators break lines; marks of

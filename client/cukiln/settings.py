@@ -7,8 +7,6 @@
 | `XDG_CACHE_HOME` | downloaded libraries go to `$XDG_CACHE_HOME/cukiln`; default `~/.cache/cukiln` |
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ class ClientSettings:
     cache_dir: Path
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> ClientSettings:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClientSettings":
         """Read the variables above; an empty variable counts as unset."""
         values = os.environ if environment is None else environment
         cache_home = values.get("XDG_CACHE_HOME") or ""

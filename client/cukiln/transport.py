@@ -1,7 +1,5 @@
 """One HTTP conversation: retries, and answers turned into typed errors."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The answers of the service, defined once for service and client. Durations are seconds unless the name says `_us`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +26,7 @@ class StageSeconds(Answer):
     wall: float = 0.0
     cpu: float = 0.0
 
-    def __add__(self, other: StageSeconds) -> StageSeconds:
+    def __add__(self, other: "StageSeconds") -> "StageSeconds":
         return StageSeconds(wall=self.wall + other.wall, cpu=self.cpu + other.cpu)
 
 
@@ -42,7 +40,19 @@ class Seconds(Answer):
     measure: StageSeconds = StageSeconds()
 
 
-class Measurement(Answer):
+class RunOn(Answer):
+    """Where and when times were measured: the GPU, its driver, and what state it was in."""
+
+    device: str
+    uuid: str
+    driver: str
+    cold: bool  # whether every run found its operands outside the L2
+    before: dict[str, Any]  # clocks, temperature, power, throttle reasons, other processes
+    after: dict[str, Any]
+    measured_at: float
+
+
+class Measurement(RunOn):
     """Times of one candidate on one GPU, in microseconds of a run. The interval holds the true median with 95 %."""
 
     median_us: float
@@ -51,14 +61,7 @@ class Measurement(Answer):
     spread: float  # the distance of the quartiles, as a share of the median
     samples: int
     launches_per_sample: int
-    cold: bool  # whether every run found its operands outside the L2
     stopped: Literal["tight", "time", "loser"]  # the interval was narrow enough; the time was up; clearly slower
-    device: str
-    uuid: str
-    driver: str
-    before: dict[str, Any]  # clocks, temperature, power, throttle reasons, other processes
-    after: dict[str, Any]
-    measured_at: float
 
 
 class Contender(Answer):
@@ -93,33 +96,19 @@ class VendorResult(Answer):
     error_bound: float | None = None
 
 
-class Comparison(Answer):
+class Comparison(RunOn):
     """The last few candidates of a problem, fastest first, and the vendor's library."""
 
     contenders: list[Contender]
     vendor: VendorResult | None
     vendor_missing: str | None = None  # why there is none
     rounds: int
-    cold: bool
-    device: str
-    uuid: str
-    driver: str
-    before: dict[str, Any]
-    after: dict[str, Any]
-    measured_at: float
 
 
-class MeasuredOn(Answer):
-    """Where a time comes from: the GPU, its driver, and what state it was in."""
+class MeasuredOn(RunOn):
+    """Where a time comes from."""
 
-    device: str
-    uuid: str
-    driver: str
-    cold: bool  # whether every run found its operands outside the L2
     rounds: int | None = None  # of a comparison, with interleaved runs of all contenders; null: it was measured alone
-    before: dict[str, Any]  # clocks, temperature, power, throttle reasons, other processes
-    after: dict[str, Any]
-    measured_at: float
 
 
 class RunnerUp(Answer):
@@ -187,14 +176,17 @@ class Progress(Answer):
     waiting_for: str | None = None  # why no work can start, if so: no GPU, a full disk
 
 
-class Job(Answer):
+class JobHead(Answer):
     job: str
     state: JobState
     cached: bool
-    priority: Literal["low", "normal", "high"]
     created_at: float
-    started_at: float | None = None
     finished_at: float | None = None
+
+
+class Job(JobHead):
+    priority: Literal["low", "normal", "high"]
+    started_at: float | None = None
     budget_seconds: float | None = None
     progress: Progress
     seconds: Seconds
@@ -202,12 +194,7 @@ class Job(Answer):
     error: str | None = None
 
 
-class JobSummary(Answer):
-    job: str
-    state: JobState
-    cached: bool
-    created_at: float
-    finished_at: float | None = None
+class JobSummary(JobHead):
     problem_count: int
 
 
@@ -229,15 +216,20 @@ class SharedAccess(Answer):
     ideal: int  # the same without bank conflicts
 
 
-class CandidateReport(Answer):
-    problem: str
+class TriedCandidate(Answer):
     device_class: str
     candidate: str
     schedule: dict[str, Any]
     kernel: str
-    group: str | None
     verdict: VerdictName | None
     message: str | None
+    predicted_us: float | None
+    measured_us: float | None
+
+
+class CandidateReport(TriedCandidate):
+    problem: str
+    group: str | None
     verified: Verified | None
     max_error: float | None = None  # absolute, the largest over the verification plan's random inputs
     error_bound: float | None = None  # at the place of max_error
@@ -247,8 +239,6 @@ class CandidateReport(Answer):
     # Counted in the CPU run, on reduced extents; the most lost wavefronts first. Null: it was not run.
     shared_memory: list[SharedAccess] | None = None
     occupancy: float | None = None
-    predicted_us: float | None
-    measured_us: float | None
     spread: float | None = None  # of the samples: the distance of the quartiles, as a share of the median
     tflops: float | None = None  # from the measured time
 
@@ -258,26 +248,18 @@ class CandidatePage(Answer):
     next_cursor: str | None = None
 
 
-class CandidateFacts(Answer):
+class CandidateFacts(TriedCandidate):
     """All that is known of one candidate; what is not known yet is null."""
 
-    candidate: str
     job: str
     name: str  # of the problem in that job
     operator: str
     problem: dict[str, Any]  # canonical
     target: str
-    device_class: str
-    schedule: dict[str, Any]
-    kernel: str
     slice: str | None
     code_digest: str | None
     toolchain: dict[str, Any] | None  # versions and flags of what compiled it
-    verdict: VerdictName | None
-    message: str | None
     details: dict[str, Any] | None  # of the verification: device kind, plan version, seeds, cases
-    predicted_us: float | None
-    measured_us: float | None
     measurement: Measurement | None
     cubin_sha256: str | None  # of the winner record that it stands in, if it does
     source_sha256: str | None
@@ -296,8 +278,7 @@ class Rejections(Answer):
 
 
 class AttributedSeconds(Answer):
-    """A kernel's part of its file's phases, after the seconds that were predicted of each kernel in the file: no
-    compiler says what one kernel took. Never a measurement."""
+    """A kernel's part of its file's phases, after predicted seconds: no compiler says what one took. Not measured."""
 
     attributed: Literal[True] = True
     phases: dict[str, float]
@@ -318,8 +299,7 @@ class GroupKernel(Answer):
 
 
 class Phase(Answer):
-    """A step of a group's compile, in wall seconds. A group that was split into several files has each step several
-    times."""
+    """A step of a group's compile, in wall seconds; a group of several files has each step several times."""
 
     name: str  # a PhaseName
     seconds: float
@@ -383,15 +363,18 @@ class Launch(Answer):
     workspace_bytes: int
 
 
-class Imported(Answer):
-    """The origin of a kernel that was measured elsewhere: an import (its id is its job's) of a key, from a machine."""
-
-    id: str
+class ImportHead(Answer):
+    id: str  # of its job
     by: str  # the name of the key that sent it
-    device: str
     uuid: str
     measured_at: float
     imported_at: float
+
+
+class Imported(ImportHead):
+    """The origin of a kernel that was measured elsewhere."""
+
+    device: str
 
 
 class FrontEntry(Answer):
@@ -451,8 +434,7 @@ class WinnerRecord(Answer):
     updated_at: float
 
     def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:
-        """The kernels that need no more workspace than the limit (null: any) and, if asked for, give the same bits in
-        every run; the fastest first."""
+        """The kernels within the limit (null: any) that, if asked for, give the same bits in every run."""
         return [
             entry
             for entry in self.front
@@ -484,17 +466,12 @@ class Lookups(Answer):
     misses: int
 
 
-class ImportReport(Answer):
+class ImportReport(ImportHead):
     """Results that were measured elsewhere. `records`: the winner records that they have a part in."""
 
-    id: str
-    by: str
     overwrites: bool
     device_class: str
-    uuid: str
     driver: str
-    measured_at: float
-    imported_at: float
     withdrawn_at: float | None
     records: int
 

@@ -37,8 +37,8 @@ class Memory(Protocol):
         """The number of the capture that the stream is part of; 0: of none."""
 
     def of_framework(self, device: int, stream: int, size: int, tensor: Any) -> Buffer:
-        """Memory of the framework that `tensor` belongs to. It may be freed while kernels on `stream` still use it: its
-        next use is ordered after them."""
+        """Memory of `tensor`'s framework, which may be freed early: its next use comes after the kernels on
+        `stream`."""
 
     def of_driver(self, device: int, size: int) -> Buffer:
         """Memory outside all frameworks, also while a stream is captured. Freeing it waits for the device."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import pkgutil
 import sys
 from collections.abc import Iterable
 from functools import cache
@@ -18,8 +17,8 @@ _LOADED: dict[str, Operator] = {}
 
 @cache
 def _packaged() -> dict[str, Operator]:
-    """Every folder beside this file is an operator: adding one touches no list."""
-    folders = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+    """Every folder beside this file with a kernel.cuh is an operator: adding one touches no list."""
+    folders = sorted(kernel.parent.name for kernel in Path(__file__).parent.glob("*/kernel.cuh"))
     packaged = [importlib.import_module(f"{__name__}.{folder}").OPERATOR for folder in folders]
     return {operator.name: operator for operator in packaged}
 

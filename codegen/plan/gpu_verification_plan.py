@@ -11,12 +11,9 @@ A case is a set of inputs and the launches made with it, whose outputs are compa
 Every launch runs `repeats` times on the same inputs; each output is compared, and all have equal bits with `same_bits`:
 a race does not show in every run.
 
-A shipped kernel has no switch that makes what fp32 only approximates exact, as the CPU's exact build has. So where a
-kernel has such a part (`Operator.exact`), and at full extents, where a request's own scalars (a slope of 0.01, say)
-make the epilogue round, the integer case takes the reference as it is: the sums are exact, which `Operator.reference`
-detects, so the bound is the epilogue's own, and 0 (equality) wherever that does not round either. A wrong sum then
-shows wherever the activation lets it through. That the same text with the identity in its place gives equal results is
-verified on the CPU.
+A shipped kernel has no exact build, as the CPU has. So where a kernel approximates (`Operator.exact`), and at full
+extents, where a request's own scalars make the epilogue round, the integer case takes the reference as it is: its sums
+are exact, so the bound is the epilogue's own, and a wrong sum shows wherever the activation lets it through.
 """
 
 from __future__ import annotations

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
 
-from pydantic import Field, StrictBool, ValidationInfo, field_validator
+from pydantic import Field, StrictBool, field_validator
 
+from codegen.alignment import widest
 from codegen.epilogue import Scalar
-from codegen.problem import LARGEST_EXTENT, Problem, Shape, filled_in, refuse, require_elements
-
-Float = Literal["float32", "float16", "bfloat16"]
+from codegen.problem import Float, FloatOut, Problem, Shape, require_elements, require_indexable
 
 
 class RowProblem(Problem):
@@ -19,12 +17,7 @@ class RowProblem(Problem):
 
     shape: Shape
     dtype: Float = "float32"
-    out_dtype: Float = Field(
-        default=None,
-        validate_default=True,
-        description="Default: dtype.",
-        json_schema_extra=filled_in,
-    )
+    out_dtype: FloatOut = Field(default=None, validate_default=True)
 
     @property
     def rows(self) -> int:
@@ -34,26 +27,24 @@ class RowProblem(Problem):
     def columns(self) -> int:
         return self.shape[1]
 
+    @property
+    def align(self) -> int:
+        """The alignment class: elements of the widest access of which a row is a whole number."""
+        return widest(self.dtype, self.columns, quads=False)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the vectors that all rows share."""
+        return ()
+
     @field_validator("shape", mode="after")
     @classmethod
     def _rows_of_columns(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         rows, columns = math.prod(value[:-1]), value[-1]
-        for name, extent in (("rows (all axes but the last)", rows), ("elements in a row (the last axis)", columns)):
-            if extent > LARGEST_EXTENT:
-                raise refuse(
-                    "too_large",
-                    "makes {extent} {name}; at most {allowed} can be indexed",
-                    extent=extent,
-                    name=name,
-                    allowed=LARGEST_EXTENT,
-                )
+        require_indexable(rows, "rows (all axes but the last)")
+        require_indexable(columns, "elements in a row (the last axis)")
         require_elements("x", rows * columns)
         return (rows, columns)
-
-    @field_validator("out_dtype", mode="before")
-    @classmethod
-    def _like_the_input(cls, value: Any, info: ValidationInfo) -> Any:
-        return info.data.get("dtype", "float32") if value is None else value
 
 
 class NormProblem(RowProblem):
@@ -63,3 +54,7 @@ class NormProblem(RowProblem):
     scale: StrictBool = True
     shift: StrictBool = False
     epsilon: Scalar = Field(default=1e-5, ge=0.0, description="What is added to the mean of the squares.")
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        return tuple(name for name, present in (("gamma", self.scale), ("beta", self.shift)) if present)

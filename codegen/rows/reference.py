@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from codegen.arrays import Array, Float64, as_float64, namespace_of
+from codegen.dtypes import dtype
 from codegen.epilogue_reference import TINY, Bounded, U, added, stored
 from codegen.exact_sums import EXACT_SUM, whole_after
 from codegen.operator import InputKind
-from codegen.rows.operator import random_shape, repeated, vectors_of
-from codegen.rows.problem import NormProblem
+from codegen.rows.problem import NormProblem, RowProblem
 
+# Above so many elements rows are repeated.
+LARGEST_DRAWN = 2**22
 # Integers of a row of exact statistics are units times a power of two, the first of these with which fp32 rounds the
 # variance of 4 units² and epsilon to a power of four.
 UNITS = tuple(2.0**power for power in range(-8, 14))
@@ -41,10 +43,20 @@ def make_inputs(
         centres, spreads = rng.normal(0.0, 2.0, (rows, 1)), rng.uniform(0.25, 4.0, (rows, 1))
         x = centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32)
     made = {"x": repeated(problem, x)}
-    for name in vectors_of(problem):
+    for name in problem.vectors:
         values = rng.integers(-4, 4, columns, endpoint=True) if kind == "integer" else rng.standard_normal(columns)
         made[name] = values.astype(made["x"].dtype)
     return made
+
+
+def repeated(problem: RowProblem, rows: Array) -> Array:
+    """x with the random rows repeated."""
+    return np.resize(rows.astype(dtype(problem.dtype).numpy), (problem.rows, problem.columns))
+
+
+def random_shape(problem: RowProblem) -> tuple[int, int]:
+    """How many rows are random, one at least, and how long they are."""
+    return min(problem.rows, max(1, LARGEST_DRAWN // problem.columns)), problem.columns
 
 
 def unit_of(epsilon: float) -> float:

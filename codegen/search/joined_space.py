@@ -3,8 +3,8 @@ algorithms are: one space after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from codegen.errors import InvalidSearch
 from codegen.search.schedule import Schedule, Value
@@ -18,6 +18,7 @@ from codegen.search.space import (
     require_allowed,
     require_known,
     require_listed,
+    union,
 )
 
 
@@ -28,6 +29,16 @@ class Kind:
     tunables: tuple[Tunable, ...]
     levels: Mapping[int, Mapping[str, tuple[Value, ...]]]
     linked: Mapping[int, Linked] | None = None
+
+
+def together(kinds: Iterable[Iterable[Tunable]], by: str, meaning: str) -> tuple[Tunable, ...]:
+    """Every tunable once, with the values that any kind takes; `by` tells kinds apart."""
+    by_name: dict[str, Tunable] = {}
+    for tunable in (tunable for kind in kinds for tunable in kind):
+        former = by_name.setdefault(tunable.name, tunable)
+        if former.allowed != tunable.allowed:
+            by_name[tunable.name] = replace(former, allowed=union(former.allowed, tunable.allowed))
+    return tuple(replace(tunable, meaning=meaning) if name == by else tunable for name, tunable in by_name.items())
 
 
 def build_joined(

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 
 SHT_NOBITS = 8
-STT_FUNC, STT_OBJECT = 2, 1
+STT_FUNC = 2
 STB_LOCAL = 0
 SHN_UNDEF, SHN_LORESERVE = 0, 0xFF00
 STV_DEFAULT, STV_PROTECTED = 0, 3
@@ -36,23 +36,15 @@ class Symbol:
     other: int
     section: int
 
-    @property
-    def visibility(self) -> int:
-        return self.other & 3
-
 
 @dataclass(frozen=True)
 class Elf:
     machine: int
     sections: tuple[Section, ...]
 
-    def section(self, name: str) -> Section | None:
-        """The first section of that name."""
-        return next((section for section in self.sections if section.name == name), None)
-
     def symbols(self, table: str) -> tuple[Symbol, ...]:
         """The symbols of `.symtab` or `.dynsym`, in file order; empty where the table is missing."""
-        section = self.section(table)
+        section = next((section for section in self.sections if section.name == table), None)
         if section is None:
             return ()
         if section.link >= len(self.sections):
@@ -90,7 +82,7 @@ def exported_symbols(library: bytes) -> frozenset[str]:
         for symbol in read_elf(library).symbols(".dynsym")
         if symbol.binding != STB_LOCAL
         and SHN_UNDEF < symbol.section < SHN_LORESERVE
-        and symbol.visibility in (STV_DEFAULT, STV_PROTECTED)
+        and symbol.other & 3 in (STV_DEFAULT, STV_PROTECTED)
     )
 
 

@@ -73,13 +73,11 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
         values = _test_launch(kernel) if launch is None else launch
         blocks.append(_kernel_block(kernel, first, values, for_tensors=launch is not None))
         first += len(functions_of(kernel))
-    if launch is None:
-        return "\n".join([*parts, *blocks, _COMMON_EXPORTS, *(_launch_exports(k, "_" + k.id[:16]) for k in kernels)])
-    (kernel,) = kernels
-    tvm_ffi = _TVM_FFI_EXPORTS.replace("BINDING", f"{kernel.namespace}::Binding")
-    return "\n".join(
-        [*parts, header_text("binding/tvm_ffi.h"), *blocks, _COMMON_EXPORTS, _launch_exports(kernel, ""), tvm_ffi]
-    )
+    if launch is not None:
+        (kernel,) = kernels
+        exports = [_launch_exports(kernel, ""), f"CUKILN_TVM_FFI_EXPORTS({kernel.namespace}::Binding)\n"]
+        return "\n".join([*parts, header_text("binding/tvm_ffi.h"), *blocks, *exports])
+    return "\n".join([*parts, *blocks, *(_launch_exports(kernel, "_" + kernel.id[:16]) for kernel in kernels)])
 
 
 def render_plan(candidate: Candidate) -> str:
@@ -87,12 +85,13 @@ def render_plan(candidate: Candidate) -> str:
     with function, grid, block, shared bytes; then one line with the workspace's bytes."""
     kernel, op = candidate.kernel, operator(candidate.kernel.operator)
     block = _kernel_block(kernel, 0, op.launch_values(candidate.schedule), for_tensors=False)
+    extents, scalars = op.integers(candidate.problem), [*map(float.hex, op.scalars(candidate.problem))]
     main = (
-        _PLAN_MAIN.replace("BINDING", f"{kernel.namespace}::Binding")
-        .replace("EXTENTS", _array(op.integers(candidate.problem)))
-        .replace("SCALARS", _array([*map(float.hex, op.scalars(candidate.problem))]))
+        f"const int64_t extents[] = {_array(extents)};\nconst double scalars[] = {_array(scalars)};\n"
+        f"int main() {{ return cukiln::binding::print_plan<{kernel.namespace}::Binding>(extents, scalars); }}\n"
     )
-    return "\n".join(["#define CUKILN_HOST 1\n", *_launch_code([kernel]), block, main])
+    headers = [*_launch_code([kernel]), header_text("binding/print_plan.h")]
+    return "\n".join(["#define CUKILN_HOST 1\n", *headers, block, main])
 
 
 def _test_launch(kernel: Kernel) -> Sequence[int]:
@@ -143,52 +142,7 @@ _CHECK = """\
 
 
 def _launch_exports(kernel: Kernel, suffix: str) -> str:
-    binding = f"{kernel.namespace}::Binding"
-    entry = f"cukiln::binding::entry_of<{binding}>"
-    return f"""\
-CUKILN_EXPORT int cukiln_launch{suffix}(void* const* pointers, const int64_t* extents, const int32_t* launch,
-                                        const double* scalars, void* workspace, void* stream) {{
-  return cukiln::binding::launch_here({entry}, pointers, extents, launch, scalars, workspace, stream);
-}}
-CUKILN_EXPORT int64_t cukiln_workspace_bytes{suffix}(const int64_t* extents, const int32_t* launch) {{
-  return {binding}::workspace_bytes(extents, launch);
-}}
-"""
-
-
-_COMMON_EXPORTS = """\
-#define CUKILN_EXPORT extern "C" __attribute__((visibility("default")))
-CUKILN_EXPORT int cukiln_prepare(int device) { return cukiln::binding::prepare(device); }
-// What the last failed call on this thread had to say.
-CUKILN_EXPORT const char* cukiln_last_error() { return cukiln::binding::last_error(); }
-"""
-_TVM_FFI_EXPORTS = """\
-CUKILN_EXPORT int __tvm_ffi_run(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {
-  return cukiln::binding::run_entry<BINDING>(values, count, result);
-}
-CUKILN_EXPORT int __tvm_ffi_prepare(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {
-  return cukiln::binding::prepare_entry(values, count, result);
-}
-CUKILN_EXPORT int __tvm_ffi_workspace_bytes(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {
-  return cukiln::binding::workspace_bytes_entry<BINDING>(values, count, result);
-}
-"""
-_PLAN_MAIN = """\
-int main() {
-  const int64_t extents[] = EXTENTS;
-  const double scalars[] = SCALARS;
-  void* pointers[64] = {};
-  const BINDING::Arguments arguments = BINDING::bind(pointers, extents, BINDING::launch, scalars, nullptr);
-  cukiln::Launch launches[16];
-  const int count = BINDING::plan(arguments, launches);
-  for (int i = 0; i < count; ++i) {
-    const cukiln::Launch& each = launches[i];
-    printf("%d %u %u %u %u %u %u %u\\n", each.function, each.grid[0], each.grid[1], each.grid[2], each.block[0],
-           each.block[1], each.block[2], each.shared_bytes);
-  }
-  printf("%lld\\n", static_cast<long long>(BINDING::workspace_bytes(extents, BINDING::launch)));
-}
-"""
+    return f"CUKILN_LAUNCH_EXPORTS({kernel.namespace}::Binding, {suffix})\n"
 
 
 def _array(values: Sequence[object]) -> str:

@@ -7,11 +7,10 @@ every namespace is one kernel's: opened once, without directives, macros, friend
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from operator import itemgetter
+from functools import lru_cache
 
 from codegen.errors import NotUnique, Unclassified
 from codegen.text.cxx_macros import CONDITIONALS, Macros, require_balanced
@@ -33,9 +32,6 @@ _QUALIFIERS = frozenset(
 _NEVER = frozenset({"friend", "_Pragma", "import", "module", "export"})
 _NEVER_IN_A_KERNEL = frozenset({"asm", "__asm__", "__asm", "extern", "__attribute__", "template", "namespace", "using"})
 _CLASSES = frozenset({"struct", "class", "union", "enum"})
-_MOST_HEADERS = 64  # more than there are operators: turns through fewer would find each forgotten
-_LINE = itemgetter(2)  # of a Token
-_headers: dict[str, tuple[Token, ...]] = {}
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
@@ -66,44 +62,15 @@ def _tokens(text: str) -> list[Token]:
     if not end or headers.rstrip(" \t\r\f\v\n").endswith("\\"):
         return tokenize(text)
     try:
-        return [*_header_tokens(headers), *tokenize(text[end:], headers.count("\n") + 1)]
+        return [*read_headers(headers), *tokenize(text[end:], headers.count("\n") + 1)]
     except Unclassified:  # perhaps only because a comment reaches over the cut: the whole text decides
         return tokenize(text)
 
 
-def remember_headers(headers: str, *, like: str = "") -> None:
-    """Read what many texts will begin with; a worker does so once, before its forks. As far as they begin as `like`
-    does, which was remembered before, they are not read again."""
-    tokens = _headers.get(like, ())
-    cut = _common_lines(like, headers) if tokens else 0
-    lines = headers.count("\n", 0, cut)
-    rest = tokenize(headers[cut:], lines + 1)
-    _remember(headers, (*tokens[: bisect_right(tokens, lines, key=_LINE)], *rest))
-
-
-def _common_lines(first: str, second: str) -> int:
-    """How many characters of whole lines both begin with; 0 where a comment, or a line that goes on, reaches over the
-    cut."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
-    common = first[: first.rfind("\n", 0, low) + 1]
-    if common.rfind("/*") >= 0 or common.rstrip(" \t\r\f\v\n").endswith("\\"):
-        return 0
-    return len(common)
-
-
-def _header_tokens(headers: str) -> tuple[Token, ...]:
-    if headers not in _headers:
-        _remember(headers, tuple(tokenize(headers)))
-    return _headers[headers]
-
-
-def _remember(headers: str, tokens: tuple[Token, ...]) -> None:
-    while len(_headers) >= _MOST_HEADERS:
-        del _headers[next(iter(_headers))]
-    _headers[headers] = tokens
+@lru_cache(maxsize=64)  # more than there are operators: turns through fewer would find each forgotten
+def read_headers(headers: str) -> tuple[Token, ...]:
+    """The tokens of what many texts begin with; a worker reads those of every operator once, before its forks."""
+    return tuple(tokenize(headers))
 
 
 def assert_unique(text: str, expected: Collection[str]) -> None:

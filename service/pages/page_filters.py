@@ -1,7 +1,5 @@
 """How the pages write numbers, times and prose: what Jinja's filters call."""
 
-from __future__ import annotations
-
 import datetime
 
 from markupsafe import Markup, escape

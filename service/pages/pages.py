@@ -1,37 +1,75 @@
 """/ and /jobs/{id}: where the time goes, as tables that need no script; charts are drawn over them from the same JSON.
+/docs: the OpenAPI document as one plain page. /static/…: scripts and styles, under the digest of their content. Without
+a key that is needed, a page holds a form for it alone, and a script asks for the page again with it."""
 
-With an API key, a page without the key in its Authorization header holds no data: a form asks for the key, and a script
-asks for the page again with it.
-"""
-
-from __future__ import annotations
-
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 from cukiln.counted import counted
 from cukiln.printable import printable
 from cukiln.types import JobSummary, Progress, StageName, TimingRow
 from service.auth import CHALLENGE, caller_of
 from service.context import Service, ServiceDep
+from service.http.answers import PROBLEM_JSON
+from service.http.errors import KINDS, TYPE_PREFIX, refuse
 from service.keyring import ANYONE
 from service.pages import page_filters
-from service.pages.static_files import static_url
 from service.routes.jobs import is_job_id
 from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import list_jobs
-from storage.reports.job import job_report
+from storage.reports.job import job_report, timings
 from storage.reports.progress import job_progress
-from storage.reports.timeline import timeline
-from storage.reports.timings import timings
+from storage.reports.trace import timeline
+
+router = APIRouter(include_in_schema=False)
+FOLDER = Path(__file__).parent / "static"
+MEDIA_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    content: bytes
+    media_type: str
+    digest: str  # the first 16 digits of its SHA-256
+
+
+@lru_cache
+def static_files() -> dict[str, StaticFile]:
+    """By path below the folder. Nothing else can be asked for, whatever a path says."""
+    files = {}
+    for path in sorted(FOLDER.rglob("*")):
+        if path.suffix in MEDIA_TYPES:
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:16]
+            files[path.relative_to(FOLDER).as_posix()] = StaticFile(content, MEDIA_TYPES[path.suffix], digest)
+    return files
+
+
+def static_url(name: str) -> str:
+    """Where a page finds the file as it is now."""
+    return f"/static/{name}?v={static_files()[name].digest}"
+
+
+@router.get("/static/{name:path}", response_class=Response)
+def get_static(name: str, v: str | None = None) -> Response:
+    """The file. Under another digest than its own, as during an upgrade, it is sent as it is, and not kept."""
+    file = static_files().get(name)
+    if file is None:
+        raise refuse("not-found", "There is nothing at this path; /docs lists what there is.")
+    keep = "public, max-age=31536000, immutable" if v == file.digest else "no-cache"
+    headers = {"Cache-Control": keep, "X-Content-Type-Options": "nosniff"}
+    return Response(file.content, media_type=file.media_type, headers=headers)
+
 
 JOBS_SHOWN = 25
 PROBLEMS_SHOWN = 200
@@ -47,8 +85,6 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Vary": "Authorization",
 }
-
-router = APIRouter(include_in_schema=False)
 
 
 @router.get("/", response_class=HTMLResponse)
@@ -150,3 +186,20 @@ def environment() -> Environment:
     made.filters |= {"json": json.dumps, "counted": counted}
     made.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
     return made
+
+
+_DOCS_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@router.get("/docs", response_class=HTMLResponse)
+def get_docs(request: Request) -> HTMLResponse:
+    """Every call with its parameters, body and answers, every problem type, every schema."""
+    text = (
+        environment()
+        .get_template("docs.html")
+        .render(document=request.app.openapi(), kinds=KINDS, prefix=TYPE_PREFIX, problem_json=PROBLEM_JSON)
+    )
+    return HTMLResponse(text, headers=_DOCS_HEADERS)

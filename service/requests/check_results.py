@@ -1,11 +1,6 @@
-"""Results that were measured elsewhere → what storage imports: every id is recomputed and compared.
-
-Results are accepted where they are consistent: problems and schedules are those of this service's operators, ids are
-those of their content, times are numbers of one device under one driver. Whether the code is the measured one is
-checked when winners are built: see `workers.steps.finish`.
-"""
-
-from __future__ import annotations
+"""Results that were measured elsewhere → what storage imports, where they are consistent: problems, schedules and ids
+are what this service would make, times are numbers of one device under one driver. Whether the code is the measured one
+is checked when winners are built: see `workers.steps.finish`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -30,9 +25,8 @@ from codegen.text.render_group import slice_digest
 from cukiln.types import Comparison, Measurement, StageSeconds
 from service.http.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.http.faults import Path, fault_of_codegen, faults_of
-from service.requests.models import duplicate_names
-from service.requests.result_models import CandidateResult, ProblemResult, ResultsRequest
-from storage.database.clock import Clock
+from service.requests.models import CandidateResult, ProblemResult, ResultsRequest, duplicate_names
+from storage.database.session import Clock
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem
 from storage.transitions.measure import PROOFS
 

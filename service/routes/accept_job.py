@@ -1,10 +1,5 @@
-"""Job requests and retries → their durable rows, and wake-ups for the planners where there is work.
-
-The rows come first: once a caller has read the 202, neither a crash of this process nor a flushed Redis loses the job.
-Concurrent requests are batched (`service.together`): equal bodies are read once, and one transaction writes many jobs.
-"""
-
-from __future__ import annotations
+"""Job requests and retries → their durable rows, before the answer, and wake-ups for the planners. Concurrent requests
+are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +17,7 @@ from service.requests.models import JobRequest, read_request
 from service.requests.resolve import Resolved, resolve_jobs
 from storage.database.session import Session
 from storage.database.tables import LIVE
-from storage.entities.jobs import job_state, job_states, priority_name, unfinished_jobs
-from storage.entities.problems import JobProblem, problems_to_retry
+from storage.entities.jobs import JobProblem, job_state, job_states, priority_name, problems_to_retry, unfinished_jobs
 from storage.entities.searches import MeasuredUnder, is_covered, search_entry
 from storage.entities.winners import get_winners
 from storage.maintenance.forget import forget_limited
@@ -43,14 +37,6 @@ BUSY_RETRY_SECONDS = 30
 
 
 @dataclass(frozen=True)
-class Accepted:
-    """The job as it is now; `cached` when nothing of it is left to do."""
-
-    job: Job
-    cached: bool
-
-
-@dataclass(frozen=True)
 class _New:
     """A job to be written, and its request's body: equal bodies are equal jobs."""
 
@@ -59,10 +45,9 @@ class _New:
     job: NewJob
 
 
-def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Exception]:
-    """Write the job of each body and wake the planners. An invalid body, or a failure while its job is written, is
-    its outcome, and nothing is kept of it. Raises where nothing can be read."""
-    outcomes: dict[int, Accepted | Exception] = {}
+def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Job | Exception]:
+    """The job of each body, or what is wrong with it, of which nothing is kept. Raises where nothing can be read."""
+    outcomes: dict[int, Job | Exception] = {}
     read: dict[bytes, NewJob | Exception] = _new_jobs(service, dict.fromkeys(bodies))
     new = []
     for place, body in enumerate(bodies):
@@ -79,7 +64,7 @@ def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Accepted | Ex
     return [outcomes[place] for place in range(len(bodies))]
 
 
-def retry_job(service: Service, job_id: str) -> Accepted:
+def retry_job(service: Service, job_id: str) -> Job:
     """A new job of the problems of an ended one that failed, were cancelled or lost candidates, on its terms. Verdicts
     of our own limits are forgotten first, so that they are tried again; losses never were recorded. Raises Refused."""
     with service.database.read() as session:
@@ -173,8 +158,8 @@ def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
         yield some
 
 
-def _write(service: Service, new: Sequence[_New]) -> dict[int, Accepted | Exception]:
-    outcomes: dict[int, Accepted | Exception] = {}
+def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
+    outcomes: dict[int, Job | Exception] = {}
     admitted, created = list(new), list[CreatedJob]()
     if len(new) == 1 and len(new[0].job.problems) > PROBLEMS_AT_ONCE:
         created = [_create_large(service, new[0].job)]
@@ -187,7 +172,7 @@ def _write(service: Service, new: Sequence[_New]) -> dict[int, Accepted | Except
     with service.database.read() as session:
         reports = _Reports(service, session, created)
         for request, job in zip(admitted, created, strict=True):
-            outcomes[request.place] = Accepted(reports.of(request.asked, job), job.cached)
+            outcomes[request.place] = reports.of(request.asked, job)
         waiting = waiting_counts(session) if tasks else {}
     if tasks:
         count = waiting.get((wake_ups.PLAN, None), tasks)
@@ -242,8 +227,7 @@ class _Reports:
 def cached_entry(
     record: WinnerRecord | None, asked: Resolved, terms: NewJob, live: Collection[MeasuredUnder]
 ) -> FrontEntry | None:
-    """The kernel that answers without work: its record's searches contain the one asked, by today's generator and, on a
-    GPU, under a driver and a test plan that a live one has."""
+    """The kernel that answers without work: the search was done, by today's generator and a live driver and plan."""
     if record is None:
         return None
     limit, deterministic = terms.workspace_limit_bytes, terms.deterministic

@@ -4,8 +4,6 @@ A small body is read and parsed at once. Large ones are read into a room of limi
 fall below, and parsed one after the other: the objects of one take ten times its bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack

@@ -1,7 +1,5 @@
 """GET /v1/jobs/{id}/bundle: what a machine without a service needs to measure a job."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -17,7 +15,7 @@ from service.openapi import problems
 from service.routes.jobs import KnownJob
 from storage.database.tables import COMPILE_FAILURES
 from storage.entities.jobs import job_state
-from storage.transfer.exports import Exported, ExportedCandidate, exported_problems, toolchain_descriptions
+from storage.reports.candidates import Exported, ExportedCandidate, exported_problems, toolchain_descriptions
 
 BUNDLE_SCHEMA = 1
 OTHER_RELEASE = "another release of cukiln compiled it: tune again, then export that job"

@@ -1,7 +1,5 @@
 """What the service knows: operators, targets, and the time that stages took."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -17,9 +15,8 @@ from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, 
 from service.context import ServiceDep
 from service.http.answers import json_response
 from service.openapi import problems
-from storage.entities.devices import LiveDevice
 from storage.queue.pauses import pauses
-from storage.reports.timings import timings
+from storage.reports.job import timings
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
@@ -46,7 +43,8 @@ def get_targets(service: ServiceDep) -> Response:
         for name, sheet in targets().items()
     ]
     toolchains = [dict(toolchain._mapping) for toolchain in alive.toolchains]
-    devices = [_device(device) for device in alive.devices]
+    unknown = {"multiprocessors": 0, "memory_bytes": 0}
+    devices = [DeviceReport.model_validate({**unknown, **row.description, **row._mapping}) for row in alive.devices]
     with service.database.read() as session:
         paused = pauses(session)
     return json_response(Targets(targets=reports, toolchains=toolchains, devices=devices, paused=paused))
@@ -74,10 +72,4 @@ def _operator(operator: Operator) -> OperatorReport:
     }
     return OperatorReport(
         operator=operator.name, schema=operator.schema(), tunables=tunables, search=Search.model_json_schema()
-    )
-
-
-def _device(device: LiveDevice) -> DeviceReport:
-    return DeviceReport.model_validate(
-        {"multiprocessors": 0, "memory_bytes": 0, **device.description, **device._mapping}
     )

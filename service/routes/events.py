@@ -13,8 +13,6 @@ a comment every 15 seconds, which keeps proxies from closing the connection. A s
 without `end`: sent again, the request is refused.
 """
 
-from __future__ import annotations
-
 import logging
 from asyncio import sleep, timeout
 from collections.abc import AsyncIterator, Mapping

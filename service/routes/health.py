@@ -1,7 +1,5 @@
 """/healthz: the process answers. /readyz: everything that a job needs is there, or what is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -38,8 +36,7 @@ async def get_health() -> Response:
 
 @router.get("/readyz", response_model=Health, responses=problems("not-ready"))
 def get_ready(service: ServiceDep) -> Response:
-    """200 when the database, the blobs, Redis, a worker of each kind and a reconciler are there; 503 with what is
-    missing and what to do."""
+    """200 when all that a job needs is there; 503 with what is missing and what to do."""
     outcomes = {name: check(service) for name, check in CHECKS.items()}
     if outcomes["redis"] is None and service.redis is not None:  # else they would repeat its message
         try:
@@ -108,7 +105,7 @@ def _redis(service: Service) -> str | None:
 
 def _workers(service: Service) -> str | None:
     try:
-        live = service.toolchains()
+        live = service.alive().toolchains
     except DATABASE_ERRORS as error:
         return f"Whether a worker is alive is unknown, the database does not answer: {type(error).__name__}."
     seconds = service.settings.toolchain_live_seconds

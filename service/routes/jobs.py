@@ -1,7 +1,5 @@
 """/v1/jobs: send, list, look at, cancel; a job's candidates, rejections and timeline."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, TypeVar
 
@@ -15,14 +13,14 @@ from service.context import Service, ServiceDep
 from service.http.answers import json_response
 from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.routes.accept_job import Accepted, accept_jobs, retry_job
+from service.routes.accept_job import accept_jobs, retry_job
 from service.routes.body import Body
-from service.together import Together
+from service.threads import Together
 from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
 from storage.reports.job import job_report
-from storage.reports.timeline import timeline
+from storage.reports.trace import timeline
 from storage.transitions.cancel_and_expire import cancel_job
 from workers import wake_ups
 
@@ -82,7 +80,7 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
     if len(body) > SHARED_BYTES:
         return await run_in_threadpool(_accept_alone, service, body)
-    submissions: Together[bytes, Accepted] = request.app.state.submissions
+    submissions: Together[bytes, Job] = request.app.state.submissions
     return _answer(await submissions.do(body))
 
 
@@ -97,8 +95,7 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
 )
 @needs("submit")
 def post_retry(job: KnownJob, service: ServiceDep) -> Response:
-    """A new job of the problems of an ended one that failed, were cancelled, or lost candidates; those that reached a
-    limit are tried again."""
+    """A new job of what failed, was cancelled, lost candidates, or reached a limit, of a job that has ended."""
     return _answer(retry_job(service, job))
 
 
@@ -109,11 +106,11 @@ def _accept_alone(service: Service, body: bytes) -> Response:
     return _answer(outcome)
 
 
-def _answer(accepted: Accepted) -> Response:
-    headers = {"Location": f"/v1/jobs/{accepted.job.job}"}
-    if accepted.cached:
-        return json_response(accepted.job, headers=headers)
-    return json_response(accepted.job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
+def _answer(job: Job) -> Response:
+    headers = {"Location": f"/v1/jobs/{job.job}"}
+    if job.cached:
+        return json_response(job, headers=headers)
+    return json_response(job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
 
 
 @router.get("", response_model=JobPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable"))

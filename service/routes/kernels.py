@@ -1,30 +1,39 @@
-"""GET /v1/kernels/{key}: the winner record of a problem on a device class.
+"""GET /v1/kernels/{key}, POST /v1/lookups: winner records by key or by problem, from process memory over the database.
 
-On the event loop: a record that memory cannot answer is read by `service.together`, in one query with those that are
-asked for at the same time."""
+A record by its key on the event loop: one that memory cannot answer is read by `service.threads`, with others."""
 
-from __future__ import annotations
-
+import json
 import re
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cukiln.types import WinnerRecord
-from service.auth import may_call
-from service.context import service_of
+from cukiln.types import Lookups, WinnerRecord
+from service.auth import may_call, needs
+from service.context import ServiceDep, service_of
+from service.http.answers import PiecesResponse
 from service.http.conditional import none_match
 from service.http.errors import refuse
 from service.http.parameters import known_parameters
-from service.openapi import problems
+from service.http.strict_json import read_json
+from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
+from service.requests.models import LookupRequest, read_request
+from service.requests.resolve import Wanted, resolve_lookups
+from service.routes.body import Body
+from service.winner_cache import Policy, WinnerCache
+from storage.entities.winners import Elsewhere
 
-PROBLEMS = problems("kernel-not-found", "database-unavailable")
-router = APIRouter(prefix="/v1/kernels", tags=["kernels"], responses=PROBLEMS)
+router = APIRouter(prefix="/v1", tags=["kernels"])
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-@router.get("/{key}", response_model=WinnerRecord)
+@router.get(
+    "/kernels/{key}",
+    response_model=WinnerRecord,
+    responses=problems("kernel-not-found", "database-unavailable"),
+)
 async def get_kernel(key: str, request: Request) -> Response:
     """The winner record; its ETag is its revision and its content."""
     service = service_of(request)
@@ -48,3 +57,76 @@ async def _get_kernel(request: Request) -> Response:
 
 DIRECT = Route("/v1/kernels/{key}", _get_kernel, methods=["GET"])
 """The same before FastAPI's routes, whose way to it takes more than twice the CPU time of all else."""
+
+
+MOST_ELSEWHERE = 8
+"""Device classes without a live GPU that one problem is looked up on, where the policy refuses earlier records."""
+
+
+@router.post(
+    "/lookups",
+    response_model=Lookups,
+    responses=problems(*BODY_PROBLEMS, "database-unavailable"),
+    openapi_extra=body_of("LookupRequest", EXAMPLE),
+)
+@needs("read")
+def post_lookups(body: Body, service: ServiceDep) -> Response:
+    """The winner record of each problem, null where there is none. Nothing is queued.
+
+    Where no device class is named, the record is that of a class with a live GPU, else of any that was measured, else
+    the predicted one; `device_class` says which."""
+    settings = service.settings
+    request = read_request(LookupRequest, read_json(body, settings.max_json_depth), settings.max_problems)
+    wanted = resolve_lookups(request, service.known())
+    search = _Search(service.winners, wanted, Policy(request.workspace_limit_bytes, request.deterministic))
+    return PiecesResponse(list(search.answer()), media_type="application/json")
+
+
+class _Search:
+    """The first record of each problem with a kernel that the policy allows: see `post_lookups` for the order."""
+
+    def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], policy: Policy) -> None:
+        self._winners, self._wanted, self._policy = winners, wanted, policy
+        self._found: dict[int, tuple[str, bytes]] = {}
+        for level in range(max((len(problem.keys) for problem in wanted), default=0)):
+            self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
+        self._try_elsewhere()
+        self._try({place: p.predicted for place, p in self._open() if p.predicted is not None})
+
+    def answer(self) -> Iterator[bytes]:
+        """The JSON of `Lookups`, put together from records that are JSON already."""
+        yield b'{"results":['
+        for place, problem in enumerate(self._wanted):
+            key, record = self._found.get(place, (problem.key, b"null"))
+            yield b'%b{"name":%b,"key":"%b","record":' % (
+                b"," if place else b"",
+                json.dumps(problem.name).encode(),
+                key.encode(),
+            )
+            yield record
+            yield b"}"
+        hits = len(self._found)
+        yield b'],"hits":%d,"misses":%d}' % (hits, len(self._wanted) - hits)
+
+    def _open(self) -> Iterator[tuple[int, Wanted]]:
+        return ((place, problem) for place, problem in enumerate(self._wanted) if place not in self._found)
+
+    def _try(self, keys: dict[int, str]) -> None:
+        winners = self._winners.get(keys.values())
+        for place, key in keys.items():
+            record = winners[key].allowed(self._policy) if key in winners else None
+            if record is not None:
+                self._found[place] = key, record
+
+    def _try_elsewhere(self) -> None:
+        after = {place: "" for place, problem in self._open() if problem.predicted is not None}
+        for _ in range(MOST_ELSEWHERE):
+            places = [place for place in after if place not in self._found]
+            others = self._winners.elsewhere([self._elsewhere(place, after[place]) for place in places])
+            after = {places[index]: device_class for index, (device_class, _) in others.items()}
+            if not after:
+                return
+            self._try({places[index]: key for index, (_, key) in others.items()})
+
+    def _elsewhere(self, place: int, after: str) -> Elsewhere:
+        return Elsewhere(self._wanted[place].problem, self._wanted[place].target, after)

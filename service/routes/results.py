@@ -1,13 +1,12 @@
-"""POST /v1/results: what was measured on a machine without a service becomes a job here."""
-
-from __future__ import annotations
+"""POST /v1/results, /v1/imports: what was measured on a machine without a service becomes a job, or is taken back."""
 
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from cukiln.types import Job
+from cukiln.types import ImportPage, ImportReport, Job
 from service.auth import caller_of, needs
 from service.context import ServiceDep
 from service.http.answers import json_response
@@ -15,26 +14,27 @@ from service.http.errors import refuse
 from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests.check_results import checked
-from service.requests.models import read_body
-from service.requests.result_models import ResultsRequest
+from service.requests.models import ResultsRequest, read_body
 from service.routes.accept_job import require_room
 from service.routes.body import Body
-from service.routes.jobs import POLL_SECONDS
-from storage.config.gpu_plan_version import gpu_plans
+from service.routes.jobs import POLL_SECONDS, Cursor
+from storage.config.module_texts import gpu_plans
 from storage.database.session import Session
 from storage.entities.jobs import unfinished_jobs
 from storage.reports.job import job_report
 from storage.transfer.imports import Importer, import_results, imported_classes
+from storage.transfer.withdrawals import clear_withdrawn, find_import, import_report, list_imports, withdraw_import
+from storage.transitions.cancel_and_expire import cancel_job
 from workers import wake_ups
 
 MOST_CLASSES = 64
 """Device classes that imports name; a lookup without one tries a few of them."""
 
-router = APIRouter(prefix="/v1/results", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"])
 
 
 @router.post(
-    "",
+    "/results",
     status_code=202,
     response_model=Job,
     responses={
@@ -58,35 +58,61 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     Records name the sender and the machine of each imported kernel. Imports change nothing that
     this service measured itself, unless the key that sends them may overwrite."""
     value = read_json(body, service.settings.max_json_depth)
-    _require_no_nul(body)
+    if b"\\u0000" in body:  # PostgreSQL keeps no text with a NUL in it
+        raise refuse("malformed-json", "A string holds a NUL character. Send text.", allowed="text without NUL")
     new = checked(read_body(ResultsRequest, value), gpu_plans(), service.database.clock)
     most = service.settings.max_queued_jobs
 
     def admit(session: Session) -> None:
         require_room(unfinished_jobs(session), most)
-        _require_few_classes(imported_classes(session) | {new.device_class})
+        if len(imported_classes(session) | {new.device_class}) > MOST_CLASSES:
+            detail = f"Imports name {MOST_CLASSES} device classes already. Withdraw those that are not needed."
+            allowed = {"device_classes": MOST_CLASSES}
+            raise refuse("too-many-device-classes", detail, field="device.name", allowed=allowed)
 
     sender = caller_of(request)
     assert sender is not None, "the gate lets no call in without one"
     imported = import_results(service.database, new, Importer(sender.name, sender.key, sender.overwrites), admit)
-    for target in imported.finish:
+    for target in imported or ():
         service.announce(partial(wake_ups.add_wake_ups, kind="finish", target=target))
     with service.database.read() as session:
-        report = job_report(session, imported.job_id, service.settings.toolchain_live_seconds)
+        report = job_report(session, new.job_id, service.settings.toolchain_live_seconds)
     assert report is not None, "a job that was just written is there"
     headers = {"Location": f"/v1/jobs/{report.job}"}
-    if not imported.new:
+    if imported is None:
         return json_response(report, headers=headers)
     return json_response(report, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
 
 
-def _require_few_classes(names: set[str]) -> None:
-    if len(names) > MOST_CLASSES:
-        detail = f"Imports name {MOST_CLASSES} device classes already. Withdraw those that are not needed."
-        raise refuse("too-many-device-classes", detail, field="device.name", allowed={"device_classes": MOST_CLASSES})
+@router.get(
+    "/imports", response_model=ImportPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable")
+)
+def get_imports(
+    service: ServiceDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50, cursor: Cursor = None
+) -> Response:
+    """Imports, the newest first; with those that were withdrawn."""
+    with service.database.read() as session:
+        return json_response(list_imports(session, limit=limit, cursor=cursor))
 
 
-def _require_no_nul(body: bytes) -> None:
-    """PostgreSQL keeps no text with a NUL in it."""
-    if b"\\u0000" in body:
-        raise refuse("malformed-json", "A string holds a NUL character. Send text.", allowed="text without NUL")
+@router.delete(
+    "/imports/{import_id}", response_model=ImportReport, responses=problems("import-not-found", "database-unavailable")
+)
+@needs("import")
+def delete_import(import_id: str, request: Request, service: ServiceDep) -> Response:
+    """Withdraw: records are what they would be without it, its job is gone. A key withdraws its own, an admin's all."""
+    caller = caller_of(request)
+    with service.database.write() as session:
+        row = find_import(session, import_id)
+        if row is None:
+            raise refuse("import-not-found", f"There is no import {import_id[:64]!r}.", field="import_id")
+        if caller is not None and not caller.may("admin") and caller.key != row.key:
+            detail = f"The import is of {row.by!r}; a key withdraws its own imports, an admin's all."
+            raise refuse("forbidden", detail, field="Authorization", allowed=["admin"])
+        cancel_job(session, import_id)
+        withdraw_import(session, import_id)
+    clear_withdrawn(service.database)
+    with service.database.read() as session:
+        report = import_report(session, import_id)
+    assert report is not None, "the row of an import stays"
+    return json_response(report)

@@ -6,8 +6,6 @@ from its arrival to its end, the waits for a worker (asynchronous: any number at
 running tasks (a counter). Whole microseconds since the trace's beginning, so that nested slices stay inside.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -159,8 +157,7 @@ def _by_worker(trace: JobTrace, times: _Times) -> dict[str, list[_Slice]]:
 
 
 def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[_Slice]) -> Iterator[Event]:
-    """A worker runs one task at a time; attempts that overlap (a lost lease, with times of two machines' clocks) get
-    lanes of their own."""
+    """Attempts that overlap (a lost lease, with times of two machines' clocks) get lanes of their own."""
     lanes: list[int] = []
     named: dict[int, str] = {}
     for piece in slices:

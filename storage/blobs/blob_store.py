@@ -5,8 +5,6 @@ row, which no request finds and `sweep` removes. A removal is the reverse: the r
 that checks that nothing needs it and that nothing has put it lately (`storage.maintenance.retention`), then the bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +13,8 @@ from pathlib import Path
 
 from sqlalchemy import select, update
 
-from storage.blobs.object_store import Objects, StoredObject, open_objects
+from storage.blobs.object_store import RemoteObjects, StoredObject, open_objects
+from storage.database.cursors import pages
 from storage.database.session import Database, Session
 from storage.database.sql import chunks, core, insert_new, rows_among
 from storage.database.tables import BlobRow
@@ -51,7 +50,7 @@ class Swept:
 class BlobStore:
     """Content-addressed bytes in the store behind `url`, with their rows in `database`."""
 
-    def __init__(self, database: Database, url: str, objects: Objects | None = None) -> None:
+    def __init__(self, database: Database, url: str, objects: RemoteObjects | None = None) -> None:
         self._database = database
         self._objects = objects if objects is not None else open_objects(url, PREFIX)
 
@@ -112,19 +111,12 @@ class BlobStore:
 
     def all(self) -> Iterator[Blob]:
         """All, by digest, as they are when their turn comes."""
-        last = ""
-        while True:
-            with self._database.read() as session:
-                page = select(core(BlobRow)).where(BlobRow.digest > last).order_by(BlobRow.digest).limit(LISTED_AT_ONCE)
-                rows = session.execute(page).mappings().all()
-            if not rows:
-                return
-            yield from (Blob(**row) for row in rows)
-            last = rows[-1]["digest"]
+        table = core(BlobRow)
+        for page in pages(self._database, select(table), [table.c.digest], LISTED_AT_ONCE):
+            yield from (Blob(**row._mapping) for row in page)
 
     def missing(self, digests: Iterable[str]) -> set[str]:
-        """Those that have no row, or whose local file is gone or has another size. Reads no bytes, and does not ask a
-        remote store: a request for each would cost more than the answer is worth."""
+        """Those that have no row, or whose local file is gone or has another size. A remote store is not asked."""
         wanted = set(digests)
         with self._database.read() as session:
             rows = rows_among(session, select(BlobRow.digest, BlobRow.size), BlobRow.digest, wanted)
@@ -149,8 +141,7 @@ class BlobStore:
         self._objects.delete(path)
 
     def sweep(self, older_than_seconds: float = SWEEP_AGE) -> Swept:
-        """Remove what no row names and is older than this: staged files of a crash, bytes of a lost transaction,
-        and of rows that were removed; and what was set aside long ago."""
+        """Remove what no row names and is older than this, and what was set aside long ago."""
         now = self._database.clock.now()
         before = now - older_than_seconds
         old: list[StoredObject] = []

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -33,40 +32,7 @@ class StoredObject:
         return self.path.rsplit("/", 1)[-1]
 
 
-class Objects(Protocol):
-    """Paths are relative, with `/` between parts."""
-
-    def put(self, path: str, data: bytes) -> None:
-        """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
-        ...
-
-    def get(self, path: str) -> bytes | None:
-        """All bytes, or None."""
-        ...
-
-    def delete(self, path: str) -> None:
-        """Gone afterwards, whether it was there or not."""
-        ...
-
-    def delete_older(self, path: str, before: float) -> bool:
-        """Delete what was put before that time; returns whether it was. What is put at the same time stays, in a folder
-        at least: a remote store has no such call, and is asked for the age first."""
-        ...
-
-    def move(self, path: str, to: str) -> None:
-        """Durable under the new path; nothing happens where there is nothing."""
-        ...
-
-    def list(self) -> Iterator[StoredObject]:
-        """Everything, also what a crash has left half-written."""
-        ...
-
-    def local_path(self, path: str) -> Path | None:
-        """The file of a path where the store is a folder of this machine."""
-        ...
-
-
-def open_objects(url: str, prefix: str) -> Objects:
+def open_objects(url: str, prefix: str) -> RemoteObjects:
     """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`."""
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -75,12 +41,13 @@ def open_objects(url: str, prefix: str) -> Objects:
 
 
 class RemoteObjects:
-    """A store whose `put` is durable and atomic by contract, as S3's is."""
+    """A store whose `put` is durable and atomic by contract, as S3's is. Paths are relative, with `/` between parts."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def put(self, path: str, data: bytes) -> None:
+        """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
         obstore.put(self._store, path, data)
 
     def get(self, path: str) -> bytes | None:
@@ -90,10 +57,12 @@ class RemoteObjects:
             return None
 
     def delete(self, path: str) -> None:
+        """Gone afterwards, whether it was there or not."""
         with suppress(NotFoundError, FileNotFoundError):
             obstore.delete(self._store, path)
 
     def delete_older(self, path: str, before: float) -> bool:
+        """Whether it was put before that time, and is deleted. In a folder what is put at the same time stays."""
         try:
             if obstore.head(self._store, path)["last_modified"].timestamp() >= before:
                 return False
@@ -103,15 +72,18 @@ class RemoteObjects:
         return True
 
     def move(self, path: str, to: str) -> None:
+        """Durable under the new path; nothing happens where there is nothing."""
         with suppress(NotFoundError, FileNotFoundError):
             obstore.rename(self._store, path, to)
 
     def list(self) -> Iterator[StoredObject]:
+        """Everything, also what a crash has left half-written."""
         for page in obstore.list(self._store):
             for entry in page:
                 yield StoredObject(entry["path"], entry["size"], entry["last_modified"].timestamp())
 
     def local_path(self, path: str) -> Path | None:
+        """The file of a path where the store is a folder of this machine."""
         return None
 
 

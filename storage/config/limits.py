@@ -1,7 +1,5 @@
 """What one process tree may use."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """How every server process logs: one line per event on stderr, and only so many of one kind."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

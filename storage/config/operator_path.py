@@ -1,7 +1,5 @@
 """The operator folders that OPERATOR_PATH names: checked before anything is started, loaded by every server process."""
 
-from __future__ import annotations
-
 from codegen.errors import InvalidOperator
 from codegen.operators import check_operators, load_operators
 from storage.config.settings import Settings

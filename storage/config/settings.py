@@ -1,23 +1,45 @@
 """Every setting of the server, read from the environment in one place: `load_settings()`. Nothing is read at import."""
 
-from __future__ import annotations
-
+import ipaddress
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from storage.config.gpu_locks import gpu_lock_folder
+from storage.config.files import gpu_lock_folder
 from storage.config.limits import COMPILE_LIMITS, MEASURE_LIMITS, MEASURE_SECONDS, VERIFY_LIMITS, Limits
-from storage.config.loopback import is_loopback
 from storage.errors import SettingsError
+
+
+@lru_cache(maxsize=64)  # asked for each request
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address, without port) is this machine's loopback."""
+    name = host.strip("[]").rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
 
 MIN_KEY_LENGTH = 16
 RESTORING = ".restoring"
 """A folder in the data folder while `cukiln restore` fills it."""
 GIB = 2**30
+URLS = {
+    "redis_url": dict.fromkeys(("redis://", "rediss://", "unix://"), "…"),
+    "blobs_url": {
+        "file:///": "FOLDER",
+        "s3://": "BUCKET/PREFIX",
+        "gs://": "BUCKET/PREFIX",
+        "az://": "CONTAINER/PREFIX",
+    },
+}
+"""What they may begin with, and what follows."""
 
 
 class Settings(BaseSettings):
@@ -115,18 +137,12 @@ class Settings(BaseSettings):
             raise ValueError("the database is shared by several processes: sqlite:/// needs a file")
         return value
 
-    @field_validator("redis_url")
+    @field_validator("redis_url", "blobs_url")
     @classmethod
-    def _known_redis(cls, value: str | None) -> str | None:
-        if value and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("allowed: redis://, rediss:// and unix:// URLs")
-        return value or None
-
-    @field_validator("blobs_url")
-    @classmethod
-    def _known_blobs(cls, value: str) -> str:
-        if value and not value.startswith(("file:///", "s3://", "gs://", "az://")):
-            raise ValueError("allowed: file:///FOLDER, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX")
+    def _known_url(cls, value: str | None, info: ValidationInfo) -> str | None:
+        allowed = URLS[str(info.field_name)]
+        if value and not value.startswith(tuple(allowed)):
+            raise ValueError(f"allowed: {', '.join(map(''.join, allowed.items()))}")
         return value
 
     @model_validator(mode="before")
@@ -146,7 +162,7 @@ class Settings(BaseSettings):
         return filled
 
     @model_validator(mode="after")
-    def _guarded(self) -> Settings:
+    def _guarded(self) -> "Settings":
         if self.api_key is None and not is_loopback(self.host):
             raise ValueError(
                 f"CUKILN_HOST={self.host} is reachable by others: set CUKILN_API_KEY, or keep to 127.0.0.1, "
@@ -163,22 +179,8 @@ class Settings(BaseSettings):
         """Folders of OPERATOR_PATH; `storage.config.operator_path` loads them."""
         return [Path(folder) for folder in self.operator_path.split(os.pathsep) if folder]
 
-    @property
-    def compile_limits(self) -> Limits:
-        """Of one compiler call with everything it starts."""
-        return self._limits("compile")
-
-    @property
-    def verify_limits(self) -> Limits:
-        """Of one verification process."""
-        return self._limits("verify")
-
-    @property
-    def measure_limits(self) -> Limits:
-        """Of one process that owns a GPU."""
-        return self._limits("measure")
-
-    def _limits(self, stage: Literal["compile", "verify", "measure"]) -> Limits:
+    def limits(self, stage: Literal["compile", "verify", "measure"]) -> Limits:
+        """Of one compiler call with everything it starts, one verification process, one process that owns a GPU."""
         return Limits(
             wall_seconds=getattr(self, f"{stage}_wall_seconds"),
             cpu_seconds=getattr(self, f"{stage}_cpu_seconds"),

@@ -1,18 +1,17 @@
-"""Pages of lists, and their opaque cursors: where the page before ended."""
-
-from __future__ import annotations
+"""Pages of lists, their opaque cursors (where the page before ended), and ids by their first digits."""
 
 import base64
 import binascii
 import json
 import math
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, RowMapping, literal, tuple_
+from sqlalchemy import ColumnElement, Row, RowMapping, Select, Text, cast, literal, select, tuple_
 
-from storage.database.session import Session
+from storage.database.session import Database, Session
+from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
 from storage.errors import BadCursor
 
 LARGEST_POSITION = 2**31 - 1
@@ -55,7 +54,41 @@ def read_page(
     return shown, make_cursor(*(shown[-1][str(column.key)] for column in key)) if more else None
 
 
+def pages(
+    database: Database, query: Select[Any], key: Sequence[ColumnElement[Any]], size: int
+) -> Iterator[Sequence[Row[Any]]]:
+    """All rows of a query in the unique order of `key`, so many at a time, as they are when their turn comes."""
+    after: ColumnElement[bool] = literal(True)
+    while True:
+        with database.read() as session:
+            rows = session.execute(query.where(after).order_by(*key).limit(size)).all()
+        if not rows:
+            return
+        yield rows
+        after = tuple_(*key) > tuple_(*(literal(rows[-1]._mapping[column]) for column in key))
+
+
 def _fits(part: str | int | float) -> bool:
     if isinstance(part, str):
         return _ID.fullmatch(part) is not None
     return math.isfinite(part) if isinstance(part, float) else 0 <= part <= LARGEST_POSITION
+
+
+MOST_NAMED = 10
+"""Of the ids that a short prefix could mean."""
+IDS = {"build": BuildRow.id, "candidate": CandidateRow.candidate, "kernel": WinnerRow.key}
+
+Named = Literal["build", "candidate", "kernel"]
+
+
+def ids_beginning(session: Session, kind: Named, prefix: str, job: str | None = None) -> list[str]:
+    """Ids that begin so, in order, MOST_NAMED at most: of records those that answer, of candidates those of the job."""
+    id = IDS[kind]
+    # A range, and not LIKE, which no index of SQLite's answers; "g" comes after every hexadecimal digit.
+    query = select(id).distinct().where(id >= prefix, id < prefix + "g").order_by(id).limit(MOST_NAMED)
+    if kind == "kernel":
+        query = query.where(cast(WinnerRow.record, Text) != "{}")
+    if job is not None:
+        problems = select(JobProblemRow.id).where(JobProblemRow.job_id == job)
+        query = query.where(CandidateRow.job_problem_id.in_(problems))
+    return list(session.scalars(query))

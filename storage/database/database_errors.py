@@ -3,8 +3,6 @@
 Sources of the codes: https://www.sqlite.org/rescode.html; PostgreSQL's manual, appendix A (classes 08, 40, 53, 55, 57).
 """
 
-from __future__ import annotations
-
 import errno
 import sqlite3
 from enum import Enum

@@ -5,15 +5,15 @@ advisory lock first. So a rule such as "the last candidate with a verdict adds t
 one per isolation level. The work of this service is compiling; its rows are few.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import json
 import logging
 import os
+import re
 import sqlite3
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -25,12 +25,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
-from storage.config.private_files import close
-from storage.database.clock import Clock
+from storage.config.files import close
 from storage.database.schema import HEAD, OtherRelease, revision, upgrade
 from storage.errors import DatabaseUnusable, SchemaMissing
 
-__all__ = ["Database", "Session", "clock_of"]
+__all__ = ["Clock", "Database", "Session", "clock_of"]
 
 BUSY_SECONDS = 60.0
 """How long a writer waits for the one before it. Transactions take milliseconds: only a stuck machine needs more."""
@@ -47,11 +46,27 @@ log = logging.getLogger("cukiln.database")
 _abandoned: list[Pool] = []
 
 
+class Clock:
+    """The machine's clock and randomness: the one interface for both, which tests replace."""
+
+    def now(self) -> float:
+        """Seconds since the epoch, UTC."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds since some moment, of this process alone: never set back or forward."""
+        return time.monotonic()
+
+    def new_id(self) -> str:
+        """32 hexadecimal digits that nothing else has: job ids, group ids, attempt tokens."""
+        return uuid.uuid4().hex
+
+
 class Database:
     """Sessions on one database. Safe to keep across `fork`: a child opens its own connections."""
 
     def __init__(self, url: str, clock: Clock | None = None) -> None:
-        self.url = make_url(_with_driver(url))
+        self.url = make_url(re.sub("^postgres(ql)?://", "postgresql+psycopg://", url))
         self.clock = clock or Clock()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(str(self.url.database)) if self.is_sqlite else _postgres_engine(self.url)
@@ -63,8 +78,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A write transaction: committed at the end, rolled back by any exception. Keep it short: there is one, and one
-        that holds the lock for `LONG_SECONDS` is logged."""
+        """A write transaction: committed at the end, rolled back by any exception. There is one: keep it short."""
         with Session(self._writer, expire_on_commit=False, info={"clock": self.clock}) as session:
             with session.begin():
                 session.connection()  # waits for the lock
@@ -156,13 +170,6 @@ def clock_of(session: Session) -> Clock:
     """The clock of the session's database."""
     clock: Clock = session.info["clock"]
     return clock
-
-
-def _with_driver(url: str) -> str:
-    for prefix in ("postgresql://", "postgres://"):
-        if url.startswith(prefix):
-            return "postgresql+psycopg://" + url.removeprefix(prefix)
-    return url
 
 
 def _sqlite_engine(path: str) -> Engine:

@@ -1,17 +1,14 @@
 """Statements that several modules share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy
-from sqlalchemy import Insert, Table, and_, func, tuple_
+from sqlalchemy import ColumnElement, Insert, Table, and_, delete, func, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.sql.elements import ColumnElement
 
 from storage.database.session import Session
-from storage.database.tables import Base
+from storage.database.tables import Base, JobProblemRow
 
 IDS_CHUNK = 10_000
 """Ids per `IN (…)`, one parameter each: SQLite allows 32,766, PostgreSQL 65,535."""
@@ -53,9 +50,19 @@ def one_of(key: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]) -> 
     return and_(*parts, tuple_(*key).in_([tuple(row) for row in rows])) if len(key) > 1 else and_(*parts)
 
 
-def core(table: type[Base]) -> Table:
+def change(session: Session, table: type[Base] | Table, *which: ColumnElement[bool], **values: Any) -> None:
+    """Update the rows that are such."""
+    session.execute(update(core(table)).where(*which).values(**values))
+
+
+def remove(session: Session, table: type[Base] | Table, *which: ColumnElement[bool]) -> int:
+    """Delete the rows that are such; how many there were."""
+    return int(session.execute(delete(core(table)).where(*which)).rowcount)  # type: ignore[attr-defined]
+
+
+def core(table: type[Base] | Table) -> Table:
     """The table itself: its statements skip the ORM's bookkeeping, which thousands of rows would feel."""
-    return cast(Table, table.__table__)
+    return table if isinstance(table, Table) else cast(Table, table.__table__)
 
 
 def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:
@@ -66,3 +73,16 @@ def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]
 def whole(session: Session, number: ColumnElement[float]) -> ColumnElement[int]:
     """The integer part; a cast rounds on PostgreSQL and truncates on SQLite."""
     return sqlalchemy.cast(func.floor(number) if is_postgres(session) else number, sqlalchemy.Integer)
+
+
+PREDICTED = "predicted:"
+
+
+def is_predicted(device_class: str) -> bool:
+    """Whether candidates of this class are verified on the CPU and never measured."""
+    return device_class.startswith(PREDICTED)
+
+
+def asks_predicted() -> ColumnElement[bool]:
+    """The same of a problem's row. For those on a GPU: `~asks_predicted()`."""
+    return JobProblemRow.device_class.startswith(PREDICTED, autoescape=True)

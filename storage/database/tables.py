@@ -12,8 +12,6 @@ keys (what may call)
 Times are seconds since the epoch (UTC), durations are seconds.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from sqlalchemy import (
@@ -289,7 +287,7 @@ class TaskRow(Base):
     started_at: Mapped[float | None] = mapped_column(Float)  # of the present attempt, or the last
     finished_at: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[list[Any] | None]  # as those of groups: of the compiles of a finish task
-    # Attempts after which it waited again: see storage.queue.attempts.
+    # Attempts after which it waited again: see storage.queue.new_tasks.
     past: Mapped[list[Any]] = mapped_column(default=list, server_default=text("'[]'"))
     error: Mapped[str | None] = mapped_column(Text)
 
@@ -422,8 +420,7 @@ class ImportedFindingRow(Base):
 
 
 class KeyRow(Base):
-    """An API key, by the hash of its secret; one that was revoked stays, so that imports still name it. `overwrites`:
-    its imports may stand beside what this service measured itself."""
+    """An API key; revoked ones stay, as imports name them. `overwrites`: its imports may stand beside our results."""
 
     __tablename__ = "keys"
     id: Mapped[str] = mapped_column(String(8), primary_key=True)

@@ -1,47 +1,21 @@
 """Candidates with their builds: the input of prediction and of the choice of a winner."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Select, bindparam, select, update
+from sqlalchemy import bindparam, select, update
 
 from storage.database.session import Session
 from storage.database.sql import core
 from storage.database.tables import BuildRow, CandidateRow
-from storage.entities.verdicts import Verdict, proofs_of
+from storage.entities.verdicts import proofs_of
 
 
-@dataclass(frozen=True)
-class StoredCandidate:
-    """Fields of its build are None while it is not compiled.
-
-    `measurement`: `cukiln.types.Measurement` as JSON, of candidates on a GPU. `library`: blob digest of the group
-    library that holds its kernel. `imported`: the verdict of a build that was made elsewhere. `proof`: the
-    newest verdict, of a GPU, else of the CPU.
-    """
-
-    problem_id: int
-    candidate: str
-    schedule: dict[str, Any]
-    kernel: str
-    build: str
-    verdict: str | None
-    message: str | None
-    predicted_us: float | None
-    prediction: dict[str, Any] | None
-    measured_us: float | None
-    measurement: dict[str, Any] | None
-    slice: str | None
-    toolchain: str | None
-    group_id: str | None
-    code_digest: str | None
-    library: str | None
-    resources: dict[str, Any] | None
-    imported: dict[str, Any] | None
-    proof: Verdict | None
+class StoredCandidate(SimpleNamespace):
+    """The fields of a candidate, and of its build (None while it is not compiled: `library` holds its group, `imported`
+    is a verdict from elsewhere). `proof`: the newest verdict, of a GPU, else of the CPU."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +32,12 @@ def candidates_of_problem(
     session: Session, problem_id: int, only: Collection[str] | None = None
 ) -> list[StoredCandidate]:
     """The candidates of a job's problem, by candidate id: all, or `only` some few."""
-    query = _select().where(CandidateRow.job_problem_id == problem_id).order_by(CandidateRow.candidate)
+    candidate, build = core(CandidateRow).c, core(BuildRow).c
+    own = (column for column in candidate if column.name != "job_problem_id")
+    built = ("slice", "toolchain", "group_id", "code_digest", "library", "resources", "imported")
+    query = select(candidate.job_problem_id.label("problem_id"), *own, *(build[name] for name in built))
+    query = query.join(BuildRow, build.id == candidate.build, isouter=True)
+    query = query.where(candidate.job_problem_id == problem_id).order_by(candidate.candidate)
     if only is not None:
         query = query.where(CandidateRow.candidate.in_(only))
     rows = session.execute(query).mappings().all()
@@ -79,11 +58,3 @@ def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
             for p in predictions
         ],
     )
-
-
-def _select() -> Select[Any]:
-    candidate, build = core(CandidateRow).c, core(BuildRow).c
-    own = (column for column in candidate if column.name != "job_problem_id")
-    built = ("slice", "toolchain", "group_id", "code_digest", "library", "resources", "imported")
-    columns = (candidate.job_problem_id.label("problem_id"), *own, *(build[name] for name in built))
-    return select(*columns).join(BuildRow, build.id == candidate.build, isouter=True)

@@ -1,17 +1,17 @@
-"""Jobs: their rows, states and pages."""
-
-from __future__ import annotations
+"""Jobs and their problems: their rows, states and pages."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, exists, func, or_, select
 
 from cukiln.types import JobPage, JobState, JobSummary
 from storage.database.cursors import read_page
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
-from storage.database.tables import HIDDEN, LIVE, JobProblemRow, JobRow
+from storage.database.tables import HIDDEN, LIVE, CandidateRow, JobProblemRow, JobRow
+from storage.queue.new_tasks import parse_plan_ref
+from storage.queue.tasks import Lease
 
 Priority = Literal["low", "normal", "high"]
 PRIORITIES: dict[Priority, int] = {"low": -10, "normal": 0, "high": 10}
@@ -69,3 +69,38 @@ def unfinished_jobs(session: Session) -> int:
 def priority_name(priority: int) -> Priority:
     """The word for a stored priority."""
     return next((name for name, value in PRIORITIES.items() if value == priority), "normal")
+
+
+JobProblem = Row[Any]
+"""Of `storage.database.tables.JobProblemRow`."""
+
+
+def load_problem(session: Session, problem_id: int) -> JobProblem | None:
+    return session.execute(select(core(JobProblemRow)).where(JobProblemRow.id == problem_id)).one_or_none()
+
+
+def problems_to_retry(session: Session, job_id: str) -> list[JobProblem]:
+    """The problems of an ended job that failed, were cancelled, or were not tried as a whole, in order."""
+    problem, candidate = core(JobProblemRow).c, core(CandidateRow).c
+    skipped = exists().where(candidate.job_problem_id == problem.id, candidate.verdict == "skipped")
+    unfinished = or_(problem.state != "done", problem.error.is_not(None), skipped)
+    query = select(core(JobProblemRow)).where(problem.job_id == job_id, unfinished)
+    return list(session.execute(query.order_by(problem.position)))
+
+
+def problems_to_plan(session: Session, lease: Lease) -> list[JobProblem]:
+    """The problems of a plan task that are not planned yet, in order."""
+    job_id, first, last = parse_plan_ref(lease.ref)
+    rows = session.execute(
+        select(core(JobProblemRow))
+        .where(JobProblemRow.job_id == job_id, JobProblemRow.position.between(first, last))
+        .where(~JobProblemRow.planned, JobProblemRow.state.in_(LIVE))
+        .order_by(JobProblemRow.position)
+    )
+    return list(rows)
+
+
+def candidates_of_job(session: Session, job_id: str) -> int:
+    """How many candidates the job's planned problems have."""
+    counted = session.scalar(select(func.sum(JobProblemRow.candidate_count)).where(JobProblemRow.job_id == job_id))
+    return int(counted or 0)

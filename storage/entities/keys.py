@@ -1,10 +1,5 @@
-"""API keys: what each may do, kept as hashes.
-
-A key is `cukiln_<id>_<secret>`. Its secret has 256 random bits, so one SHA-256 is enough to keep it by: there is no
-dictionary to try.
-"""
-
-from __future__ import annotations
+"""API keys: what each may do, kept as hashes. A key is `cukiln_<id>_<secret>`; its secret has 256 random bits, so one
+SHA-256 is enough to keep it by: there is no dictionary to try."""
 
 import hashlib
 import hmac

@@ -1,14 +1,12 @@
 """The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new
+from storage.database.sql import core, insert_new, remove
 from storage.database.tables import LibraryBuilderRow, LibraryRow, TaskRow
 from storage.queue.tasks import Lease
 
@@ -46,7 +44,7 @@ def find_library(session: Session, library_id: str) -> Library | None:
 
 def forget_library(session: Session, library_id: str) -> None:
     """For a library whose bytes were lost: the next one of this id is stored instead."""
-    session.execute(delete(LibraryRow).where(LibraryRow.id == library_id))
+    remove(session, LibraryRow, LibraryRow.id == library_id)
 
 
 def add_library(session: Session, library: Library) -> None:
@@ -66,13 +64,12 @@ def start_library(session: Session, library_id: str, lease: Lease) -> bool:
     builder = library_builder(session, library_id)
     if builder is not None:
         return builder == lease.token
-    row = core(LibraryBuilderRow)
-    session.execute(delete(row).where(row.c.library == library_id))
+    remove(session, LibraryBuilderRow, LibraryBuilderRow.library == library_id)
     insert_new(session, LibraryBuilderRow, [{"library": library_id, "task_id": lease.task_id, "token": lease.token}])
     return True
 
 
 def end_library(session: Session, library_id: str, lease: Lease) -> None:
     """The attempt is done with it, whether there is a library now or not."""
-    row = core(LibraryBuilderRow)
-    session.execute(delete(row).where(row.c.library == library_id, row.c.token == lease.token))
+    its = (LibraryBuilderRow.library == library_id) & (LibraryBuilderRow.token == lease.token)
+    remove(session, LibraryBuilderRow, its)

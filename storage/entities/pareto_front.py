@@ -1,7 +1,5 @@
 """Which candidates stay on a problem's Pareto front, and in what order: pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +15,11 @@ class Point:
     workspace_bytes: int
     deterministic: bool
 
-    def as_good_as(self, other: Point) -> bool:
+    def as_good_as(self, other: "Point") -> bool:
         """Worse in no respect."""
         return self.us <= other.us and self.replaces(other)
 
-    def replaces(self, other: Point) -> bool:
+    def replaces(self, other: "Point") -> bool:
         """Whether every request that allows the other allows this one, whatever time it takes."""
         return self.workspace_bytes <= other.workspace_bytes and self.deterministic >= other.deterministic
 
@@ -37,12 +35,8 @@ def pareto(points: Iterable[Point]) -> list[Point]:
 
 
 def thinned(front: Sequence[Point], at_most: int) -> list[Point]:
-    """At most that many points of a front, in its order: those whose loss costs requests most.
-
-    Left out is, one after the other, the point whose requests lose least by taking the next one that they allow. The
-    fastest point stays, and so does, for each kind of determinism, the one with the least workspace, as far as
-    `at_most` allows: no other can replace them.
-    """
+    """At most that many points of a front, in its order: those whose loss costs requests most. The fastest stays, and
+    of each kind of determinism the one with the least workspace."""
     points = list(front)
     while len(points) > max(1, at_most):
         points.remove(min(points[1:], key=lambda point: (_loss(point, points), point.us)))
@@ -58,13 +52,9 @@ def _loss(point: Point, front: Sequence[Point]) -> float:
 def merge_front(
     known: Sequence[FrontEntry], new: Sequence[FrontEntry], times: Mapping[str, float] | None = None
 ) -> list[FrontEntry]:
-    """The front with the `new` entries in it, fastest first: entries that nothing beats in time, workspace and
-    determinism at once.
-
-    A measurement is never replaced by a prediction: where anything was measured, entries that were only predicted go.
-    An older entry for the candidate of a new one gives way to it. `times`: what new candidates count as, in
-    microseconds, where that is not their own time (see `workers.gpu.rank_measured`).
-    """
+    """The front with the `new` entries in it, fastest first. A measurement is never replaced by a prediction; where
+    anything was measured, what was only predicted goes; an older entry of a candidate gives way. `times`: what new
+    candidates count as, in microseconds, where that is not their own time (see `workers.gpu.rank_measured`)."""
     entries = {entry.candidate: entry for entry in known}
     counts: dict[str, float] = {}
     for entry in new:

@@ -5,17 +5,15 @@ and the record is what it would be without it. What was measured here stands bef
 may overwrite; between parts, the newest driver's times count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import select
 
 from cukiln.types import FrontEntry, WinnerRecord
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, insert_new, remove
 from storage.database.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, VerdictRow, WinnerRow
 from storage.entities.pareto_front import pareto, point_of
 from storage.entities.searches import merge_searches
@@ -74,18 +72,15 @@ def rejoin(session: Session, keys: Iterable[str], attempt: str | None = None) ->
 
 
 def withdraw_code(session: Session, code_digests: Iterable[str]) -> list[str]:
-    """Let no record answer with this code any more, which a GPU here found wrong; returns the keys of those that did.
-
-    What is left of a record is the next revision of it. Its searches go, as their result is not known any more: the
-    next job that asks for the problem does not count as cached."""
+    """Let no record answer with this code, which a GPU here found wrong; the keys of those that did. Searches of what
+    is left go: the next job that asks for the problem does not count as cached."""
     keys = keys_with(session, code_digests)
     rejoin(session, keys)
     return keys
 
 
 def withdraw_files(session: Session, digests: Iterable[str]) -> list[str]:
-    """These blobs are lost: kernels that cannot be run without them leave their records, and no record that names one
-    counts as cached, so the next job builds them again. Returns the keys."""
+    """Kernels that cannot be run without these lost blobs leave their records, whose searches go. Returns the keys."""
     lost = set(digests)
     keys = keys_with(session, lost)
     for key in keys:
@@ -98,7 +93,7 @@ def withdraw_files(session: Session, digests: Iterable[str]) -> list[str]:
 
 def withdraw_record(session: Session, key: str) -> None:
     """Let nothing of the record answer any more, nor of its parts."""
-    session.execute(delete(core(ImportedWinnerRow)).where(core(ImportedWinnerRow).c.key == key))
+    remove(session, ImportedWinnerRow, ImportedWinnerRow.key == key)
     _write_record(session, key, None, clock_of(session).new_id())
 
 
@@ -148,11 +143,10 @@ def _with_front(record: WinnerRecord, left: list[FrontEntry]) -> WinnerRecord | 
 
 
 def _write_imported(session: Session, import_id: str, key: str, part: WinnerRecord | None) -> None:
-    table = core(ImportedWinnerRow)
-    session.execute(delete(table).where(table.c.import_id == import_id, table.c.key == key))
+    remove(session, ImportedWinnerRow, ImportedWinnerRow.import_id == import_id, ImportedWinnerRow.key == key)
     if part is not None:
         row = {"import_id": import_id, "key": key, "record": part.model_dump(mode="json")}
-        session.execute(insert(table).values(row))
+        insert_new(session, ImportedWinnerRow, [row])
 
 
 def _write_record(session: Session, key: str, own: WinnerRecord | None, attempt: str) -> None:
@@ -166,7 +160,7 @@ def _write_record(session: Session, key: str, own: WinnerRecord | None, attempt:
     else:
         publish_winner(session, joined, attempt=attempt)
     stored = (own.model_dump(mode="json") if own else {}) if imported else None
-    session.execute(update(core(WinnerRow)).where(core(WinnerRow).c.key == key).values(own=stored))
+    change(session, WinnerRow, WinnerRow.key == key, own=stored)
     if imported:
         parts = [part.record for part in imported] + ([own] if own else [])
         write_uses(session, key, [part.model_dump(mode="json") for part in parts])

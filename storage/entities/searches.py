@@ -6,8 +6,6 @@ to run; `whole`: whether every point of its Pareto front was published; and on a
 of another driver or another verification plan say nothing of today's.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,15 +1,10 @@
-"""Stage seconds of problems, and in the same place the seconds of the phases within them.
-
-A group's time is shared out: each kernel of the group takes an equal part, split evenly over the problems that use it,
-of the jobs that the group was compiled for. So the problems of all jobs sum to what the groups took.
-"""
-
-from __future__ import annotations
+"""Seconds of problems by stage and phase. Each kernel of a group takes an equal part of the group's, split evenly over
+the problems that use it, of the jobs that it was compiled for: so all problems sum to what the groups took."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from sqlalchemy import ColumnElement, bindparam, select, true, update
+from sqlalchemy import ColumnElement, select, true, update
 
 from cukiln.types import PhaseName, StageSeconds
 from storage.database.session import Session
@@ -35,10 +30,9 @@ def add_seconds(session: Session, spent: Spent) -> None:
             after = dict(seconds)
             for stage, more in spent[problem_id].items():
                 after[stage] = (StageSeconds(**seconds.get(stage, {})) + more).model_dump()
-            changed.append({"of_problem": problem_id, "spent": after})
+            changed.append({"id": problem_id, "seconds": after})
         if changed:
-            statement = update(problems).where(problems.c.id == bindparam("of_problem"))
-            session.execute(statement.values(seconds=bindparam("spent", type_=problems.c.seconds.type)), changed)
+            session.execute(update(JobProblemRow), changed)  # by primary key
 
 
 def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:

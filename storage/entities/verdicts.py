@@ -1,16 +1,14 @@
 """Verdicts: what a slice (on the CPU) or a code digest (on a GPU) is under a version of the verification plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqlalchemy import RowMapping, delete, select, union_all, update
+from sqlalchemy import RowMapping, select, union_all
 
 from codegen.identity import PlanVersions
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, one_of, rows_among
+from storage.database.sql import change, chunks, core, insert_new, one_of, remove, rows_among
 from storage.database.tables import BuildRow, VerdictRow
 
 CPU, GPU = "cpu", "gpu"
@@ -99,8 +97,7 @@ def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:
 
 
 def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[str, Mapping[str, float]]) -> None:
-    """Delete verdicts on these builds that only record a limit which is larger now. `limits`: by device kind, then by
-    name."""
+    """Delete verdicts on these builds that only record a limit (by device kind, then name) which is larger now."""
     verdict = core(VerdictRow).c
     for ids in chunks(set(build_ids)):
         subjects = [select(column).where(BuildRow.id.in_(ids)) for column in (BuildRow.slice, BuildRow.code_digest)]
@@ -111,7 +108,7 @@ def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[
         )
         old = [row[:3] for row in rows if is_outgrown(row.details.get("limit"), limits.get(row.venue))]
         these = one_of((verdict.subject, verdict.venue, verdict.plan_version), old)
-        session.execute(delete(core(VerdictRow)).where(these))
+        remove(session, VerdictRow, these)
 
 
 def is_outgrown(reached: Mapping[str, float] | None, limits: Mapping[str, float] | None) -> bool:
@@ -130,13 +127,5 @@ def write_verdicts(session: Session, verdicts: Iterable[NewVerdict], venue: str,
     insert_new(session, VerdictRow, list(rows.values()))
     for row in rows.values():
         if row["verdict"] != "ok":
-            session.execute(
-                update(core(VerdictRow))
-                .where(
-                    VerdictRow.subject == row["subject"],
-                    VerdictRow.venue == venue,
-                    VerdictRow.plan_version == row["plan_version"],
-                    VerdictRow.verdict == "ok",
-                )
-                .values(row)
-            )
+            same = (VerdictRow.subject == row["subject"]) & (VerdictRow.plan_version == row["plan_version"])
+            change(session, VerdictRow, same, VerdictRow.venue == venue, VerdictRow.verdict == "ok", **row)

@@ -5,22 +5,19 @@ never takes a later record for the one in memory. `winner_uses` holds, with each
 files and of the code in its front.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import JSONB
 
 from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
-from storage.database.device_classes import is_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new, is_postgres, rows_among
+from storage.database.sql import change, core, insert_new, is_postgres, is_predicted, remove, rows_among
 from storage.database.tables import WinnerRow, WinnerUseRow
 
 UNSETTLED = {"revision", "updated_at"}
@@ -44,8 +41,7 @@ class StoredWinner:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A problem (by digest) on a target, to be found on the first device class that was measured after `after` ('':
-    from the beginning) in the order of their names."""
+    """A problem (by digest) on a target, to be found on the first device class, by name, that comes after `after`."""
 
     problem: str
     target: str
@@ -143,19 +139,18 @@ def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> N
     if row is None:
         session.execute(insert(core(WinnerRow)).values(key=record.key, **values))
     else:
-        session.execute(update(core(WinnerRow)).where(core(WinnerRow).c.key == record.key).values(**values))
+        change(session, WinnerRow, WinnerRow.key == record.key, **values)
     write_uses(session, record.key, [revised])
 
 
 def withdraw_winner(session: Session, key: str, attempt: str) -> None:
     """Let the record, if there is one, answer nothing any more."""
-    now, table = clock_of(session).now(), core(WinnerRow)
     row = session.execute(select(WinnerRow.revision, WinnerRow.record).where(WinnerRow.key == key)).one_or_none()
     if row is None or not row.record:
         return
     empty: dict[str, Any] = {"record": {}, "searches": [], "measured_problem": None}
-    values = {**empty, "revision": row.revision + 1, "attempt": attempt, "updated_at": now}
-    session.execute(update(table).where(table.c.key == key).values(values))
+    values = {**empty, "revision": row.revision + 1, "attempt": attempt, "updated_at": clock_of(session).now()}
+    change(session, WinnerRow, WinnerRow.key == key, **values)
     write_uses(session, key, [])
 
 
@@ -170,9 +165,8 @@ def used_by(session: Session, digests: Iterable[str]) -> dict[str, list[str]]:
 
 def write_uses(session: Session, key: str, records: Iterable[Mapping[str, Any]]) -> None:
     """What these records as JSON name: the one that answers, and its parts."""
-    table = core(WinnerUseRow)
     digests = {digest for record in records for digest in uses_of(record)}
-    session.execute(delete(table).where(table.c.key == key))
+    remove(session, WinnerUseRow, WinnerUseRow.key == key)
     insert_new(session, WinnerUseRow, [{"digest": digest, "key": key} for digest in sorted(digests)])
 
 

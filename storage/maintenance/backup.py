@@ -9,8 +9,6 @@ Bytes that the service itself has lost or that are damaged are named as missing:
 the next job builds them anew. PostgreSQL is dumped by its own tools; of it only the blobs are copied here.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -26,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage.blobs.blob_store import PREFIX, BlobStore, blob_path
 from storage.blobs.object_store import LocalObjects, sync
-from storage.config.private_files import UMASK, close_tree
+from storage.config.files import UMASK, close_tree
 from storage.config.settings import RESTORING, Settings
 from storage.database.session import Database
 from storage.entities.keys import Key, all_keys

@@ -1,20 +1,15 @@
-"""Blobs that are damaged or gone: found by reading all, and removed, so that the next job builds them.
-
-Damaged bytes are moved aside, the row goes, and with it whatever answered with it: kernels in winner records, libraries
-of winners and of groups, the files of a group's report.
-"""
-
-from __future__ import annotations
+"""Blobs that are damaged or gone: found by reading all, and removed with whatever answered with them (kernels in winner
+records, libraries, the files of a group's report), so that the next job builds them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import or_, select
 
 from storage.blobs.blob_store import Blob, BlobStore
 from storage.database.session import Database, Session
-from storage.database.sql import core
+from storage.database.sql import change, core, remove
 from storage.database.tables import BlobRow, BuildRow, GroupRow, LibraryRow
 from storage.entities.groups import FILES_OF_GROUPS
 from storage.entities.record_parts import withdraw_files
@@ -38,22 +33,14 @@ class Damage:
     groups: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Checked:
-    """`damage`: None where the bytes have their digest."""
-
-    blob: Blob
-    damage: Damage | None
-
-
-def check_blobs(database: Database, blobs: BlobStore) -> Iterator[Checked]:
-    """Read every blob. One that is removed meanwhile is left out."""
+def check_blobs(database: Database, blobs: BlobStore) -> Iterator[tuple[Blob, Damage | None]]:
+    """Read every blob; None: its bytes have their digest. One that is removed meanwhile is left out."""
     for blob in blobs.all():
         why = why_damaged(blobs, blob.digest)
         if why is None:
-            yield Checked(blob, None)
+            yield blob, None
         elif blobs.head(blob.digest) is not None:
-            yield Checked(blob, _needed_by(database, blob, why))
+            yield blob, _needed_by(database, blob, why)
 
 
 def why_damaged(blobs: BlobStore, digest: str) -> str | None:
@@ -85,20 +72,18 @@ def _ids(session: Session, query: Any) -> tuple[str, ...]:
 
 
 def repair(database: Database, blobs: BlobStore, digest: str) -> list[str] | None:
-    """Remove a blob that cannot be served; its bytes are read once more. Returns the keys of the winner
-    records that named it, None where nothing is wrong with it. Doing it twice changes nothing."""
+    """Remove a blob that, read once more, cannot be served. Returns the keys of its records; None: it can."""
     if blobs.head(digest) is None or why_damaged(blobs, digest) is None:
         return None
     if not blobs.set_aside(digest):
         return None
     with database.write() as session:
-        session.execute(delete(core(BlobRow)).where(core(BlobRow).c.digest == digest))
+        remove(session, BlobRow, BlobRow.digest == digest)
         keys = withdraw_files(session, [digest])
-        library, group = core(LibraryRow), core(GroupRow)
-        holds = or_(*(library.c[name] == digest for name in FILES_OF_LIBRARIES))
-        session.execute(delete(library).where(holds))
+        library, group = core(LibraryRow).c, core(GroupRow).c
+        remove(session, LibraryRow, or_(*(library[name] == digest for name in FILES_OF_LIBRARIES)))
         for name in FILES_OF_GROUPS:
-            session.execute(update(group).where(group.c[name] == digest).values({name: None}))
+            change(session, GroupRow, group[name] == digest, **{name: None})
     more = True
     while more:
         database.pause()

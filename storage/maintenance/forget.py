@@ -1,20 +1,15 @@
-"""Stored results are deleted on request, so that the next job tries again.
-
-Of a build: how it compiled, the verdicts on its slice and its code, and the times of its code. What a job that has not
-ended needs stays.
-"""
-
-from __future__ import annotations
+"""Stored results of a build or a winner are deleted on request, so that the next job tries again: how it compiled, the
+verdicts on its slice and its code, and the times of its code. What a live job needs stays."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, or_, select
+from sqlalchemy import ColumnElement, and_, exists, or_, select
 
 from cukiln.types import Forgotten
 from storage.database.session import Database, Session
-from storage.database.sql import chunks, core, one_of
+from storage.database.sql import chunks, core, one_of, remove
 from storage.database.tables import (
     BUILT,
     COMPILE_FAILURES,
@@ -57,18 +52,17 @@ def forget_builds(session: Session, ids: Collection[str]) -> Forgotten:
     builds = _sort(session, ids)
     verdict, measurement, build = core(VerdictRow).c, core(MeasurementRow).c, core(BuildRow).c
     forgotten = sorted(row.id for row in builds.free)
-    session.execute(delete(core(BuildRow)).where(build.id.in_(forgotten)))
+    remove(session, BuildRow, build.id.in_(forgotten))
     return Forgotten(
         builds=forgotten,
-        verdicts=_delete(session, VerdictRow, verdict.subject.in_(builds.subjects)),
-        measurements=_delete(session, MeasurementRow, measurement.code_digest.in_(builds.codes)),
+        verdicts=remove(session, VerdictRow, verdict.subject.in_(builds.subjects)),
+        measurements=remove(session, MeasurementRow, measurement.code_digest.in_(builds.codes)),
         in_use=builds.in_use,
     )
 
 
 def forget_winner(session: Session, key: str) -> Forgotten | None:
-    """Forget a winner record with the kernels of its front: their libraries, builds, verdicts and times. None where no
-    record answers under the key."""
+    """Forget a record with its kernels' libraries, builds, verdicts, times. None: no record answers under the key."""
     record = get_winners(session, [key]).get(key)
     if record is None:
         return None
@@ -78,7 +72,7 @@ def forget_winner(session: Session, key: str) -> Forgotten | None:
         *(and_(build.kernel == entry.kernel, build.code_digest == entry.code_digest) for entry in record.front)
     )
     forgotten = forget_builds(session, session.scalars(select(build.id).where(of_front)).all())
-    libraries = _delete(session, LibraryRow, library.library.in_([entry.so_sha256 for entry in record.front]))
+    libraries = remove(session, LibraryRow, library.library.in_([entry.so_sha256 for entry in record.front]))
     return forgotten.model_copy(update={"key": key, "libraries": libraries})
 
 
@@ -107,7 +101,7 @@ def _forget_limited(session: Session, ids: Collection[str]) -> None:
         )
     )
     limited = [tuple(row[:3]) for row in rows if row.verdict == "run_timeout" or row.details.get("limit")]
-    session.execute(delete(core(VerdictRow)).where(one_of(key, limited)))
+    remove(session, VerdictRow, one_of(key, limited))
 
 
 def _sort(session: Session, ids: Collection[str]) -> _Sorted:
@@ -130,8 +124,3 @@ def _is_needed(column: str) -> ColumnElement[bool]:
         problem.c.id == candidate.c.job_problem_id,
         problem.c.state.in_(LIVE),
     )
-
-
-def _delete(session: Session, table: Any, which: ColumnElement[bool]) -> int:
-    """How many there were."""
-    return int(session.execute(delete(core(table)).where(which)).rowcount)  # type: ignore[attr-defined]

@@ -8,9 +8,7 @@ their code; so does what a GPU found wrong. Bytes go last, when no row names the
 are evaluated again in each transaction, which is short; workers continue meanwhile.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,17 +20,16 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    literal,
     or_,
     select,
-    tuple_,
     union_all,
     update,
 )
 
 from storage.blobs.blob_store import SWEEP_AGE
+from storage.database.cursors import pages
 from storage.database.session import Database, Session, clock_of
-from storage.database.sql import chunks, core, one_of
+from storage.database.sql import chunks, core, one_of, remove
 from storage.database.tables import (
     ABANDONED,
     ACCEPTING,
@@ -68,8 +65,7 @@ FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
 @dataclass(frozen=True)
 class Keep:
-    """`seconds`: what ended before that is removed; `bytes` of blobs, where given: with more of them what ended later
-    is removed, too, as far as LEAST_SECONDS."""
+    """`seconds`: what ended before is removed; with more `bytes` of blobs, later ones too, as far as LEAST_SECONDS."""
 
     seconds: float
     bytes: int | None = None
@@ -90,7 +86,7 @@ class Removed:
     blobs: int = 0
     bytes: int = 0
 
-    def __add__(self, other: Removed) -> Removed:
+    def __add__(self, other: "Removed") -> "Removed":
         return Removed(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
 
@@ -148,11 +144,12 @@ def _count_older(session: Session, before: float, put_before: float) -> Removed:
 
 def _collect_older(database: Database, before: float) -> Iterator[Removed]:
     job = core(JobRow)
-    for page in _pages(database, job, _is_old_job(job, before)):
+    for page in pages(database, select(job.c.id).where(_is_old_job(job, before)), [job.c.id], ROWS_AT_ONCE):
         for (job_id,) in page:
             yield from _remove_job(database, job_id, before)
     for name, table, which in _steps(before):
-        for page in _pages(database, table, which):
+        key = list(table.primary_key.columns)
+        for page in pages(database, select(*key).where(which), key, ROWS_AT_ONCE):
             yield Removed(**{name: _delete(database, table, page, which)})
     yield from _remove_blobs(database, before)
 
@@ -266,24 +263,10 @@ def _is_used(digest: ColumnElement[str]) -> ColumnElement[bool]:
 # ---- removing it
 
 
-def _pages(database: Database, table: Table, which: ColumnElement[bool]) -> Iterator[list[Any]]:
-    """Primary keys of rows, some at a time."""
-    key = list(table.primary_key.columns)
-    after: ColumnElement[bool] = literal(True)
-    while True:
-        with database.read() as session:
-            page = session.execute(select(*key).where(which, after).order_by(*key).limit(ROWS_AT_ONCE)).all()
-        if not page:
-            return
-        yield list(page)
-        after = tuple_(*key) > tuple_(*(literal(value) for value in page[-1]))
-
-
-def _delete(database: Database, table: Table, page: list[Any], which: ColumnElement[bool]) -> int:
+def _delete(database: Database, table: Table, page: Sequence[Any], which: ColumnElement[bool]) -> int:
     these = one_of(list(table.primary_key.columns), page)
     with database.write() as session:
-        gone = session.execute(delete(table).where(these, which))
-        return int(gone.rowcount)  # type: ignore[attr-defined]
+        return remove(session, table, these, which)
 
 
 def _remove_job(database: Database, job_id: str, before: float) -> Iterator[Removed]:
@@ -304,16 +287,16 @@ def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: boo
     key = (candidate.c.job_problem_id, candidate.c.candidate)
     some = select(*key, candidate.c.build).where(candidate.c.job_problem_id.in_(problems)).limit(ROWS_AT_ONCE)
     if rows := session.execute(some).all():
-        session.execute(delete(candidate).where(one_of(key, [row[:2] for row in rows])))
+        remove(session, candidate, one_of(key, [row[:2] for row in rows]))
         unused = ~exists().where(candidate.c.build == build.c.id)
         if with_builds:
-            session.execute(delete(build).where(build.c.id.in_({row.build for row in rows}), unused))
+            remove(session, build, build.c.id.in_({row.build for row in rows}), unused)
         return Removed(candidates=len(rows))
     if ids := session.scalars(problems.limit(PROBLEMS_AT_ONCE)).all():
         # With them: SQLite gives the number of the last problem to the next one that comes.
         refs = and_(task.c.kind.in_((FINISH, COMPARE)), task.c.ref.in_([str(id) for id in ids]))
         tasks = len(session.scalars(delete(task).where(refs).returning(task.c.id)).all())
-        session.execute(delete(problem).where(problem.c.id.in_(ids)))
+        remove(session, problem, problem.c.id.in_(ids))
         return Removed(tasks=tasks)
     gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
     return Removed(jobs=len(gone)) if gone else None

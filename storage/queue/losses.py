@@ -1,10 +1,5 @@
-"""Work that ended with its worker, or because the machine failed.
-
-That says nothing about the work, so it is counted apart from failures, and no verdict is stored: it is tried again
-after growing pauses, and after some losses alone, which needs the least memory. What is lost alone again and again is
-skipped. While other work is lost too, the machine is the likelier cause, and a loss counts for little."""
-
-from __future__ import annotations
+"""Work that ended with its worker, or because the machine failed, which says nothing about the work: it is tried again
+after growing pauses, after some losses alone, and then skipped. While other work is lost too, it counts for little."""
 
 import math
 from typing import Any

@@ -1,18 +1,54 @@
-"""New tasks: found by kind and ref, so that adding one twice adds one."""
-
-from __future__ import annotations
+"""New tasks, found by kind and ref, so that adding one twice adds one; tasks that wait again, and past attempts."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, select, true, update
+from sqlalchemy import RowMapping, select, true
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, rows_among
+from storage.database.sql import change, chunks, core, insert_new, rows_among
 from storage.database.tables import JobRow, TaskJobRow, TaskRow
-from storage.queue.attempts import waits_again
+
+MAX_PAST = 200
+"""Of one task; the oldest are dropped: a worker that is restarted over and over must not make a row grow for ever."""
+
+
+def waits_again(session: Session, task_id: int, how: str) -> dict[str, Any]:
+    """The values of a task that waits again. `how` the attempt ended: released, failed, lost, or the task's state."""
+    tasks = core(TaskRow).c
+    row = session.execute(select(core(TaskRow)).where(tasks.id == task_id)).mappings().one_or_none()
+    now = clock_of(session).now()
+    return {
+        "state": "waiting",
+        **dict.fromkeys(("token", "worker", "lease_expires_at", "started_at", "finished_at", "not_before")),
+        "available_at": now,
+        "past": [*row["past"], *_attempt(row, how, now)][-MAX_PAST:] if row else [],
+    }
+
+
+def _attempt(row: RowMapping, how: str, now: float) -> list[dict[str, Any]]:
+    """Nothing where the task ended before any attempt at it."""
+    if row["started_at"] is None:
+        return []
+    return [
+        {
+            "worker": row["worker"],
+            "attempt": row["attempt"],
+            "available_at": waiting_since(row),
+            "started_at": row["started_at"],
+            "ended_at": row["finished_at"] or now,
+            "how": how,
+        }
+    ]
+
+
+def waiting_since(row: RowMapping) -> float:
+    """When the present attempt, or the last, could have begun."""
+    since: float = row["created_at"] if row["available_at"] is None else row["available_at"]
+    return since
+
 
 PLAN: Final = "plan"
 COMPILE: Final = "compile"
@@ -60,18 +96,15 @@ def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
         if state not in UNENDED:
             task, row = wanted[place], core(TaskRow)
             anew = {**waits_again(session, task_id, state), **_anew(session, task)}
-            session.execute(update(row).where(row.c.id == task_id).values(**anew))
-            session.execute(update(core(TaskJobRow)).where(_have_had(task_id, state)).values(wanted=False))
+            change(session, row, row.c.id == task_id, **anew)
+            wanting, job = core(TaskJobRow).c, core(JobRow).c
+            ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
+            # Jobs that needed it until it ended so. Of a failed one, jobs that have not ended need it still.
+            had = (wanting.task_id == task_id) & (ended if state == "failed" else true())
+            change(session, TaskJobRow, had, wanted=False)
     add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
     add_tasks(session, (task for place, task in wanted.items() if place not in present))
     return [task for place, task in wanted.items() if place not in present or present[place][1] not in UNENDED]
-
-
-def _have_had(task_id: int, state: str) -> ColumnElement[bool]:
-    """The jobs that needed a task until it ended so. Of a failed one, jobs that have not ended need it still."""
-    wanting, job = core(TaskJobRow).c, core(JobRow).c
-    ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
-    return (wanting.task_id == task_id) & (ended if state == "failed" else true())
 
 
 def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
@@ -84,7 +117,7 @@ def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
     for job, task_ids in by_job.items():
         for ids in chunks(task_ids):
             again = row.c.task_id.in_(ids) & (row.c.job_id == job) & ~row.c.wanted
-            session.execute(update(row).where(again).values(wanted=True))
+            change(session, row, again, wanted=True)
 
 
 def _insert_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:

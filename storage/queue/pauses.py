@@ -1,11 +1,9 @@
 """Workers that take no work for now, because their machine cannot do any: its disk is full, or a store is away."""
 
-from __future__ import annotations
-
-from sqlalchemy import delete, or_, select
+from sqlalchemy import or_, select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new
+from storage.database.sql import core, insert_new, remove
 from storage.database.tables import PauseRow
 
 LIVE_SECONDS = 15.0
@@ -15,7 +13,7 @@ LIVE_SECONDS = 15.0
 def set_pause(session: Session, worker: str, reason: str | None) -> None:
     """Why the worker takes no work; None: it does. Pauses of workers that are gone are deleted."""
     gone = PauseRow.told_at < clock_of(session).now() - LIVE_SECONDS
-    session.execute(delete(core(PauseRow)).where(or_(PauseRow.worker == worker, gone)))
+    remove(session, PauseRow, or_(PauseRow.worker == worker, gone))
     if reason is not None:
         insert_new(session, PauseRow, [{"worker": worker, "reason": reason, "told_at": clock_of(session).now()}])
 

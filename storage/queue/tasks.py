@@ -1,16 +1,12 @@
 """Tasks: waiting, leased by one attempt at a time, ended.
 
-A lease has a new token; every write of the worker is fenced by it (`complete` and `fail` raise `LostLease` inside the
-caller's transaction). So a worker that comes back after its lease writes nothing, and a step that ran twice counts
-once. `LeaseWatch` finds leases that are over without the clocks of the machines.
-
-A compile task is made when it is leased, of builds that are pending (`storage.transitions.lease_builds`), and is tried
-once: where the attempt fails, its builds are pending again, for the next worker.
+A lease has a new token, and every write of the worker is fenced by it (`LostLease`, inside the caller's transaction): a
+worker that comes back after its lease writes nothing. A compile task is made when it is leased, of pending builds
+(`storage.transitions.take_work`), and is tried once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -18,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, case, exists, or_, select, update
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import JobRow, TaskJobRow, TaskRow
 from storage.errors import LostLease
 from storage.queue import losses
@@ -92,7 +88,7 @@ def renew(session: Session, lease: Lease, lease_seconds: float) -> Renewal:
     )
     if row.kind != FINISH and not session.scalar(select(wanting)):
         return Renewal.DEADLINE
-    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(lease_expires_at=now + lease_seconds))
+    change(session, TaskRow, TaskRow.id == lease.task_id, lease_expires_at=now + lease_seconds)
     return Renewal.HELD
 
 
@@ -118,7 +114,7 @@ def complete(session: Session, lease: Lease) -> None:
 
 def go_on_alone(session: Session, lease: Lease) -> None:
     """Of a lost task that has done a part alone, or skipped it: the rest is done alone, too."""
-    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(losses=losses.TOGETHER))
+    change(session, TaskRow, TaskRow.id == lease.task_id, losses=losses.TOGETHER)
 
 
 def best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> Any:
@@ -154,29 +150,37 @@ def _is_held(lease: Lease) -> ColumnElement[bool]:
     return (TaskRow.id == lease.task_id) & (TaskRow.token == lease.token) & (TaskRow.state == "leased")
 
 
-class LeaseWatch:
-    """Finds leases that are no longer renewed, without comparing the clocks of two machines, or a clock with itself.
+class Watch:
+    """Finds what does not change for so many `seconds`, by this process's monotonic time: no clocks of two machines are
+    compared, nor a clock that may be set with itself. What is seen first gets its whole time. Time without a look
+    counts for `most_between_looks` at most. To be called again and again, by one process."""
 
-    Each renewal changes a lease's row. What has not changed for as long as a lease lasts, by this process's monotonic
-    time, belongs to a worker that is gone: a clock that is set back by an hour does not keep its lease for an hour, and
-    one that is set forward takes nothing from a live worker. A new watch gives each lease its whole time. To be called
-    again and again, by one process.
-    """
+    def __init__(self, seconds: float, most_between_looks: float = math.inf) -> None:
+        self._seconds, self._most_between_looks = seconds, most_between_looks
+        self._watched, self._looked_at = 0.0, 0.0
+        self._seen: dict[Hashable, tuple[Any, float]] = {}
+
+    def silent(self, session: Session, states: Mapping[Hashable, Any]) -> set[Any]:
+        """Those whose state has been the same for so long."""
+        now = clock_of(session).monotonic()
+        self._watched += min(now - self._looked_at, self._most_between_looks)
+        self._looked_at = now
+        before = {key: self._seen.get(key, (None, 0.0)) for key in states}
+        self._seen = {
+            key: before[key] if before[key][0] == state else (state, self._watched) for key, state in states.items()
+        }
+        return {key for key, (_, since) in self._seen.items() if self._watched - since > self._seconds}
+
+
+class LeaseWatch:
+    """Finds leases that are no longer renewed: each renewal changes a lease's row."""
 
     def __init__(self, lease_seconds: float) -> None:
         """`lease_seconds`: for how long workers take their leases."""
-        self._lease_seconds = lease_seconds
-        self._seen: dict[int, tuple[str | None, float | None, float]] = {}
+        self._watch = Watch(lease_seconds)
 
     def silent(self, session: Session) -> list[int]:
         """The tasks whose leases are over."""
         task = core(TaskRow).c
-        now = clock_of(session).monotonic()
         leased = session.execute(select(task.id, task.token, task.lease_expires_at).where(task.state == "leased"))
-        seen = {}
-        for id, token, expires_at in leased:
-            before = self._seen.get(id)
-            unchanged = before is not None and before[:2] == (token, expires_at)
-            seen[id] = (token, expires_at, before[2] if before is not None and unchanged else now)
-        self._seen = seen
-        return sorted(id for id, (_, _, since) in seen.items() if now - since > self._lease_seconds)
+        return sorted(self._watch.silent(session, {row.id: (row.token, row.lease_expires_at) for row in leased}))

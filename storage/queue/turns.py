@@ -7,8 +7,6 @@ latest of those that wait: a job that no worker can serve says nothing about the
 that was blocked for a while, is served at once, but not until it has caught up with all that the others had before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +14,7 @@ from sqlalchemy import bindparam, case, exists, func, or_, select, update
 
 from codegen.predict.compile_cost import MAX_SECONDS
 from storage.database.session import Session
-from storage.database.sql import chunks, core, whole
+from storage.database.sql import change, chunks, core, whole
 from storage.database.tables import LIVE, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 
 TURN_SECONDS = 4.0
@@ -62,7 +60,7 @@ def take_turn(session: Session, seconds: Mapping[str, float]) -> None:
 def spend(session: Session, job_id: str, seconds: float) -> None:
     """Charge the job for seconds that were not predicted."""
     job = core(JobRow).c
-    session.execute(update(core(JobRow)).where(job.id == job_id).values(used_seconds=job.used_seconds + seconds))
+    change(session, JobRow, job.id == job_id, used_seconds=job.used_seconds + seconds)
 
 
 def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:

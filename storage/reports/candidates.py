@@ -1,11 +1,9 @@
-"""A job's candidates, page by page; what its rules rejected; all that is stored of one candidate."""
+"""A job's candidates: page by page, to be measured elsewhere, one with all that is stored; what its rules rejected."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping, select
+from sqlalchemy import Row, RowMapping, select
 
 from codegen.operators import operator
 from codegen.plan.verification_label import verified_label
@@ -20,9 +18,8 @@ from cukiln.types import (
     Verified,
 )
 from storage.database.cursors import read_page
-from storage.database.device_classes import is_predicted
 from storage.database.session import Session
-from storage.database.sql import core
+from storage.database.sql import core, is_predicted, rows_among
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 from storage.entities.jobs import MAX_PAGE, job_state
 from storage.entities.verdicts import GPU, Verdict, proofs_of
@@ -154,7 +151,7 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     rows = _candidate_rows(session, candidate, job)
     if not rows:
         return None
-    row = max(rows, key=_worth)
+    row = max(rows, key=lambda row: (row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]))
     [proof] = proofs_of(session, [row])
     front = [entry for record in get_winners(session, [row["key"]]).values() for entry in record.front]
     published = next(
@@ -175,10 +172,6 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     )
 
 
-def _worth(row: RowMapping) -> tuple[bool, bool, int]:
-    return row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]
-
-
 def _candidate_rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapping]:
     asked, row, build, made_by = (core(table).c for table in (JobProblemRow, CandidateRow, BuildRow, ToolchainRow))
     columns = (asked.job_id, asked.name, asked.operator, asked.problem, asked.target, asked.device_class, asked.key)
@@ -193,3 +186,35 @@ def _candidate_rows(session: Session, candidate: str, job: str | None) -> Sequen
     if job is not None:
         query = query.where(asked.job_id == job)
     return session.execute(query).mappings().all()
+
+
+ExportedCandidate = Row[Any]
+"""Fields of its build are None while nothing has begun it. `verdict` and `message` are the candidate's own."""
+Exported = tuple[Row[Any], list[ExportedCandidate]]
+"""A `storage.database.tables.JobProblemRow` with its candidates."""
+
+
+def exported_problems(session: Session, job_id: str) -> list[Exported]:
+    """The job's problems in their order, each with its candidates by id."""
+    asked, candidate, build = core(JobProblemRow).c, core(CandidateRow).c, core(BuildRow).c
+    of_job = select(core(JobProblemRow)).where(asked.job_id == job_id).order_by(asked.position)
+    problems: dict[int, Exported] = {row.id: (row, []) for row in session.execute(of_job)}
+    built = ("slice", "toolchain", "state", "code_digest", "library", "resources")
+    rows = session.execute(
+        select(*candidate, *(build[name] for name in built))
+        .join(BuildRow, build.id == candidate.build, isouter=True)
+        .join(JobProblemRow, asked.id == candidate.job_problem_id)
+        .where(asked.job_id == job_id)
+        .order_by(candidate.candidate)
+    )
+    for row in rows:
+        _, candidates = problems[row.job_problem_id]
+        candidates.append(row)
+    return list(problems.values())
+
+
+def toolchain_descriptions(session: Session, digests: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """How the toolchains describe themselves, of those that are stored."""
+    table = core(ToolchainRow).c
+    query = select(table.digest, table.description)
+    return dict(rows_among(session, query, table.digest, digests))

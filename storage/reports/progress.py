@@ -1,7 +1,5 @@
 """How far a job is, and how long it will still take."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -10,9 +8,8 @@ from sqlalchemy import ColumnElement, String, and_, case, cast, distinct, func, 
 from sqlalchemy.orm import aliased
 
 from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import asks_predicted, core
 from storage.database.tables import (
     LIVE,
     UNBUILT,
@@ -26,12 +23,12 @@ from storage.database.tables import (
     TaskJobRow,
     TaskRow,
 )
-from storage.entities.devices import live_devices
+from storage.entities.heartbeats import live_devices
 from storage.entities.jobs import JobStatus, job_state
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
 from storage.queue.pauses import in_words, pauses
 from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS
-from storage.transitions.pending_verification import MEASURE_SECONDS
+from storage.transitions.verify import MEASURE_SECONDS
 
 RECENT_GROUPS = 50
 """Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""
@@ -51,10 +48,7 @@ class JobProgress:
 
 
 def job_progress(session: Session, job_id: str, live_seconds: float | None = None) -> JobProgress | None:
-    """Counts and times of a job, without its problems: cheap enough to ask for at every step. None: no such job.
-
-    With `live_seconds`, for which a worker without a heartbeat still counts as live, it also reports what the job
-    lacks."""
+    """Counts and times of a job without its problems, cheap at every step; with `live_seconds`, why it waits."""
     job = job_state(session, job_id)
     if job is None:
         return None
@@ -132,13 +126,17 @@ def _eta(session: Session, job: JobStatus, to_compile: int) -> float | None:
     ended takes what comparing and finishing one took lately. `to_compile`: candidates on a GPU for which there will be
     a measure task only when they are compiled. None until the whole job is planned.
     """
-    if _is_planned_in_part(session, job.id):
+    unplanned = (JobProblemRow.job_id == job.id) & JobProblemRow.state.in_(LIVE) & ~JobProblemRow.planned
+    if session.scalar(select(JobProblemRow.id).where(unplanned).limit(1)) is not None:
         return None
     scale, with_verify = _observed(session)
     each, measuring = _observed_tasks(session)
     left = _Left(_priorities(session, job), job.id)
-    verifying = _jobs_that_verify(session)
-    for job_id, seconds in _to_compile(session):
+    on_cpu = JobProblemRow.state.in_(LIVE) & asks_predicted()
+    verifying = set(session.scalars(select(JobProblemRow.job_id).where(on_cpu).distinct()))
+    # Predicted seconds of builds that are pending or compiling, without what their files cost anyway.
+    to_compile_seconds = select(PendingBuildRow.job_id, func.sum(PendingBuildRow.predicted_seconds))
+    for job_id, seconds in session.execute(to_compile_seconds.group_by(PendingBuildRow.job_id)):
         left.add(False, job_id, seconds * scale * (with_verify if job_id in verifying else 1.0))
     for job_id, to_compare, to_finish in _unended_problems(session):
         left.add(False, job_id, each[FINISH] * to_finish)
@@ -185,19 +183,6 @@ def _priorities(session: Session, job: JobStatus) -> dict[str, int]:
         select(JobRow.id, JobRow.priority).where(JobRow.state.in_(LIVE), JobRow.priority >= job.priority)
     )
     return {**dict(rows.all()), job.id: job.priority}
-
-
-def _is_planned_in_part(session: Session, job_id: str) -> bool:
-    unplanned = select(JobProblemRow.id).where(
-        JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned
-    )
-    return session.scalar(unplanned.limit(1)) is not None
-
-
-def _to_compile(session: Session) -> list[tuple[str, float]]:
-    """Predicted seconds that each job has builds pending or compiling for, without what their files cost anyway."""
-    query = select(PendingBuildRow.job_id, func.sum(PendingBuildRow.predicted_seconds)).group_by(PendingBuildRow.job_id)
-    return [(job_id, seconds) for job_id, seconds in session.execute(query)]
 
 
 def _unended_tasks(session: Session) -> Any:
@@ -248,12 +233,6 @@ def _observed_tasks(session: Session) -> tuple[dict[str, float], float]:
         kind: sum(spent[kind]) / len(spent[kind]) if spent[kind] else first for kind, first in FIRST_SECONDS.items()
     }
     return each, sum(spent[MEASURE]) / predicted if predicted else 1.0
-
-
-def _jobs_that_verify(session: Session) -> set[str]:
-    """Live jobs with a problem whose kernels are verified on the CPU."""
-    live = JobProblemRow.state.in_(LIVE) & asks_predicted()
-    return set(session.scalars(select(JobProblemRow.job_id).where(live).distinct()))
 
 
 def _unended_problems(session: Session) -> list[tuple[str, int, int]]:

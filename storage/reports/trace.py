@@ -1,6 +1,4 @@
-"""A job attempt by attempt: which worker, from when to when, and what waited meanwhile."""
-
-from __future__ import annotations
+"""A job attempt by attempt: which worker, from when to when, what waited meanwhile; the same on a time axis."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +6,22 @@ from typing import Any
 
 from sqlalchemy import RowMapping, func, select
 
-from cukiln.types import Seconds
+from cukiln.types import Seconds, Timeline, TimelineLane, TimelineStep
 from storage.database.session import Session, clock_of
 from storage.database.sql import core, rows_among
 from storage.database.tables import GroupRow, JobProblemRow, TaskJobRow, TaskRow
 from storage.entities.jobs import JobStatus, job_state
-from storage.queue.attempts import waiting_since
-from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, VERIFY, group_of_ref
+from storage.queue.new_tasks import (
+    COMPARE,
+    COMPILE,
+    FINISH,
+    MEASURE,
+    PLAN,
+    VERIFY,
+    group_of_ref,
+    parse_plan_ref,
+    waiting_since,
+)
 from storage.reports.progress import job_progress
 
 ON_GROUPS = (COMPILE, VERIFY, MEASURE)
@@ -40,9 +47,8 @@ Attempted = tuple[RowMapping, tuple[Attempt, ...]]
 
 @dataclass(frozen=True)
 class TracedTask:
-    """`group` (`kernels`: how many, phases, seconds by stage) of a compile, verify or measure task, `problem` (name,
-    operator) of a compare or finish task; else None. `phases` of the attempt that did it, as `groups.phases` keeps
-    them. `jobs`: for which it is, where they are several."""
+    """`group` of a compile, verify or measure task, `problem` of a compare or finish task, else None; `phases` of the
+    attempt that did it, as `groups.phases`. `jobs`: for which it is, where they are several."""
 
     id: int
     kind: str
@@ -92,7 +98,10 @@ def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted
 def traced_tasks(session: Session, attempted: Sequence[Attempted]) -> list[TracedTask]:
     """The tasks, with what they work on."""
     groups = _groups(session, {group_of_ref(row["ref"]) for row, _ in attempted if row["kind"] in ON_GROUPS})
-    problems = _problems(session, {int(row["ref"]) for row, _ in attempted if row["kind"] in ON_PROBLEMS})
+    problem = core(JobProblemRow).c
+    of_problems = select(problem.id, problem.name, problem.operator)
+    problem_ids = [int(row["ref"]) for row, _ in attempted if row["kind"] in ON_PROBLEMS]
+    problems = {row.id: row for row in rows_among(session, of_problems, problem.id, problem_ids)}
     jobs = _jobs(session, [row["id"] for row, _ in attempted if row["kind"] in ON_GROUPS])
     traced = []
     for row, attempts in attempted:
@@ -148,7 +157,65 @@ def _groups(session: Session, group_ids: set[str]) -> dict[str, Any]:
     return {row.id: row for row in rows_among(session, select(*columns), table.id, group_ids)}
 
 
-def _problems(session: Session, problem_ids: set[int]) -> dict[int, Any]:
-    table = core(JobProblemRow).c
-    query = select(table.id, table.name, table.operator)
-    return {row.id: row for row in rows_among(session, query, table.id, problem_ids)}
+MAX_LANES = 200
+"""The first to begin are shown: more is not legible."""
+SHOWN_DIGITS = 8  # of a group's id
+Subject = tuple[str, str]
+
+
+def timeline(session: Session, job_id: str, max_lanes: int = MAX_LANES) -> Timeline | None:
+    """The attempts at the tasks that the job needed, by what they work on; None if there is no such job."""
+    job = job_state(session, job_id)
+    if job is None:
+        return None
+    now = clock_of(session).now()
+    subjects: dict[Subject, list[Attempted]] = {}
+    for row, attempts in attempts_for(session, job, now):
+        subjects.setdefault(_subject(row["kind"], row["ref"]), []).append((row, attempts))
+    lanes: dict[Subject, list[TracedTask]] = {}
+    shown = [attempted for lane in list(subjects.values())[:max_lanes] for attempted in lane]
+    for task in traced_tasks(session, shown):
+        lanes.setdefault(_subject(task.kind, task.ref), []).append(task)
+    return Timeline(
+        job=job.id,
+        at=now,
+        created_at=job.created_at,
+        finished_at=job.finished_at,
+        lanes=[_lane(subject, tasks) for subject, tasks in lanes.items()],
+        lanes_left_out=max(0, len(subjects) - max_lanes),
+    )
+
+
+def _subject(kind: str, ref: str) -> Subject:
+    if kind == PLAN:
+        return "plan", ref
+    return ("group", group_of_ref(ref)) if kind in ON_GROUPS else ("problem", ref)
+
+
+def _lane(subject: Subject, tasks: list[TracedTask]) -> TimelineLane:
+    what, ref = subject
+    steps = [_step(task, attempt) for task in tasks for attempt in task.attempts]
+    if what == "plan":
+        _, first, last = parse_plan_ref(ref)
+        return TimelineLane(name=f"plan {first + 1} to {last + 1}", steps=steps)
+    if what == "problem":
+        problem = tasks[0].problem
+        return TimelineLane(name=f"problem {problem.name if problem else ref}", steps=steps)
+    group = tasks[0].group
+    kernels = group.kernels if group else None
+    return TimelineLane(name=f"group {ref[:SHOWN_DIGITS]}", group=ref, kernels=kernels, steps=steps)
+
+
+def _step(task: TracedTask, attempt: Attempt) -> TimelineStep:
+    return TimelineStep.model_validate(
+        {
+            "kind": task.kind,
+            "target": task.target,
+            "state": attempt.how,
+            "attempt": attempt.number,
+            "worker": attempt.worker,
+            "queued_at": attempt.available_at,
+            "started_at": attempt.started_at,
+            "finished_at": attempt.ended_at,
+        }
+    )

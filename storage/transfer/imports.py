@@ -1,16 +1,9 @@
 """Results that were measured elsewhere become a job: its problems, candidates and measurements, ready to finish.
 
-They are kept apart from results of this service: their verdicts lie in their own builds, their winners are parts of
-records
-(`storage.entities.record_parts`), so that an import can be withdrawn as a whole (`storage.transfer.withdrawals`).
-
-It begins when all is written, a part at a time; one that is interrupted continues when it is sent again, and is
-withdrawn after a while (`storage.transitions.cancel_and_expire`). Builds get ids of their own: none was compiled here,
-and a job that needs such a kernel compiles it itself. Winners are then built alone and published by the ordinary finish
-step, which takes a library only where its code is the measured one.
+Their verdicts lie in builds of their own, since none was compiled here, and their winners are parts of records
+(`storage.entities.record_parts`), so that an import can be withdrawn as a whole. It begins when all is written, a part
+at a time; one that is interrupted continues when it is sent again, or is withdrawn (`storage.transfer.withdrawals`).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +15,7 @@ from codegen.canonical import digest
 from codegen.identity import PlanVersions
 from cukiln.types import Imported, StageSeconds
 from storage.database.session import Database, Session, clock_of
-from storage.database.sql import chunks, core, insert_new
+from storage.database.sql import change, chunks, core, insert_new
 from storage.database.tables import (
     COMPILE_FAILURES,
     BuildRow,
@@ -110,18 +103,11 @@ class Importer:
     overwrites: bool = False
 
 
-@dataclass(frozen=True)
-class Begun:
-    """`new`: nothing of it was stored. `finish`: the target of each finish task that was added."""
-
-    job_id: str
-    new: bool
-    finish: list[str]
-
-
-def import_results(database: Database, new: Import, sender: Importer, admit: Callable[[Session], None]) -> Begun:
-    """Write all of it, with finish tasks for its problems. `admit` refuses a new one by what it raises. An import that
-    is there already is left as it is; one that was interrupted continues. Raises `ImportWithdrawn`."""
+def import_results(
+    database: Database, new: Import, sender: Importer, admit: Callable[[Session], None]
+) -> list[str] | None:
+    """Write all of it; the targets of its finish tasks. None: it is there already; one that was interrupted continues.
+    `admit` refuses a new one by what it raises. Raises `ImportWithdrawn`."""
     clear_withdrawn(database)
     with database.write() as session:
         state = session.scalar(select(JobRow.state).where(JobRow.id == new.job_id))
@@ -130,7 +116,7 @@ def import_results(database: Database, new: Import, sender: Importer, admit: Cal
             _insert_job(session, new)
             _insert_import(session, new, sender)
         elif state != "queued":
-            return Begun(new.job_id, new=False, finish=[])
+            return None
         else:  # it has as long as a new one, before it is forgotten
             begun_again = update(JobRow).where(JobRow.id == new.job_id).values(created_at=clock_of(session).now())
             session.execute(begun_again)
@@ -203,15 +189,15 @@ def _insert_job(session: Session, new: Import) -> None:
     session.execute(insert(core(JobProblemRow)), rows)
 
 
-def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Begun:
+def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> list[str] | None:
     now = clock_of(session).now()
     job, problem = core(JobRow), core(JobProblemRow)
     queued = (job.c.id == new.job_id) & (job.c.state == "queued")
     begun = update(job).where(queued).values(state="running", started_at=now).returning(job.c.id)
     if session.scalar(begun) is None:  # the same was sent twice at once, or it was cancelled meanwhile
-        return Begun(new.job_id, new=False, finish=[])
+        return None
     its = problem.c.job_id == new.job_id
-    session.execute(update(problem).where(its).values(state="running", planned=True, started_at=now))
+    change(session, problem, its, state="running", planned=True, started_at=now)
     add_tasks(
         session,
         [
@@ -219,7 +205,7 @@ def _begin(session: Session, new: Import, ids: Mapping[int, int]) -> Begun:
             for position, problem in enumerate(new.problems)
         ],
     )
-    return Begun(new.job_id, new=True, finish=[problem.target for problem in new.problems])
+    return [problem.target for problem in new.problems]
 
 
 def _problem_row(new: Import, position: int, problem: ImportedProblem) -> dict[str, Any]:
@@ -322,8 +308,5 @@ def _build_id(new: Import, candidate: ImportedCandidate, target: str) -> str:
 
 def refuse_candidate(session: Session, problem_id: int, candidate: str, message: str) -> None:
     """A candidate that was right elsewhere and cannot be published here."""
-    session.execute(
-        update(core(CandidateRow))
-        .where(core(CandidateRow).c.job_problem_id == problem_id, core(CandidateRow).c.candidate == candidate)
-        .values(verdict="skipped", message=message)
-    )
+    this = (CandidateRow.job_problem_id == problem_id) & (CandidateRow.candidate == candidate)
+    change(session, CandidateRow, this, verdict="skipped", message=message)

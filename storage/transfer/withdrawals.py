@@ -1,21 +1,16 @@
-"""Imports that are withdrawn: their parts of winner records, their failures, and their jobs, a part at a time.
-
-Once marked, an import counts in no record that is made anew; one that was interrupted is taken
-up by the reconciler (`find_broken_off`).
-"""
-
-from __future__ import annotations
+"""Imports that are withdrawn: their parts of winner records, their failures, and their jobs, a part at a time. Once
+marked, an import counts in no record that is made anew; the reconciler takes up what was interrupted."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, and_, delete, exists, func, select, update
+from sqlalchemy import Select, and_, exists, func, select
 
 from cukiln.types import ImportPage, ImportReport
 from storage.database.cursors import read_page
 from storage.database.session import Database, Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core, remove
 from storage.database.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, JobRow, TaskJobRow
 from storage.entities.record_parts import keys_with, rejoin
 from storage.maintenance.retention import remove_part
@@ -31,7 +26,7 @@ Part = Callable[[Session], None]
 def withdraw_import(session: Session, import_id: str) -> None:
     """Mark it; `clear_withdrawn` removes it from the records."""
     standing = (ImportRow.id == import_id) & ImportRow.withdrawn_at.is_(None)
-    session.execute(update(core(ImportRow)).where(standing).values(withdrawn_at=clock_of(session).now()))
+    change(session, ImportRow, standing, withdrawn_at=clock_of(session).now())
 
 
 def clear_withdrawn(database: Database) -> None:
@@ -83,18 +78,16 @@ def _reports() -> Select[Any]:
 
 
 def _records(session: Session, import_id: str) -> None:
-    table = core(ImportedWinnerRow)
-    its = table.c.import_id == import_id
-    keys = session.scalars(select(table.c.key).where(its).limit(RECORDS_AT_ONCE)).all()
-    session.execute(delete(table).where(its, table.c.key.in_(keys)))
+    row = ImportedWinnerRow
+    keys = session.scalars(select(row.key).where(row.import_id == import_id).limit(RECORDS_AT_ONCE)).all()
+    remove(session, row, row.import_id == import_id, row.key.in_(keys))
     rejoin(session, keys)
 
 
 def _findings(session: Session, import_id: str) -> None:
-    table = core(ImportedFindingRow)
-    its = table.c.import_id == import_id
-    codes = session.scalars(select(table.c.code_digest).where(its).limit(RECORDS_AT_ONCE)).all()
-    session.execute(delete(table).where(its, table.c.code_digest.in_(codes)))
+    row = ImportedFindingRow
+    codes = session.scalars(select(row.code_digest).where(row.import_id == import_id).limit(RECORDS_AT_ONCE)).all()
+    remove(session, row, row.import_id == import_id, row.code_digest.in_(codes))
     rejoin(session, keys_with(session, codes))
 
 

@@ -1,18 +1,15 @@
 """Give candidates the verdicts and times that are stored; add the next task of problems that have all of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, String, and_, bindparam, cast, exists, false, or_, select, update
+from sqlalchemy import ColumnElement, String, and_, cast, exists, false, or_, select, update
 
 from codegen.identity import PlanVersions
 from codegen.text.compiler_log import telling_line
-from storage.database.device_classes import asks_predicted, is_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, rows_among
+from storage.database.sql import asks_predicted, change, chunks, core, is_predicted, rows_among
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,
@@ -31,8 +28,7 @@ from storage.queue.new_tasks import COMPARE, FINISH, UNENDED, NewTask, add_tasks
 VERDICTS_AT_ONCE = 1000
 """Candidates that get their verdict in one transaction: about 50 ms of a shared core."""
 FINISH_SECONDS = 0.75
-"""Of one winner, before any was finished here: nvcc, g++ and the linker on one kernel. Measured as 0.72 to 0.74 s for
-three fp32 matmuls on two cores of an AMD EPYC."""
+"""Of one winner, before any was finished: 0.72 to 0.74 s for three fp32 matmuls on two cores of an AMD EPYC."""
 COMPARE_SECONDS = 3.0
 """Of one comparison, before any was made here: a guess at starting the process and a few interleaved runs."""
 
@@ -44,11 +40,8 @@ def has_time_left(now: float) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, order=True)
 class NextStep:
-    """A problem with a new task: a wake-up goes to (kind, target).
-
-    `compare`: all its candidates have a verdict, and the best are to be run against each other on a GPU. `finish`: all
-    is done but the choice. `measure`: there is more to measure than there was when the task was leased.
-    """
+    """A problem with a new task, for which a wake-up goes to (kind, target): more to `measure` than was leased; all
+    have a verdict, and the best are to `compare`; or all is done but the choice (`finish`)."""
 
     problem: int
     kind: Literal["measure", "compare", "finish"]
@@ -118,7 +111,7 @@ def note_lost(session: Session, problem_ids: Iterable[int], why: str | None) -> 
     problem = core(JobProblemRow).c
     for ids in chunks(set(problem_ids) if (why or "").startswith(LOST) else ()):
         here = problem.id.in_(ids) & problem.error.is_(None)
-        session.execute(update(core(JobProblemRow)).where(here).values(error=why))
+        change(session, JobProblemRow, here, error=why)
 
 
 def give_verdicts(
@@ -188,28 +181,18 @@ def write_candidate_verdicts(session: Session, findings: Sequence[CandidateVerdi
     """Write verdicts and times to candidates; the problem of each."""
     if not findings:
         return []
-    table = core(CandidateRow)
-    session.execute(
-        update(table)
-        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
-        .values(
-            verdict=bindparam("given"),
-            message=bindparam("why"),
-            measured_us=bindparam("us"),
-            measurement=bindparam("times", type_=table.c.measurement.type),
-        ),
-        [
-            {
-                "of_problem": finding.problem_id,
-                "of_candidate": finding.candidate,
-                "given": finding.verdict,
-                "why": finding.message,
-                "us": finding.measurement["median_us"] if finding.measurement else None,
-                "times": finding.measurement,
-            }
-            for finding in findings
-        ],
-    )
+    rows = [
+        {
+            "job_problem_id": finding.problem_id,
+            "candidate": finding.candidate,
+            "verdict": finding.verdict,
+            "message": finding.message,
+            "measured_us": finding.measurement["median_us"] if finding.measurement else None,
+            "measurement": finding.measurement,
+        }
+        for finding in findings
+    ]
+    session.execute(update(CandidateRow), rows)  # by primary key
     return [finding.problem_id for finding in findings]
 
 
@@ -222,8 +205,8 @@ def give_findings(
     most: int | None,
 ) -> list[int]:
     """Give at most so many candidates of these builds on a GPU without a verdict (`which`: a condition on their rows)
-    what is stored of equal code: times on its device class under that class's driver, verified by this plan; or that
-    it was wrong on some GPU. Returns the problem of each."""
+    what is stored of equal code: times under today's driver and plan, or that it was wrong. Returns the problem of
+    each."""
     present = or_(
         false(),
         *(

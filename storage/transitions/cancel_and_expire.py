@@ -1,11 +1,8 @@
 """How work ends before its time: a cancelled job, a spent budget, a task that failed for good.
 
-Builds are shared between jobs. So a job that ends withdraws its requests: work that no other job needs is cancelled,
-and builds that none needs are deleted. No verdict of a kernel follows from it: the candidates are `skipped`, a part at
-a time (`find_ended`), since a job may have a hundred thousand.
+Work and builds that no other job needs end with it. The candidates are `skipped`, which says nothing of their kernels,
+a part at a time (`find_ended`): a job may have a hundred thousand.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,9 +11,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
 from cukiln.counted import counted
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core
+from storage.database.sql import asks_predicted, change, chunks, core
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,
@@ -87,10 +83,7 @@ def settle_job(session: Session, job_id: str) -> str | None:
 
 
 def expire_budgets(session: Session) -> list[str]:
-    """End the search of every job past its deadline: what has a verdict is finished, the rest skipped (`find_ended`).
-
-    Returns the ids of the jobs it ended now; call it every second or so.
-    """
+    """End the search of every job past its deadline; their ids. What has a verdict is finished, the rest skipped."""
     now = clock_of(session).now()
     wanting = exists().where(
         TaskJobRow.job_id == JobRow.id,
@@ -155,7 +148,7 @@ def _unsearched(session: Session, late: ColumnElement[bool]) -> Part | None:
             ids = [row.id for row in rows if row.budget_seconds == budget]
             error = f"{_budget(budget)} its search space was lowered"
             unplanned = problem.id.in_(ids) & problem.state.in_(LIVE) & ~problem.planned
-            session.execute(update(core(JobProblemRow)).where(unplanned).values(planned=True, error=error))
+            change(session, JobProblemRow, unplanned, planned=True, error=error)
         add_next_steps(session, [row.id for row in rows])
 
     return part
@@ -286,9 +279,7 @@ def end_tasks(session: Session, job_id: str, kinds: Sequence[str]) -> None:
     unended = task.id.in_(of_job) & task.state.in_(UNENDED) & task.kind.in_(kinds)
     ids = list(session.scalars(select(task.id).where(unended)))
     for some in chunks(ids):
-        session.execute(
-            update(core(TaskJobRow)).where(wanting.job_id == job_id, wanting.task_id.in_(some)).values(wanted=False)
-        )
+        change(session, TaskJobRow, wanting.job_id == job_id, wanting.task_id.in_(some), wanted=False)
         unwanted = task.id.in_(some) & ~exists().where(wanting.task_id == task.id, wanting.wanted)
         # The token stays: `renew` reports to its worker that the task was cancelled, not lost.
         cancelled = session.execute(
@@ -298,19 +289,14 @@ def end_tasks(session: Session, job_id: str, kinds: Sequence[str]) -> None:
             .returning(task.kind, task.ref)
         ).all()
         groups = [row.ref for row in cancelled if row.kind == COMPILE]
-        session.execute(
-            update(core(GroupRow)).where(core(GroupRow).c.id.in_(groups)).values(state="cancelled", finished_at=now)
-        )
+        change(session, GroupRow, GroupRow.id.in_(groups), state="cancelled", finished_at=now)
         for group in groups:
             abandon_group(session, group)
 
 
-def _fail_problems(session: Session, job_id: str, which: object, error: str) -> None:
-    session.execute(
-        update(JobProblemRow)
-        .where(which, JobProblemRow.state.in_(LIVE))  # type: ignore[arg-type]
-        .values(state="failed", error=error, finished_at=clock_of(session).now())
-    )
+def _fail_problems(session: Session, job_id: str, which: ColumnElement[bool], error: str) -> None:
+    failed = {"state": "failed", "error": error, "finished_at": clock_of(session).now()}
+    change(session, JobProblemRow, which, JobProblemRow.state.in_(LIVE), **failed)
     settle_job(session, job_id)
 
 
@@ -333,6 +319,6 @@ def cancel_job(session: Session, job_id: str) -> JobStatus | None:
     live = (JobRow.id == job_id) & JobRow.state.in_(LIVE)
     if session.scalar(update(JobRow).where(live).values(**ended).returning(JobRow.id)) is not None:
         problems = (JobProblemRow.job_id == job_id) & JobProblemRow.state.in_(LIVE)
-        session.execute(update(JobProblemRow).where(problems).values(**ended))
+        change(session, JobProblemRow, problems, **ended)
         end_tasks(session, job_id, (*SEARCH, FINISH))
     return job_state(session, job_id)

@@ -1,7 +1,5 @@
 """Groups: the kernels of one .cu file, the outcome of compiling them, and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +9,23 @@ from sqlalchemy import bindparam, select, update
 from cukiln.types import AttributedSeconds, GroupReport, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow
-from storage.entities.builds import Build, known_builds
-from storage.entities.groups import FILES_OF_GROUPS, Group, GroupKernel, compiled_for, kernels_of, load_group
+from storage.entities.groups import (
+    FILES_OF_GROUPS,
+    Build,
+    Group,
+    GroupKernel,
+    compiled_for,
+    kernels_of,
+    known_builds,
+    load_group,
+)
 from storage.entities.stage_times import Spent, by_phase, shares
 from storage.queue.tasks import Lease, complete, require_lease
 from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, NextStep
 from storage.transitions.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
-from storage.transitions.pending_verification import (
+from storage.transitions.verify import (
     Unverified,
     Versions,
     add_verification,
@@ -61,8 +67,7 @@ class GroupFiles:
 
 
 def record_builds(session: Session, lease: Lease, outcomes: Sequence[BuildOutcome]) -> None:
-    """Write the outcome of some of a group's builds: no job waits for their compile any more. Raises `LostLease`, and
-    `ValueError` for a build that compiled and has no library."""
+    """The outcome of some of a group's builds. Raises `LostLease`, `ValueError` for one compiled to no library."""
     require_lease(session, lease)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
         raise ValueError(f"group {lease.ref}: compiled, but without a library: {', '.join(lacking)}")
@@ -110,8 +115,7 @@ def apply_group_verdicts(session: Session, lease: Lease, versions: Versions) -> 
 
 
 def what_follows(session: Session, lease: Lease, made: GroupFiles) -> tuple[list[Unverified], Spent]:
-    """Which candidates wait for the group's builds, and what each problem has spent on it. Read when all outcomes are
-    recorded, before the group is completed: it may be a lot. A job that comes later finds its builds compiled."""
+    """Which candidates wait for the group's builds, and what each problem has spent. It may be a lot: read before."""
     build = core(BuildRow).c
     rows = session.execute(select(build.id, build.state).where(build.group_id == lease.ref)).all()
     jobs = compiled_for(session, lease.ref)
@@ -139,17 +143,16 @@ def complete_group(
     in_queue = lease.waited_seconds
     # Relative to the lease, as the others: it ended when they began.
     spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
-    session.execute(
-        update(core(GroupRow))
-        .where(group.id == lease.ref)
-        .values(
-            state="compiled" if error is None else "failed",
-            finished_at=clock_of(session).now(),
-            phases=spans,
-            codegen_seconds=made.codegen.model_dump(),
-            compile_seconds=made.compile.model_dump(),
-            **blobs,
-        )
+    change(
+        session,
+        GroupRow,
+        group.id == lease.ref,
+        state="compiled" if error is None else "failed",
+        finished_at=clock_of(session).now(),
+        phases=spans,
+        codegen_seconds=made.codegen.model_dump(),
+        compile_seconds=made.compile.model_dump(),
+        **blobs,
     )
     return_builds(session, lease.ref, error or "its file left it out", max_attempts, alone=alone)
     return add_verification(session, waiting)

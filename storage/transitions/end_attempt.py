@@ -1,22 +1,16 @@
-"""How an attempt ends that did not complete its task: released, failed, or lost with its worker.
-
-A lost attempt does not count (`storage.queue.losses`). Of a group the builds are pending again.
-"""
-
-from __future__ import annotations
+"""How an attempt ends that did not complete its task: released, failed, or lost (`storage.queue.losses`)."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core
+from storage.database.sql import change, core
 from storage.database.tables import GroupRow, TaskRow
 from storage.queue import losses
-from storage.queue.attempts import waits_again
-from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of
+from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of, waits_again
 from storage.queue.tasks import Lease, end_task, require_lease
 from storage.transitions.cancel_and_expire import give_up
 from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose_group
@@ -24,8 +18,7 @@ from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose
 
 @dataclass(frozen=True)
 class Expired:
-    """A task whose lease ran out; `state`: waiting (for the next attempt), failed (it was lost too often) or lost (a
-    group, whose builds are pending again). `jobs`: that needed it."""
+    """A task whose lease ran out, for `jobs`. `state`: waiting, failed (it was lost too often) or lost (a group)."""
 
     task_id: int
     kind: str
@@ -46,8 +39,7 @@ def release(session: Session, lease: Lease) -> None:
 
 
 def lose(session: Session, lease: Lease, error: str, *, stalled: bool = False) -> str:
-    """The machine failed the attempt, which does not count (`storage.queue.losses`). Returns "paused", or "failed"
-    where it was lost too often. Raises `LostLease`."""
+    """The machine failed the attempt: "paused", or "failed" where it was lost too often. Raises `LostLease`."""
     require_lease(session, lease)
     row = session.execute(select(core(TaskRow)).where(TaskRow.id == lease.task_id)).one()
     return "failed" if _lose(session, row, error, stalled=stalled) == "failed" else "paused"
@@ -70,7 +62,7 @@ def _lose(session: Session, row: Any, error: str, *, stalled: bool = False) -> s
         values["losses"] = many
     # Where it does not wait, the worker of the attempt stays: it shows where the task was.
     ended = {**values, "state": state, "token": None, "error": error}
-    session.execute(update(core(TaskRow)).where(core(TaskRow).c.id == row.id).values(**ended))
+    change(session, TaskRow, TaskRow.id == row.id, **ended)
     if state == "lost":
         _set_group(session, row.ref, "lost", now)
         lose_group(session, row.ref, error, stalled=stalled)
@@ -80,8 +72,7 @@ def _lose(session: Session, row: Any, error: str, *, stalled: bool = False) -> s
 
 
 def fail(session: Session, lease: Lease, error: str, *, retry: bool, max_attempts: int = MAX_ATTEMPTS) -> str:
-    """End the attempt. Returns "waiting" where another one may follow, else "failed": what depends on it is settled.
-    The builds of a compile task are pending again, as suspects."""
+    """End it: "waiting" where another attempt may follow, else "failed". A group's builds are pending as suspects."""
     if lease.kind == COMPILE:
         _end_group(session, lease, "failed", error)
         abandon_group(session, lease.ref, error, max_attempts if retry else 1)
@@ -96,8 +87,7 @@ def fail(session: Session, lease: Lease, error: str, *, retry: bool, max_attempt
 
 
 def expire_leases(session: Session, silent: Collection[int] | None = None) -> list[Expired]:
-    """End the leases of dead workers, as `lose` does: of the tasks in `silent` (`storage.queue.tasks.LeaseWatch`), else
-    those that are over by this machine's clock."""
+    """`lose` tasks that are `silent` (`storage.queue.tasks.LeaseWatch`), else those that are over by this clock."""
     over = TaskRow.lease_expires_at < clock_of(session).now() if silent is None else TaskRow.id.in_(silent)
     late = session.execute(select(core(TaskRow)).where(TaskRow.state == "leased", over).order_by(TaskRow.id)).all()
     expired = []
@@ -114,5 +104,4 @@ def _end_group(session: Session, lease: Lease, state: str, error: str | None = N
 
 
 def _set_group(session: Session, group_id: str, state: str, now: float) -> None:
-    group = core(GroupRow)
-    session.execute(update(group).where(group.c.id == group_id).values(state=state, finished_at=now))
+    change(session, GroupRow, GroupRow.id == group_id, state=state, finished_at=now)

@@ -1,28 +1,18 @@
 """A problem is finished: with a winner, or with the reason why there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import update
 
 from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
+from storage.database.sql import change
 from storage.database.tables import LIVE, JobProblemRow, TaskRow
 from storage.entities.stage_times import add_seconds, by_phase
 from storage.errors import LostLease
 from storage.queue.tasks import Lease, complete
 from storage.transitions.cancel_and_expire import settle_job
-
-
-@dataclass(frozen=True)
-class FinishedProblem:
-    """`job_state` is the job's new state if this was its last problem."""
-
-    job_id: str
-    job_state: str | None
 
 
 def finish_problem(
@@ -33,12 +23,9 @@ def finish_problem(
     error: str | None,
     extra_seconds: Mapping[str, StageSeconds] | None = None,
     phases: Sequence[Mapping[str, Any]] = (),
-) -> FinishedProblem:
-    """End the problem of a finish task: done with a winner (a candidate id), or failed with the reason.
-
-    Completes the task and closes the job with its last problem. `extra_seconds`: what finishing itself spent, by
-    stage, `phases`: within it, as in `storage.database.tables.GroupRow`. Raises `LostLease`.
-    """
+) -> str | None:
+    """End a finish task and its problem, with a winner (a candidate id) or an error; the job's new state if this was
+    its last. `extra_seconds`: of finishing, by stage, `phases`: within it. Raises `LostLease`."""
     if (winner is None) == (error is None):
         raise ValueError("a finished problem has either a winner or an error")
     complete(session, lease)
@@ -53,7 +40,7 @@ def finish_problem(
     )
     if job_id is None:
         raise LostLease(lease.kind, lease.ref, lease.token)
-    session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(phases=[dict(phase) for phase in phases]))
+    change(session, TaskRow, TaskRow.id == lease.task_id, phases=[dict(phase) for phase in phases])
     waiting = {"queue": StageSeconds(wall=lease.waited_seconds)}
     add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
-    return FinishedProblem(job_id, settle_job(session, job_id))
+    return settle_job(session, job_id)

@@ -1,22 +1,19 @@
 """Measuring on GPUs: what a task is to verify and time, its results, and the comparison of the best."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, func, select, tuple_, update
+from sqlalchemy import Row, func, select, tuple_
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, one_of, rows_among
+from storage.database.sql import asks_predicted, change, chunks, core, insert_new, one_of, remove, rows_among
 from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, MeasurementRow, TaskRow, VerdictRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.stage_times import add_seconds
-from storage.entities.verdicts import GPU, NewVerdict, known_verdicts, write_verdicts, wrong_codes
+from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_codes
 from storage.errors import LostLease
 from storage.queue.new_tasks import group_of_ref
 from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
@@ -32,27 +29,15 @@ from storage.transitions.apply_verdicts import (
     write_candidate_verdicts,
 )
 from storage.transitions.pending_builds import MAX_ATTEMPTS
-from storage.transitions.pending_verification import add_verification, unverified
+from storage.transitions.verify import add_verification, unverified
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS
 """Verdicts that are stored of the code. Others (`skipped`) say nothing about it."""
 
 
-@dataclass(frozen=True)
-class ToMeasure:
-    """`problem` is canonical, `library` the blob digest of a library that holds the kernel. `proven`: its code has
-    passed the reduced verification plan on a GPU before."""
-
-    problem_id: int
-    operator: str
-    problem: dict[str, Any]
-    candidate: str
-    schedule: dict[str, Any]
-    build: str
-    library: str
-    code_digest: str
-    proven: bool
+ToMeasure = Row[Any]
+"""`problem` is canonical; `library`: blob digest; `proven`: a GPU has verified its code by the reduced plan before."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +72,11 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
 
     By problem, then by candidate. A candidate that several jobs wait for is there once: its result counts for all.
     """
+    verdict = select(VerdictRow.subject).where(VerdictRow.subject == BuildRow.code_digest, VerdictRow.venue == GPU)
+    verdict = verdict.where(VerdictRow.plan_version.in_(set(plans.values())))
+    was_right, was_wrong = (
+        verdict.where(its).exists() for its in (VerdictRow.verdict == "ok", VerdictRow.verdict != "ok")
+    )
     rows = session.execute(
         select(
             JobProblemRow.id.label("problem_id"),
@@ -97,6 +87,7 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
             BuildRow.id.label("build"),
             BuildRow.library,
             BuildRow.code_digest,
+            (was_right & ~was_wrong).label("proven"),
         )
         .select_from(BuildRow)
         .join(CandidateRow, CandidateRow.build == BuildRow.id)
@@ -106,10 +97,8 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
         .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
         .order_by(JobProblemRow.id, CandidateRow.candidate)
     ).all()
-    proofs = known_verdicts(session, {row.code_digest for row in rows}, GPU, plans)
     once = {(row.candidate, row.code_digest): row for row in reversed(rows)}
-    proven = {digest for digest, proof in proofs.items() if proof.verdict == "ok"}
-    return [ToMeasure(**row._mapping, proven=row.code_digest in proven) for row in reversed(once.values())]
+    return list(reversed(once.values()))
 
 
 def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, float]:
@@ -125,9 +114,8 @@ def best_measured(session: Session, problem_ids: Iterable[int]) -> dict[int, flo
 def record_measured(
     session: Session, lease: Lease, results: Sequence[Measured], *, driver: str, plans: PlanVersions
 ) -> None:
-    """Write verdicts and times, and add the seconds; `apply_measured_verdicts` comes next. Results of a task that was
-    cancelled meanwhile are kept: they are as valid for the code. Raises `LostLease` where another attempt has the
-    lease, and `ValueError` for a result that is right and without times, or the reverse."""
+    """Write verdicts and times (also for a task that was cancelled meanwhile), and add the seconds. Raises `LostLease`,
+    and `ValueError` for a result that is right and without times, or the reverse."""
     token, state = session.execute(select(TaskRow.token, TaskRow.state).where(TaskRow.id == lease.task_id)).one()
     if token != lease.token or state not in ("leased", "cancelled"):
         raise LostLease(lease.kind, lease.ref, lease.token)
@@ -143,9 +131,8 @@ def record_measured(
 def apply_measured_verdicts(
     session: Session, results: Sequence[Measured], device_class: str, plans: PlanVersions
 ) -> tuple[list[NextStep], bool]:
-    """Write each result to candidates of live problems of its device class, in whichever job: to a part of them. A
-    wrong one invalidates its code, and with it every candidate of live problems on a GPU that has it. Returns the
-    problems with a new task, and whether there may be more candidates: call it again."""
+    """Write each result to some candidates of live problems of its class; a wrong one invalidates its code on every
+    GPU. Returns the problems with a new task, and whether there may be more candidates: call it again."""
     touched = _judge(session, results, device_class, VERDICTS_AT_ONCE)
     codes = {result.code_digest for result in results}
     touched += invalidate(session, codes, plans, VERDICTS_AT_ONCE - len(touched))
@@ -160,9 +147,8 @@ def complete_measured(
     plans: PlanVersions,
     max_attempts: int = MAX_ATTEMPTS,
 ) -> list[NextStep]:
-    """Complete a measure task whose results are written to candidates. It waits again where something is left, which is
-    returned: the results were a part, or others came during the lease. Where there were none, that is an attempt;
-    `ValueError` in the last one: it would repeat for ever. Raises `LostLease`."""
+    """Complete a measure task. It waits again, and is returned, where something is left: results were a part, or others
+    came. Where there were no results, that is an attempt; `ValueError` in the last one. Raises `LostLease`."""
     complete(session, lease)
     problems = {result.problem_id for result in results}
     waiting = StageSeconds(wall=lease.waited_seconds / max(1, len(problems)))
@@ -174,7 +160,7 @@ def complete_measured(
         raise ValueError(f"{lease.kind} {lease.ref}: no result for {names}")
     again = add_verification(session, unverified(session, {candidate.build for candidate in left}), device_class)
     if again and not results:
-        session.execute(update(TaskRow).where(TaskRow.id == lease.task_id).values(attempt=lease.attempt))
+        change(session, TaskRow, TaskRow.id == lease.task_id, attempt=lease.attempt)
     if again and lease.is_alone:
         go_on_alone(session, lease)
     return [NextStep(left[0].problem_id, "measure", device_class)] if again else []
@@ -183,10 +169,8 @@ def complete_measured(
 def invalidate_contenders(
     session: Session, lease: Lease, wrong: Sequence[WrongContender]
 ) -> tuple[list[NextStep], bool]:
-    """Those that were found wrong after they had been timed: the verdict of their code, which was ok, becomes the new
-    one, under whatever verification plan, for a part of the candidates with that code. One that was skipped was only
-    not compared. Returns the problems with a new task, and whether there may be more candidates: call it again. Raises
-    `LostLease`."""
+    """The code of those that were found wrong after they had been timed gets the new verdict, under whatever plan; one
+    that was skipped was only not compared. As `apply_measured_verdicts` returns. Raises `LostLease`."""
     require_lease(session, lease)
     problem_id = int(lease.ref)
     failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
@@ -197,16 +181,9 @@ def invalidate_contenders(
     ).all()
     for candidate, code_digest in rows:
         contender = failed[candidate]
-        session.execute(
-            update(core(VerdictRow))
-            .where(VerdictRow.subject == code_digest, VerdictRow.venue == GPU, VerdictRow.verdict == "ok")
-            .values(
-                verdict=contender.verdict,
-                message=contender.message,
-                details=dict(contender.details),
-                created_at=clock_of(session).now(),
-            )
-        )
+        was_right = (VerdictRow.subject == code_digest) & (VerdictRow.venue == GPU) & (VerdictRow.verdict == "ok")
+        found = {"verdict": contender.verdict, "message": contender.message, "details": dict(contender.details)}
+        change(session, VerdictRow, was_right, **found, created_at=clock_of(session).now())
     codes = {code_digest for _, code_digest in rows if code_digest}
     withdraw_code(session, wrong_codes(session, codes))
     write_candidate_verdicts(
@@ -219,32 +196,25 @@ def invalidate_contenders(
 def record_compared(
     session: Session, lease: Lease, comparison: dict[str, Any] | None, *, measure: StageSeconds
 ) -> list[NextStep]:
-    """Complete a compare task with a `cukiln.types.Comparison` as JSON, None where there was nothing to compare.
-    Returns the problems with a new task. Raises `LostLease`."""
+    """Complete a compare task with a `Comparison` as JSON, if any; the problems with a new task. Raises `LostLease`."""
     complete(session, lease)
     problem_id = int(lease.ref)
-    session.execute(
-        update(core(JobProblemRow)).where(core(JobProblemRow).c.id == problem_id).values(comparison=comparison)
-    )
+    change(session, JobProblemRow, JobProblemRow.id == problem_id, comparison=comparison)
     add_seconds(session, {problem_id: {"measure": measure, "queue": StageSeconds(wall=lease.waited_seconds)}})
     return add_next_steps(session, [problem_id])
 
 
 def forget_group_library(session: Session, digest: str) -> tuple[list[NextStep], bool]:
-    """For a library whose bytes were lost: its kernels are compiled again by the next job that measures them.
-
-    What waits to be measured now is skipped, a part of it; returns the problems with a new task, and whether there may
-    be more candidates: call it again.
-    """
-    build = core(BuildRow)
-    held = build.c.library == digest
-    standing = session.scalars(select(build.c.id).where(held, build.c.state == "ok")).all()
+    """Of a lost library: the next job compiles its kernels anew, what waits is skipped. As
+    `apply_measured_verdicts`."""
+    held = BuildRow.library == digest
+    standing = session.scalars(select(BuildRow.id).where(held, BuildRow.state == "ok")).all()
     message = f"the library sha256:{digest} that holds its kernel was lost: submit the problem again"
     skipped = dict.fromkeys(standing, ("skipped", message))
     touched = give_verdicts(session, skipped, of_problems(~asks_predicted()), VERDICTS_AT_ONCE)
     more = len(touched) >= VERDICTS_AT_ONCE
     if not more:
-        session.execute(update(build).where(held).values(library=None))
+        change(session, BuildRow, held, library=None)
     return add_next_steps(session, touched), more
 
 
@@ -288,9 +258,7 @@ def _write_measurements(
     }
     for keys in chunks(rows, 1000):
         old = one_of((table.code_digest, table.candidate), keys)
-        session.execute(
-            delete(core(MeasurementRow)).where(old, table.device_class == device_class, table.driver == driver)
-        )
+        remove(session, MeasurementRow, old, table.device_class == device_class, table.driver == driver)
     insert_new(session, MeasurementRow, list(rows.values()))
 
 

@@ -1,20 +1,14 @@
-"""Pending builds: those that jobs need and that are not compiled yet, a row of `pending_builds` for each job and build.
-
-A build is pending as long as a job needs it, and compiling while a worker has leased it
-(`storage.transitions.lease_builds`). What a worker could not compile is pending again; what no job needs any more is
-deleted.
-"""
-
-from __future__ import annotations
+"""Pending builds, a row of `pending_builds` for each job that needs one: compiling while a worker has leased it
+(`storage.transitions.take_work`), pending again where it could not, and deleted when no job needs it any more."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, select, update
+from sqlalchemy import ColumnElement, and_, exists, select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import chunks, core, insert_new, rows_among
+from storage.database.sql import change, chunks, core, insert_new, remove, rows_among
 from storage.database.tables import (
     LIVE,
     PENDING_OR_GIVEN_UP,
@@ -27,12 +21,12 @@ from storage.database.tables import (
     PendingBuildRow,
     TaskRow,
 )
-from storage.entities.builds import NewBuild
+from storage.entities.groups import NewBuild
 from storage.entities.verdicts import is_outgrown
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, VERIFY, NewTask, add_again, add_jobs, jobs_of
 from storage.transitions.apply_verdicts import has_time_left
-from storage.transitions.pending_verification import add_verification, unverified
+from storage.transitions.verify import add_verification, unverified
 
 MAX_ATTEMPTS = 3
 _UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}
@@ -66,7 +60,7 @@ def want_builds(
     ]
     for id in lost:
         again = {**_row(by_id[id], now), **_UNTRIED}
-        session.execute(update(core(BuildRow)).where(build.id == id).values(**again))
+        change(session, BuildRow, build.id == id, **again)
     unbuilt = [*lost, *(row.id for row in present if row.state in UNBUILT)]
     rows = [
         {
@@ -110,7 +104,7 @@ def _join_running_files(session: Session, job_id: str, groups: Collection[str | 
 def fulfil(session: Session, build_ids: Iterable[str]) -> None:
     """These builds are compiled, or never will be: no job waits for their compile any more."""
     for ids in chunks(build_ids):
-        session.execute(delete(core(PendingBuildRow)).where(pending_build.build.in_(ids)))
+        remove(session, PendingBuildRow, pending_build.build.in_(ids))
 
 
 def abandon_group(session: Session, group_id: str, error: str | None = None, max_attempts: int = MAX_ATTEMPTS) -> None:
@@ -120,8 +114,7 @@ def abandon_group(session: Session, group_id: str, error: str | None = None, max
 
 
 def lose_group(session: Session, group_id: str, error: str, *, stalled: bool = False) -> None:
-    """Let the builds of a lost group that are still compiling be pending again after a pause: those that were lost
-    before in files of their own, until they are given up."""
+    """Builds of a lost group that are still compiling are pending again after a pause, alone, or given up."""
     _apply_recorded(session, group_id)
     now = clock_of(session).now()
     compiling = (build.group_id == group_id) & (build.state == "compiling")
@@ -136,7 +129,7 @@ def lose_group(session: Session, group_id: str, error: str, *, stalled: bool = F
             "not_before": now + losses.pause_after(many),
             "suspect": row.id if many >= losses.TOGETHER else row.suspect,
         }
-        session.execute(update(core(BuildRow)).where(build.id == row.id).values(**values))
+        change(session, BuildRow, build.id == row.id, **values)
     _forget(session, [row.id for row in rows])
     give_up_builds(session, [row.id for row in rows if row.losses + count >= losses.MOST], losses.why_skipped(error))
 
@@ -166,14 +159,17 @@ def return_builds(
     ids = [row.id for row in rows]
     _wait_from_now(session, ids)
     if error is None:
-        session.execute(update(core(BuildRow)).where(compiling).values(state="pending"))
+        change(session, BuildRow, compiling, state="pending")
         _forget(session, ids)  # a job that has ended may have been the last that needed them
         return
     group = core(GroupRow).c
     was_alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
-    for id, label in ({id: id for id in ids} if alone else _labels(rows, group_id)).items():
+    # Each is tried next in half of the file that failed, or in one of its own.
+    whole = not alone and all(row.suspect is None for row in rows) and len(rows) > 3
+    for place, id in enumerate(ids):
+        label = f"{group_id}:{place % 2}" if whole else id
         values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if was_alone else 0)}
-        session.execute(update(core(BuildRow)).where(build.id == id).values(**values))
+        change(session, BuildRow, build.id == id, **values)
     _forget(session, ids)
     if was_alone and rows and rows[0].attempts + 1 >= max_attempts:
         give_up_builds(session, ids, error)
@@ -181,22 +177,13 @@ def return_builds(
 
 def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
     for ids in chunks(build_ids):
-        session.execute(
-            update(core(PendingBuildRow)).where(pending_build.build.in_(ids)).values(wanted_at=clock_of(session).now())
-        )
-
-
-def _labels(rows: Sequence[Any], group_id: str) -> dict[str, str]:
-    """For each build the file that it is tried in next: half of the one that failed, or one of its own."""
-    whole = all(row.suspect is None for row in rows) and len(rows) > 3
-    return {row.id: f"{group_id}:{place % 2}" if whole else row.id for place, row in enumerate(rows)}
+        change(session, PendingBuildRow, pending_build.build.in_(ids), wanted_at=clock_of(session).now())
 
 
 def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
-    """No job waits for the compile of these any more. The candidates are skipped, and the builds deleted, a part at a
-    time (`storage.transitions.cancel_and_expire`); any later job tries them anew."""
+    """Candidates are skipped, and the builds deleted, in parts (`cancel_and_expire`); any later job tries them anew."""
     for ids in chunks(build_ids):
-        session.execute(update(core(BuildRow)).where(build.id.in_(ids)).values(state="given_up", log=message))
+        change(session, BuildRow, build.id.in_(ids), state="given_up", log=message)
     fulfil(session, build_ids)
 
 
@@ -212,7 +199,7 @@ def give_up_place(session: Session, target: str, toolchain: str, most: int) -> N
 def forget_given_up(session: Session, build_ids: Sequence[str]) -> None:
     """When none of their candidates is left to be skipped."""
     given_up = build.id.in_(build_ids) & (build.state == "given_up")
-    session.execute(update(core(BuildRow)).where(given_up).values(state="pending", **_UNTRIED))
+    change(session, BuildRow, given_up, state="pending", **_UNTRIED)
     _forget(session, build_ids)
 
 
@@ -220,9 +207,7 @@ def drop_pending_builds(session: Session, job_id: str, most: int) -> None:
     """Delete up to `most` rows of `pending_builds` of a job that has ended."""
     ids = session.scalars(select(pending_build.build).where(pending_build.job_id == job_id).limit(most)).all()
     for some in chunks(ids):
-        session.execute(
-            delete(core(PendingBuildRow)).where(pending_build.job_id == job_id, pending_build.build.in_(some))
-        )
+        remove(session, PendingBuildRow, pending_build.job_id == job_id, pending_build.build.in_(some))
     _forget(session, ids)
 
 
@@ -237,9 +222,7 @@ def drop_unneeded(session: Session, job_id: str, build_ids: Sequence[str]) -> No
     needed = {id for (id,) in rows_among(session, select(build.id).where(waiting), build.id, build_ids)}
     unneeded = [id for id in build_ids if id not in needed]
     for ids in chunks(unneeded):
-        session.execute(
-            delete(core(PendingBuildRow)).where(pending_build.job_id == job_id, pending_build.build.in_(ids))
-        )
+        remove(session, PendingBuildRow, pending_build.job_id == job_id, pending_build.build.in_(ids))
     _forget(session, unneeded)
 
 
@@ -250,8 +233,8 @@ def _forget(session: Session, build_ids: Sequence[str]) -> None:
         rows = session.execute(select(build.id, build.code_digest).where(unwanted)).all()
         new = [row.id for row in rows if row.code_digest is None]
         compiled = [row.id for row in rows if row.code_digest is not None]
-        session.execute(delete(core(BuildRow)).where(build.id.in_(new)))
-        session.execute(update(core(BuildRow)).where(build.id.in_(compiled)).values(state="ok"))
+        remove(session, BuildRow, build.id.in_(new))
+        change(session, BuildRow, build.id.in_(compiled), state="ok")
 
 
 def pending_counts(session: Session, most: int, targets: Sequence[str] | None = None) -> dict[str, int]:

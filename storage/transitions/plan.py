@@ -1,7 +1,4 @@
-"""Record the result of a plan task, a part at a time: candidates, the builds that they need, and what follows from
-stored results. Writing a part twice changes nothing."""
-
-from __future__ import annotations
+"""Record what a plan task made, a part at a time: candidates, builds, and what follows from stored results."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,18 +7,17 @@ from typing import Any
 from sqlalchemy import select, update
 
 from cukiln.types import StageSeconds
-from storage.database.device_classes import is_predicted
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new
+from storage.database.sql import core, insert_new, is_predicted
 from storage.database.tables import LIVE, CandidateRow, JobProblemRow
-from storage.entities.builds import NewBuild
+from storage.entities.groups import NewBuild
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import forget_outgrown
 from storage.queue.new_tasks import COMPILE
 from storage.queue.tasks import Lease, require_lease
 from storage.transitions.apply_verdicts import NextStep, add_next_steps
 from storage.transitions.pending_builds import want_builds
-from storage.transitions.pending_verification import (
+from storage.transitions.verify import (
     Followed,
     Versions,
     add_verification,
@@ -43,8 +39,7 @@ class NewCandidate:
 
 @dataclass(frozen=True)
 class PlannedProblem:
-    """The result of lowering a problem. `rejections`: rule -> {count, example, message}. A problem with an `error`
-    fails when it is finished."""
+    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished."""
 
     id: int
     candidate_count: int

@@ -46,11 +46,11 @@ class Asker:
     """A client that asks until it is stopped. `wrong`: the first answers that must not be, in words. `seen`: what they
     said of jobs and winners; jobs are added to it as they are accepted."""
 
-    def __init__(self, url: str, seed: int) -> None:
+    def __init__(self, url: str, seed: int, pause_seconds: float = PAUSE_SECONDS) -> None:
         self.requests = self.mismatches = 0
         self.wrong: list[str] = []
         self.seen = Seen()
-        self._url, self._random = url, random.Random(seed)
+        self._url, self._random, self._pause = url, random.Random(seed), pause_seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask_all_along)
         self._thread.start()
@@ -64,7 +64,7 @@ class Asker:
     def _ask_all_along(self) -> None:
         asks = [*ASKS, *[self.seen.ask] * LOOKS]
         with httpx.Client(base_url=self._url, timeout=10.0, trust_env=False) as client:
-            while not self._over.wait(PAUSE_SECONDS):
+            while not self._over.wait(self._pause):
                 self._check(partial(self._random.choice(asks), client, self._random))
             if not all(self._check(partial(client.get, path)) for path in self.seen.paths):
                 self._count("the last look got no answer")

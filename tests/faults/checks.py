@@ -61,7 +61,7 @@ def damaged(settings: Settings) -> list[str]:
     database = Database(settings.database_url)
     try:
         store = BlobStore(database, settings.blobs_url)
-        return [f"blob {blob.blob.digest}: {blob.damage.why}" for blob in check_blobs(database, store) if blob.damage]
+        return [f"blob {blob.digest}: {damage.why}" for blob, damage in check_blobs(database, store) if damage]
     finally:
         database.dispose()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from cukiln.types import Job
 from storage.database.tables import LIVE
+from tests.faults.asker import PAUSE_SECONDS as ASK_SECONDS
 from tests.faults.asker import Asker
 from tests.faults.contract import check_contract
 from tests.faults.killed_service import KilledService, leave_environment, request, wait_until_ready
@@ -84,10 +85,11 @@ def random_kills(
     on_postgres: bool = False,
     contract: int = 0,
     within: float = 240.0,
+    ask_seconds: float = ASK_SECONDS,
 ) -> Outcome:
     """`expected`: a `reference`, of so many jobs, with as many `kernels`. `on_postgres`: on a server of its own, which
     is crashed too. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not. `within`:
-    seconds after the last kill in which all jobs have to end."""
+    seconds after the last kill in which all jobs have to end. `ask_seconds`: between two requests of the asker."""
     leave_environment()
     with tempfile.TemporaryDirectory(prefix=SHORT) as folder, ExitStack() as servers:
         postgres = servers.enter_context(running_postgres()) if on_postgres else None
@@ -97,7 +99,8 @@ def random_kills(
         service = KilledService(Path(folder), seed, postgres, disk)
         try:
             wait_until_ready(service)
-            _kill_and_check(service, outcome, expected, kills, kernels, seed, within)
+            asker = Asker(service.client.url, seed, ask_seconds)
+            _kill_and_check(service, asker, outcome, expected, kills, kernels, within)
             if contract:
                 checked = check_contract(service.client.url, Path(folder), examples=contract, seed=seed)
                 outcome.requests += checked.requests
@@ -113,14 +116,13 @@ def random_kills(
 
 def _kill_and_check(
     service: KilledService,
+    asker: Asker,
     outcome: Outcome,
     expected: Mapping[str, str],
     kills: int,
     kernels: int,
-    seed: int,
     within: float,
 ) -> None:
-    asker = Asker(service.client.url, seed)
     try:
         ids = asker.seen.jobs
         _kill_while_they_run(service, ids, kills, kernels, outcome)

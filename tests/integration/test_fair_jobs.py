@@ -47,7 +47,7 @@ def end_of(cluster: Cluster, job: str) -> Job:
 
 
 def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -> None:
-    large = cluster.submit(0, many(24, seed=100))
+    large = cluster.submit(0, many(16, seed=100))
     wait_for(lambda: progress(cluster, large)[0] > 0, 120, "the large job's first file")
     small = cluster.submit(1, many(1, seed=900))
     ended = end_of(cluster, small)
@@ -58,14 +58,14 @@ def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -
 
 
 def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(6, seed=100 + 500 * number)) for number in range(2))
+    first, second = (cluster.submit(number, many(4, seed=100 + 500 * number)) for number in range(2))
     wait_for(lambda: progress(cluster, second)[0] >= 4, 240, "a good part of the second job")
     assert cluster.job(first).state == "running"
     assert {end_of(cluster, job).state for job in (first, second)} == {"done"}
 
 
 def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(8, seed=100)) for number in range(2))
+    first, second = (cluster.submit(number, many(5, seed=100)) for number in range(2))
     wait_for(lambda: progress(cluster, first)[0] > 0, 120, "the first file")
     answer = httpx.delete(f"{cluster.urls[0]}/v1/jobs/{first}", timeout=30)
     assert answer.json()["state"] == "cancelled"

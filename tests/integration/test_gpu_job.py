@@ -20,7 +20,7 @@ from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import MeasurementRow, TaskRow
-from storage.entities.devices import LiveDevice, live_devices
+from storage.entities.heartbeats import LiveDevice, live_devices
 from tests.support.fake_gpu import NAME, UUID, configure
 from tests.support.fixtures_queue import name_of, wait_for
 from workers.supervisor.serve import Running, embedded

@@ -22,7 +22,7 @@ from codegen.operators import operators
 from storage.config.operator_path import check_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
-from storage.entities.devices import live_devices
+from storage.entities.heartbeats import live_devices
 from tests.support.fake_gpu import configure
 from tests.support.fixtures_queue import JOURNAL_WORKER, QueueWorld, name_of, processes_of, wait_for
 from tests.support.places import FAULTY

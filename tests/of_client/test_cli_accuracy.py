@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cukiln.cli.accuracy import accuracy_rows, print_accuracy
+from cukiln.cli.candidates import accuracy_rows, print_accuracy
 from cukiln.cli.main import main
 from cukiln.types import WinnerRecord
 from tests.support.fixtures_client import ScriptedService, job_json, record_json

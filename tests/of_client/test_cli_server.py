@@ -132,7 +132,7 @@ def test_the_options_of_serve_and_worker_reach_the_server(monkeypatch: pytest.Mo
     assert workers == [
         ["plan"],
         ["compile", "--target", "sm_80", "--target", "sm_90a"],
-        ["gpu", "--device", "0"],
+        ["gpu"],
         ["gpu", "--device", "GPU-1-2"],
         ["reconcile"],
     ]

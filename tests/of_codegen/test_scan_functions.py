@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,11 +13,9 @@ from codegen.operators import operators
 from codegen.text.cxx_tokens import Token, tokenize
 from codegen.text.render_group import group_headers, render_device
 from codegen.text.scan_functions import (
-    _common_lines,
-    _header_tokens,
     _tokens,
     assert_unique,
-    remember_headers,
+    read_headers,
     scan_functions,
 )
 from tests.support.fixtures_codegen import kernels
@@ -304,34 +301,7 @@ def test_reading_the_headers_apart_changes_no_token(headers: list[str], kernels:
     assert outcome(_tokens) == outcome(tokenize)
 
 
-PIECES = [HEADER, KERNEL, "\\\n", "\\ \n", "/*", "*/", "//", '"', "\n", " ", "#define A \\ \n", "x", "?", "??=", "<:"]
-
-
-@given(*[st.lists(st.sampled_from(PIECES), max_size=8)] * 3)
-def test_headers_that_begin_like_others_have_the_same_tokens(
-    common: list[str], first: list[str], second: list[str]
-) -> None:
-    before, headers = "".join([*common, *first]), "".join([*common, *second])
-
-    def outcome(read: Callable[[], object]) -> object:
-        try:
-            return read()
-        except Unclassified:
-            return "refused"
-
-    def remembered() -> object:
-        remember_headers(headers, like=before)
-        return _header_tokens(headers)
-
-    outcome(lambda: remember_headers(before))
-    assert outcome(remembered) == outcome(lambda: tuple(tokenize(headers)))
-
-
-def test_every_operators_headers_stay_remembered_and_neighbours_share_what_was_read() -> None:
+def test_every_operators_headers_stay_remembered() -> None:
     texts = [group_headers([name]) for name in operators()]
-    for before, headers in zip(["", *texts], texts, strict=False):
-        remember_headers(headers, like=before)
-    remembered = [_header_tokens(headers) for headers in texts]
-    assert all(_header_tokens(headers) is tokens for headers, tokens in zip(texts, remembered, strict=True))
-    assert all(tokens == tuple(tokenize(headers)) for headers, tokens in zip(texts, remembered, strict=True))
-    assert all(_common_lines(headers, other) > 10_000 for headers, other in pairwise(texts))
+    remembered = [read_headers(headers) for headers in texts]
+    assert all(read_headers(headers) is tokens for headers, tokens in zip(texts, remembered, strict=True))

@@ -13,8 +13,7 @@ import httpx
 import pytest
 
 from service.auth import host_name
-from storage.config.loopback import is_loopback
-from storage.config.settings import load_settings
+from storage.config.settings import is_loopback, load_settings
 from storage.errors import SettingsError
 from tests.support.fixtures_api import Api, serving
 from tests.support.fixtures_queue import wait_for

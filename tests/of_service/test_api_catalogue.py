@@ -14,7 +14,7 @@ import pytest
 from cukiln.types import GroupReport, Operators, Targets, Timings
 from service.http.errors import KINDS, TYPE_PREFIX
 from storage.database.tables import GroupRow
-from storage.entities.toolchains import register_toolchain
+from storage.entities.heartbeats import register_toolchain
 from tests.support.fixtures_api import MATMUL, Api, publish, serving
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
@@ -133,7 +133,6 @@ NOT_THERE = {
     "source": "The group has no source yet: it is not compiled.",
     "log": "The group has no log yet: it is not compiled.",
     "ptx": "The group has no PTX: it is not compiled yet,",
-    "sass": "No SASS is kept of a group.",
 }
 
 
@@ -230,7 +229,7 @@ CALLS = {
     ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/timeline"),
     ("get", "/v1/jobs/{job}/candidates"), ("get", "/v1/jobs/{job}/rejections"),
     ("get", "/v1/groups/{group}"), ("get", "/v1/groups/{group}/source"), ("get", "/v1/groups/{group}/log"),
-    ("get", "/v1/groups/{group}/ptx"), ("get", "/v1/groups/{group}/sass"),
+    ("get", "/v1/groups/{group}/ptx"),
     ("get", "/v1/candidates/{candidate}"), ("get", "/v1/jobs/{job}/bundle"), ("get", "/v1/jobs/{job}/trace"),
     ("post", "/v1/results"), ("get", "/v1/imports"), ("delete", "/v1/imports/{import_id}"),
     ("post", "/v1/lookups"), ("get", "/v1/kernels/{key}"), ("get", "/v1/blobs/sha256/{digest}"),

@@ -12,7 +12,7 @@ from cukiln.types import Job, Targets
 from service.winner_cache import FRESH_SECONDS
 from storage.database.session import Database
 from storage.database.tables import CandidateRow, DeviceRow, JobProblemRow
-from storage.entities.devices import drain_device
+from storage.entities.heartbeats import drain_device
 from tests.support.fixtures_api import MATMUL, Api, publish, register_gpu
 from tests.support.fixtures_storage import counted_statements
 

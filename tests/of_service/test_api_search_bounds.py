@@ -15,7 +15,7 @@ from codegen.operators.matmul import tensor_space
 from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import ProblemDetail
-from service.requests.bound_searches import MOST_LOOKS
+from service.requests.resolve import MOST_LOOKS
 from tests.support.fixtures_api import MATMUL, Api, serving
 
 CUBE = {"operator": "matmul", "m": 4096, "n": 4096, "k": 4096, "dtype": "float16"}

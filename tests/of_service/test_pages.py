@@ -13,7 +13,7 @@ import pytest
 import cukiln
 from cukiln.types import StageName
 from service.pages import page_filters
-from service.pages.static_files import FOLDER, static_files, static_url
+from service.pages.pages import FOLDER, static_files, static_url
 from storage.config.settings import load_settings
 from tests.support.fixtures_api import MATMUL, Api, publish, serving
 from tests.support.fixtures_browser import (

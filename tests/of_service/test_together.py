@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import func, select
 
 from service.routes import accept_job
-from service.together import Together
+from service.threads import Together
 from storage.database import session
 from storage.database.tables import JobRow, TaskRow
 from tests.support.fixtures_api import MATMUL, Api, publish, serving

@@ -13,9 +13,9 @@ from service.routes.traces import chrome_trace
 from storage.database.session import Database
 from storage.database.tables import TaskRow
 from storage.entities.groups import kernels_of, load_group
-from storage.queue.attempts import MAX_PAST
+from storage.queue.new_tasks import MAX_PAST
 from storage.queue.tasks import Lease
-from storage.reports.timings import timings
+from storage.reports.job import timings
 from storage.reports.trace import job_trace
 from storage.transitions import accept, end_attempt
 from storage.transitions.compile import BuildOutcome, GroupFiles, group_report

@@ -11,6 +11,7 @@ from codegen.operators import operators
 from cukiln.client import Client
 from tests.operators.harness.declarations import Declarations
 from tests.operators.harness.jobs import client, require_failures, require_winners
+from tests.support.cpu_helpers import verify
 from tests.support.places import ROOT
 
 __all__ = ["client"]
@@ -40,3 +41,13 @@ def test_a_job_ends_with_verified_winners_that_are_found_again(name: str, client
 @pytest.mark.parametrize("name", [name for name in WITH_JOBS if DECLARED[name].job.failing])  # type: ignore[union-attr]
 def test_a_search_without_a_schedule_says_the_numbers(name: str, client: Client) -> None:
     require_failures(client, DECLARED[name])
+
+
+def test_kernels_are_clean_under_the_sanitizers() -> None:
+    """Of all operators together: most of what g++ and Python take under the sanitizers depends on no kernel."""
+    proofs = {name: declared.proofs for name, declared in DECLARED.items() if declared.proofs is not None}
+    asked = {(name, number): kernel for name, each in proofs.items() for number, kernel in enumerate(each.sanitized())}
+    assert {name for name, _ in asked} == proofs.keys()
+    verdicts = verify(list(asked.values()), sanitize=True)
+    got = {key: (verdict.verdict, verdict.message) for key, verdict in zip(asked, verdicts, strict=True)}
+    assert got == dict.fromkeys(asked, ("ok", ""))

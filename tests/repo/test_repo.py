@@ -19,6 +19,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.longest_first import LONGEST
 from tests.support.places import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -94,6 +95,10 @@ def test_the_readme_shows_both_commands_on_its_first_screen() -> None:
     first_screen = (ROOT / "README.md").read_text().splitlines()[:45]
     assert any(line.startswith("make run") for line in first_screen)
     assert any(line.startswith("make test") for line in first_screen)
+
+
+def test_the_test_files_that_begin_first_exist() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_every_benchmark_the_makefile_runs_exists() -> None:

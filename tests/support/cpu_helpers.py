@@ -13,7 +13,7 @@ from codegen import operators
 from codegen.kernel import Kernel
 from codegen.search.schedule import Schedule
 from workers.compile.toolchain import Toolchain, find_toolchain
-from workers.cpu.verify import CpuVerdict, verify_on_cpu
+from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, CpuVerdict, verify_on_cpu
 from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=240, cpu_seconds=240, memory_bytes=4 << 30, output_bytes=64 << 20)
@@ -35,7 +35,11 @@ PER_VECTOR = {"float16": 8, "bfloat16": 8, "float32": 4, "int8": 16, "int32": 4}
 
 @cache
 def processes() -> Processes:
-    return Processes()
+    """Called first by a thread that stays: as of a compile worker, what runs kernels is forked from a process that has
+    imported it, which that thread keeps."""
+    made = Processes()
+    made.keep_warm(CHILD, CHILD_ENVIRONMENT)
+    return made
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.database.clock import Clock
+from storage.database.session import Clock
 
 
 class FakeClock(Clock):

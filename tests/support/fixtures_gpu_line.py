@@ -13,7 +13,7 @@ from codegen.identity import winner_key
 from codegen.problem import Problem
 from cukiln.types import CandidatePage, CandidateReport, Job, WinnerRecord
 from storage.blobs.blob_store import BlobStore
-from storage.entities.devices import register_device
+from storage.entities.heartbeats import register_device
 from storage.entities.winners import get_winners
 from storage.queue import tasks
 from storage.reports.candidates import candidate_page

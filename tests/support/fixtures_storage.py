@@ -19,10 +19,9 @@ from sqlalchemy import event, select, text
 from cukiln.types import FrontEntry, Launch, StageSeconds, WinnerRecord
 from storage.database.session import Database, Session
 from storage.database.tables import Base, JobProblemRow
-from storage.entities.builds import NewBuild
 from storage.entities.candidates import candidates_of_problem
-from storage.entities.groups import GroupKernel, kernels_of, load_group
-from storage.entities.problems import problems_to_plan
+from storage.entities.groups import GroupKernel, NewBuild, kernels_of, load_group
+from storage.entities.jobs import problems_to_plan
 from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.queue import tasks
@@ -40,7 +39,6 @@ from storage.transitions.compile import (
     record_builds,
     what_follows,
 )
-from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
@@ -49,9 +47,16 @@ from storage.transitions.measure import (
     complete_measured,
     record_measured,
 )
-from storage.transitions.pending_verification import Followed, Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.transitions.take_work import FileLimits
+from storage.transitions.verify import (
+    Followed,
+    Versions,
+    builds_to_verify,
+    complete_verified,
+    record_verdicts,
+    verify_shares,
+)
 from tests.support.fake_clock import FakeClock
 from tests.support.postgres_server import binaries, running_postgres
 

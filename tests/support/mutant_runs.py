@@ -1,9 +1,8 @@
 """Runs kernels that hold all mutants of their text (tests/support/mutants.py), one mutant at a time.
 
-`judge_mutants` compiles the kernels and starts `python -m tests.support.mutant_runs REQUEST` for each library. That
-child runs every kernel through the whole test plan as it is, in a fork of itself; whatever switches the run asks are
-the mutants that this kernel reaches. It then turns each of these on, in a fork of its own, because a mutant may damage
-its process.
+`judge_mutants` compiles the kernels and starts `python -m tests.support.mutant_runs REQUEST`. That child runs every
+kernel through the whole test plan as it is, in a fork of itself; whatever switches the run asks are the mutants that
+this kernel reaches. It then turns each of these on, in a fork of its own, because a mutant may damage its process.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from codegen.kernel import Kernel
+from codegen.operator import Operator
 from codegen.operators import load_operators, operator, operators
+from codegen.plan.verification_plan import Kind, plan_cases
+from codegen.problem import Problem
 from tests.support.cpu_helpers import LIMITS, processes, toolchain
 from tests.support.places import ROOT
 from workers.cpu.build import build_cpu
@@ -45,24 +48,13 @@ class MutantVerdict:
     message: str
 
 
-def judge_mutants(kernels: Sequence[Kernel], folder: Path) -> list[MutantVerdict]:
-    """The verdict of each kernel as it is and with each mutant that it reaches.
+def judge_mutants(kernels: Sequence[Kernel], folder: Path, once: Collection[int] = ()) -> list[MutantVerdict]:
+    """The verdict of each kernel as it is and with each mutant that it reaches; a mutant of `once` is not run again
+    when one kernel has shown it.
 
-    The kernels' operator must be loaded. `folder` keeps the C++ files. Two processes at a time.
+    The kernels' operator must be loaded. `folder` keeps the C++ files.
     """
-    parts = [kernels[first::2] for first in range(min(2, len(kernels)))]
-    with ThreadPoolExecutor(2) as pool:
-        results = pool.map(lambda number: _judge(parts[number], folder / str(number)), range(len(parts)))
-        positions = {kernel.id: position for position, kernel in enumerate(kernels)}
-        return [
-            MutantVerdict(positions[one["kernel"]], one["number"], one["verdict"], one["message"])
-            for part in results
-            for one in part
-        ]
-
-
-def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     build = build_cpu(kernels, toolchain(), processes(), LIMITS, folder=folder)
     assert not build.errors, build.errors
     ((library, held),) = build.libraries
@@ -74,6 +66,7 @@ def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
                 "kernels": [kernel.to_json() for kernel in held],
                 "operator": kernels[0].operator,
                 "folder": str(operator(kernels[0].operator).folder),
+                "once": list(once),
             }
         )
     )
@@ -82,7 +75,32 @@ def _judge(kernels: Sequence[Kernel], folder: Path) -> list[dict[str, Any]]:
     argv = [sys.executable, "-m", "tests.support.mutant_runs", str(request)]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    positions = {kernel.id: position for position, kernel in enumerate(kernels)}
+    return [
+        MutantVerdict(positions[run["kernel"]], run["number"], run["verdict"], run["message"])
+        for run in map(json.loads, done.stdout.splitlines())
+    ]
+
+
+class Remembered:
+    """An operator as a kernel's test needs it, which has made all inputs and references of the plan of `kernel`: forks
+    of this process find them made."""
+
+    def __init__(self, own: Operator, kernel: Kernel) -> None:
+        self._own = own
+        self._made: dict[tuple[Problem, Kind], tuple[Mapping[str, Any], tuple[Any, Any]]] = {}
+        for case in plan_cases(own, kernel, SEED):
+            inputs = own.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
+            self._made[case.problem, case.kind] = inputs, own.reference(case.problem, inputs, exact=case.exact)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def make_inputs(self, problem: Problem, kind: Kind, rng: np.random.Generator) -> Mapping[str, Any]:
+        return self._made[problem, kind][0]
+
+    def reference(self, problem: Problem, inputs: Mapping[str, Any], exact: bool = False) -> tuple[Any, Any]:
+        return self._made[problem, "integer" if exact else "normal"][1]
 
 
 def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -90,25 +108,33 @@ def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         load_operators([Path(request["folder"])])
     library = CpuLibrary(Path(request["library"]))
     switches = ctypes.CDLL(request["library"])
+    once, shown = set(request["once"]), set[int]()
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
-        unchanged = _in_a_fork(library, switches, kernel, AS_IT_IS)
+        tested = Remembered(operator(kernel.operator), kernel)
+        unchanged = _in_a_fork(library, switches, kernel, tested, AS_IT_IS)
         reached = unchanged.pop("reached", [])
         yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}
         for number in reached:
-            killed = _in_a_fork(library, switches, kernel, number)
+            if number in once & shown:
+                continue
+            killed = _in_a_fork(library, switches, kernel, tested, number)
             killed.pop("reached", None)
+            if killed["verdict"] != "ok":
+                shown.add(number)
             yield {"kernel": kernel.id, "number": number, **killed}
 
 
-def _in_a_fork(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
+def _in_a_fork(
+    library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, tested: Remembered, number: int
+) -> dict[str, Any]:
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(receiving)
         # Behind the plan's own limit, for what that does not end.
         resource.setrlimit(resource.RLIMIT_CPU, (int(3 * RUN_CPU_SECONDS), int(3 * RUN_CPU_SECONDS)))
-        answer = _run(library, switches, kernel, number)
+        answer = _run(library, switches, kernel, tested, number)
         with os.fdopen(sending, "w") as pipe:
             json.dump(answer, pipe)
         os._exit(0)
@@ -126,9 +152,11 @@ def _in_a_fork(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, numbe
     return {"verdict": "runtime_error", "message": f"the process ended with {signal.Signals(-ended).name}"}
 
 
-def _run(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, number: int) -> dict[str, Any]:
+def _run(library: CpuLibrary, switches: ctypes.CDLL, kernel: Kernel, tested: Remembered, number: int) -> dict[str, Any]:
     ctypes.c_int.in_dll(switches, "cukiln_mutant").value = number
-    failure = plan_test(library, kernel, SEED, RUN_CPU_SECONDS).failure()
+    test = plan_test(library, kernel, SEED, RUN_CPU_SECONDS)
+    test.tested = tested
+    failure = test.failure()
     asked = (ctypes.c_ubyte * MAX_SWITCHES).in_dll(switches, "cukiln_reached")
     return {
         "verdict": failure.verdict if failure else "ok",

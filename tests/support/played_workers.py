@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from cukiln.types import StageSeconds
-from storage.database.device_classes import asks_predicted
 from storage.database.session import Database, Session
-from storage.database.sql import chunks
+from storage.database.sql import asks_predicted, chunks
 from storage.database.tables import CandidateRow, JobRow, TaskJobRow, TaskRow
-from storage.entities.builds import NewBuild
-from storage.entities.groups import GroupKernel, compiled_for, kernels_of, load_group
-from storage.entities.problems import problems_to_plan
+from storage.entities.groups import GroupKernel, NewBuild, compiled_for, kernels_of, load_group
+from storage.entities.heartbeats import gone_toolchains, live_toolchains
+from storage.entities.jobs import problems_to_plan
 from storage.entities.stage_times import Spent, add_seconds
-from storage.entities.toolchains import gone_toolchains, live_toolchains
 from storage.entities.verdicts import NewVerdict
 from storage.errors import LostLease
 from storage.queue import tasks
@@ -46,9 +44,15 @@ from storage.transitions.measure import (
     record_measured,
 )
 from storage.transitions.pending_builds import give_up_place
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
+from storage.transitions.verify import (
+    Versions,
+    builds_to_verify,
+    complete_verified,
+    record_verdicts,
+    skip_build,
+    verify_shares,
+)
 from tests.support.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
 from tests.support.model_of_jobs import Model
 

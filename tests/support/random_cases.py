@@ -33,7 +33,7 @@ from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.cpu_helpers import loaded, verify
+from tests.support.cpu_helpers import loaded, processes, verify
 from tests.support.fixtures_codegen import EVERY_NODE
 from tests.support.mutants import write_operator
 from workers.cpu.verify import CpuVerdict
@@ -251,7 +251,8 @@ def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, ba
     made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
     with loaded(made), ThreadPoolExecutor(2) as pool:
         kernels = [[_renamed(name, one.kernel) for _, one in part] for name, part in zip(names, parts, strict=True)]
-        verdicts = list(pool.map(lambda asked: verify(asked, seed=seed), kernels))
+        runner = processes()  # of this thread
+        verdicts = list(pool.map(lambda asked: verify(asked, seed=seed, runner=runner), kernels))
     judged = {verdict.kernel_id: verdict for part in verdicts for verdict in part}
     return [
         Proof(arch, candidate, judged[kernel.id])

@@ -96,7 +96,7 @@ def _verify(kernels: Sequence[Kernel], options: Options, settings: Settings) -> 
             kernels,
             toolchain,
             processes,
-            settings.verify_limits,
+            settings.limits("verify"),
             seed=options.seed,
             sanitize=options.sanitize,
             # Where standard output is one object for each kernel, nothing else may stand in it.

@@ -28,9 +28,9 @@ from typing import Any
 from codegen.errors import CodegenError
 from codegen.operators import load_operators
 from cukiln.counted import counted
-from storage.config.gpu_locks import gpu_lock_folder
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
+from storage.config.module_texts import gpu_plans
 from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file

@@ -47,7 +47,7 @@ def compile_kernels(context: StepContext) -> None:
         find_target(group.target),
         toolchain,
         context.processes,
-        context.settings.compile_limits,
+        context.settings.limits("compile"),
         context.cancel,
         context.stopwatch,
     )

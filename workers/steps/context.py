@@ -17,13 +17,13 @@ from redis import Redis
 from codegen.identity import PlanVersions
 from codegen.kernel import Kernel
 from storage.blobs.blob_store import BlobStore
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.module_texts import gpu_plans
 from storage.config.settings import Settings
 from storage.database.session import Database, Session
 from storage.database.sql import chunks
 from storage.database.tables import LIVE
-from storage.entities.devices import drivers_of
-from storage.entities.problems import load_problem
+from storage.entities.heartbeats import drivers_of
+from storage.entities.jobs import load_problem
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.new_tasks import COMPILE
@@ -31,8 +31,8 @@ from storage.queue.pauses import is_paused, set_pause
 from storage.queue.tasks import Lease, require_lease
 from storage.reports.progress import job_progress
 from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.lease_builds import FileLimits
-from storage.transitions.pending_verification import Versions
+from storage.transitions.take_work import FileLimits
+from storage.transitions.verify import Versions
 from workers import wake_ups
 from workers.compile.compile_file import Phase
 from workers.compile.toolchain import Toolchain, find_toolchain
@@ -209,7 +209,11 @@ class StepContext:
     def versions(self, session: Session) -> Versions:
         """What counts as known of builds here, today."""
         settings = self.settings
-        by_venue = {COMPILE: settings.compile_limits, CPU: settings.verify_limits, GPU: settings.measure_limits}
+        by_venue = {
+            COMPILE: settings.limits("compile"),
+            CPU: settings.limits("verify"),
+            GPU: settings.limits("measure"),
+        }
         limits = {name: limit_settings.by_name for name, limit_settings in by_venue.items()}
         return Versions(self.cpu_plans, self.gpu_plans, self.drivers(session), limits)
 

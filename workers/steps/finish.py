@@ -16,16 +16,15 @@ from cukiln.types import FrontEntry, Imported, Launch, RunnerUp, StageSeconds, V
 from storage.blobs.blob_store import require_blobs
 from storage.database.session import Session
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
-from storage.entities.jobs import JobStatus, job_state
+from storage.entities.jobs import JobProblem, JobStatus, job_state, load_problem
 from storage.entities.libraries import Library
 from storage.entities.pareto_front import merge_front, pareto, ranked_by, thinned
-from storage.entities.problems import JobProblem, load_problem
 from storage.entities.record_parts import imported_part, own_part, publish_imported, publish_own
 from storage.entities.searches import MeasuredUnder, merge_searches, search_entry
 from storage.entities.verdicts import wrong_codes
 from storage.errors import BlobMissing
 from storage.transfer.imports import imported_by, refuse_candidate
-from storage.transitions.finish import FinishedProblem, finish_problem
+from storage.transitions.finish import finish_problem
 from workers.compile.build_winner import WinnerNotBuilt, plan_launch
 from workers.gpu.rank_measured import Timed, is_whole, runner_up
 from workers.processes.stopwatch import Stopwatch
@@ -99,10 +98,10 @@ def finish(context: StepContext) -> None:
         _refuse_found_wrong(session, problem, entries)
         _require_files(session, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
-        finished = finish_problem(
+        ended = finish_problem(
             session, context.lease, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
         )
-    _tell(context, problem, finished)
+    _tell(context, problem, ended)
 
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
@@ -165,7 +164,7 @@ def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ran
 def _build(context: StepContext, problem: JobProblem, ranked: Ranked) -> Built | None:
     """A candidate's library with the code that was verified, and its launch; None where that cannot be had."""
     target = find_target(problem.target)
-    limits = context.settings.compile_limits
+    limits = context.settings.limits("compile")
     try:
         library, cpu_seconds = winner_library(context, ranked.candidate, target)
         launch = plan_launch(ranked.candidate, context.toolchain, context.processes, limits, context.cancel)
@@ -320,12 +319,12 @@ def _why_none(stored: Sequence[StoredCandidate]) -> str:
 
 def _fail(context: StepContext, problem: JobProblem, error: str) -> None:
     with context.database.write() as session:
-        finished = finish_problem(session, context.lease, winner=None, error=error)
-    _tell(context, problem, finished)
+        ended = finish_problem(session, context.lease, winner=None, error=error)
+    _tell(context, problem, ended)
 
 
-def _tell(context: StepContext, problem: JobProblem, finished: FinishedProblem) -> None:
+def _tell(context: StepContext, problem: JobProblem, ended: str | None) -> None:
     context.publish_problems([problem.id])
     context.publish_progress()
-    if finished.job_state is not None:
-        context.publish("state", {"state": finished.job_state}, job_id=finished.job_id)
+    if ended is not None:
+        context.publish("state", {"state": ended}, job_id=problem.job_id)

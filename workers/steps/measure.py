@@ -15,10 +15,9 @@ from codegen.operators import operator
 from codegen.search.schedule import Schedule
 from cukiln.types import Comparison, StageSeconds
 from storage.blobs.blob_store import BlobStore
-from storage.database.clock import Clock
+from storage.database.session import Clock
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
-from storage.entities.jobs import last_deadline
-from storage.entities.problems import JobProblem, load_problem
+from storage.entities.jobs import JobProblem, last_deadline, load_problem
 from storage.errors import BlobCorrupt, BlobMissing, LostLease
 from storage.queue import losses
 from storage.transitions.apply_verdicts import NextStep
@@ -130,7 +129,7 @@ def run_task(
     outcome = run_gpu_task(
         task,
         context.processes,
-        settings.measure_limits,
+        settings.limits("measure"),
         cache=settings.data_dir / "gpu-cache",
         cancel=cancel,
         on_result=done.append,

@@ -16,9 +16,8 @@ from codegen.search.search import Search
 from codegen.search.space_bound import require_bounded
 from codegen.targets import target as find_target
 from codegen.text.render_group import slice_digest
-from storage.entities.builds import NewBuild
-from storage.entities.jobs import JobStatus, job_state
-from storage.entities.problems import JobProblem, candidates_of_job, problems_to_plan
+from storage.entities.groups import NewBuild
+from storage.entities.jobs import JobProblem, JobStatus, candidates_of_job, job_state, problems_to_plan
 from storage.queue import losses
 from storage.queue.tasks import yields
 from storage.queue.turns import spend

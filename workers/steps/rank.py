@@ -12,12 +12,11 @@ from codegen.search.schedule import Schedule
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
 from cukiln.types import Comparison, Measurement, VendorResult
-from storage.database.device_classes import is_predicted
 from storage.database.session import Database
-from storage.database.sql import chunks
+from storage.database.sql import chunks, is_predicted
 from storage.entities.candidates import Predicted, StoredCandidate, set_predictions
+from storage.entities.jobs import JobProblem
 from storage.entities.pareto_front import Point
-from storage.entities.problems import JobProblem
 from workers.gpu.rank_measured import Timed, point_of, timed, without
 
 PREDICTIONS_AT_ONCE = 1000
@@ -52,9 +51,10 @@ class Measured:
 
 def verdict_of(candidate: StoredCandidate) -> str | None:
     """Code that a GPU found wrong is wrong, whatever the CPU said; nothing is right without a verification."""
-    if candidate.verdict != "ok":
-        return candidate.verdict
-    return candidate.proof.verdict if candidate.proof is not None else "skipped"
+    verdict: str | None = candidate.verdict
+    if verdict == "ok":
+        verdict = candidate.proof.verdict if candidate.proof is not None else "skipped"
+    return verdict
 
 
 def rank(problem: JobProblem, stored: Sequence[StoredCandidate]) -> tuple[list[Ranked], Measured | None]:

@@ -36,7 +36,7 @@ def verify(context: StepContext) -> None:
         kernels,
         context.toolchain,
         context.processes,
-        context.settings.verify_limits,
+        context.settings.limits("verify"),
         seed=context.fresh_seed(),
         sanitize=context.settings.verify_sanitize,
         cancel=context.cancel,

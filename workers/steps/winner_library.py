@@ -48,7 +48,7 @@ def _build(
     context: StepContext, candidate: Candidate, target: Target, identity: str, lost: bool
 ) -> tuple[Library, float]:
     """`lost`: its bytes are gone, and a build may not give the same ones again."""
-    tools = (context.toolchain, context.processes, context.settings.compile_limits)
+    tools = (context.toolchain, context.processes, context.settings.limits("compile"))
     build = build_winner(candidate, target, *tools, context.cancel, context.stopwatch)
     context.phases.extend(build.phases)
     (library, cubin, source, ptx, *sass), upload = context.uploaded(

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from storage.config.private_files import UMASK
+from storage.config.files import UMASK
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError, StorageError
 from workers.processes.fence.access import ROOT

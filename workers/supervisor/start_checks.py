@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from storage.config.private_files import close_tree
+from storage.config.files import close_tree
 from storage.config.settings import RESTORING, Settings
 from workers.processes.processes import InfrastructureError, Processes
 

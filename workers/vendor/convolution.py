@@ -12,7 +12,7 @@ import numpy as np
 from codegen.arrays import as_float64
 from codegen.operator import Operand
 from codegen.operators import operator
-from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.convolution.problem import Convolution
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as

@@ -14,7 +14,7 @@ from typing import Literal
 
 from codegen.epilogue import Bias, Node, operand_names
 from codegen.operator import Operand
-from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.convolution.problem import Convolution
 from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
 
 # Nodes that a graph of cuDNN computes as `codegen.epilogue` defines them: its gelu is the exact one, by erf. A clip, a

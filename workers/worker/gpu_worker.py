@@ -9,11 +9,11 @@ import importlib.util
 import logging
 import time
 
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.module_texts import gpu_plans
 from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
-from storage.entities.devices import drained_reason, register_device
+from storage.entities.heartbeats import drained_reason, register_device
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.measure_on_gpu import probe
 from workers.processes.processes import Limits, Processes

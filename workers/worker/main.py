@@ -22,16 +22,16 @@ import tenacity
 from codegen.errors import TextError
 from codegen.operators import operators
 from codegen.text.render_group import group_headers
-from codegen.text.scan_functions import remember_headers
+from codegen.text.scan_functions import read_headers
 from storage.blobs.blob_store import BlobStore
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.files import UMASK
 from storage.config.logs import set_up_logging
+from storage.config.module_texts import gpu_plans
 from storage.config.operator_path import load_operator_path
-from storage.config.private_files import UMASK
 from storage.config.settings import Settings, load_settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
-from storage.entities.toolchains import register_toolchain
+from storage.entities.heartbeats import register_toolchain
 from storage.errors import SettingsError
 from workers import wake_ups
 from workers.compile.toolchain import ToolchainMissing, supported_targets
@@ -60,7 +60,11 @@ class WorkerError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="cukiln worker", description="Run one worker of the cukiln server.")
-    parser.add_argument("kind", choices=[wake_ups.PLAN, wake_ups.COMPILE, wake_ups.GPU, "reconcile"])
+    kinds = (
+        "plan: problems become candidates; compile: groups, verification and winners; gpu: measuring on one GPU, exit "
+    )
+    kinds += "code 69 when it stopped answering; reconcile: tasks of dead workers and missing wake-ups"
+    parser.add_argument("kind", choices=[wake_ups.PLAN, wake_ups.COMPILE, wake_ups.GPU, "reconcile"], help=kinds)
     parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
     parser.add_argument("--device", default="0", help="the GPU to measure on: its UUID or number (default: 0)")
     arguments = parser.parse_args(argv)
@@ -185,15 +189,11 @@ def remember_versions(settings: Settings) -> None:
 
 def remember_operators() -> None:
     """Read every operator's headers before the first fork. One whose text cannot be read fails where it is used."""
-    before = ""
     for name in operators():
         try:
-            headers = group_headers([name])
-            remember_headers(headers, like=before)
+            read_headers(group_headers([name]))
         except TextError as error:
             log.warning("kernels of operator %s will be refused: %s", name, error)
-        else:
-            before = headers
 
 
 def run_reconciler(settings: Settings) -> None:

@@ -21,7 +21,7 @@ from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database, Session
 from storage.entities import jobs
-from storage.entities.toolchains import ToolchainWatch, gone_toolchains
+from storage.entities.heartbeats import ToolchainWatch, gone_toolchains
 from storage.maintenance.retention import Keep, Removed, collect, find_half_accepted
 from storage.queue.tasks import LeaseWatch
 from storage.transfer.withdrawals import find_broken_off

@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database, Session
 from storage.entities import jobs
-from storage.entities.devices import drain_device
+from storage.entities.heartbeats import drain_device
 from storage.errors import LostLease
 from storage.queue import tasks
 from storage.transitions import end_attempt, take_work

@@ -1,10 +1,11 @@
-"""Consoles, tables and numbers as the commands print them; control characters in foreign text are escaped."""
-
-from __future__ import annotations
+"""What commands share: arguments (an empty one is refused), consoles (control characters escaped), tables, numbers."""
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -65,3 +66,29 @@ def fitting(widths: Sequence[int], width: int, taken: int = 0) -> list[list[int]
         else:
             rows.append([number])
     return rows
+
+
+def given(text: str) -> str:
+    """Raises `typer.BadParameter`."""
+    if not text:
+        raise typer.BadParameter("it is empty")
+    return text
+
+
+def given_path(text: str) -> Path:
+    """Raises `typer.BadParameter`."""
+    return Path(given(text))
+
+
+RequestFile = Annotated[
+    str, typer.Argument(metavar="FILE", parser=given, help="A job request in JSON; `-` reads standard input.")
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", parser=given, help="A job's id, as `cukiln tune` prints it.")]
+ProblemName = Annotated[str | None, typer.Option(help="The name of the problem. Default: all.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="The service. Default: CUKILN_URL, else a `cukiln serve` that runs over this data folder."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")]

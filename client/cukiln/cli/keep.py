@@ -1,21 +1,19 @@
-"""Stored data: `cukiln forget`, `blobs verify`, `blobs repair`, `gc`, `backup`, `restore`.
-
-`forget` is a request to the service; the others work on the data themselves, where the server is installed, with or
-without a running service.
-"""
-
-from __future__ import annotations
+"""Stored data: `cukiln forget` and `imports`, which ask the service; `keys`, `blobs`, `gc`, `backup`, `restore`, which
+work on the data themselves, with or without a running service."""
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
-from cukiln.cli.arguments import AsJson, Url, given, given_path
-from cukiln.cli.server import Store, find_client, load_settings, open_store, server_module
+from cukiln.cli.console import AsJson, Url, day, given, given_path, make_console
+from cukiln.cli.server import Store, find_client, load_settings, open_database, open_store, server_module
 from cukiln.counted import counted
 from cukiln.errors import ServerFailed, UsageError
 
@@ -174,15 +172,15 @@ def _check(store: Store, as_json: bool, *, repair: bool) -> int:
     damage = server_module("storage.maintenance.damage")
     count = size = 0
     damaged: list[dict[str, Any]] = []
-    for checked in damage.check_blobs(store.database, store.blobs):
-        count, size = count + 1, size + checked.blob.size
-        if checked.damage is None:
+    for blob, why in damage.check_blobs(store.database, store.blobs):
+        count, size = count + 1, size + blob.size
+        if why is None:
             continue
         if repair:
-            damage.repair(store.database, store.blobs, checked.blob.digest)
-        damaged.append(asdict(checked.damage))
+            damage.repair(store.database, store.blobs, blob.digest)
+        damaged.append(asdict(why))
         if not as_json:
-            _print_damage(checked.damage, repair)
+            _print_damage(why, repair)
     if as_json:
         typer.echo(json.dumps({"blobs": count, "bytes": size, "repaired": repair, "damaged": damaged}))
     else:
@@ -202,3 +200,124 @@ def _print_damage(damage: Any, repaired: bool) -> None:
     if repaired:
         again = "the next job that asks builds it anew" if damage.winners or damage.builds else "no kernel needs it"
         typer.echo(f"  set aside; {again}")
+
+
+imports_app = typer.Typer(help="List and withdraw imports.", no_args_is_help=True)
+keep_app.add_typer(imports_app, name="imports")
+
+
+@imports_app.command("list")
+def list_imports(url: Url = None, as_json: AsJson = False) -> None:
+    """Show every import, the newest first: its sender, where it was measured, how many records have a part of it."""
+    with find_client(url) as client:
+        reports = list(client.imports())
+    if as_json:
+        typer.echo(json.dumps({"imports": [report.model_dump(mode="json") for report in reports]}))
+        return
+    if not reports:
+        typer.echo("Nothing was imported yet.")
+        return
+    table = Table("id", "by", "device", "GPU", "sent", "records", "state", box=None, pad_edge=False)
+    for report in reports:
+        state = "withdrawn" if report.withdrawn_at is not None else "overwrites" if report.overwrites else "beside"
+        source = (report.id, report.by, report.device_class, report.uuid)
+        table.add_row(*map(Text, (*source, day(report.imported_at), str(report.records), state)))
+    make_console().print(table)
+
+
+@imports_app.command()
+def withdraw(
+    import_id: Annotated[str, typer.Argument(metavar="ID", parser=given, help="Its id, which is that of its job.")],
+    url: Url = None,
+) -> None:
+    """Withdraw an import as a whole: records become what they would be without it. A key withdraws its own."""
+    with find_client(url) as client:
+        client.withdraw_import(import_id)
+    typer.echo(f"{import_id} is withdrawn from all records")
+
+
+MOST_NAME = 64
+_CLOSED = (
+    "No key is good, and the service needs one all the same, on loopback too: what was closed does not open by itself. "
+    "Make one by `cukiln keys create NAME --scope admin`, or start the service with CUKILN_API_KEY."
+)
+
+keys_app = typer.Typer(
+    help="Make, list and revoke the API keys of the service over this data folder (CUKILN_DATA, DATABASE_URL).",
+    no_args_is_help=True,
+)
+keep_app.add_typer(keys_app, name="keys")
+
+
+@keys_app.command()
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is for; imports are labelled with it.")],
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="What it may do: read, submit, import or admin; may be repeated. Default: read."),
+    ] = None,
+    overwrites: Annotated[
+        bool,
+        typer.Option("--overwrites", help="Its imports may stand beside what the service measured itself."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print it: it is shown this once.
+
+    submit and import include read, admin includes all. A service with a key answers nothing without one.
+    """
+    keys = server_module("storage.entities.keys")
+    if not name.isprintable() or not 0 < len(name) <= MOST_NAME:
+        raise UsageError(f"NAME is {name!r}; allowed: 1 to {MOST_NAME} printable characters")
+    scopes = scope or ["read"]
+    if wrong := [name for name in scopes if name not in keys.SCOPES]:
+        raise UsageError(f"--scope is {wrong[0]!r}; allowed: {', '.join(keys.SCOPES)}")
+    with open_database(load_settings({}), make=True) as database, database.write() as session:
+        token: str = keys.create_key(session, name, set(scopes), overwrites=overwrites)
+    if as_json:
+        typer.echo(json.dumps({"key": token, "id": keys.parts_of(token)[0]}))
+    else:
+        typer.echo(token)
+        typer.echo("This key is shown once. Give it to clients as CUKILN_API_KEY.", err=True)
+
+
+@keys_app.command("list")
+def list_keys(as_json: AsJson = False) -> None:
+    """Show every key that was made, without its secret."""
+    with open_database(load_settings({}), make=True) as database, database.read() as session:
+        keys = server_module("storage.entities.keys").all_keys(session)
+    if as_json:
+        typer.echo(json.dumps({"keys": [_as_json(key) for key in keys], "needs_key": bool(keys)}))
+        return
+    table = Table("id", "name", "scopes", "made", "state", box=None, pad_edge=False)
+    for key in keys:
+        scopes = ", ".join(sorted(key.scopes)) + (", overwrites" if key.overwrites else "")
+        state = "good" if key.revoked_at is None else f"revoked {day(key.revoked_at)}"
+        table.add_row(*map(Text, (key.id, key.name, scopes, day(key.created_at), state)))
+    if not keys:
+        typer.echo("No key was made yet: without CUKILN_API_KEY the service answers loopback, and needs none.")
+        return
+    make_console().print(table)
+    _say_if_closed(keys)
+
+
+@keys_app.command()
+def revoke(key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `cukiln keys list` shows it.")]) -> None:
+    """Revoke a key, within a second. What was done with it stays, and the service needs a key as before."""
+    module = server_module("storage.entities.keys")
+    with open_database(load_settings({}), make=True) as database, database.write() as session:
+        revoked, keys = module.revoke_key(session, key), module.all_keys(session)
+    if not revoked:
+        raise UsageError(f"there is no good key with the id {key!r}; `cukiln keys list` shows them")
+    typer.echo(f"{key} opens nothing any more")
+    _say_if_closed(keys)
+
+
+def _say_if_closed(keys: Sequence[Any]) -> None:
+    if all(key.revoked_at is not None for key in keys):
+        typer.echo(_CLOSED, err=True)
+
+
+def _as_json(key: Any) -> dict[str, Any]:
+    names = ("id", "name", "overwrites", "created_at", "revoked_at")
+    return {**{name: getattr(key, name) for name in names}, "scopes": sorted(key.scopes)}

@@ -1,12 +1,8 @@
-"""The command line: `cukiln tune`, `watch`, `lookup`, `candidates`, `accuracy`, `fetch`, `prove`,
-`reproduce`, `export-bundle`, `import-results`, `imports`, `keys`, `doctor`, `serve`, `worker`, `quickstart`, `retry`,
-and those of `cli/keep.py`: `forget`, `blobs`, `gc`, `backup`, `restore`.
+"""The command line: its commands, but for those of `cli/keep.py`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start with its settings; 130 interrupted.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -18,14 +14,10 @@ from typing import Annotated
 import typer
 
 from cukiln import __version__
-from cukiln.cli import imports, keys
-from cukiln.cli.accuracy import accuracy_rows, print_accuracy
-from cukiln.cli.arguments import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path
-from cukiln.cli.bundle import described, export_bundle, import_results
-from cukiln.cli.candidates import fastest_first, print_candidates
-from cukiln.cli.console import make_console
+from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, print_candidates
+from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
-from cukiln.cli.fetch import fetch_record, folder_name, lookup_request
+from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
 from cukiln.cli.keep import keep_app
 from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli.server import server_module as server
@@ -54,10 +46,6 @@ app = typer.Typer(
     "130 interrupted.",
 )
 app.add_typer(keep_app)
-worker_app = typer.Typer(help="Run one worker beside a service.", no_args_is_help=True)
-app.add_typer(worker_app, name="worker")
-app.add_typer(keys.app, name="keys")
-app.add_typer(imports.app, name="imports")
 
 
 def main() -> None:
@@ -312,7 +300,7 @@ def reproduce(
     ] = None,
     url: Url = None,
 ) -> None:
-    """Write one candidate as a folder that builds it and compares code, verdict and time with its record.
+    """Write one candidate as a folder that builds it and compares code and verdict with its record.
 
     `python FOLDER/run.py` does so without cukiln; see docs/reproducing.md.
     """
@@ -357,34 +345,10 @@ def serve(
     raise typer.Exit(run_server({name: value for name, value in options.items() if value is not None}))
 
 
-@worker_app.command("plan")
-def worker_plan() -> None:
-    """Run a worker that turns problems into candidates and groups."""
-    raise typer.Exit(run_worker("plan", []))
-
-
-@worker_app.command("compile")
-def worker_compile(
-    target: Annotated[
-        list[str] | None, typer.Option(help="Architecture to compile for; may be repeated. Default: all it can.")
-    ] = None,
-) -> None:
-    """Run a worker that compiles groups, verifies candidates and chooses winners."""
-    raise typer.Exit(run_worker("compile", target or []))
-
-
-@worker_app.command("gpu")
-def worker_gpu(
-    device: Annotated[str, typer.Option(help="The GPU: its UUID, or its number in the driver's order.")] = "0",
-) -> None:
-    """Run a worker that verifies and measures candidates on one GPU. Exit code 69 when the GPU stopped answering."""
-    raise typer.Exit(run_worker("gpu", [], device))
-
-
-@worker_app.command("reconcile")
-def worker_reconcile() -> None:
-    """Run the process that requeues a dead worker's tasks and writes missing wake-ups."""
-    raise typer.Exit(run_worker("reconcile", []))
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def worker(context: typer.Context) -> None:
+    """Run one worker beside a service: `cukiln worker --help` lists the kinds and their options."""
+    raise typer.Exit(run_worker(context.args))
 
 
 def _complain(error: CukilnError, code: int) -> int:

@@ -1,7 +1,5 @@
 """The progress of a running job: a bar per stage on a terminal, plain lines elsewhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,7 +58,7 @@ class LiveBars:
 
     def update(self, progress: Progress) -> None:
         for name, task in self._tasks.items():
-            stage = _stage(progress, name)
+            stage: StageProgress = getattr(progress, name)
             shown = name in stages_of(progress)
             self._bars.update(task, completed=stage.done, total=stage.total or None, visible=shown)
         self._counts = Text(counts(progress))
@@ -81,8 +79,9 @@ class PlainLines:
         step = int(fraction(progress) * _LINES)
         if step > self._step or progress.waiting_for != self._waiting_for:
             self._step, self._waiting_for = step, progress.waiting_for
-            parts = [_line(name, _stage(progress, name)) for name in stages_of(progress)]
-            self._console.print(f"{', '.join(parts)}; {counts(progress)}", highlight=False, soft_wrap=True)
+            stages: dict[str, StageProgress] = {name: getattr(progress, name) for name in stages_of(progress)}
+            parts = ", ".join(f"{name} {stage.done}/{stage.total}" for name, stage in stages.items())
+            self._console.print(f"{parts}; {counts(progress)}", highlight=False, soft_wrap=True)
 
 
 def stages_of(progress: Progress) -> list[str]:
@@ -94,7 +93,7 @@ def stages_of(progress: Progress) -> list[str]:
 
 def fraction(progress: Progress) -> float:
     """How far the job is, 0 to 1: the mean of its stages. A stage whose size is not known yet counts as not begun."""
-    stages = [_stage(progress, name) for name in stages_of(progress)]
+    stages: list[StageProgress] = [getattr(progress, name) for name in stages_of(progress)]
     done = [min(1.0, stage.done / stage.total) if stage.total else 0.0 for stage in stages]
     return sum(done) / len(done)
 
@@ -121,12 +120,3 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _line(name: str, stage: StageProgress) -> str:
-    return f"{name} {stage.done}/{stage.total}"
-
-
-def _stage(progress: Progress, name: str) -> StageProgress:
-    stage: StageProgress = getattr(progress, name)
-    return stage

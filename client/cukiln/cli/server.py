@@ -1,10 +1,5 @@
-"""Where the server packages are installed: `serve`, `worker`, `prove`, and the service that `tune` starts for itself.
-
-The wheel holds the client alone. The server is run from a checkout or an image, so its modules are imported by name
-when they are needed.
-"""
-
-from __future__ import annotations
+"""`serve`, `worker`, `prove`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
+of the server, which runs from a checkout or an image, are imported by name when they are needed."""
 
 import re
 import time
@@ -30,8 +25,7 @@ SERVER_PACKAGES = ("codegen", "storage", "workers", "service")
 
 @dataclass(frozen=True)
 class Service:
-    """A service to talk to. `embedded`: it runs for this command only. `borrowed`: it was found running over the data
-    folder, perhaps for another command, and ends when that one does."""
+    """`embedded`: it runs for this command only. `borrowed`: it was found over the data folder, may end any time."""
 
     url: str
     embedded: bool
@@ -41,8 +35,7 @@ class Service:
 
 @dataclass(frozen=True)
 class Store:
-    """Of a service: `storage.config.settings.Settings`, `storage.database.session.Database`,
-    `storage.blobs.blob_store.BlobStore`."""
+    """The `Settings`, the `Database` and the `BlobStore` of a service."""
 
     settings: Any
     database: Any
@@ -119,8 +112,7 @@ def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: E
 
 
 def running_service(data_dir: Path) -> str | None:
-    """The URL of the `cukiln serve` that runs over this data folder, if one answers. It is in the file that `serve`
-    locks; a stale file names a service that does not answer."""
+    """The URL of the `cukiln serve` over this data folder, from the file that `serve` locks, if one answers there."""
     try:
         match = re.search(r"https?://\S+", (data_dir / "serve.lock").read_text())
     except (OSError, ValueError):
@@ -143,12 +135,9 @@ def run_server(overrides: dict[str, Any]) -> int:
     return code
 
 
-def run_worker(kind: str, targets: list[str], device: str | None = None) -> int:
-    """`cukiln worker KIND`; returns the exit code."""
-    options = [word for target in targets for word in ("--target", target)]
-    if device is not None:
-        options += ["--device", device]
-    code: int = server_module("workers.worker.main").main([kind, *options])
+def run_worker(arguments: list[str]) -> int:
+    """`cukiln worker`; returns the exit code."""
+    code: int = server_module("workers.worker.main").main(arguments)
     return code
 
 

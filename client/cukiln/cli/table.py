@@ -1,7 +1,5 @@
 """What `cukiln tune` and `cukiln lookup` print when they are done."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +55,7 @@ class _Part:
 
 
 def print_job(console: Console, job: Job) -> None:
-    """One row per problem, then the legend. On a narrow terminal the comparison and the seconds get tables of their
-    own: rich drops columns that do not fit. What all schedules share is printed below the table."""
+    """One row per problem, then the legend; on a narrow terminal, where rich would drop columns, several tables."""
     several = len({problem.device_class for problem in job.problems}) > 1
     names = [_name(problem, several) for problem in job.problems]
     parts = [_winners_part(job), *_compared_part(job), _seconds_part(job)]
@@ -328,8 +325,7 @@ def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ())
 
 
 def schedule_text(schedule: Mapping[str, Any]) -> str:
-    """A schedule in few characters: `tile 128×64×16, thread 8×4, stages 2`. Tunables that differ in their last letter,
-    an axis, are written as one, and stand first."""
+    """`tile 128×64×16, thread 8×4, stages 2`: tunables that differ in their axis alone are one, and stand first."""
     joined, single = [], []
     for names in _by_stem(schedule):
         if len(names) > 1:

@@ -1,7 +1,5 @@
 """`cukiln tune` and `cukiln watch`: submit a request or take up a job, watch it, show the winners."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Mapping

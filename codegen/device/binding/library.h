@@ -204,3 +204,19 @@ __attribute__((noinline)) inline int launch_here(const KernelEntry& kernel, void
 
 }  // namespace binding
 }  // namespace cukiln
+
+#define CUKILN_EXPORT extern "C" __attribute__((visibility("default")))
+CUKILN_EXPORT int cukiln_prepare(int device) { return cukiln::binding::prepare(device); }
+// What the last failed call on this thread had to say.
+CUKILN_EXPORT const char* cukiln_last_error() { return cukiln::binding::last_error(); }
+
+// The plain C entries of a kernel, by its Binding.
+#define CUKILN_LAUNCH_EXPORTS(binding_type, suffix)                                                                       \
+  CUKILN_EXPORT int cukiln_launch##suffix(void* const* pointers, const int64_t* extents, const int32_t* launch,          \
+                                          const double* scalars, void* workspace, void* stream) {                        \
+    return cukiln::binding::launch_here(cukiln::binding::entry_of<binding_type>, pointers, extents, launch, scalars,     \
+                                        workspace, stream);                                                              \
+  }                                                                                                                       \
+  CUKILN_EXPORT int64_t cukiln_workspace_bytes##suffix(const int64_t* extents, const int32_t* launch) {                  \
+    return binding_type::workspace_bytes(extents, launch);                                                               \
+  }

@@ -208,3 +208,15 @@ inline int prepare_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) 
 
 }  // namespace binding
 }  // namespace cukiln
+
+// The entries of a kernel for tvm-ffi, by its Binding.
+#define CUKILN_TVM_FFI_EXPORTS(binding_type)                                                                              \
+  CUKILN_EXPORT int __tvm_ffi_run(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {                    \
+    return cukiln::binding::run_entry<binding_type>(values, count, result);                                              \
+  }                                                                                                                       \
+  CUKILN_EXPORT int __tvm_ffi_prepare(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {                \
+    return cukiln::binding::prepare_entry(values, count, result);                                                        \
+  }                                                                                                                       \
+  CUKILN_EXPORT int __tvm_ffi_workspace_bytes(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny* result) {        \
+    return cukiln::binding::workspace_bytes_entry<binding_type>(values, count, result);                                  \
+  }

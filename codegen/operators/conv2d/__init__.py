@@ -1,43 +1,41 @@
-"""Convolution in two dimensions: as a product of matrices of which one is gathered on the way (`implicit_gemm`), and
-without one (`direct`)."""
+"""Convolution in two dimensions, with groups (`codegen/operators/convolution/` has what its gradients share).
+
+out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - top + r dilation_h, …] * w[k, c, r, s])
+for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from importlib.resources import files as packaged_files
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
-from codegen.dtypes import dtype
-from codegen.epilogue import structures, tensor_nodes, words_of_mask
+from codegen.arrays import Float64, namespace_of
 from codegen.kernel import Kernel
-from codegen.operator import (
-    Array,
-    Config,
-    ConfigField,
-    Cost,
-    Float64,
-    InputKind,
-    Operand,
-    Work,
-)
-from codegen.operators.conv2d import direct, implicit, inputs, unfused_epilogue
-from codegen.operators.conv2d import space as spaces
-from codegen.operators.conv2d.problem import Conv2dProblem, with_axes
-from codegen.operators.conv2d.product import aligns, aligns_of, of_product, product
-from codegen.operators.conv2d.reduced import reduced_problems
-from codegen.operators.conv2d.reference import reference
-from codegen.operators.convolution import ConvolutionOperator, divided, input_bytes, packed
-from codegen.operators.matmul import split, tensor_rules, traffic
-from codegen.problem import Problem, require
-from codegen.search.rules import Accepted, Rejected
+from codegen.operator import Array, Config, ConfigField, Cost, Work
+from codegen.operators.conv2d import reduced, unfused_epilogue
+from codegen.operators.convolution import direct, implicit
+from codegen.operators.convolution.operator import Admit, ConvolutionOperator, every_tunable, index_check
+from codegen.operators.convolution.problem import Convolution, with_axes
+from codegen.operators.convolution.reference import padded, windows
+from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.problem import Problem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace
+from codegen.search.space import SearchSpace, launch_time_names
 from codegen.targets import Target
+
+
+class Conv2dProblem(Convolution):
+    """out from x and w; see Convolution for shapes."""
+
+    reads = ("x", "w")
+    writes = "out"
+    operator: Literal["conv2d"] = "conv2d"
 
 
 class Conv2d(ConvolutionOperator):
@@ -45,41 +43,96 @@ class Conv2d(ConvolutionOperator):
 
     name = "conv2d"
     problem_type = Conv2dProblem
-    tunables = spaces.TUNABLES
+    tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE))
+    beside = (unfused_epilogue.TUNABLE,)
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
+    direct = direct
+    reduced = reduced
 
-    def signature(self, problem: Problem) -> dict[str, Any]:
-        p = _conv2d(problem)
-        x, w, out = aligns(p)
-        return {
-            "layout": p.layout, "dtype": p.dtype, "acc_dtype": p.acc_dtype, "out_dtype": p.out_dtype,
-            "allow_tf32": p.allow_tf32, "epilogue": structures(with_axes(p.epilogue, p.layout)),
-            "align_x": x, "align_w": w, "align_out": out, "pointwise": p.pointwise, "depthwise": p.depthwise,
-        }  # fmt: skip
+    @staticmethod
+    @lru_cache(maxsize=1024)  # called for every schedule
+    def product(p: Conv2dProblem) -> MatmulProblem:
+        last = p.channels_last
+        return implicit.image_product(p, "nt" if last else "nn", with_axes(p.epilogue, "n" if last else "m"))
+
+    def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
+        return "nt" if layout == "nhwc" else "nn"
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def aligns(p: Conv2dProblem) -> tuple[int, int, int]:
+        """With channels last vectors are of channels of one group, or of neighbouring groups where each has one; with
+        channels first the image is gathered element by element."""
+        if not p.channels_last:
+            return implicit.widths(p, p.h * p.w if p.pointwise else 1, p.taps, p.p * p.q)
+        if p.depthwise:
+            return implicit.widths(p, p.c, p.taps, p.k)
+        return implicit.widths(p, p.group_channels, p.taps, p.group_filters)
+
+    # ---- search
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
-        p = _conv2d(problem)
-        return spaces.space(p, target, search, lambda schedule: self.rules(p, schedule, target))
+        joined = super().space(problem, target, search)
+        by_level = search.level != 0 and search.tunables is None and search.schedules is None
+        if not (self.own(problem).epilogue and by_level) or joined.first is None:
+            return joined
+        alone = unfused_epilogue.alone(joined.first)
+        part = SearchSpace.of_one(alone, launch_time_names(self.tunables))
+        return replace(joined, parts=(*joined.parts, part), compared=(alone,))
+
+    def direct_kind(self, p: Conv2dProblem, target: Target) -> Kind | None:
+        return Kind(direct.TUNABLES, direct.levels(p, direct.window_of(p))) if direct.worth(p) else None
+
+    def direct_default(self, p: Conv2dProblem, target: Target, admit: Admit) -> Schedule:
+        return direct.default(p, direct.window_of(p), admit)
 
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        p, t = _conv2d(problem), schedule.as_dict()
-        is_direct = t["algorithm"] == "direct"
-        if unfused_epilogue.is_separate(t):
-            if broken := unfused_epilogue.rules(p, t, workspace_limit):
-                return broken
-            p = unfused_epilogue.sums(p)
-        if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p, whole=is_direct or p.channels_last)):
-            return broken
-        if is_direct:
-            return direct.window_rule(p, t) or direct.rules(p, schedule, target)
-        return implicit.rules(p, schedule, target, workspace_limit)
+        p, t = self.own(problem), schedule.as_dict()
+        if not unfused_epilogue.is_separate(t):
+            return super().rules(p, schedule, target, workspace_limit)
+        broken = unfused_epilogue.rules(p, t, workspace_limit)
+        return broken or super().rules(unfused_epilogue.sums(p), schedule, target, workspace_limit)
+
+    def direct_rules(
+        self, p: Conv2dProblem, t: Mapping[str, Any], target: Target, workspace_limit: int | None
+    ) -> Accepted | Rejected:
+        return direct.window_rule(p, t) or direct.rules(p, t, target)
+
+    def index_rule(self, p: Conv2dProblem, *, whole: bool) -> Rejected | None:
+        """As `reached` in kernel.cuh."""
+        rows, columns = p.padded
+        elements = rows * columns * (p.n * p.c if whole else p.group_channels)
+        return index_check(elements, f"the image has {elements} elements with its padding")
+
+    def gather_rule(self, p: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | None:
+        count, x = implicit.threads(t), self.aligns(p)[0]
+        if p.channels_last:
+            per_row = max(1, t["tile_k"] // x)
+            return check(
+                count % per_row == 0,
+                "gather",
+                f"{count} threads for {per_row} vectors of taps: each thread needs one tap in all its rows",
+            )
+        return check(
+            count % t["tile_n"] == 0 and t["tile_k"] * t["tile_n"] % max(1, count) == 0,
+            "gather",
+            f"{count} threads for {t['tile_n']} pixels and {t['tile_k']} taps: each thread needs one pixel",
+        )
+
+    # ---- the kernel
+
+    def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+        return implicit.image_registers(s, t)
+
+    def out_align(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+        return unfused_epilogue.out_align(s, t)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         if unfused_epilogue.is_separate(kernel.tunables.as_dict()):
-            return unfused_epilogue.functions(kernel.signature_dict["epilogue"])
+            return ("run", *(f"node{index}" for index in range(len(kernel.signature_dict["epilogue"]))))
         return super().functions(kernel)
 
     def config(self, kernel: Kernel) -> Config:
@@ -87,91 +140,45 @@ class Conv2d(ConvolutionOperator):
         separate = ConfigField("bool", "separate", unfused_epilogue.is_separate(kernel.tunables.as_dict()))
         return replace(whole, fields=(separate, *whole.fields))
 
-    def operands(self, problem: Problem) -> tuple[Operand, ...]:
-        """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""
-        p = _conv2d(problem)
-        extra, aligned = [], aligns(p)
-        for node, name, element in tensor_nodes(p.epilogue, p.out_dtype):
-            if node.packed_mask:
-                extra.append(packed(name, element, "in", (words_of_mask(math.prod(p.out_shape)),), 1))
-                continue
-            vector = node.op == "bias"
-            align = aligned[2] if p.channels_last or not vector else 1
-            extra.append(packed(name, element, "in", (p.k,) if vector else p.out_shape, align))
-        return (
-            packed("x", p.dtype, "in", p.x_shape, aligned[0]),
-            packed("w", p.dtype, "in", p.w_shape, aligned[1]),
-            *extra,
-            packed("out", p.out_dtype, "out", p.out_shape, aligned[2]),
-        )
-
-    def test_problems(self, kernel: Kernel) -> list[Problem]:
-        return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
-
-    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        t = kernel.tunables.as_dict()
-        if t["algorithm"] == "direct":
-            return [[0, 0, 0]]
-        return split.launches_to_test(t, product(_conv2d(problem)))
-
-    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        p = _conv2d(problem)
-        return inputs.make_inputs(p, self.operands(p), kind, rng)
-
-    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        return reference(_conv2d(problem), inputs, exact)
-
-    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        p, t = _conv2d(problem), schedule.as_dict()
-        cost = traffic.cost(product(p), divided(t), self.operands(p))
-        unseen = p.n * p.h * p.w * p.c - p.elements_seen
-        cost = replace(cost, bytes_read=cost.bytes_read - unseen * dtype(p.dtype).bytes)
-        if unfused_epilogue.is_separate(t):
-            cost = replace(cost, launches=1 + len(p.epilogue), workspace_bytes=unfused_epilogue.workspace_bytes(p))
-        return cost
-
-    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p, t = _conv2d(problem), schedule.as_dict()
-        if unfused_epilogue.is_separate(t):
-            of_sums = self.work(unfused_epilogue.sums(p), unfused_epilogue.fused(schedule), target)
-            return replace(of_sums, others=unfused_epilogue.launches(p, target))
-        least = self.cost(problem, schedule)
-        if schedule.get("algorithm") == "direct":
-            return direct.work(p, schedule.as_dict(), least, target)
-        return implicit.work(p, schedule, least, target)
-
-    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
-        s = kernel.signature_dict
-        last = s["layout"] == "nhwc"
-        return tensor_rules.Stored(input_bytes(kernel), of_product(last, aligns_of(s)), "nt" if last else "nn")
-
-    def out_align(self, kernel: Kernel) -> int:
-        return unfused_epilogue.out_align(kernel.signature_dict, kernel.tunables.as_dict())
-
-    def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
-        s = kernel.signature_dict
-        return implicit.registers(kernel.tunables.as_dict(), s["layout"] == "nhwc", aligns_of(s), of_product_alone)
-
-    def direct_fields(self, kernel: Kernel) -> Iterable[ConfigField]:
-        return direct.fields(kernel, self.out_align(kernel))
-
-    def direct_registers(self, kernel: Kernel) -> int:
-        return direct.registers(kernel.tunables.as_dict(), input_bytes(kernel))
-
-    def direct_shared_bytes(self, kernel: Kernel) -> int:
-        return direct.shared_bytes(kernel.tunables.as_dict())
-
-    def direct_compile_seconds(self, kernel: Kernel) -> float:
-        return direct.compile_seconds(kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"]))
-
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         if not unfused_epilogue.is_separate(kernel.tunables.as_dict()):
             return super().predicted_compile_seconds(kernel)
-        sums = Kernel.of(self.name, {**kernel.signature_dict, "epilogue": []}, unfused_epilogue.fused(kernel.tunables))
+        sums = Kernel.of(self.name, {**kernel.signature_dict, "epilogue": []}, kernel.tunables)
         nodes = unfused_epilogue.compile_seconds(tuple(kernel.signature_dict["epilogue"]))
         return super().predicted_compile_seconds(sums) + nodes
 
+    # ---- tests
 
-_conv2d = require(Conv2dProblem)
+    def spread(self, p: Conv2dProblem, factors: Array) -> Array:
+        return factors.reshape(p.shape_of("w")[1:])
+
+    def multiply(self, p: Conv2dProblem, first: Float64, second: Float64) -> Float64:
+        image, xp = padded(p, first), namespace_of(first)
+        out = xp.zeros((p.groups, p.pixels, p.group_filters))
+        filters = second.reshape(p.groups, p.group_filters, p.r, p.s, p.group_channels)
+        for r, s, rows, columns in windows(p):
+            seen = image[:, rows, columns].reshape(p.pixels, p.groups, p.group_channels)
+            out += xp.matmul(seen.transpose(1, 0, 2), filters[:, :, r, s].transpose(0, 2, 1))
+        return out.transpose(1, 0, 2).reshape(p.n, p.p, p.q, p.k)
+
+    # ---- what a schedule costs
+
+    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
+        p, cost = self.own(problem), super().cost(problem, schedule)
+        if not unfused_epilogue.is_separate(schedule.as_dict()):
+            return cost
+        return replace(cost, launches=1 + len(p.epilogue), workspace_bytes=unfused_epilogue.workspace_bytes(p))
+
+    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
+        p = self.own(problem)
+        if not unfused_epilogue.is_separate(schedule.as_dict()):
+            return super().work(p, schedule, target)
+        sums = unfused_epilogue.sums(p)
+        of_sums = self.work(sums, unfused_epilogue.fused(schedule), target)
+        return replace(of_sums, others=unfused_epilogue.launches(p, self.aligns(sums)[2], target))
+
+    def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
+        return direct.work(p, t, least)
+
 
 OPERATOR = Conv2d()

@@ -9,20 +9,20 @@ bytes there, and rounds once more with every node.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen.alignment import needs_cuda_cores, widest
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of, words_of_mask
 from codegen.operator import Work
-from codegen.operators.conv2d.problem import Conv2dProblem
-from codegen.operators.conv2d.product import aligns
+from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import traffic
 from codegen.search.rules import Rejected, check, check_workspace
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
 
+P = TypeVar("P", bound=Convolution)
 NAME = "epilogue"
 TUNABLE = Tunable(
     NAME, ("fused", "separate"), False,
@@ -48,7 +48,7 @@ def alone(default: Schedule) -> Schedule:
     return Schedule.of({name: changed.get(name, value) for name, value in default.as_dict().items()})
 
 
-def sums(problem: Conv2dProblem) -> Conv2dProblem:
+def sums(problem: P) -> P:
     """What `run` computes."""
     return problem.model_copy(update={"epilogue": (), "out_dtype": SUM})
 
@@ -61,17 +61,12 @@ def out_align(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> int:
     return widest(SUM, signature["align_out"], quads=quads)
 
 
-def functions(epilogue: Sequence[str]) -> tuple[str, ...]:
-    """The kernel's __global__ functions, in launch order."""
-    return ("run", *(f"node{index}" for index in range(len(epilogue))))
-
-
-def workspace_bytes(problem: Conv2dProblem) -> int:
+def workspace_bytes(problem: Convolution) -> int:
     """Exactly what `workspace_bytes` in kernel.cuh says."""
-    return 0 if problem.out_dtype == SUM else dtype(SUM).bytes * _outputs(problem)
+    return 0 if problem.out_dtype == SUM else dtype(SUM).bytes * problem.pixels * problem.k
 
 
-def rules(problem: Conv2dProblem, tunables: Mapping[str, Any], workspace_limit: int | None) -> Rejected | None:
+def rules(problem: Convolution, tunables: Mapping[str, Any], workspace_limit: int | None) -> Rejected | None:
     return (
         check(bool(problem.epilogue), NAME, "there is no epilogue that could be separate")
         or check(
@@ -83,17 +78,16 @@ def rules(problem: Conv2dProblem, tunables: Mapping[str, Any], workspace_limit: 
     )
 
 
-def launches(problem: Conv2dProblem, target: Target) -> tuple[Work, ...]:
+def launches(problem: Convolution, width: int, target: Target) -> tuple[Work, ...]:
     """A node's launch reads and writes every sum, and reads its operand. What the launch before it has left in the L2
-    is not read from DRAM."""
-    p, outputs = problem, float(_outputs(problem))
+    is not read from DRAM. `width`: sums of an access."""
+    p, outputs = problem, float(problem.pixels * problem.k)
     moved = dtype(SUM).bytes * outputs
     beyond_l2 = 0.0 if moved <= traffic.L2_SHARE * target.l2_bytes else 1.0
-    width = aligns(sums(p))[2]
     works = []
     for number, node in enumerate(p.epilogue):
         element = node.operand_dtype(p.out_dtype)
-        count = p.k if node.op == "bias" else words_of_mask(_outputs(p)) if node.packed_mask else outputs
+        count = p.k if node.op == "bias" else words_of_mask(p.pixels * p.k) if node.packed_mask else outputs
         operand = count * dtype(element).bytes if element is not None else 0.0
         last = number == len(p.epilogue) - 1
         written = dtype(p.out_dtype).bytes * outputs if last else moved
@@ -111,7 +105,3 @@ def launches(problem: Conv2dProblem, target: Target) -> tuple[Work, ...]:
 
 def compile_seconds(epilogue: Sequence[str]) -> float:
     return sum(NODE_SECONDS * (1 if node_of(part).exact else 2) for part in epilogue)
-
-
-def _outputs(problem: Conv2dProblem) -> int:
-    return problem.n * problem.p * problem.q * problem.k

@@ -3,34 +3,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
 from importlib.resources import files as packaged_files
 from typing import Any
 
 import numpy as np
 
+from codegen.arrays import Float64, namespace_of
 from codegen.dtypes import dtype
-from codegen.epilogue import structures, tensor_nodes
-from codegen.kernel import Kernel
-from codegen.operator import Array, ConfigField, Cost, Float64, InputKind, Operand, Work
-from codegen.operators.conv2d import direct as forward
-from codegen.operators.conv2d import implicit as forward_implicit
-from codegen.operators.conv2d.product import aligns_of, of_product
-from codegen.operators.conv2d_dgrad import direct, implicit, inputs
-from codegen.operators.conv2d_dgrad import space as spaces
+from codegen.operator import Array, Cost, Work
+from codegen.operators.conv2d_dgrad import reduced, work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.operators.conv2d_dgrad.product import aligns, layout_of, product
-from codegen.operators.conv2d_dgrad.reduced import reduced_problems
-from codegen.operators.conv2d_dgrad.reference import reference
-from codegen.operators.conv2d_dgrad.residue_classes import phases
-from codegen.operators.convolution import ConvolutionOperator, divided, input_bytes, packed
-from codegen.operators.matmul import split, tensor_rules
-from codegen.problem import Problem, require
-from codegen.search.rules import Accepted, Rejected
+from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
+from codegen.operators.convolution import direct, implicit
+from codegen.operators.convolution.operator import (
+    MANY_FILTERS,
+    Admit,
+    ConvolutionOperator,
+    every_tunable,
+    index_check,
+    is_direct,
+)
+from codegen.operators.convolution.reference import windows
+from codegen.operators.matmul import split
+from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.problem import Problem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace
 from codegen.targets import Target
+
+# Registers of the filters' odometer beside those of a gathered image; an estimate.
+WEIGHT_REGISTERS = 12
 
 
 class Conv2dDgrad(ConvolutionOperator):
@@ -39,104 +46,170 @@ class Conv2dDgrad(ConvolutionOperator):
 
     name = "conv2d_dgrad"
     problem_type = Conv2dDgradProblem
-    tunables = spaces.TUNABLES
+    tunables = every_tunable(direct.TUNABLES)
     flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")
+    direct = direct
+    reduced = reduced
 
-    def signature(self, problem: Problem) -> dict[str, Any]:
-        p = _dgrad(problem)
-        dy, w, dx = aligns(p)
-        return {
-            "layout": p.layout, "dtype": p.dtype, "acc_dtype": p.acc_dtype, "out_dtype": p.out_dtype,
-            "allow_tf32": p.allow_tf32, "epilogue": structures(p.epilogue), "align_x": dy, "align_w": w,
-            "align_out": dx, "pointwise": p.pointwise, "depthwise": p.depthwise, "strided": p.strided,
-        }  # fmt: skip
+    @staticmethod
+    @lru_cache(maxsize=1024)  # called for every schedule
+    def product(p: Conv2dDgradProblem) -> MatmulProblem:
+        """What a launch is made for: as many products of the largest phase as there are phases."""
+        return implicit.image_product(largest(p), _layout(p.layout, pointwise=p.pointwise), p.epilogue, count(p))
 
-    def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
-        p = _dgrad(problem)
-        return spaces.space(p, target, search, lambda schedule: self.rules(p, schedule, target))
+    def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
+        return _layout(layout, pointwise=pointwise)
 
-    def rules(
-        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def aligns(p: Conv2dDgradProblem) -> tuple[int, int, int]:
+        """With channels last vectors are of channels of one group, or of neighbouring groups where each has one; with
+        channels first operands are gathered element by element, and pixels of a phase are no neighbours."""
+        if p.channels_last:
+            dy, dx = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
+            return implicit.widths(p, dy, p.group_channels, dx)
+        dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
+        return implicit.widths(p, dy, w, 1 if p.strided else p.h * p.w)
+
+    # ---- search
+
+    def product_kind(self, p: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
+        kind = super().product_kind(p, target, search)
+        if not p.strided:
+            return kind
+        undivided = split.linked(split.ways(()), with_stream=kind.tunables is implicit.TENSOR_TUNABLES)
+        return replace(kind, linked=dict.fromkeys(kind.levels, undivided))
+
+    def direct_kind(self, p: Conv2dDgradProblem, target: Target) -> Kind | None:
+        """Where a product would be mostly padding, of taps or of columns."""
+        if min(p.group_channels, p.group_filters) > direct.MOST_CHANNELS:
+            return None
+        return Kind(direct.TUNABLES, direct.levels(largest(p), direct.window_of(p)))
+
+    def direct_default(self, p: Conv2dDgradProblem, target: Target, admit: Admit) -> Schedule:
+        return direct.default(largest(p), direct.window_of(p), admit)
+
+    def direct_first(self, p: Conv2dDgradProblem) -> bool:
+        """Where both the channels and the filters of a group are few."""
+        return p.group_filters <= direct.MOST_CHANNELS and p.group_channels < MANY_FILTERS
+
+    def direct_rules(
+        self, p: Conv2dDgradProblem, t: Mapping[str, Any], target: Target, workspace_limit: int | None
     ) -> Accepted | Rejected:
-        p, is_direct = _dgrad(problem), schedule.get("algorithm") == "direct"
-        if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p, whole=is_direct or p.channels_last)):
-            return broken
-        return direct.rules(p, schedule, target) if is_direct else implicit.rules(p, schedule, target, workspace_limit)
-
-    def operands(self, problem: Problem) -> tuple[Operand, ...]:
-        """Of rank 4 and packed. Accesses go over the ends of rows, so their alignment is said."""
-        p = _dgrad(problem)
-        dy, w, dx = aligns(p)
+        """The forward kernel's rules for the largest phase, and a grid for all of them."""
+        of_phase, times = largest(p), count(p)
+        across, _ = direct.blocks(of_phase, t)
         return (
-            packed("dy", p.dtype, "in", p.out_shape, dy),
-            packed("w", p.dtype, "in", p.w_shape, w),
-            *(packed(name, dtype, "in", p.x_shape, dx) for _, name, dtype in tensor_nodes(p.epilogue, p.out_dtype)),
-            packed("dx", p.out_dtype, "out", p.x_shape, dx),
+            direct.window_rule(p, t)
+            or check(
+                across * times <= direct.LARGEST_INDEX,
+                "grid",
+                f"{times} phases of {across} blocks; a launch has at most {direct.LARGEST_INDEX}",
+            )
+            or direct.rules(of_phase, t, target)
         )
 
-    def test_problems(self, kernel: Kernel) -> list[Problem]:
-        return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
+    def index_rule(self, p: Conv2dDgradProblem, *, whole: bool) -> Rejected | None:
+        """As `reached` in kernel.cuh."""
+        rows, columns = (
+            extent + 2 * ((taps - 1) * p.dilation[axis] // p.stride[axis] + 1)
+            for axis, (extent, taps) in enumerate(((p.p, p.r), (p.q, p.s)))
+        )
+        elements = rows * columns * (p.n * p.k if whole else p.group_filters)
+        weights = p.group_filters * p.r * p.s * p.group_channels
+        return index_check(elements, f"dy has {elements} elements with what windows reach beyond it") or index_check(
+            weights, f"a group's filters have {weights} elements"
+        )
 
-    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        t = kernel.tunables.as_dict()
-        if t["algorithm"] == "direct":
-            return [[0, 0, 0]]
-        return split.launches_to_test(t, product(_dgrad(problem)))
+    def gather_rule(self, p: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected | None:
+        if p.strided and t["split"] != "none":
+            return Rejected(
+                "split",
+                f"with stride {p.stride[0]} x {p.stride[1]} sums differ in length: split = {t['split']} would leave "
+                "slices of some empty",
+            )
+        threads, (dy, w, _) = implicit.threads(t), self.aligns(p)
+        if not p.channels_last:
+            return check(
+                threads % t["tile_n"] == 0
+                and t["tile_k"] * t["tile_n"] % max(1, threads) == 0
+                and threads % t["tile_k"] == 0,
+                "gather",
+                f"{threads} threads for {t['tile_n']} pixels and {t['tile_k']} taps: each thread needs one pixel of dy "
+                "and one tap of the filters",
+            )
+        of_taps, of_channels = max(1, t["tile_k"] // dy), max(1, t["tile_n"] // w)
+        vectors = t["tile_k"] * of_channels
+        return check(
+            threads % of_taps == 0,
+            "gather",
+            f"{threads} threads for {of_taps} vectors of taps: each thread needs one tap in all its rows",
+        ) or check(
+            threads % of_channels == 0 and (vectors % threads == 0 or vectors < threads),
+            "gather",
+            f"{threads} threads for {t['tile_k']} x {of_channels} vectors of filters: each thread needs the same "
+            "channels in all its rows",
+        )
 
-    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        p = _dgrad(problem)
-        return inputs.make_inputs(p, self.operands(p), kind, rng)
+    def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+        return implicit.image_registers(s, t) + WEIGHT_REGISTERS
 
-    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        return reference(_dgrad(problem), inputs, exact)
+    # ---- tests
+
+    def spread(self, p: Conv2dDgradProblem, factors: Array) -> Array:
+        filters = np.tile(factors.reshape(p.group_filters, p.r, p.s), (p.groups, 1, 1))
+        return np.expand_dims(filters, 3 if p.channels_last else 1)
+
+    def multiply(self, p: Conv2dDgradProblem, first: Float64, second: Float64) -> Float64:
+        """Each element of the filter takes dy to where the image was read."""
+        xp = namespace_of(first)
+        image = xp.zeros((p.n, *p.padded, p.c))
+        gradients = first.reshape(p.pixels, p.groups, p.group_filters).transpose(1, 0, 2)
+        filters = second.reshape(p.groups, p.group_filters, p.r, p.s, p.group_channels)
+        for r, s, rows, columns in windows(p):
+            parts = xp.matmul(gradients, filters[:, :, r, s])
+            image[:, rows, columns] += parts.transpose(1, 0, 2).reshape(p.n, p.p, p.q, p.c)
+        top, left = p.corner
+        return image[:, top : top + p.h, left : left + p.w]
+
+    # ---- what a schedule costs
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         """Of the taps that a pixel has, not of the stride's zeros between them."""
-        p, t = _dgrad(problem), divided(schedule.as_dict())
+        p = self.own(problem)
+        as_product, t = self.divided(p, schedule.as_dict())
         products = sum(number * phase.rows * phase.columns * phase.taps for number, phase in phases(p)) * p.n * p.c
         pixels = p.n * p.h * p.w * p.c
         return Cost(
             flops=2 * products + pixels * len(p.epilogue),
-            bytes_read=implicit.bytes_of(operand for operand in self.operands(p) if operand.role == "in"),
+            bytes_read=work.bytes_of(operand for operand in self.operands(p) if operand.role == "in"),
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
-            workspace_bytes=split.workspace_bytes(product(p), t),
+            workspace_bytes=split.workspace_bytes(as_product, t),
         )
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p, least = _dgrad(problem), self.cost(problem, schedule)
-        if schedule.get("algorithm") == "direct":
-            return direct.work(p, schedule, least, self.operands(p), target)
-        return implicit.work(p, schedule, least, self.operands(p), target)
+        p, t, least = self.own(problem), implicit.matmul_tunables(schedule.as_dict()), self.cost(problem, schedule)
+        if is_direct(t):
+            return self.direct_work(p, t, least, target)
+        s, layout = self.signature(p), _layout(p.layout, pointwise=p.pointwise)
+        aligned = (*self.product_aligns(s), s["align_out"])
+        count_phase = partial(
+            work.of_product, t=t, layout=layout, aligned=aligned, target=target, gathered=not p.pointwise
+        )
+        return work.together(p, least, self.operands(p), split.grid_blocks(self.product(p), t), count_phase)
 
-    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
-        s = kernel.signature_dict
-        aligned = of_product(s["layout"] == "nhwc", aligns_of(s))
-        return tensor_rules.Stored(input_bytes(kernel), aligned, layout_of(s["layout"], pointwise=s["pointwise"]))
-
-    def out_align(self, kernel: Kernel) -> int:
-        return int(kernel.signature_dict["align_out"])
-
-    def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        of_image = forward_implicit.registers(t, s["layout"] == "nhwc", aligns_of(s), of_product_alone)
-        return of_image + implicit.WEIGHT_REGISTERS
-
-    def direct_fields(self, kernel: Kernel) -> Iterable[ConfigField]:
-        return forward.fields(kernel, self.out_align(kernel))
-
-    def direct_registers(self, kernel: Kernel) -> int:
-        return forward.registers(kernel.tunables.as_dict(), input_bytes(kernel))
-
-    def direct_shared_bytes(self, kernel: Kernel) -> int:
-        return forward.shared_bytes(kernel.tunables.as_dict())
-
-    def direct_compile_seconds(self, kernel: Kernel) -> float:
-        return forward.compile_seconds(kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"]))
+    def direct_work(self, p: Conv2dDgradProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
+        across, down = direct.blocks(largest(p), t)
+        return work.together(p, least, self.operands(p), across * down * count(p), partial(work.of_sums, t=t))
 
 
-_dgrad = require(Conv2dDgradProblem)
+def _layout(layout: str, *, pointwise: bool) -> Layout:
+    """With channels last filters have dx's channels along n, with channels first they are gathered by columns, or
+    stored along m."""
+    return "tn" if pointwise and layout == "nchw" else "nn"
+
 
 OPERATOR = Conv2dDgrad()

@@ -7,13 +7,14 @@ group.
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import MAX_NODES, Cast, Clip, Mask, Residual, Scale
-from codegen.operators.conv2d.problem import Convolution, Padding
-from codegen.problem import LARGEST_EXTENT, refuse
+from codegen.operators.convolution.problem import Convolution, Padding
+from codegen.problem import refuse, require_indexable
 
 AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
 # Residues of a stride along an axis at most; no convolution in use has as many.
@@ -26,6 +27,9 @@ class Conv2dDgradProblem(Convolution):
     dy and w are of `dtype`, sums of float32; dx and residuals of `out_dtype`.
     """
 
+    reads = ("dy", "w")
+    gathered = "dy"
+    writes = "dx"
     operator: Literal["conv2d_dgrad"] = "conv2d_dgrad"
     epilogue: Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)] = ()
 
@@ -34,19 +38,26 @@ class Conv2dDgradProblem(Convolution):
         """Whether rows or columns of dx differ in their taps."""
         return max(self.stride) > 1
 
+    @property
+    def longest_sum(self) -> int:
+        """Of a row of filter elements only those count that meet the same row of dx."""
+        rows, columns = (
+            -(-taps // (self.stride[axis] // gcd(self.stride[axis], self.dilation[axis])))
+            for axis, taps in enumerate((self.r, self.s))
+        )
+        return rows * columns * self.group_filters
+
+    @property
+    def gathered_products(self) -> int:
+        return self.group_filters * self.r * self.s
+
     @field_validator("padding", mode="after")
     @classmethod
     def _can_be_counted(cls, value: Padding, info: ValidationInfo) -> Padding:
         d = info.data
         if any(name not in d for name in ("n", "h", "w", "r", "s", "stride")):
             return value  # another field is already at fault
-        if d["n"] * d["h"] * d["w"] > LARGEST_EXTENT:
-            raise refuse(
-                "too_large",
-                "makes {number} pixels of dx (n h w); at most {allowed} can be indexed",
-                number=d["n"] * d["h"] * d["w"],
-                allowed=LARGEST_EXTENT,
-            )
+        require_indexable(d["n"] * d["h"] * d["w"], "pixels of dx (n h w)")
         for axis, (extent, taps) in enumerate((("h", "r"), ("w", "s"))):
             residues = min(d["stride"][axis], max(d[extent], d[taps]))
             if residues > MOST_RESIDUES:

@@ -7,8 +7,8 @@ from collections import Counter
 from functools import lru_cache
 from math import gcd
 
-from codegen.operators.conv2d.problem import Convolution
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
+from codegen.operators.convolution.problem import Convolution
 
 
 class Phase(Convolution):

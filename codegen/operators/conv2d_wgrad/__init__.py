@@ -4,40 +4,33 @@ parallel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from functools import lru_cache
 from importlib.resources import files as packaged_files
 from typing import Any
 
-import numpy as np
-
-from codegen.dtypes import dtype
-from codegen.epilogue import structures, tensor_nodes
+from codegen.arrays import Float64, namespace_of
 from codegen.kernel import Kernel
-from codegen.operator import (
-    GEMM,
-    Array,
-    ConfigField,
-    Cost,
-    Float64,
-    InputKind,
-    Operand,
-    Work,
-)
-from codegen.operators.conv2d_wgrad import direct, implicit, inputs
+from codegen.operator import GEMM, Array, Cost, Work
+from codegen.operators.conv2d_wgrad import direct, reduced
 from codegen.operators.conv2d_wgrad import space as spaces
-from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem, with_axes
-from codegen.operators.conv2d_wgrad.product import aligns, product
-from codegen.operators.conv2d_wgrad.reduced import reduced_problems
-from codegen.operators.conv2d_wgrad.reference import reference
-from codegen.operators.convolution import ConvolutionOperator, input_bytes, packed
-from codegen.operators.matmul import split, tensor_rules, traffic
-from codegen.problem import Problem, require
-from codegen.search.rules import Accepted, Rejected
+from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
+from codegen.operators.convolution import implicit
+from codegen.operators.convolution.operator import Admit, ConvolutionOperator, every_tunable, index_check, is_direct
+from codegen.operators.convolution.problem import with_axes
+from codegen.operators.convolution.reference import padded, windows
+from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.problem import Problem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace
 from codegen.targets import Target
+
+# Registers of a thread's place in the image and of what moves it, and of dy's where its images are apart; estimates.
+PLACE_REGISTERS, APART_REGISTERS = 14, 4
+# Rows or columns of a padded image that are counted, as `longest_axis` in kernel.cuh.
+LONGEST_AXIS = 2**28
 
 
 class Conv2dWgrad(ConvolutionOperator):
@@ -45,119 +38,119 @@ class Conv2dWgrad(ConvolutionOperator):
 
     name = "conv2d_wgrad"
     problem_type = Conv2dWgradProblem
-    tunables = spaces.TUNABLES
+    tunables = every_tunable(direct.TUNABLES)
     folder = packaged_files("codegen.operators.conv2d_wgrad")
     shared = (*GEMM, "conv/launch.cuh")
     files = ("gather.cuh", "direct.cuh", "kernel.cuh")
+    align_names = ("align_dy", "align_x", "align_dw")
+    turned = False
+    narrow = "row"
+    gather_instructions = 14  # the place moves on, two checks, its address
+    direct = direct
+    reduced = reduced
 
-    def signature(self, problem: Problem) -> dict[str, Any]:
-        p = _wgrad(problem)
-        dy, x, dw = aligns(p)
-        return {
-            "layout": p.layout, "dtype": p.dtype, "acc_dtype": p.acc_dtype, "out_dtype": p.out_dtype,
-            "allow_tf32": p.allow_tf32, "epilogue": structures(with_axes(p.epilogue)),
-            "align_dy": dy, "align_x": x, "align_dw": dw, "pointwise": p.pointwise, "depthwise": p.depthwise,
-        }  # fmt: skip
+    @staticmethod
+    @lru_cache(maxsize=1024)  # called for every schedule
+    def product(p: Conv2dWgradProblem) -> MatmulProblem:
+        """dy x image: a matrix for each group."""
+        layout: Layout = "tn" if p.channels_last else "nn"
+        return implicit.product_of(p, p.groups, p.group_filters, p.taps, p.pixels, layout, with_axes(p.epilogue, "m"))
 
-    def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
-        p = _wgrad(problem)
-        return spaces.space(p, target, search, lambda schedule: self.rules(p, schedule, target))
+    def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
+        return "tn" if layout == "nhwc" else "nn"
 
-    def rules(
-        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def aligns(p: Conv2dWgradProblem) -> tuple[int, int, int]:
+        """With channels last vectors are of one group, or of neighbouring groups where each has one channel and one
+        filter; with channels first the image is gathered element by element, and dy's pixels are neighbours."""
+        if not p.channels_last:
+            return implicit.widths(p, p.p * p.q, 1, p.taps)
+        dy, x = (p.k, p.c) if p.depthwise else (p.group_filters, p.group_channels)
+        return implicit.widths(p, dy, x, p.taps)
+
+    # ---- search
+
+    def product_kind(self, p: Conv2dWgradProblem, target: Target, search: Search) -> Kind:
+        return spaces.product_kind(self.product(p), self.aligns(p)[:2], target, search)
+
+    def product_default(self, p: Conv2dWgradProblem, target: Target, admit: Admit) -> Schedule:
+        return spaces.product_default(p, self.product(p), self.aligns(p)[:2], target, admit)
+
+    def direct_kind(self, p: Conv2dWgradProblem, target: Target) -> Kind | None:
+        return direct.kind(p, _all_filters(p), target) if p.one_channel else None
+
+    def direct_default(self, p: Conv2dWgradProblem, target: Target, admit: Admit) -> Schedule:
+        return direct.default(p, _all_filters(p), target, admit)
+
+    def direct_rules(
+        self, p: Conv2dWgradProblem, t: Mapping[str, Any], target: Target, workspace_limit: int | None
     ) -> Accepted | Rejected:
-        p, is_direct = _wgrad(problem), schedule.get("algorithm") == "direct"
-        if (is_direct or not p.pointwise) and (broken := implicit.index_rule(p)):
-            return broken
-        admit = direct.rules if is_direct else implicit.rules
-        return admit(p, schedule, target, workspace_limit)
+        return direct.rules(p, _all_filters(p), t, target, workspace_limit)
 
-    def operands(self, problem: Problem) -> tuple[Operand, ...]:
-        """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""
-        p = _wgrad(problem)
-        extra, (dy, x, dw) = [], aligns(p)
-        for node, name, element in tensor_nodes(p.epilogue, p.out_dtype):
-            vector = node.op == "bias"
-            extra.append(packed(name, element, "in", (p.k,) if vector else p.w_shape, 1 if vector else dw))
-        return (
-            packed("dy", p.dtype, "in", p.out_shape, dy),
-            packed("x", p.dtype, "in", p.x_shape, x),
-            *extra,
-            packed("dw", p.out_dtype, "out", p.w_shape, dw),
+    def index_rule(self, p: Conv2dWgradProblem, *, whole: bool) -> Rejected | None:
+        """What a kernel reaches and counts with 32 bits, as `is_reached` in kernel.cuh."""
+        rows, columns = p.padded
+        elements, longest = rows * columns * p.n * p.c, max(rows, columns)
+        return index_check(elements, f"the images have {elements} elements with their padding") or check(
+            longest <= LONGEST_AXIS,
+            "index",
+            f"an axis of the image has {longest} elements with its padding; {LONGEST_AXIS} are counted",
         )
 
-    def test_problems(self, kernel: Kernel) -> list[Problem]:
-        return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
+    def gather_rule(self, p: Conv2dWgradProblem, t: Mapping[str, Any]) -> Rejected | None:
+        threads, (dy, x, _) = implicit.threads(t), self.aligns(p)
+        taps, pixels = max(1, t["tile_n"] // x), max(1, t["tile_k"] // dy)
+        return check(
+            threads % taps == 0,
+            "gather",
+            f"{threads} threads for {taps} vectors of taps: each thread needs one tap at all its pixels",
+        ) or check(
+            p.channels_last or threads % pixels == 0,
+            "gather",
+            f"{threads} threads for {pixels} vectors of dy's pixels: each thread needs the same pixels of all its "
+            "filters",
+        )
+
+    def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+        return PLACE_REGISTERS + (0 if s["layout"] == "nhwc" else APART_REGISTERS)
+
+    # ---- tests
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        t, p = kernel.tunables.as_dict(), _wgrad(problem)
-        if t["algorithm"] == "direct":
-            return direct.launches_to_test(p, t)
-        return split.launches_to_test(t, product(p))
+        t = kernel.tunables.as_dict()
+        if not is_direct(t):
+            return super().test_launches(kernel, problem)
+        return direct.launches_to_test(_all_filters(self.own(problem)), t)
 
-    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        p = _wgrad(problem)
-        return inputs.make_inputs(p, self.operands(p), kind, rng)
+    def spread(self, p: Conv2dWgradProblem, factors: Array) -> Array:
+        by_pixel = factors.reshape(p.n, p.p, p.q)
+        return by_pixel[..., None] if p.channels_last else by_pixel[:, None]
 
-    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        return reference(_wgrad(problem), inputs, exact)
+    def multiply(self, p: Conv2dWgradProblem, first: Float64, second: Float64) -> Float64:
+        image, xp = padded(p, second), namespace_of(second)
+        by_group = first.reshape(p.pixels, p.groups, p.group_filters).transpose(1, 2, 0)
+        dw = xp.zeros((p.groups, p.group_filters, p.r, p.s, p.group_channels))
+        for r, s, rows, columns in windows(p):
+            seen = image[:, rows, columns].reshape(p.pixels, p.groups, p.group_channels)
+            element = xp.matmul(by_group, seen.transpose(1, 0, 2))
+            dw[:, :, r : r + 1, s : s + 1] = element.reshape(p.groups, p.group_filters, 1, 1, p.group_channels)
+        return dw.reshape(p.k, p.r, p.s, p.group_channels)
 
-    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        p, t = _wgrad(problem), schedule.as_dict()
-        if t["algorithm"] == "direct":
-            t, as_product = direct.of_product(t), product(p, direct=True)
-        else:
-            as_product = product(p)
-        cost = traffic.cost(as_product, t, self.operands(p))
-        unseen = p.n * p.h * p.w * p.c - p.elements_seen
-        return replace(cost, bytes_read=cost.bytes_read - unseen * dtype(p.dtype).bytes)
+    # ---- what a schedule costs
 
-    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p, least = _wgrad(problem), self.cost(problem, schedule)
-        if schedule.get("algorithm") == "direct":
-            return direct.work(p, schedule.as_dict(), least, target)
-        return implicit.work(p, schedule, least, target)
+    def divided(self, p: Conv2dWgradProblem, t: Mapping[str, Any]) -> tuple[MatmulProblem, Mapping[str, Any]]:
+        return (_all_filters(p), direct.of_product(t)) if is_direct(t) else (self.product(p), t)
 
-    def stored(self, kernel: Kernel) -> tensor_rules.Stored:
-        s = kernel.signature_dict
-        return tensor_rules.Stored(input_bytes(kernel), _aligns(s)[:2], "tn" if s["layout"] == "nhwc" else "nn")
-
-    def out_align(self, kernel: Kernel) -> int:
-        return int(kernel.signature_dict["align_dw"])
-
-    def gather_registers(self, kernel: Kernel, of_product_alone: int) -> int:
-        return implicit.registers(kernel.signature_dict["layout"] == "nhwc", of_product_alone)
-
-    def direct_fields(self, kernel: Kernel) -> Iterable[ConfigField]:
-        return _direct_fields(kernel.signature_dict, kernel.tunables.as_dict())
-
-    def direct_registers(self, kernel: Kernel) -> int:
-        return direct.registers(kernel.tunables.as_dict())
-
-    def direct_shared_bytes(self, kernel: Kernel) -> int:
-        return direct.shared_bytes(kernel.tunables.as_dict(), kernel.signature_dict["layout"] == "nhwc")
-
-    def direct_compile_seconds(self, kernel: Kernel) -> float:
-        return direct.compile_seconds(kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"]))
+    def direct_work(self, p: Conv2dWgradProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
+        return direct.work(p, _all_filters(p), self.aligns(p), t, least, target)
 
 
-def _direct_fields(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[ConfigField]:
-    """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
-    sizes, (dy, x, dw) = direct.of_product(t), _aligns(s)
-    numbers = {
-        "align_a": dy if s["layout"] == "nhwc" else 1,
-        "align_b": x if s["depthwise"] else 1,
-        "align_c": dw,
-        **{name: sizes[name] for name in ("tile_m", "tile_n", "tile_k", "threads", "threads_k", "filters")},
-        "split": split.SPLIT.number(t),
-    }
-    return [ConfigField("bool", "tensor_cores", False), *(ConfigField("int", name, v) for name, v in numbers.items())]
+@lru_cache(maxsize=1024)
+def _all_filters(p: Conv2dWgradProblem) -> MatmulProblem:
+    """A matrix of all filters, as a kernel of `direct` has it."""
+    layout: Layout = "tn" if p.channels_last else "nn"
+    return implicit.product_of(p, 1, p.k, p.taps, p.pixels, layout, with_axes(p.epilogue, "m"))
 
-
-def _aligns(signature: Mapping[str, Any]) -> tuple[int, int, int]:
-    return signature["align_dy"], signature["align_x"], signature["align_dw"]
-
-
-_wgrad = require(Conv2dWgradProblem)
 
 OPERATOR = Conv2dWgrad()

@@ -10,11 +10,12 @@ from typing import Any
 
 from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
-from codegen.operator import Cost, Work
+from codegen.operator import ConfigField, Cost, Work
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
-from codegen.operators.conv2d_wgrad.product import aligns, product
-from codegen.operators.conv2d_wgrad.slices import fill, level_slices
+from codegen.operators.conv2d_wgrad.space import fill, level_slices
+from codegen.operators.convolution.direct import filter_rules
 from codegen.operators.matmul import grid, split, traffic
+from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.simt_work import node_seconds
 from codegen.search.joined_space import Kind
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
@@ -25,7 +26,7 @@ from codegen.targets import Target
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the gradient is computed", "direct", constant=False)
 MOST_ELEMENTS = 25  # of a filter in a thread
 THREADS = (64, 128, 256)
-TUNABLES = (
+TUNABLES: tuple[Tunable, ...] = (
     ALGORITHM,
     Tunable("threads", THREADS, False, "threads of a block", 128),
     Tunable("threads_k", (1, 2, 4, 8, 16, 32, 64), False, "threads of a block along the filters", 1),
@@ -54,26 +55,38 @@ def of_product(tunables: Mapping[str, Any]) -> dict[str, Any]:
     return {**t, **sizes, "raster": 0, "stream_blocks": 0}
 
 
+def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> list[ConfigField]:
+    """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
+    sizes = of_product(t)
+    numbers = {
+        "align_a": s["align_dy"] if s["layout"] == "nhwc" else 1,
+        "align_b": s["align_x"] if s["depthwise"] else 1,
+        "align_c": out_align,
+        **{name: sizes[name] for name in ("tile_m", "tile_n", "tile_k", "threads", "threads_k", "filters")},
+        "split": split.SPLIT.number(t),
+    }
+    return [ConfigField("bool", "tensor_cores", False), *(ConfigField("int", name, v) for name, v in numbers.items())]
+
+
 def lanes(tunables: Mapping[str, Any], channels_last: bool) -> int:
     """Threads of a warp with pixels of their own, as `lanes_p` in direct.cuh."""
     threads, threads_k = int(tunables["threads"]), int(tunables["threads_k"])
     return max(1, 32 // threads_k) if channels_last else min(32, threads // threads_k)
 
 
-def shared_bytes(tunables: Mapping[str, Any], channels_last: bool) -> int:
+def shared_bytes(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
     """As `shared_bytes` in direct.cuh."""
-    t = of_product(tunables)
-    size: int = 4 * (t["tile_k"] // lanes(t, channels_last)) * t["tile_m"]
+    t = of_product(t)
+    size: int = 4 * (t["tile_k"] // lanes(t, s["layout"] == "nhwc")) * t["tile_m"]
     return size
 
 
-def registers(tunables: Mapping[str, Any]) -> int:
+def registers(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
     """An estimate of a thread's registers."""
-    t = tunables
     return int(t["elements"]) * int(t["filters"]) + 2 * int(t["filters"]) + OVERHEAD_REGISTERS
 
 
-def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
+def kind(problem: Conv2dWgradProblem, as_product: MatmulProblem, target: Target) -> Kind:
     """Levels 1 and 2; 1 is inside 2."""
     p = problem
     per_group = p.k if p.depthwise else p.group_filters
@@ -93,27 +106,28 @@ def kind(problem: Conv2dWgradProblem, target: Target) -> Kind:
         **small, "threads": THREADS, "threads_k": (1, 2, 4, 8, 16, 32, 64), "filters": (1, 2, 4, 8),
         "elements": tuple(sorted({1, 3, elements, min(p.taps, MOST_ELEMENTS)})),
     }  # fmt: skip
-    slices = _slices(p, target, threads_k[-1] * widest, elements)
+    blocks = grid.blocks(as_product, threads_k[-1] * widest, elements)
+    slices = level_slices(fill(blocks, MOST_BLOCKS * target.sm_count, p.pixels // LEAST_PIXELS))
     ways = split.linked(split.ways(slices, atomic=False), with_stream=False)
     every = split.linked(split.ways(level_slices((2, *slices))), with_stream=False)
     return Kind(TUNABLES, {1: small, 2: full}, {1: ways, 2: every})
 
 
-def _slices(problem: Conv2dWgradProblem, target: Target, tile_m: int, tile_n: int) -> tuple[int, ...]:
-    blocks, most = grid.blocks(product(problem, direct=True), tile_m, tile_n), problem.pixels // LEAST_PIXELS
-    return level_slices(fill(blocks, MOST_BLOCKS * target.sm_count, most))
-
-
-def default(problem: Conv2dWgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+def default(
+    problem: Conv2dWgradProblem,
+    as_product: MatmulProblem,
+    target: Target,
+    admit: Callable[[Schedule], Accepted | Rejected],
+) -> Schedule:
     """The first that breaks no rule, of level 1 and then of level 2: wide threads first, and about as many slices as
     fill the device. Where all break one, the first of all."""
-    return first_accepted((schedule for level in (1, 2) for schedule in _in_order(problem, target, level)), admit)
+    tried = kind(problem, as_product, target)
+    schedules = (schedule for level in (1, 2) for schedule in _in_order(as_product, tried, target, level))
+    return first_accepted(schedules, admit)
 
 
-def _in_order(problem: Conv2dWgradProblem, target: Target, level: int) -> Iterator[Schedule]:
-    tried = kind(problem, target)
+def _in_order(as_product: MatmulProblem, tried: Kind, target: Target, level: int) -> Iterator[Schedule]:
     lists, ways = tried.levels[level], (tried.linked or {})[level]
-    as_product = product(problem, direct=True)
     wide = {**lists, "threads": lists["threads"][::-1], "filters": lists["filters"][::-1]}
     for values in combinations(*wide.values()):
         chosen = dict(zip(lists, values, strict=True))
@@ -128,30 +142,22 @@ def _in_order(problem: Conv2dWgradProblem, target: Target, level: int) -> Iterat
 
 
 def rules(
-    problem: Conv2dWgradProblem, schedule: Schedule, target: Target, workspace_limit: int | None
+    problem: Conv2dWgradProblem,
+    as_product: MatmulProblem,
+    tunables: Mapping[str, Any],
+    target: Target,
+    workspace_limit: int | None,
 ) -> Accepted | Rejected:
     """When a schedule cannot work or is not worth compiling. Every static_assert of direct.cuh is a rule here."""
-    p, t = problem, of_product(schedule.as_dict())
+    p, t, s = problem, of_product(tunables), {"layout": problem.layout}
     if not p.one_channel:
         return Rejected(
             "algorithm", f"direct is for filters of one channel; those of this problem have {p.group_channels}"
         )
     threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
-    as_product, elements = product(p, direct=True), int(t["elements"])
+    elements = int(t["elements"])
     return (
-        check(
-            p.depthwise or p.group_filters % filters == 0,
-            "filters",
-            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
-        )
-        or check(
-            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
-        )
-        or check(
-            t["tile_m"] < 2 * max(filters, power_of_two(p.k)),
-            "threads_k",
-            f"blocks of {t['tile_m']} filters are mostly padding for k = {p.k}",
-        )
+        filter_rules(p, filters, t["tile_m"], one_group=False)
         or check(elements <= p.taps, "elements", f"elements = {elements} of filters that have {p.taps}")
         or check(
             threads in (threads_k, THREADS[0]) or t["tile_k"] < 2 * power_of_two(p.pixels),
@@ -159,25 +165,31 @@ def rules(
             f"{t['tile_k']} threads along {p.pixels} pixels",
         )
         or split.rules(t, as_product, target)
-        or grid.residency_rules(1, threads, shared_bytes(t, p.channels_last), registers(t), target)
+        or grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target)
         or grid.order_rules(t, as_product)
         or check_workspace(split.workspace_bytes(as_product, t), workspace_limit)
         or ACCEPTED
     )
 
 
-def launches_to_test(problem: Conv2dWgradProblem, tunables: Mapping[str, Any]) -> list[list[int]]:
+def launches_to_test(as_product: MatmulProblem, tunables: Mapping[str, Any]) -> list[list[int]]:
     """Each number of slices; there is one order of the tiles."""
-    launches = split.launches_to_test(of_product(tunables), product(problem, direct=True))
-    return [list(fromkey) for fromkey in dict.fromkeys((0, *launch[1:]) for launch in launches)]
+    launches = split.launches_to_test(of_product(tunables), as_product)
+    return [list(launch) for launch in dict.fromkeys((0, *launch[1:]) for launch in launches)]
 
 
-def work(problem: Conv2dWgradProblem, tunables: Mapping[str, Any], least: Cost, target: Target) -> Work:
+def work(
+    problem: Conv2dWgradProblem,
+    as_product: MatmulProblem,
+    aligns: tuple[int, int, int],
+    tunables: Mapping[str, Any],
+    least: Cost,
+    target: Target,
+) -> Work:
     """Counts for the roofline: neighbouring windows overlap in L1, which reads dy and the image from L2 once for each
     part of the filters' elements."""
     p, t = problem, of_product(tunables)
-    as_product = product(p, direct=True)
-    dy, x, dw = aligns(p)
+    dy, x, dw = aligns
     tiles_n = grid.tiles(as_product, t["tile_m"], t["tile_n"])[1]
     blocks, size = split.grid_blocks(as_product, t), dtype(p.dtype).bytes
     thread_pixels = float(grid.blocks(as_product, t["tile_m"], t["tile_n"])) * p.pixels * t["threads_k"]
@@ -195,7 +207,7 @@ def work(problem: Conv2dWgradProblem, tunables: Mapping[str, Any], least: Cost, 
         blocks=blocks, threads=t["threads"], fma=fma,
         other_instructions=8.0 * loads + converted + 16.0 * thread_pixels + 10.0 * sums,
         shared_bytes=8.0 * sums / lanes(t, p.channels_last), l2_bytes=1.5 * tiles_n * inputs + to_l2,
-        dram_bytes=inputs + to_dram, dynamic_shared_bytes=shared_bytes(t, p.channels_last),
+        dram_bytes=inputs + to_dram, dynamic_shared_bytes=shared_bytes({"layout": p.layout}, t),
         independent=t["filters"] * t["elements"], steps=split.steps_of_block(as_product, t), overlap=0.5,
         others=traffic.other_launches(as_product, t, dw, as_stored, target),
     )  # fmt: skip

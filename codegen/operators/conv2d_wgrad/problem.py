@@ -10,9 +10,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from codegen.dtypes import dtype
-from codegen.epilogue import Bias, Node
-from codegen.operators.conv2d.problem import AnyNode, ChannelBias, Convolution
+from codegen.operators.convolution.problem import AnyNode, Convolution
 from codegen.problem import refuse
 
 
@@ -22,6 +20,8 @@ class Conv2dWgradProblem(Convolution):
     dy and x are of `dtype`; dw, biases and residuals of `out_dtype`.
     """
 
+    reads = ("dy", "x")
+    writes = "dw"
     operator: Literal["conv2d_wgrad"] = "conv2d_wgrad"
 
     @field_validator("epilogue", mode="after")
@@ -30,16 +30,6 @@ class Conv2dWgradProblem(Convolution):
         if any(node.op == "masked_activation" for node in value):
             raise refuse("no_activation", "masked_activation is for outputs of a layer; a gradient of filters has none")
         return value
-
-    @property
-    def pixels(self) -> int:
-        """Output pixels of all images."""
-        return self.n * self.p * self.q
-
-    @property
-    def input_bytes(self) -> int:
-        """Of dy, and of x what some window meets, each once."""
-        return dtype(self.dtype).bytes * (self.pixels * self.k + self.elements_seen)
 
     @property
     def sum_length(self) -> int:
@@ -54,8 +44,3 @@ class Conv2dWgradProblem(Convolution):
     def one_channel(self) -> bool:
         """Whether a filter has one channel: depthwise, or several filters for each channel."""
         return self.group_channels == 1
-
-
-def with_axes(chain: tuple[AnyNode, ...]) -> tuple[Node, ...]:
-    """The chain with its bias along the rows of dw as a matrix, which are filters in both layouts."""
-    return tuple(Bias(axis="m") if isinstance(node, ChannelBias) else node for node in chain)

@@ -1,43 +1,91 @@
-"""Conv2d_wgrad's tunables and search spaces: those of each algorithm that is worth trying for a problem on a target."""
+"""How many slices of the output pixels searches try. Sums are long and dw is small, so its tiles alone leave most of a
+device idle: of 256 images of 112 x 112 pixels sums have 3.2 million products, where dw may be a single tile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 
-from codegen.operators.conv2d.implicit import SIMT_TUNABLES, TENSOR_TUNABLES
-from codegen.operators.conv2d.space import ALGORITHM, MANY_FILTERS, default_of, together
-from codegen.operators.conv2d_wgrad import direct, implicit
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
-from codegen.search.joined_space import Kind, build_joined
-from codegen.search.rules import Accepted, Rejected
-from codegen.search.schedule import Schedule, Value
+from codegen.operators.convolution import implicit
+from codegen.operators.matmul import grid, simt_space, split, tensor_space
+from codegen.operators.matmul.kernel_family import on_tensor_cores
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import Accepted, Rejected, check
+from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
-# The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
-TUNABLES = together(SIMT_TUNABLES, TENSOR_TUNABLES, direct.TUNABLES)
+# Of every level, beside 1 (Apache TVM pull request 10185 settled on these).
+ALWAYS = (4, 8, 16, 32, 64)
+# Steps that a slice has, or its pipeline never fills.
+LEAST_STEPS = 3
+# Blocks of the first guess for each multiprocessor, where slices of so many steps allow.
+FILLED = 0.9
 
 
-def space(
-    problem: Conv2dWgradProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
-) -> SearchSpace:
-    """The schedules of a search. Raises InvalidSearch."""
-    every: dict[Value, tuple[Tunable, ...]] = {
-        "implicit_gemm": implicit.tunables(problem, target),
-        "direct": direct.TUNABLES,
-    }
-    kinds: dict[Value, Kind] = {}
-    if not problem.depthwise:
-        kinds["implicit_gemm"] = implicit.kind(problem, target, search)
-    if problem.one_channel:
-        kinds["direct"] = direct.kind(problem, target)
-    return build_joined(search, ALGORITHM, every, kinds, _default(problem, target, admit))
+def fill(blocks: int, wanted: int, most: int) -> tuple[int, ...]:
+    """Powers of two beyond ALWAYS with which so many `blocks` become `wanted`, up to the first that does or `most`."""
+    counts, count = [], ALWAYS[-1]
+    while count * blocks < wanted and 2 * count <= min(split.MOST_SLICES, most):
+        count *= 2
+        counts.append(count)
+    return tuple(counts)
 
 
-def _default(problem: Conv2dWgradProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
-    """The level-0 schedule: directly where filters are few; the other way where no schedule of that one is left."""
-    directly = partial(direct.default, problem, target, admit) if problem.one_channel else None
-    as_product = None if problem.depthwise else partial(implicit.default, problem, target, admit)
-    return default_of(directly, as_product, admit, direct_first=problem.group_filters < MANY_FILTERS)
+def level_slices(more: Iterable[int]) -> tuple[int, ...]:
+    """Those of every level and `more`, in ascending order."""
+    return tuple(sorted({*ALWAYS, *more}))
+
+
+def product_kind(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, search: Search) -> Kind:
+    """What searches try of `implicit_gemm`."""
+    slices, own = _slices(as_matmul, aligned, target), implicit.tunables_of(as_matmul, target)
+    has_stream = own is implicit.TENSOR_TUNABLES
+    streams = (target.sm_count, 2 * target.sm_count) if has_stream else ()
+    usual = split.linked(split.ways(level_slices(slices), atomic=False), with_stream=has_stream)
+    every_way = split.linked(split.ways(level_slices((2, *slices)), streams), with_stream=has_stream)
+    named = not set(every_way.names).isdisjoint(search.tunables or ())
+    return Kind(own, _lists(as_matmul, aligned, target, slices), {1: every_way if named else usual, 2: every_way})
+
+
+def product_default(
+    problem: Conv2dWgradProblem,
+    as_matmul: MatmulProblem,
+    aligned: tuple[int, int],
+    target: Target,
+    admit: Callable[[Schedule], Accepted | Rejected],
+) -> Schedule:
+    """Of `implicit_gemm` the first that breaks no rule: of those that fill the device where there are any."""
+    slices, least_blocks = _slices(as_matmul, aligned, target), FILLED * target.sm_count
+
+    def fills(schedule: Schedule) -> bool:
+        return split.grid_blocks(as_matmul, schedule.as_dict()) >= least_blocks
+
+    def admit_filling(schedule: Schedule) -> Accepted | Rejected:
+        return check(fills(schedule), "grid", "multiprocessors would idle") or admit(schedule)
+
+    def first(admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+        return implicit.default(as_matmul, aligned, problem.input_bytes, target, admit, slices)
+
+    filling = first(admit_filling)
+    return first(admit) if not fills(filling) or isinstance(admit(filling), Rejected) else filling
+
+
+def _lists(
+    as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, slices: tuple[int, ...]
+) -> dict[int, simt_space.Lists]:
+    """Matmul's value lists of levels 1 and 2."""
+    if on_tensor_cores(as_matmul, target):
+        return implicit.lists_of_product(tensor_space.levels(as_matmul, target, aligned, slices))
+    return implicit.lists_of_product(simt_space.levels(as_matmul, target, slices))
+
+
+def _slices(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target) -> tuple[int, ...]:
+    """Of level 1, in ascending order, those worth a guess: as long as slices have LEAST_STEPS steps, and more than the
+    usual ones where level 1's smallest tiles need them to fill the device."""
+    small = _lists(as_matmul, aligned, target, ALWAYS)[1]
+    tile_m, tile_n, tile_k = (int(small[name][0]) for name in ("tile_m", "tile_n", "tile_k"))
+    most = grid.k_steps(as_matmul.k, tile_k) // LEAST_STEPS
+    every = level_slices(fill(grid.blocks(as_matmul, tile_m, tile_n), target.sm_count, most))
+    return tuple(count for count in every if count <= most)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files as packaged_files
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,15 +29,48 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.operators.masked_activation import space as spaces
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
-from codegen.problem import Problem, require
-from codegen.search.rules import Accepted, Rejected
-from codegen.search.schedule import Schedule
+from codegen.problem import Problem
+from codegen.search.joined_space import Kind, build_joined, together
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
+from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace
+from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
+THREADS = (64, 128, 256, 512, 1024)
+
+
+_MEANING = "one pass, or lists of the indices of set bits"
+_THREADS = Tunable("threads", THREADS, False, "threads of a block", 256)
+
+
+def _algorithm(name: str) -> Tunable:
+    return Tunable("algorithm", (name,), False, _MEANING, name, constant=False)
+
+
+VECTORISED = (
+    _algorithm("vectorised"),
+    _THREADS,
+    Tunable("vector", (1, 2, 4, 8), False, "elements of one access, up to 16 bytes", 1),
+    Tunable("loads", (1, 2, 4, 8), False, "vectors of a thread, all in flight at once", 4),
+)
+GATHER_SCATTER = (
+    Tunable("algorithm", ("gather_scatter",), False, _MEANING, "gather_scatter", constant=False),
+    _THREADS,
+)
+KNOBS: dict[Value, tuple[Tunable, ...]] = {"vectorised": VECTORISED, "gather_scatter": GATHER_SCATTER}
+# What level 1 has of `gather_scatter`.
+LISTS = Schedule.of({"algorithm": "gather_scatter", "threads": 256})
+LARGEST_INDEX = 2**31 - 1
+WORD_BITS = 32  # as in kernel.cuh
+INDEX_BYTES = 4
+# Of a gather or a scatter the L2 moves 32 bytes for each element, whatever its size (CUDA C++ Best Practices Guide,
+# "Coalesced Access to Global Memory").
+SECTOR_BYTES = 32
+# An estimate, and of the instructions of a node per element.
+OVERHEAD_REGISTERS = 24
+_INSTRUCTIONS = {"gelu": 30.0, "silu": 20.0, "polynomial": 4.0}
 # The largest random integer of inputs: polynomials of degree 3 stay inside of float16.
 LARGEST_INTEGER = 30
 # Above so many elements a block of random ones is repeated: a prime, so that no two tiles of a kernel agree.
@@ -47,43 +82,81 @@ class MaskedActivation(Operator):
 
     name = "masked_activation"
     problem_type = MaskedActivationProblem
-    tunables = spaces.TUNABLES
+    tunables = together(KNOBS.values(), "algorithm", _MEANING)
     folder = packaged_files("codegen.operators.masked_activation")
     extent_names = ("elements",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
-        p = _masked(problem)
+        p = self.own(problem)
         return {"dtype": p.dtype, "node": p.node.structure}
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
-        p = _masked(problem)
-        return spaces.space(p, search, lambda schedule: self.rules(p, schedule, target))
+        widest = 16 // dtype(self.own(problem).dtype).bytes
+        vectors = tuple(width for width in (1, 2, 4, 8) if width <= widest)
+        small: dict[str, tuple[Value, ...]] = {
+            "algorithm": ("vectorised",), "threads": (128, 256, 512), "vector": (widest,), "loads": (1, 2, 4),
+        }  # fmt: skip
+        full: dict[str, tuple[Value, ...]] = {**small, "threads": THREADS, "vector": vectors, "loads": (1, 2, 4, 8)}
+        lists: dict[int, dict[str, tuple[Value, ...]]] = {
+            1: {name: (value,) for name, value in LISTS.values},
+            2: {"algorithm": ("gather_scatter",), "threads": THREADS},
+        }
+        kinds: dict[Value, Kind] = {
+            "vectorised": Kind(VECTORISED, {1: small, 2: full}),
+            "gather_scatter": Kind(GATHER_SCATTER, lists),
+        }
+        wanted = [
+            Schedule.of({"algorithm": "vectorised", "threads": threads, "vector": vector, "loads": loads})
+            for vector, loads, threads in product(reversed(vectors), (4, 2, 1), (256, 128, 64))
+        ]
+        default = first_accepted(wanted, lambda schedule: self.rules(problem, schedule, target))
+        # In every sample, however small: the winner is compared with what it replaces.
+        return replace(build_joined(search, "algorithm", KNOBS, kinds, default), compared=(LISTS,))
 
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        return spaces.rules(_masked(problem), schedule, target, workspace_limit)
+        p, t = self.own(problem), _full(schedule.as_dict())
+        n, threads, vector = p.elements, int(t["threads"]), int(t["vector"])
+        if not _is_vectorised(t):
+            places = _tiles(n, threads) * threads * WORD_BITS
+            return (
+                check(places <= LARGEST_INDEX, "index", f"indices of {places} elements; 32 bits count {LARGEST_INDEX}")
+                or _padding(n, threads * WORD_BITS, 64 * WORD_BITS)
+                or check_workspace(_workspace_bytes(p, t), workspace_limit)
+                or ACCEPTED
+            )
+        bytes_, blocks, registers = vector * dtype(p.dtype).bytes, _blocks(n, t), _registers(t)
+        limit = target.registers_per_sm // threads
+        return (
+            check(bytes_ <= 16, "vector", f"vector = {vector} is {bytes_} bytes; one access moves at most 16")
+            or _padding(n, threads * vector * int(t["loads"]), 64 * vector)
+            or check(
+                registers <= min(limit, target.registers_per_thread),
+                "registers",
+                f"a thread needs about {registers} registers; {threads} threads have {limit} each",
+            )
+            or check(blocks <= LARGEST_INDEX, "grid", f"{blocks} blocks; a launch has at most {LARGEST_INDEX}")
+            or ACCEPTED
+        )
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        return ("run",) if _is_vectorised(kernel) else ("run", "compact", "scatter")
+        return ("run",) if _is_vectorised(kernel.tunables.as_dict()) else ("run", "compact", "scatter")
 
     def config(self, kernel: Kernel) -> Config:
-        s, t = kernel.signature_dict, spaces.full_tunables(kernel.tunables.as_dict())
+        s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
         fields = (
-            ConfigField("bool", "gather_scatter", not _is_vectorised(kernel)),
-            *constants(spaces.TUNABLES, t),
+            ConfigField("bool", "gather_scatter", not _is_vectorised(t)),
+            *constants(self.tunables, t),
         )
         return Config(fields, (s["node"],), (("Element", s["dtype"]),), s["dtype"])
 
-    def extents(self, problem: Problem) -> list[int]:
-        return [_masked(problem).elements]
-
     def scalars(self, problem: Problem) -> list[float]:
-        return list(_masked(problem).node.scalars)
+        return list(self.own(problem).node.scalars)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Vectors; accesses are of 16 bytes at most, of a byte mask as many as of elements."""
-        p = _masked(problem)
+        p = self.own(problem)
         bits = p.mask == "bits"
         length, wide = words_of_mask(p.elements) if bits else p.elements, 16 // dtype(p.dtype).bytes
         return (
@@ -94,10 +167,10 @@ class MaskedActivation(Operator):
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         """Two whole blocks; those and a part of a vector, in the middle of a word; two words; one element."""
-        s, t = kernel.signature_dict, spaces.full_tunables(kernel.tunables.as_dict())
+        s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
         node = node_of(s["node"])
         assert isinstance(node, Node)
-        per_element = int(t["vector"]) * int(t["loads"]) if _is_vectorised(kernel) else spaces.WORD_BITS
+        per_element = int(t["vector"]) * int(t["loads"]) if _is_vectorised(t) else WORD_BITS
         block = int(t["threads"]) * per_element
         return [
             MaskedActivationProblem(
@@ -110,13 +183,10 @@ class MaskedActivation(Operator):
             for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)
         ]
 
-    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        return [[]]
-
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: integers of either sign; polynomials of them fp32 rounds once, if at all. Masks have words (or 32
         bytes) of one kind among others, and random bits behind the last element."""
-        p = _masked(problem)
+        p = self.own(problem)
         drawn = min(p.elements, LARGEST_DRAWN if p.elements <= LARGEST_DRAWN else BLOCK)
         x = (
             rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER, drawn, endpoint=True).astype(np.float32)
@@ -135,7 +205,7 @@ class MaskedActivation(Operator):
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         """In float64, with the bound of an epilogue (`codegen/epilogue_reference.py`)."""
-        p = _masked(problem)
+        p = self.own(problem)
         x = as_float64(inputs["x"], p.dtype)
         masks = unpacked_masks((p.node,), inputs, (p.elements,))
         start = Bounded(x, namespace_of(x).zeros_like(x))
@@ -143,31 +213,109 @@ class MaskedActivation(Operator):
         return final.value, final.error
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        return spaces.cost(_masked(problem), schedule.as_dict())
+        """Any algorithm reads x and the mask and writes out, once."""
+        p, t = self.own(problem), schedule.as_dict()
+        n, size = p.elements, dtype(p.dtype).bytes
+        mask = INDEX_BYTES * words_of_mask(n) if p.mask == "bits" else n
+        launches = 1 if _is_vectorised(t) else 3
+        return Cost(round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        return spaces.work(_masked(problem), schedule.as_dict())
+        """Of lists it is not known how long they are: half of the bits count as set."""
+        p, t, least = self.own(problem), _full(schedule.as_dict()), self.cost(problem, schedule)
+        vectorised = _is_vectorised(t)
+        n, size = float(p.elements), dtype(p.dtype).bytes
+        read = n * size if not vectorised else float(least.bytes_read)
+        return Work(
+            blocks=_blocks(p.elements, t), threads=int(t["threads"]), fma=0.0,
+            other_instructions=n * (4.0 + 12.0 / int(t["vector"]) + _instructions(p)), shared_bytes=0.0,
+            l2_bytes=read + least.bytes_written, dram_bytes=read + least.bytes_written, dynamic_shared_bytes=0,
+            independent=int(t["vector"]) * int(t["loads"]), steps=1, overlap=1.0 - 1.0 / (1.0 + int(t["loads"])),
+            others=() if vectorised else _lists(p, int(t["threads"]), least),
+        )  # fmt: skip
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         return LaunchBounds(int(kernel.tunables.get("threads")))
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        return spaces.registers(kernel.tunables.as_dict())
+        return _registers(_full(kernel.tunables.as_dict()))
 
     def shared_bytes(self, kernel: Kernel) -> int:
         """The sums of the warps, of `compact`."""
-        return 0 if _is_vectorised(kernel) else int(kernel.tunables.get("threads")) // 32 * 4
+        t = kernel.tunables.as_dict()
+        return 0 if _is_vectorised(t) else int(t["threads"]) // 32 * 4
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        t = spaces.full_tunables(kernel.tunables.as_dict())
+        t = _full(kernel.tunables.as_dict())
         per_element = 0.001 if node_of(kernel.signature_dict["node"]).exact else 0.003
         return 0.04 + per_element * int(t["vector"]) * int(t["loads"])
 
 
-def _is_vectorised(kernel: Kernel) -> bool:
-    return kernel.tunables.get("algorithm") == "vectorised"
+def _is_vectorised(tunables: Mapping[str, Any]) -> bool:
+    return str(tunables["algorithm"]) == "vectorised"
 
 
-_masked = require(MaskedActivationProblem)
+def _full(tunables: Mapping[str, Any]) -> dict[str, Any]:
+    """With what the first pass of `gather_scatter` takes where it has no knob for it."""
+    return {"vector": 1, "loads": 4, **tunables}
+
+
+def _tiles(elements: int, threads: int) -> int:
+    """Of `gather_scatter`: blocks with a list of indices each."""
+    return -(-elements // (threads * WORD_BITS))
+
+
+def _blocks(elements: int, t: Mapping[str, Any]) -> int:
+    return -(-elements // (int(t["threads"]) * int(t["vector"]) * int(t["loads"])))
+
+
+def _workspace_bytes(problem: MaskedActivationProblem, t: Mapping[str, Any]) -> int:
+    """As `workspace_bytes` in kernel.cuh."""
+    if _is_vectorised(t):
+        return 0
+    count = _tiles(problem.elements, int(t["threads"]))
+    return count * int(t["threads"]) * WORD_BITS * INDEX_BYTES + -(-count * INDEX_BYTES // 16) * 16
+
+
+def _registers(t: Mapping[str, Any]) -> int:
+    """An estimate of a thread's."""
+    return OVERHEAD_REGISTERS + 2 * int(t["vector"]) * int(t["loads"])
+
+
+def _padding(elements: int, per_block: int, least: int) -> Rejected | None:
+    """`least`: elements of the smallest block of all."""
+    return check(
+        per_block <= max(least, 2 * elements),
+        "padding",
+        f"a block of {per_block} elements is mostly padding for {elements}",
+    )
+
+
+def _lists(problem: MaskedActivationProblem, threads: int, least: Cost) -> tuple[Work, ...]:
+    """Making the lists, and what is done by them."""
+    listed, size = problem.elements / 2.0, dtype(problem.dtype).bytes
+    mask = least.bytes_read - problem.elements * size
+    count = _tiles(problem.elements, threads)
+
+    def launch(dram: float, scattered: float, instructions: float, shared_bytes: int) -> Work:
+        return Work(
+            blocks=count, threads=threads, fma=0.0, other_instructions=instructions, shared_bytes=0.0,
+            l2_bytes=dram + scattered, dram_bytes=dram, dynamic_shared_bytes=shared_bytes,
+            independent=1, steps=WORD_BITS // 2, overlap=0.0,
+        )  # fmt: skip
+
+    apart = listed * SECTOR_BYTES
+    return (
+        # A word's bits are looked at one by one, and each index is stored by itself.
+        launch(mask + listed * INDEX_BYTES, apart, problem.elements * 12.0, threads // 32 * INDEX_BYTES),
+        launch(listed * (INDEX_BYTES + 2 * size), 2.0 * apart, listed * (24.0 + _instructions(problem)), 0),
+    )
+
+
+def _instructions(problem: MaskedActivationProblem) -> float:
+    """Per element: where functions differ within a warp both are computed."""
+
+    return sum(_INSTRUCTIONS.get(node.op, 1.0) for node in (problem.where_set, problem.where_clear))
+
 
 OPERATOR = MaskedActivation()

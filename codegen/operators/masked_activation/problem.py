@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import Function, Identity, MaskedActivation, words_of_mask
-from codegen.problem import Pitch, Problem, Shape, filled_in, refuse, require_elements
+from codegen.problem import Float, Pitch, Problem, Shape, filled_in, refuse, require_elements
 
-Float = Literal["float32", "float16", "bfloat16"]
 MaskDtype = Literal["int32", "uint8"]
+WRONG = "wrong_mask"
 
 
 class MaskedActivationProblem(Problem):
@@ -64,14 +64,8 @@ class MaskedActivationProblem(Problem):
         if mask is None:
             return "int32" if value is None else value  # another field is already at fault
         needed = "int32" if mask == "bits" else "uint8"
-        if value is not None and value in ("int32", "uint8") and value != needed:
-            raise refuse(
-                "wrong_mask",
-                "is {given}, but a mask of {mask} is {allowed}",
-                given=value,
-                mask=mask,
-                allowed=needed,
-            )
+        if value != needed and value in ("int32", "uint8"):
+            raise refuse(WRONG, "is {given}, but a mask of {mask} is {allowed}", given=value, mask=mask, allowed=needed)
         return needed if value is None else value
 
     @field_validator("mask_length", mode="before")
@@ -82,12 +76,7 @@ class MaskedActivationProblem(Problem):
         (elements,), mask = info.data["shape"], info.data["mask"]
         needed = words_of_mask(elements) if mask == "bits" else elements
         if isinstance(value, int | float) and not isinstance(value, bool) and value != needed:
-            raise refuse(
-                "wrong_mask",
-                "is {given}, but {elements} elements need {allowed} {unit}",
-                given=value,
-                elements=elements,
-                allowed=needed,
-                unit="words of 32 bits" if mask == "bits" else "bytes",
-            )
+            message = "is {given}, but {elements} elements need {allowed} {unit}"
+            unit = "words of 32 bits" if mask == "bits" else "bytes"
+            raise refuse(WRONG, message, given=value, elements=elements, allowed=needed, unit=unit)
         return needed if value is None else value

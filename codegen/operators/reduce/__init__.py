@@ -3,14 +3,16 @@ along columns of vectors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.resources import files as packaged_files
 from typing import Any
 
 import numpy as np
 
+from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
-from codegen.epilogue import scalars, structures, tensor_nodes
+from codegen.epilogue import structures, tensor_nodes
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
@@ -26,17 +28,36 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.operators.reduce import inputs, rules, space, work
-from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES
-from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem
+from codegen.operators.reduce import inputs, space
+from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, Merged
+from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem, size_of
 from codegen.operators.reduce.reduced import MANY_SLICES, reduced_problems
 from codegen.operators.reduce.reference import reference
-from codegen.problem import Problem, require
-from codegen.search.rules import Accepted, Rejected
+from codegen.operators.reduce.space import SECTOR, form, geometry, most_in_flight
+from codegen.problem import Problem
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace
 from codegen.targets import Target
+
+COMBINE_THREADS = 256  # as combine_threads in kernel.cuh
+# Addresses, counters and predicates; of a vector in flight its offset and predicate. Estimates.
+OVERHEAD_REGISTERS, FLIGHT_REGISTERS = 32, 3
+# Of an activation's derivative.
+DERIVATIVE_REGISTERS = 12
+# Instructions of a value beside its load, by function: conversions, comparisons, exponentials. Estimates.
+_PER_VALUE = {
+    "sum": 1.0, "mean": 1.0, "sum_of_squares": 1.5, "max": 3.0, "min": 3.0, "argmax": 8.0, "variance": 6.0,
+    "logsumexp": 14.0,
+}  # fmt: skip
+_OF_MAP = {"identity": 0.0, "square": 1.0, "multiply": 2.0, "relu_grad": 3.0}
+_OF_DERIVATIVE = 40.0
+# Slices that a thread of `combine` has in flight, as combine_unroll in kernel.cuh.
+COMBINE_UNROLL = 8
+WARP = 32
+# Of a vector: its address, by axes that an index is divided into, and its predicate.
+_PER_VECTOR, _PER_DIVISION = 6.0, 20.0
 
 
 class Reduce(Operator):
@@ -53,7 +74,7 @@ class Reduce(Operator):
     attribute_names = ("reduced",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
-        p = _reduce(problem)
+        p = self.own(problem)
         own = space.form(p)
         return {
             "dtype": p.dtype, "out_dtype": p.out_dtype, "fn": p.fn, "map": p.map, "two_inputs": p.two_inputs,
@@ -63,13 +84,80 @@ class Reduce(Operator):
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
-        p = _reduce(problem)
+        p = self.own(problem)
         return space.space(p, target, search, lambda schedule: self.rules(p, schedule, target))
 
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        return rules.rules(_reduce(problem), self.signature(problem), schedule, target, workspace_limit)
+        p: ReduceProblem = self.own(problem)
+        t: dict[str, Any] = dict(schedule.as_dict())
+        own = form(p)
+        threads, lanes, vector, unroll = (int(t[name]) for name in ("threads", "lanes", "vector", "unroll"))
+        slices, by_rows = int(t["slices"]), t["algorithm"] == "row"
+        inner = "reduced" if by_rows else "kept"
+        broken = (
+            check(lanes <= threads, "lanes", f"{lanes} threads side by side of a block of {threads}")
+            or check(
+                vector == 1 or own.inner == inner,
+                "vector",
+                f"vectors of {vector} along the {inner} axes, whose elements are no neighbours",
+            )
+            or check(
+                own.align % vector == 0,
+                "vector",
+                f"vectors of {vector} elements; rows begin at multiples of {own.align} ({size_of(p)} bytes each)",
+            )
+            or check(
+                (t["split"] == "none") == (slices == 1),
+                "slices",
+                f"{slices} slices where split is {t['split']}",
+            )
+        )
+        if broken:
+            return broken
+        g = geometry(p, t)
+        s = self.signature(p)
+        shared, estimate = _shared_bytes(s, t), _registers(s, t)
+        across, down = (g.chunk, g.units) if by_rows else (g.units, g.chunk)
+        return (
+            check(
+                slices == 1 or g.slices == slices, "slices", f"{slices} slices of {g.steps} steps; {g.slices} have some"
+            )
+            or check(
+                lanes == 1 or lanes < 2 * power_of_two(across),
+                "lanes",
+                f"{lanes} threads side by side are mostly idle for {across}",
+            )
+            or check(
+                threads == lanes or threads // lanes < 2 * power_of_two(down) or threads == 64,
+                "threads",
+                f"{threads // lanes} rows of threads are mostly idle for {down}",
+            )
+            or check(
+                unroll <= most_in_flight(g),
+                "unroll",
+                f"{unroll} vectors in flight, {g.apart} apart, are mostly none of {g.chunk}",
+            )
+            or check(g.slices <= 65535, "grid", f"{g.slices} slices; a launch has at most 65535")
+            or check(
+                shared <= target.shared_per_block,
+                "shared_memory",
+                f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
+            )
+            or check(
+                estimate <= target.registers_per_thread,
+                "registers",
+                f"about {estimate} registers per thread; at most {target.registers_per_thread}",
+            )
+            or check(
+                threads * estimate <= target.registers_per_sm,
+                "registers",
+                f"{threads} threads of about {estimate} registers; {target.name} has {target.registers_per_sm}",
+            )
+            or check_workspace(_workspace_bytes(p, t), workspace_limit)
+            or ACCEPTED
+        )
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return ("run",) if kernel.tunables.get("split") == "none" else ("run", "combine")
@@ -95,22 +183,19 @@ class Reduce(Operator):
 
     def extents(self, problem: Problem) -> list[int]:
         """Missing axes come first."""
-        p = _reduce(problem)
+        p = self.own(problem)
         missing = MAX_AXES - len(p.shape)
         strides = (stride if extent != 1 else 0 for extent, stride in zip(p.shape, p.strides, strict=True))
         return [*[1] * missing, *p.shape, *[0] * missing, *strides, p.outputs]
 
     def attributes(self, problem: Problem) -> list[int]:
         """The reduced axes: the sum of 2 to the number of axes behind each."""
-        p = _reduce(problem)
+        p = self.own(problem)
         return [sum(1 << (len(p.shape) - 1 - axis) for axis in p.axes)]
-
-    def scalars(self, problem: Problem) -> list[float]:
-        return scalars(_reduce(problem).epilogue)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """`dx` and both inputs have the same strides; what has the output's shape is packed."""
-        p = _reduce(problem)
+        p = self.own(problem)
         own = space.form(p)
 
         def array(name: str, role: Any) -> Operand:
@@ -136,11 +221,11 @@ class Reduce(Operator):
         return [[1]] if kernel.tunables.get("split") == "none" else [[3], [1], [MANY_SLICES]]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        p = _reduce(problem)
+        p = self.own(problem)
         return inputs.make_inputs(p, self.operands(p), kind, rng)
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        return reference(_reduce(problem), inputs, exact)
+        return reference(self.own(problem), inputs, exact)
 
     def exact(self, kernel: Kernel) -> bool:
         s = kernel.signature_dict
@@ -149,28 +234,137 @@ class Reduce(Operator):
         )
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        p = _reduce(problem)
-        return work.cost(p, schedule, self.operands(p))
+        """Every operand moves once; an operation per value, and those of its map."""
+        p, t = self.own(problem), schedule.as_dict()
+        moved = {"in": 0, "out": 0}
+        for operand in self.operands(p):
+            moved[operand.role] += dtype(operand.dtype).bytes * math.prod(operand.shape)
+        flops = p.outputs * p.count * (1 if p.map == "identity" else 2)
+        return Cost(flops, moved["in"], moved["out"], 1 if t["split"] == "none" else 2, _workspace_bytes(p, t))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p = _reduce(problem)
-        return work.work(p, schedule, self.signature(p), self.cost(p, schedule))
+        """A stream of loads, `unroll` of them in flight."""
+        p: ReduceProblem = self.own(problem)
+        s, t, least = self.signature(p), dict[str, Any](schedule.as_dict()), self.cost(p, schedule)
+        g, own = geometry(p, t), form(p)
+        values = float(p.outputs) * p.count
+        vectors = values / t["vector"]
+        divisions = len(own.reduced.extents) - 1
+        per_value = _PER_VALUE[p.fn] + _OF_MAP.get(p.map, _OF_DERIVATIVE) + (size_of(p) < 4)
+        other = values * per_value + vectors * (_PER_VECTOR + _PER_DIVISION * divisions)
+        partial = float(least.workspace_bytes)
+        # What of a sector a warp's access does not use is fetched too, and whole sectors are written for an output.
+        waste = _sectors(p, t) * SECTOR
+        scattered = float(p.outputs) * (SECTOR - dtype(p.out_dtype).bytes) if own.scattered else 0.0
+        blocks = g.groups * g.slices
+        shared = _shared_bytes(s, t)
+        return Work(
+            blocks=blocks, threads=t["threads"], fma=_added(p, values), other_instructions=other,
+            shared_bytes=2.0 * blocks * shared,
+            l2_bytes=least.bytes_read * waste + least.bytes_written + scattered + partial,
+            dram_bytes=least.bytes_read * _gaps(p) + least.bytes_written, dynamic_shared_bytes=shared,
+            independent=t["unroll"], steps=max(1, g.trips * t["unroll"]), overlap=0.9, prefetched=t["unroll"],
+            others=(_combine(p, g.slices, s),) if t["split"] != "none" else (),
+        )  # fmt: skip
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
-        return LaunchBounds(int(kernel.tunables.get("threads")) if function == "run" else rules.COMBINE_THREADS)
+        return LaunchBounds(int(kernel.tunables.get("threads")) if function == "run" else COMBINE_THREADS)
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        return rules.registers(kernel.signature_dict, kernel.tunables.as_dict())
+        return _registers(kernel.signature_dict, kernel.tunables.as_dict())
 
     def shared_bytes(self, kernel: Kernel) -> int:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        own = rules.shared_bytes(s, t)
-        return own if t["split"] == "none" else max(own, rules.combine_shared_bytes(s))
+        own = _shared_bytes(s, t)
+        return own if t["split"] == "none" else max(own, _combine_shared_bytes(s))
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        return work.compile_seconds(kernel.signature_dict, kernel.tunables.as_dict())
+        """Grows with the values that a thread has at once."""
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        costly = s["map"] in APPROXIMATE or s["fn"] in ("variance", "logsumexp")
+        values = int(t["unroll"]) * int(t["vector"])
+        return 0.03 + values * (0.003 if costly else 0.0008) + (0.02 if t["split"] != "none" else 0.0)
 
 
-_reduce = require(ReduceProblem)
+def _state_words(fn: str, element: str) -> int:
+    """4-byte words of a state, as `state_words` in kernel.cuh."""
+    if fn == "variance":
+        return 3
+    if fn in ("argmax", "logsumexp"):
+        return 2
+    return 2 if element == "int32" and fn in ("sum", "mean", "sum_of_squares") else 1
+
+
+def _shared_bytes(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+    """Of a block of `run`."""
+    words = _state_words(s["fn"], s["dtype"])
+    if t["algorithm"] == "row":
+        return 4 * words * (t["threads"] // 32) if t["lanes"] > 32 else 0
+    return 4 * words * t["threads"] * t["vector"] if t["threads"] > t["lanes"] else 0
+
+
+def _combine_shared_bytes(s: Mapping[str, Any]) -> int:
+    return 4 * _state_words(s["fn"], s["dtype"]) * COMBINE_THREADS
+
+
+def _registers(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+    """An estimate of a thread's registers."""
+    inputs = 2 if s["two_inputs"] else 1
+    flight = int(t["unroll"]) * (FLIGHT_REGISTERS + -(-inputs * int(t["vector"]) * dtype(s["dtype"]).bytes // 4))
+    states = _state_words(s["fn"], s["dtype"]) * (1 if t["algorithm"] == "row" else int(t["vector"]))
+    values = int(t["vector"]) * (1 if t["algorithm"] == "row" else int(t["unroll"]))
+    return flight + states + values + OVERHEAD_REGISTERS + (DERIVATIVE_REGISTERS if s["two_inputs"] else 0)
+
+
+def _workspace_bytes(problem: ReduceProblem, tunables: Mapping[str, Any]) -> int:
+    """Exactly what `workspace_bytes` in kernel.cuh says."""
+    if tunables["split"] == "none":
+        return 0
+    return 4 * _state_words(problem.fn, problem.dtype) * geometry(problem, tunables).slices * problem.outputs
+
+
+def _sectors(problem: ReduceProblem, t: Mapping[str, Any]) -> float:
+    """Of 32 bytes, that a warp's loads touch, for each byte that it uses."""
+    g, own, size = geometry(problem, t), form(problem), size_of(problem)
+    by_rows = t["algorithm"] == "row"
+    along, other = (own.reduced, own.kept) if by_rows else (own.kept, own.reduced)
+    across, down = (g.chunk, g.units) if by_rows else (g.units, g.chunk)
+    beside = min(t["lanes"], WARP, across)
+    below = min(max(1, WARP // t["lanes"]), down)
+    touched = _touched(beside * t["vector"], along, size) * _touched(below, other, size)
+    return float(touched / (beside * t["vector"] * below * size))
+
+
+def _touched(elements: int, axes: Merged, size: int) -> float:
+    """Sectors of so many elements that follow each other in a list of axes, from a sector's beginning on."""
+    together = max(1, min(elements, axes.extents[-1]))
+    return elements / together * min(together, -(-together * axes.strides[-1] * size // SECTOR) or 1)
+
+
+def _gaps(problem: ReduceProblem) -> float:
+    """Bytes of the sectors that hold an array, for each byte of its elements."""
+    apart = min((s for extent, s in zip(problem.shape, problem.strides, strict=True) if extent > 1), default=1)
+    return float(min(apart, SECTOR // size_of(problem)))
+
+
+def _added(problem: ReduceProblem, values: float) -> float:
+    """Additions of so many values; extremes are compared, which is counted beside them."""
+    return 0.0 if problem.fn in ("max", "min", "argmax") else values
+
+
+def _combine(problem: ReduceProblem, slices: int, s: Mapping[str, Any]) -> Work:
+    columns = 1  # as combine_columns in kernel.cuh
+    while columns < min(COMBINE_THREADS, problem.outputs) and (columns < 8 or COMBINE_THREADS // columns > 2 * slices):
+        columns *= 2
+    states = float(problem.outputs) * slices
+    words = _state_words(problem.fn, problem.dtype)
+    moved = 4.0 * words * states
+    return Work(
+        blocks=-(-problem.outputs // columns), threads=COMBINE_THREADS, fma=_added(problem, states),
+        other_instructions=10.0 * states, shared_bytes=2.0 * _combine_shared_bytes(s),
+        l2_bytes=moved, dram_bytes=0.0, dynamic_shared_bytes=_combine_shared_bytes(s), independent=1,
+        steps=-(-slices * columns // COMBINE_THREADS), overlap=0.5, prefetched=COMBINE_UNROLL,
+    )  # fmt: skip
+
 
 OPERATOR = Reduce()

@@ -8,29 +8,16 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
 from codegen.dtypes import dtype
-from codegen.epilogue import (
-    MAX_NODES,
-    Cast,
-    Clip,
-    Gelu,
-    LeakyRelu,
-    Mask,
-    Relu,
-    Residual,
-    Scale,
-    Sigmoid,
-    Silu,
-    Tanh,
-)
+from codegen.epilogue import MAX_NODES, PlainNode
 from codegen.operand import packed_strides
 from codegen.operators.reduce.axes import MAX_AXES
-from codegen.problem import Problem, Stride, filled_in, refuse, require_elements
+from codegen.problem import Problem, Stride, filled_in, refuse, require_elements, require_indexable
 
 # The kernel counts outputs, and values of an output, with 32 bits, and adds a block's steps to them.
 LARGEST_COUNT = 2**30
@@ -39,11 +26,9 @@ Fn = Literal["sum", "mean", "sum_of_squares", "max", "min", "argmax", "variance"
 Map = Literal[
     "identity", "square", "multiply", "relu_grad", "gelu_grad", "silu_grad", "tanh_grad", "sigmoid_grad"
 ]  # fmt: skip
-# Their numbers in kernel.cuh.
-FUNCTIONS: tuple[Fn, ...] = ("sum", "mean", "sum_of_squares", "max", "min", "argmax", "variance", "logsumexp")
-MAPS: tuple[Map, ...] = (
-    "identity", "square", "multiply", "relu_grad", "gelu_grad", "silu_grad", "tanh_grad", "sigmoid_grad",
-)  # fmt: skip
+# Their numbers in kernel.cuh are their places here.
+FUNCTIONS: tuple[Fn, ...] = get_args(Fn)
+MAPS: tuple[Map, ...] = get_args(Map)
 OF_TWO = MAPS[2:]
 # Maps that fp32 only approximates: exact runs have dy times x in their place.
 APPROXIMATE = MAPS[4:]
@@ -51,9 +36,7 @@ APPROXIMATE = MAPS[4:]
 OF_NOTHING: tuple[Fn, ...] = ("sum", "sum_of_squares", "logsumexp")
 FLOATS = ("float32", "float16", "bfloat16")
 
-Node = Annotated[
-    Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast, Field(discriminator="op")
-]
+Node = Annotated[PlainNode, Field(discriminator="op")]
 Chain = Annotated[tuple[Node, ...], Field(max_length=MAX_NODES)]
 
 
@@ -135,15 +118,8 @@ class ReduceProblem(Problem):
                 "empty_output",
                 "leave an axis of extent 0, so that there is nothing to compute; an axis of extent 0 must be reduced",
             )
-        for what, number in (("outputs", outputs), ("values of an output", count)):
-            if number > LARGEST_COUNT:
-                raise refuse(
-                    "too_large",
-                    "make {number} {what}; at most {allowed} can be indexed",
-                    number=number,
-                    what=what,
-                    allowed=LARGEST_COUNT,
-                )
+        require_indexable(outputs, "outputs", LARGEST_COUNT, "make")
+        require_indexable(count, "values of an output", LARGEST_COUNT, "make")
         return tuple(from_start)
 
     @field_validator("strides", mode="before")

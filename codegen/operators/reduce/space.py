@@ -10,7 +10,7 @@ from typing import Any
 from codegen.alignment import power_of_two
 from codegen.operators.reduce.axes import Form, form_of
 from codegen.operators.reduce.problem import ReduceProblem, size_of
-from codegen.search.joined_space import Kind, build_joined
+from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import Accepted, Rejected, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
@@ -33,10 +33,10 @@ REST = (
     ),
     Tunable("slices", range(1, MOST_SLICES + 1), True, "slices of what is reduced; 1 where split is none", 1),
 )  # fmt: skip
-TUNABLES = (Tunable(ALGORITHM, ("row", "column"), False, MEANING, "row"), *REST)
 OF_KIND: dict[Value, tuple[Tunable, ...]] = {
     name: (Tunable(ALGORITHM, (name,), False, MEANING, name), *REST) for name in ("row", "column")
 }
+TUNABLES = together(OF_KIND.values(), ALGORITHM, MEANING)
 Lists = dict[str, tuple[Value, ...]]
 
 # Resident threads of a multiprocessor that keep its memory busy, and rounds of blocks beyond which a last round that is

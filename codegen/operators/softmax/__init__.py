@@ -12,9 +12,9 @@ from codegen.arrays import as_float64, namespace_of
 from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored
 from codegen.operator import Array, Float64, InputKind
 from codegen.problem import Problem
-from codegen.rows.operator import RowOperator, random_shape, repeated
+from codegen.rows.operator import RowOperator
 from codegen.rows.problem import RowProblem
-from codegen.rows.reference import gamma_of
+from codegen.rows.reference import gamma_of, random_shape, repeated
 
 # e^x is 0 in fp32 from here on: below half of its smallest number, 2^-150.
 NOTHING = -104.0

@@ -16,8 +16,7 @@ from obstore.store import MemoryStore
 
 from storage.blobs.blob_store import Blob, BlobStore, add_blobs
 from storage.blobs.object_store import LocalObjects, RemoteObjects, StoredObject, open_objects
-from storage.database.clock import Clock
-from storage.database.session import Database
+from storage.database.session import Clock, Database
 from storage.database.tables import BlobRow
 from storage.errors import BlobCorrupt, BlobMissing
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storage.config.private_files import close_tree
+from storage.config.files import close_tree
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from tests.support.fixtures_queue import JOURNAL_WORKER

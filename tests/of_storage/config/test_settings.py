@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from codegen.predict.compile_cost import MAX_BYTES
-from storage.config import gpu_locks, limits
+from storage.config import files, limits
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
 from workers.offline import compile_ahead, measure_all, measure_bundle
@@ -66,8 +66,8 @@ def test_variables_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert settings.api_key is not None and settings.api_key.get_secret_value() == KEY
     assert (settings.host, settings.port, settings.workers) == ("0.0.0.0", 80, 7)
     assert settings.default_target == "sm_90a"
-    assert settings.compile_limits.wall_seconds == 30
-    assert settings.verify_limits.memory_bytes == 2**30
+    assert settings.limits("compile").wall_seconds == 30
+    assert settings.limits("verify").memory_bytes == 2**30
 
 
 def test_overrides_go_before_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,16 +182,16 @@ def test_the_locks_lie_where_every_user_may_write(
     if mode is not None:
         run_lock.mkdir()
         run_lock.chmod(mode)
-    monkeypatch.setattr(gpu_locks, "_FOLDERS", (run_lock, Path("/tmp")))
-    assert gpu_locks.gpu_lock_folder() == (run_lock if is_taken else Path("/tmp")) / "cukiln-gpus"
+    monkeypatch.setattr(files, "_FOLDERS", (run_lock, Path("/tmp")))
+    assert files.gpu_lock_folder() == (run_lock if is_taken else Path("/tmp")) / "cukiln-gpus"
 
 
 def test_a_folder_that_nobody_can_write_to_holds_no_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(gpu_locks, "_FOLDERS", (tmp_path, Path("/tmp")))
-    assert gpu_locks.gpu_lock_folder().parent == tmp_path
+    monkeypatch.setattr(files, "_FOLDERS", (tmp_path, Path("/tmp")))
+    assert files.gpu_lock_folder().parent == tmp_path
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
-    assert gpu_locks.gpu_lock_folder().parent == Path("/tmp")
+    assert files.gpu_lock_folder().parent == Path("/tmp")
 
 
 def test_a_refused_key_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

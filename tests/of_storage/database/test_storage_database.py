@@ -26,9 +26,9 @@ from storage.database.schema import HEAD, MIGRATIONS
 from storage.database.session import Database, Session
 from storage.database.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.entities.candidates import candidates_of_problem
+from storage.entities.heartbeats import live_toolchains, register_toolchain
 from storage.entities.jobs import job_state
 from storage.entities.searches import search_entry
-from storage.entities.toolchains import live_toolchains, register_toolchain
 from storage.entities.winners import Elsewhere, get_winners, measured_elsewhere, used_by
 from storage.errors import (
     BadCursor,
@@ -768,6 +768,7 @@ def test_a_forked_child_opens_its_own_connections(database: Database) -> None:
 
 WRITE_FOREVER = """
 import itertools, sys
+from storage.database.schema import HEAD, MIGRATIONS
 from storage.database.session import Database
 from storage.database.tables import BlobRow
 database = Database(sys.argv[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from storage.database.session import Database
-from storage.entities.devices import drain_device, drained_reason, drivers_of, live_devices, register_device
+from storage.entities.heartbeats import drain_device, drained_reason, drivers_of, live_devices, register_device
 from tests.support.fake_clock import FakeClock
 
 

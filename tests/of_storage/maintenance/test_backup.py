@@ -15,7 +15,7 @@ from sqlalchemy import select
 import cukiln
 from cukiln.cli import main
 from storage.blobs.blob_store import BlobStore
-from storage.config.private_files import UMASK
+from storage.config.files import UMASK
 from storage.config.settings import RESTORING, Settings, load_settings
 from storage.database.session import Database
 from storage.database.sql import core

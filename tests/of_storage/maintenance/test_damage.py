@@ -17,15 +17,15 @@ from storage.blobs import blob_store
 from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import BuildRow, GroupRow, JobProblemRow, JobRow, MeasurementRow, VerdictRow
-from storage.entities.builds import NewBuild
-from storage.entities.problems import problems_to_plan
+from storage.entities.groups import NewBuild
+from storage.entities.jobs import problems_to_plan
 from storage.entities.verdicts import CPU, GPU, NewVerdict, write_verdicts
 from storage.entities.winners import get_winners, publish_winner, withdraw_winner
 from storage.queue import tasks
 from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 from storage.transitions import take_work
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.transitions.verify import Versions
 from tests.support.fixtures_api import MATMUL, Api, publish
 from tests.support.fixtures_storage import VERSIONS, EveryOperator, new_build, winner_record
 

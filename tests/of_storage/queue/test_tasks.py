@@ -12,7 +12,7 @@ from sqlalchemy import update
 from storage.database.session import Database
 from storage.database.tables import JobRow, TaskRow
 from storage.entities import jobs
-from storage.entities.toolchains import live_toolchains, register_toolchain
+from storage.entities.heartbeats import live_toolchains, register_toolchain
 from storage.errors import LostLease
 from storage.queue import losses, new_tasks, tasks
 from storage.queue.new_tasks import NewTask, parse_plan_ref, plan_ref

@@ -13,7 +13,7 @@ from cukiln.types import RunnerUp, VendorResult
 from storage.database.session import Database
 from storage.database.tables import CandidateRow, TaskRow
 from storage.entities.candidates import candidates_of_problem
-from storage.entities.problems import load_problem
+from storage.entities.jobs import load_problem
 from storage.entities.winners import publish_winner
 from storage.reports.candidates import candidate_page
 from storage.reports.job import job_report
@@ -24,7 +24,7 @@ from storage.transitions.finish import finish_problem
 from storage.transitions.measure import (
     candidates_to_measure,
 )
-from storage.transitions.pending_verification import MEASURE_SECONDS
+from storage.transitions.verify import MEASURE_SECONDS
 from tests.of_storage.reports.test_storage_reports import plan_predicted
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_measuring import (

@@ -14,23 +14,21 @@ from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import CandidateRow, JobProblemRow, VerdictRow
 from storage.entities.candidates import Predicted, set_predictions
-from storage.entities.problems import load_problem, problems_to_plan
-from storage.entities.toolchains import live_toolchains, register_toolchain
+from storage.entities.heartbeats import live_toolchains, register_toolchain
+from storage.entities.jobs import load_problem, problems_to_plan
 from storage.entities.verdicts import NewVerdict
 from storage.entities.winners import publish_winner
 from storage.errors import BadCursor
 from storage.queue import tasks
 from storage.reports.candidates import candidate_page, rejections
-from storage.reports.job import job_report
+from storage.reports.job import By, job_report, timings
 from storage.reports.progress import FINISH_SECONDS, job_progress
-from storage.reports.timings import By, timings
 from storage.transitions import accept, end_attempt
 from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE
 from storage.transitions.compile import apply_group_verdicts, group_report
 from storage.transitions.finish import finish_problem
-from storage.transitions.pending_verification import Followed, Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts
+from storage.transitions.verify import Followed, Versions, builds_to_verify, complete_verified, record_verdicts
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,

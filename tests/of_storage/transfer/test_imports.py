@@ -21,7 +21,7 @@ from cukiln.types import MeasuredOn, StageSeconds, WinnerRecord
 from storage.database.session import Database, Session
 from storage.database.sql import insert_new
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow
-from storage.entities.problems import load_problem
+from storage.entities.jobs import load_problem
 from storage.entities.record_parts import publish_imported, publish_own, withdraw_code, withdraw_files, withdraw_record
 from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_codes
 from storage.entities.winners import get_winners
@@ -126,7 +126,9 @@ class World:
 
     def send(self, sent: Sent) -> str:
         sender = Importer("lab", "0123abcd", sent.overwrites)
-        return import_results(self.database, sent.as_import(), sender, lambda session: None).job_id
+        new = sent.as_import()
+        import_results(self.database, new, sender, lambda session: None)
+        return new.job_id
 
     def finish(self) -> bool:
         """Publish what one import brought to one key, as `workers.steps.finish` does. False where nothing waits."""

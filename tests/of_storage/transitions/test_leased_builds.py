@@ -14,9 +14,8 @@ from codegen.predict.compile_cost import FIXED_SECONDS, MAX_SECONDS
 from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import JobRow, PendingBuildRow, TaskRow
-from storage.entities.builds import known_builds
-from storage.entities.groups import compiled_for, kernels_of, load_group
-from storage.entities.problems import load_problem
+from storage.entities.groups import compiled_for, kernels_of, known_builds, load_group
+from storage.entities.jobs import load_problem
 from storage.entities.stage_times import add_seconds
 from storage.errors import LostLease
 from storage.queue import losses, tasks
@@ -25,8 +24,8 @@ from storage.reports.trace import job_trace
 from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
 from storage.transitions.cancel_and_expire import find_ended
 from storage.transitions.compile import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
-from storage.transitions.lease_builds import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
 from storage.transitions.pending_builds import pending_counts, want_builds
+from storage.transitions.take_work import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     TARGET,

@@ -17,9 +17,8 @@ from storage.database.session import Database
 from storage.database.sql import chunks, insert_new
 from storage.database.tables import BuildRow, ImportRow, PendingBuildRow
 from storage.entities import jobs
-from storage.entities.builds import NewBuild
-from storage.entities.groups import kernels_of, load_group
-from storage.entities.problems import problems_to_plan
+from storage.entities.groups import NewBuild, kernels_of, load_group
+from storage.entities.jobs import problems_to_plan
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.queue import tasks
@@ -36,7 +35,6 @@ from storage.transitions.compile import (
     record_builds,
     what_follows,
 )
-from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import (
     apply_measured_verdicts,
     candidates_to_measure,
@@ -44,9 +42,9 @@ from storage.transitions.measure import (
     forget_group_library,
     record_measured,
 )
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.transitions.take_work import FileLimits
+from storage.transitions.verify import Versions, builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
@@ -403,8 +401,8 @@ def test_an_import_that_is_interrupted_is_gone_on_with(
     assert job is not None and job.state == "queued"
     assert finishes(database) == 0
     monkeypatch.undo()
-    assert import_results(database, new, SENDER, lambda session: None).new
-    assert not import_results(database, new, SENDER, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None) is not None
+    assert import_results(database, new, SENDER, lambda session: None) is None
     assert finishes(database) == 1
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM candidates").scalar_one() == 2_000
@@ -422,7 +420,7 @@ def test_an_import_that_continues_after_all_loses_nothing(
     assert part is not None
     clearing = (lambda: clear(database)) if when == "while it is written" else (lambda: None)
     monkeypatch.setattr(database, "pause", clearing)
-    assert import_results(database, new, SENDER, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None) is not None
     with database.write() as session:
         part(session)
     with database.engine.connect() as connection:
@@ -454,4 +452,4 @@ def test_an_import_that_is_not_continued_is_forgotten(
     with database.read() as session:
         assert jobs.job_state(session, new.job_id) is None
     monkeypatch.undo()
-    assert import_results(database, new, SENDER, lambda session: None).new
+    assert import_results(database, new, SENDER, lambda session: None) is not None

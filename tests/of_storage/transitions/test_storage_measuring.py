@@ -12,15 +12,14 @@ from sqlalchemy import update
 from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import BuildRow, JobProblemRow
-from storage.entities.problems import load_problem
+from storage.entities.jobs import load_problem
 from storage.entities.verdicts import NewVerdict, known_verdicts
 from storage.errors import LostLease
 from storage.queue.new_tasks import group_of_ref, measure_ref
 from storage.transitions import end_attempt
 from storage.transitions.apply_verdicts import NextStep
 from storage.transitions.measure import best_measured, record_compared
-from storage.transitions.pending_verification import Followed
-from storage.transitions.verify import builds_to_verify
+from storage.transitions.verify import Followed, builds_to_verify
 from tests.support.fixtures_measuring import (
     COMPARISON,
     CPU_CLASS,

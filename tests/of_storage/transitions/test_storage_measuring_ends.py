@@ -8,7 +8,7 @@ from sqlalchemy import select
 from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import BuildRow, TaskJobRow, TaskRow
-from storage.entities.builds import known_builds
+from storage.entities.groups import known_builds
 from storage.errors import LostLease
 from storage.queue import tasks
 from storage.queue.tasks import Renewal

@@ -9,10 +9,9 @@ from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, TaskRow
 from storage.entities import jobs
-from storage.entities.builds import known_builds
 from storage.entities.candidates import Predicted, candidates_of_problem, set_predictions
-from storage.entities.groups import kernels_of, load_group
-from storage.entities.problems import load_problem, problems_to_plan
+from storage.entities.groups import kernels_of, known_builds, load_group
+from storage.entities.jobs import load_problem, problems_to_plan
 from storage.entities.verdicts import NewVerdict, known_verdicts
 from storage.errors import LostLease
 from storage.queue import losses, tasks
@@ -21,9 +20,8 @@ from storage.queue.tasks import Renewal
 from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
 from storage.transitions.compile import BuildOutcome
 from storage.transitions.finish import finish_problem
-from storage.transitions.pending_verification import Versions
 from storage.transitions.plan import NewCandidate, record_candidates
-from storage.transitions.verify import builds_to_verify
+from storage.transitions.verify import Versions, builds_to_verify
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
@@ -69,7 +67,7 @@ def unended(database: Database, *kinds: str) -> list[str]:
 def finish_next(database: Database, winner: str | None = "c-a", error: str | None = None) -> str | None:
     lease = take_one(database, "finish")
     with database.write() as session:
-        return finish_problem(session, lease, winner=winner, error=error).job_state
+        return finish_problem(session, lease, winner=winner, error=error)
 
 
 def test_a_job_goes_from_plan_to_done(database: Database) -> None:
@@ -477,7 +475,7 @@ def test_a_spent_budget_finishes_with_what_was_verified(database: Database, cloc
         lease = take_one(database, "finish")
         ended = {"winner": None, "error": "-"} if int(lease.ref) == unplanned.id else {"winner": "c-a", "error": None}
         with database.write() as session:
-            states.append(finish_problem(session, lease, **ended).job_state)
+            states.append(finish_problem(session, lease, **ended))
     assert states == [None] * 32 + ["partial"]
 
 

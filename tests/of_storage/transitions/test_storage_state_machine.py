@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import event, select
 
-from storage.database.device_classes import is_predicted
 from storage.database.session import Database, Session
+from storage.database.sql import is_predicted
 from storage.database.tables import (
     LIVE,
     BuildRow,
@@ -37,13 +37,13 @@ from storage.database.tables import (
     TaskRow,
 )
 from storage.entities.groups import kernels_of, load_group
-from storage.entities.toolchains import register_toolchain
+from storage.entities.heartbeats import register_toolchain
 from storage.queue import losses, tasks
 from storage.queue.new_tasks import UNENDED, jobs_of, measure_ref, parse_plan_ref
 from storage.queue.tasks import Renewal
 from storage.transitions import accept, cancel_and_expire, compile, measure, take_work, verify
-from storage.transitions.lease_builds import FileLimits
 from storage.transitions.measure import forget_group_library
+from storage.transitions.take_work import FileLimits
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import GPU_CLASS, OTHER_CLASS, TARGET, TOOLCHAIN, new_problem
 from tests.support.model_of_jobs import Model, Worker, take_picture

@@ -17,9 +17,9 @@ from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import all_steps
 from codegen.plan.verification_plan import EXACT_ORDERS, Case, check_output, differing, plan_cases
-from storage.config import gpu_plan_version as plan_version
 from storage.config import module_texts
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config import module_texts as plan_version
+from storage.config.module_texts import gpu_plans
 from tests.support.cpu_helpers import loaded, matmul_kernel, tensor_kernel
 from tests.support.places import FAULTY
 from workers.cpu import verify
@@ -170,8 +170,8 @@ def test_a_loaded_operator_changes_the_version_of_no_other() -> None:
 @pytest.mark.parametrize(
     ("module", "operators"),
     [
-        ("codegen.operators.conv2d.reference", {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}),
-        ("codegen.operators.conv2d_dgrad.reference", {"conv2d_dgrad"}),
+        ("codegen.operators.convolution.reference", {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}),
+        ("codegen.operators.conv2d_dgrad.residue_classes", {"conv2d_dgrad"}),
         ("codegen.operators.reduce.inputs", {"reduce"}),
         ("codegen.rows.reference", {"softmax", "rms_norm", "layer_norm"}),
     ],

@@ -22,10 +22,9 @@ from codegen.operators import operator
 from codegen.plan import gpu_verification_plan
 from codegen.targets import target
 from cukiln.types import Comparison, Measurement
-from storage.config import gpu_plan_version as plan_version
 from storage.config import module_texts
-from storage.config.gpu_plan_version import gpu_plans
-from storage.config.module_texts import texts_of
+from storage.config import module_texts as plan_version
+from storage.config.module_texts import gpu_plans, texts_of
 from storage.config.settings import Settings
 from tests.support import fake_gpu
 from tests.support.cpu_helpers import SMALL_TENSOR_TILE, toolchain

@@ -13,9 +13,8 @@ from codegen.operators import operator
 from cukiln.types import FrontEntry, WinnerRecord
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import load_settings
-from storage.entities.jobs import job_state
+from storage.entities.jobs import job_state, load_problem
 from storage.entities.pareto_front import Point
-from storage.entities.problems import load_problem
 from storage.entities.searches import search_entry
 from storage.entities.winners import get_winners, publish_winner
 from storage.transitions import take_work

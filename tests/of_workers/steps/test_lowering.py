@@ -19,7 +19,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from storage.blobs.blob_store import BlobStore
 from storage.database.tables import JobProblemRow, TaskRow
-from storage.entities.problems import candidates_of_job
+from storage.entities.jobs import candidates_of_job
 from storage.transitions import accept, cancel_and_expire, take_work
 from tests.support.fixtures_queue import QueueWorld, wait_for
 from workers import wake_ups

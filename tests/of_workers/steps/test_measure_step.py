@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage.entities.devices import drained_reason, live_devices
+from storage.entities.heartbeats import drained_reason, live_devices
 from storage.queue import losses
 from storage.transitions import cancel_and_expire
 from tests.support.fake_clock import FakeClock

@@ -16,7 +16,7 @@ from storage.blobs.blob_store import BlobStore
 from storage.database.session import Session
 from storage.database.tables import CandidateRow, JobRow, TaskRow
 from storage.entities.groups import kernels_of, load_group
-from storage.entities.problems import load_problem
+from storage.entities.jobs import load_problem
 from storage.queue import tasks
 from storage.queue.turns import spend
 from storage.transitions import accept, cancel_and_expire, take_work

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.config.gpu_plan_version import gpu_plans
+from storage.config.module_texts import gpu_plans
 from storage.config.settings import load_settings
-from storage.entities.devices import LiveDevice, drain_device, live_devices
+from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
 from tests.support.fake_gpu import configure
 from tests.support.fences import machine
 from tests.support.fixtures_queue import QueueWorld, make_world, wait_for

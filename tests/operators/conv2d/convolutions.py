@@ -12,7 +12,7 @@ import numpy as np
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.convolution.problem import Convolution
 from codegen.problem import LARGEST_EXTENT
 from tests.operators.conv2d.kernels import ALIGNS, convolution
 from tests.operators.conv2d.random_cases import draws

@@ -8,7 +8,8 @@ from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.operators.conv2d.problem import Conv2dProblem, Convolution
+from codegen.operators.conv2d import Conv2dProblem
+from codegen.operators.convolution.problem import Convolution
 from codegen.search.schedule import Schedule
 from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 

@@ -14,8 +14,8 @@ from typing import Any
 from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.operators.conv2d.direct import WINDOWS
-from codegen.operators.conv2d.problem import Convolution
+from codegen.operators.convolution.direct import WINDOWS
+from codegen.operators.convolution.problem import Convolution
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
@@ -145,6 +145,9 @@ def _candidate(problem: Convolution, arch: str, split: str, rng: random.Random) 
         lists |= {"split": [split], "split_k": (2, 3, 5) if split in ("workspace", "atomic") else [1]}
         if "stream_blocks" in lists:
             lists["stream_blocks"] = (2, 3, 5, 7) if split == "stream" else [0]
+    sliced = problem.operator == "conv2d" and 1 not in lists.get("split_k", (1,))
+    if sliced and problem.sum_length <= min(map(int, lists["tile_k"])):
+        return None  # a single step, whatever the rest
     if "window" in lists:
         lists["window"] = lists["window"][-1:]
     if "copy" in lists:

@@ -13,8 +13,8 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operator import CONV
 from codegen.operators import operator
-from codegen.operators.conv2d import direct
-from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.conv2d import Conv2dProblem
+from codegen.operators.convolution import direct
 from codegen.operators.matmul import tensor_rules
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
 from codegen.search.rules import ACCEPTED, Rejected

@@ -16,10 +16,9 @@ from benchmarks.shapes import shapes_of
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.conv2d_dgrad.inputs import elements_used
 from codegen.operators.conv2d_dgrad.problem import MOST_RESIDUES, Conv2dDgradProblem
-from codegen.operators.conv2d_dgrad.reference import longest_sum
 from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
+from codegen.operators.convolution.inputs import elements_used
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.predict.roofline import predict
 from codegen.problem import LARGEST_EXTENT as MOST
@@ -307,7 +306,7 @@ def test_what_no_pixel_depends_on_is_nan(layout: str) -> None:
      ({"r": 5, "stride": [2, 1], "groups": 2}, 3 * 3 * 12)],
 )  # fmt: skip
 def test_the_bound_is_that_of_the_longest_sum(fields: Fields, longest: int) -> None:
-    assert longest_sum(dgrad(**fields)) == longest
+    assert dgrad(**fields).longest_sum == longest
 
 
 # ---- kernels on the CPU

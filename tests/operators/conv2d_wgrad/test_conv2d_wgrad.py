@@ -17,7 +17,7 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
-from codegen.operators.conv2d_wgrad.product import product as product_of
+from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.split import workspace_pitch
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
@@ -394,7 +394,8 @@ def test_the_workspace_is_what_the_slices_write(name: str, slices: int, on_cpu: 
     problem = OP.test_problems(kernel)[1]
     assert isinstance(problem, Conv2dWgradProblem)
     is_direct = kernel.tunables.get("algorithm") == "direct"
-    as_product = product_of(problem, direct=is_direct)
+    assert isinstance(OP, ConvolutionOperator)
+    as_product, _ = OP.divided(problem, kernel.tunables.as_dict())
     tile_k = 64 // int(kernel.tunables.get("threads_k")) if is_direct else int(kernel.tunables.get("tile_k"))
     used = min(slices, k_steps(problem.pixels, tile_k))  # none is empty
     launch = OP.launch_values(Schedule.of({**kernel.tunables.as_dict(), "split_k": slices}))

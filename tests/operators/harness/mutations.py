@@ -57,7 +57,8 @@ TABLES = {"mutant": mutants_by_name}
 
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
-    """By operator: of every kernel as it is, and of every mutant in the kernels that reach it."""
+    """By operator: of every kernel as it is, and of the mutants in the kernels that reach them: of a missing barrier in
+    each, of the others in those up to the first that shows it."""
     by_name = {}
     for declared in request.module.DECLARED:
         if declared.mutations is not None:
@@ -65,12 +66,13 @@ def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             class_name = type(declared.op).__name__
             with switched_operator(declared.operator, class_name, folder / "operator", name, sites_of(declared)):
                 kernels = list(declared.mutations.kernels(name).values())
-                by_name[declared.operator] = judge_mutants(kernels, folder / "build")
+                once = {mutant.number for mutant in mutants_of(declared).values() if mutant.kind not in EVERYWHERE}
+                by_name[declared.operator] = judge_mutants(kernels, folder / "build", once)
     return by_name
 
 
 def survived(declared: Declarations, verdicts: Verdicts, number: int) -> dict[str, bool]:
-    """By the kernels that reach the mutant."""
+    """By the kernels that reach the mutant and in which it was run."""
     assert declared.mutations is not None
     names = list(declared.mutations.kernels(declared.operator))
     return {

@@ -54,11 +54,3 @@ def test_test_problems_have_the_kernels_signature(declared: Declarations, kernel
 
 def test_kernels_of_these_tests_have_the_signature_of_a_problem(declared: Declarations, kernel: Kernel) -> None:
     assert set(declared.op.signature(declared.parse({}))) == set(kernel.signature_dict)
-
-
-def test_kernels_are_clean_under_the_sanitizers(request: pytest.FixtureRequest) -> None:
-    """Of all operators of the module together."""
-    having = [declared.proofs for declared in request.module.DECLARED if declared.proofs is not None]
-    asked = [kernel for proofs in having for kernel in proofs.sanitized()]
-    verdicts = verify(asked, sanitize=True)
-    assert [(verdict.verdict, verdict.message) for verdict in verdicts] == [("ok", "")] * len(asked)

@@ -15,9 +15,9 @@ from codegen.dtypes import dtype
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.masked_activation import GATHER_SCATTER
+from codegen.operators.masked_activation import VECTORISED as KNOBS
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
-from codegen.operators.masked_activation.space import GATHER_SCATTER
-from codegen.operators.masked_activation.space import VECTORISED as KNOBS
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.problem import LARGEST_ELEMENTS
 from codegen.search.rules import Accepted

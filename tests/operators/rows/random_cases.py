@@ -13,8 +13,8 @@ from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operators import operator
+from codegen.rows.operator import KNOBS
 from codegen.rows.problem import RowProblem
-from codegen.rows.schedules import ALGORITHMS, KNOBS
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.targets import target
@@ -41,7 +41,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number // 5 % 3]
     while True:
         problem = _problem(name, number, rng)
-        candidate = _candidate(problem, arch, ALGORITHMS[number % 3], rng)
+        candidate = _candidate(problem, arch, [*KNOBS][number % 3], rng)
         if candidate is not None:
             return arch, candidate
 

@@ -1,0 +1,125 @@
+"""`cukiln fetch`, `export-bundle`, `import-results`: winners for `cukiln.load`, jobs measured elsewhere."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cukiln.blob_cache import write_atomically
+from cukiln.client import Client
+from cukiln.counted import counted
+from cukiln.errors import UsageError
+from cukiln.load_kernel import RECORD_FILE
+from cukiln.types import Job, LookupResult, WinnerRecord
+
+
+def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
+    """Write every file of the record as `<sha256>.so`, `.cubin` and so on, and last the record; returns its path.
+
+    A folder that is read meanwhile, or left by an interrupted call, holds a record only together with its blobs: the
+    files are named after their content, and the record is replaced when all of them are there.
+    """
+    for entry in record.front:
+        for kind, digest in entry.files.items():
+            path = folder / f"{digest}.{kind}"
+            write_atomically(path, client.blob(digest, kind))
+    path = folder / RECORD_FILE
+    write_atomically(path, (record.model_dump_json(indent=2) + "\n").encode())
+    return path
+
+
+def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupResult]:
+    """Look up the problems of a job request; where it names targets, each problem is looked up for its own."""
+    return client.lookup(
+        request["problems"],
+        target=request.get("target"),
+        device_class=request.get("device_class"),
+        workspace_limit_bytes=request.get("workspace_limit_bytes"),
+        deterministic=request.get("deterministic", False),
+        refresh=True,
+    )
+
+
+def folder_name(result: LookupResult) -> str:
+    """A problem's name where it is a plain file name, else the start of its key."""
+    name = result.name or ""
+    plain = name and len(name) <= 100 and all(c.isalnum() or c in "._- " for c in name) and not name.startswith(".")
+    return name if plain else result.key[:16]
+
+
+BUNDLE_FILE, LIBRARIES, RESULTS_FILE = "bundle.json", "lib", "results.json"
+MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
+
+
+def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The job's libraries, then `bundle.json`: its path and content. Raises `UsageError` where there is no library."""
+    bundle = client.bundle(job_id)
+    libraries = sorted({candidate["library"] for candidate in _candidates(bundle) if candidate["library"]})
+    if not libraries:
+        raise UsageError(
+            f"job {job_id} has no library to measure: it is not compiled yet, or all of it was answered from the "
+            "cache; export the job that compiled it"
+        )
+    for digest in libraries:
+        write_atomically(folder / LIBRARIES / f"{digest}.so", client.blob(digest, "so"))
+    path = folder / BUNDLE_FILE
+    write_atomically(path, (json.dumps(bundle, indent=1) + "\n").encode())
+    return path, bundle
+
+
+def described(bundle: Mapping[str, Any]) -> str:
+    """A summary of a bundle."""
+    candidates = list(_candidates(bundle))
+    compiled = sum(candidate["library"] is not None for candidate in candidates)
+    failed = sum(candidate["verdict"] is not None for candidate in candidates)
+    text = f"{counted(len(bundle['problems']), 'problem')}, {counted(compiled, 'candidate')} to measure"
+    if failed:
+        text += f", {failed} that do not compile"
+    if left := len(candidates) - compiled - failed:
+        example = next(
+            candidate["message"]
+            for candidate in candidates
+            if candidate["library"] is None and candidate["verdict"] is None
+        )
+        text += f"; {left} are left out, for example: {example}"
+    return text
+
+
+def import_results(client: Client, where: Path) -> list[Job]:
+    """Send a results.json, or that of a folder; large ones in several parts, each of which becomes a job."""
+    return [client.send_results(part) for part in parts_of(read_results(where), MOST_BYTES)]
+
+
+def read_results(where: Path) -> dict[str, Any]:
+    """Raises `UsageError`."""
+    path = where / RESULTS_FILE if where.is_dir() else where
+    try:
+        results = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(results, dict) or not isinstance(results.get("problems"), list):
+        raise UsageError(
+            f"{path} is not what `python -m workers.offline.measure_bundle` writes: it has no list of problems"
+        )
+    return results
+
+
+def parts_of(results: Mapping[str, Any], most_bytes: int) -> Iterator[dict[str, Any]]:
+    """The results with as many problems in each part as fit into so many bytes, one at least."""
+    part: list[Any] = []
+    size = 0
+    for problem in results["problems"]:
+        bytes_of_it = len(json.dumps(problem))
+        if part and size + bytes_of_it > most_bytes:
+            yield {**results, "problems": part}
+            part, size = [], 0
+        part.append(problem)
+        size += bytes_of_it
+    yield {**results, "problems": part}
+
+
+def _candidates(bundle: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for problem in bundle["problems"]:
+        yield from problem["candidates"]

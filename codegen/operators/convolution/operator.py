@@ -1,0 +1,383 @@
+"""What a convolution is as an operator, forward or a gradient: as a product of matrices of which one is gathered on the
+way (`implicit_gemm`), or without one (`direct`)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from codegen.dtypes import dtype
+from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
+from codegen.kernel import Kernel
+from codegen.operand import packed_strides
+from codegen.operator import (
+    CONV,
+    GEMM,
+    Array,
+    Config,
+    ConfigField,
+    Cost,
+    Float64,
+    InputKind,
+    LaunchBounds,
+    Operand,
+    Operator,
+    Work,
+)
+from codegen.operators.convolution import implicit, inputs, reference
+from codegen.operators.convolution.direct import LARGEST_INDEX
+from codegen.operators.convolution.implicit import matmul_tunables
+from codegen.operators.convolution.problem import Convolution
+from codegen.operators.matmul import config_fields, simt_rules, simt_work, split, tensor_rules, tensor_work, traffic
+from codegen.operators.matmul.kernel_family import is_tensor
+from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.operators.matmul.reduced import reduced_problems as reduced_products
+from codegen.problem import Problem
+from codegen.search.joined_space import Kind, build_joined, together
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable
+from codegen.targets import Target
+
+Fields = Mapping[str, Any]
+Admit = Callable[[Schedule], Accepted | Rejected]
+
+# From so many filters of a group on a product of matrices is the better first guess.
+MANY_FILTERS = 8
+# How a kernel of `direct` divides its sums where it has no tunables for that.
+UNDIVIDED: Fields = {"split": "none", "split_k": 1}
+
+
+class Direct(Protocol):
+    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`: what its code reads, an
+    estimate of a thread's registers, shared memory of a block, CPU seconds of nvcc."""
+
+    TUNABLES: tuple[Tunable, ...]
+
+    def fields(self, s: Fields, t: Fields, out_align: int, /) -> list[ConfigField]: ...
+    def registers(self, s: Fields, t: Fields, /) -> int: ...
+    def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
+    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
+
+
+class Reduced(Protocol):
+    """A module with test problems: one that is about as a reduced problem of the product, and those of `direct`."""
+
+    def of_product(self, kind: type[Any], s: Fields, number: int, matmul: MatmulProblem, /) -> Problem: ...
+    def directly(self, kind: type[Any], s: Fields, t: Fields, /) -> list[Problem]: ...
+
+
+class ConvolutionOperator(Operator):
+    """An operator says which product it is, how that is gathered, and what its kernel without one does."""
+
+    problem_type: ClassVar[type[Convolution]]
+    shared: ClassVar[tuple[str, ...]] = (*GEMM, *CONV)
+    extent_names = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")
+    attribute_names = ("stride_h", "stride_w", "top", "bottom", "left", "right", "dilation_h", "dilation_w")
+    # Of the signature, what the Config has beside layout and algorithm, and the classes of what is read and written.
+    flags: ClassVar[tuple[str, ...]] = ("pointwise", "depthwise")
+    align_names: ClassVar[tuple[str, str, str]] = ("align_x", "align_w", "align_out")
+    # Whether with channels first the second of the tensors that are read is the product's A.
+    turned: ClassVar[bool] = True
+    # What the product of a group is where each channel has a filter of its own.
+    narrow: ClassVar[str] = "column"
+    gather_instructions: ClassVar[int] = implicit.GATHER_INSTRUCTIONS
+    direct: Direct
+    reduced: Reduced
+    # Tunables that both algorithms have, and of which levels try the default alone.
+    beside: ClassVar[tuple[Tunable, ...]] = ()
+
+    @staticmethod
+    @abstractmethod
+    def product(p: Any) -> MatmulProblem:
+        """What of it is matmul's (tiles, splits, rules, costs) is that of this product."""
+
+    @abstractmethod
+    def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
+        """How the operands of the product lie in memory."""
+
+    @staticmethod
+    @abstractmethod
+    def aligns(p: Any) -> tuple[int, int, int]:
+        """Elements per access of the two tensors that are read, and of the one that is written."""
+
+    @abstractmethod
+    def index_rule(self, p: Any, *, whole: bool) -> Rejected | None:
+        """What a kernel reaches with 32 bits. `whole`: of all images, not of one product's."""
+
+    @abstractmethod
+    def gather_rule(self, p: Any, t: Fields) -> Rejected | None:
+        """Every static_assert of the gather is a rule here."""
+
+    @abstractmethod
+    def gather_registers(self, s: Fields, t: Fields) -> int:
+        """An estimate of those of a thread that the gather takes."""
+
+    @abstractmethod
+    def direct_kind(self, p: Any, target: Target) -> Kind | None:
+        """What searches try of `direct`; None where it is not worth it."""
+
+    @abstractmethod
+    def direct_default(self, p: Any, target: Target, admit: Admit) -> Schedule:
+        """The first of `direct` that breaks no rule."""
+
+    @abstractmethod
+    def direct_rules(self, p: Any, t: Fields, target: Target, workspace_limit: int | None) -> Accepted | Rejected:
+        """`rules` of `direct`."""
+
+    @abstractmethod
+    def direct_work(self, p: Any, t: Fields, least: Cost, target: Target) -> Work:
+        """`work` of `direct`."""
+
+    @abstractmethod
+    def spread(self, p: Any, factors: Array) -> Array:
+        """A factor for each product of a sum, as factors of the tensor that is read and not gathered."""
+
+    @abstractmethod
+    def multiply(self, p: Any, first: Float64, second: Float64) -> Float64:
+        """The result of the two tensors that are read; channels are last in all three."""
+
+    def signature(self, problem: Problem) -> dict[str, Any]:
+        p = self.own(problem)
+        plain = ("layout", "dtype", "acc_dtype", "out_dtype", "allow_tf32", *self.flags)
+        return {
+            **{name: getattr(p, name) for name in plain},
+            **dict(zip(self.align_names, self.aligns(p), strict=True)),
+            "epilogue": structures(self.product(p).epilogue),
+        }
+
+    def product_aligns(self, s: Fields) -> tuple[int, int]:
+        """Elements per access of the product's A and B."""
+        first, second = s[self.align_names[0]], s[self.align_names[1]]
+        return (second, first) if self.turned and s["layout"] == "nchw" else (first, second)
+
+    def out_align(self, s: Fields, t: Fields) -> int:
+        """Elements of a store of `run`."""
+        return int(s[self.align_names[2]])
+
+    def stored(self, s: Fields) -> tensor_rules.Stored:
+        layout = self.product_layout(s["layout"], pointwise=s["pointwise"])
+        return tensor_rules.Stored(dtype(s["dtype"]).bytes, self.product_aligns(s), layout)
+
+    # ---- search
+
+    def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
+        p = self.own(problem)
+        admit = partial(self.rules, p, target=target)
+        kinds = self.kinds(p, target, search)
+        make = {"direct": self.direct_default, "implicit_gemm": self.product_default}
+        order = [name for name in sorted(make, reverse=not self.direct_first(p)) if name in kinds]
+        default = first_accepted((make[name](p, target, admit) for name in order), admit).as_dict()
+        default = {**{tunable.name: tunable.default for tunable in self.beside}, **default}
+        return build_joined(search, "algorithm", self.every_kind(p, target), kinds, Schedule.of(default))
+
+    def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
+        """The tunables of each algorithm."""
+        as_product = implicit.tunables_of(self.product(p), target)
+        return {"implicit_gemm": (*as_product, *self.beside), "direct": (*self.direct.TUNABLES, *self.beside)}
+
+    def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
+        """What searches try of each algorithm that is worth it; of `beside` levels have the defaults alone."""
+        tried = {
+            "implicit_gemm": None if p.depthwise else self.product_kind(p, target, search),
+            "direct": self.direct_kind(p, target),
+        }
+        return {
+            name: Kind((*kind.tunables, *self.beside), kind.levels, kind.linked)
+            for name, kind in tried.items()
+            if kind is not None
+        }
+
+    def product_kind(self, p: Any, target: Target, search: Search) -> Kind:
+        """What searches try of `implicit_gemm`."""
+        return implicit.kind(self.product(p), self.product_aligns(_signature(self, p)), target, search)
+
+    def product_default(self, p: Any, target: Target, admit: Admit) -> Schedule:
+        """The first of `implicit_gemm` that breaks no rule."""
+        aligned = self.product_aligns(_signature(self, p))
+        return implicit.default(self.product(p), aligned, p.input_bytes, target, admit)
+
+    def direct_first(self, p: Any) -> bool:
+        """Whether the level-0 schedule is one of `direct`: where filters are few."""
+        return bool(p.group_filters < MANY_FILTERS)
+
+    def rules(
+        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    ) -> Accepted | Rejected:
+        p, t = self.own(problem), matmul_tunables(schedule.as_dict())
+        directly = t["algorithm"] == "direct"
+        if (directly or not p.pointwise) and (broken := self.index_rule(p, whole=directly or p.channels_last)):
+            return broken
+        if directly:
+            return self.direct_rules(p, t, target, workspace_limit)
+        if p.depthwise:
+            return Rejected(
+                "algorithm",
+                f"{p.groups} products with one {self.narrow} each are mostly padding: direct computes them",
+            )
+        if not p.pointwise and (broken := self.gather_rule(p, t)):
+            return broken
+        admit, s = tensor_rules.rules if is_tensor(t) else simt_rules.rules, _signature(self, p)
+        outcome = admit(self.product(p), self.product_aligns(s), Schedule.of(t), target, workspace_limit)
+        if isinstance(outcome, Rejected) or p.pointwise:
+            return outcome
+        return implicit.register_rule(self.gather_registers(s, t), t, self.stored(s), target) or ACCEPTED
+
+    # ---- the kernel
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        return split.functions({**UNDIVIDED, **kernel.tunables.as_dict()})
+
+    def deterministic(self, kernel: Kernel) -> bool:
+        t = {**UNDIVIDED, **kernel.tunables.as_dict()}
+        return split.deterministic(t, str(kernel.signature_dict["acc_dtype"]))
+
+    def config(self, kernel: Kernel) -> Config:
+        s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
+        bools = {"direct": is_direct(t), "channels_last": s["layout"] == "nhwc", **{n: s[n] for n in self.flags}}
+        out = self.out_align(s, t)
+        rest = (
+            self.direct.fields(s, t, out)
+            if is_direct(t)
+            else config_fields(t, self.stored(s).layout, (*self.product_aligns(s), out))
+        )
+        types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
+        fields = (*(ConfigField("bool", name, value) for name, value in bools.items()), *rest)
+        return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
+
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        t = kernel.tunables.as_dict()
+        if function != "run":
+            return LaunchBounds(split.REDUCE_THREADS)
+        if is_tensor(t):
+            return tensor_rules.launch_bounds(t)
+        if is_direct(t):
+            return LaunchBounds(int(t["threads"]))
+        return LaunchBounds(simt_rules.threads(t), int(t["min_blocks"]))
+
+    def estimated_registers(self, kernel: Kernel) -> int:
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        if is_direct(t):
+            return self.direct.registers(s, t)
+        alone = tensor_rules.registers(t, self.stored(s)) if is_tensor(t) else simt_rules.registers(t)
+        return alone if s["pointwise"] else alone + self.gather_registers(s, t)
+
+    def shared_bytes(self, kernel: Kernel) -> int:
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        if is_direct(t):
+            return self.direct.shared_bytes(s, t)
+        return tensor_rules.shared_bytes(t, self.stored(s).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+
+    def predicted_compile_seconds(self, kernel: Kernel) -> float:
+        s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
+        epilogue = tuple(s["epilogue"])
+        if is_direct(t):
+            return self.direct.compile_seconds(t, epilogue)
+        if is_tensor(t):
+            return tensor_work.compile_seconds(t, epilogue, self.stored(s))
+        return simt_work.compile_seconds(t, epilogue)
+
+    # ---- a call
+
+    def attributes(self, problem: Problem) -> list[int]:
+        p = self.own(problem)
+        return [*p.stride, *p.padding[0], *p.padding[1], *p.dilation]
+
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """Of rank 4 and packed; bias is a vector. Accesses go over the ends of rows, so their alignment is said."""
+        p = self.own(problem)
+        first, second, written = self.aligns(p)
+        shape, extra = p.shape_of(p.writes), []
+        for node, name, element in tensor_nodes(self.product(p).epilogue, p.out_dtype):
+            if node.packed_mask:
+                extra.append(_packed(name, element, "in", (words_of_mask(math.prod(shape)),), 1))
+            elif isinstance(node, Bias):
+                extra.append(_packed(name, element, "in", (p.k,), written if node.axis == "n" else 1))
+            else:
+                extra.append(_packed(name, element, "in", shape, written))
+        return (
+            *(_packed(n, p.dtype, "in", p.shape_of(n), w) for n, w in zip(p.reads, (first, second), strict=True)),
+            *extra,
+            _packed(p.writes, p.out_dtype, "out", shape, written),
+        )
+
+    # ---- tests
+
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        """Even, tail tiles, smallest, many tiles: of the product what matmul has, of the geometry another each:
+        padding, strides that leave elements unseen, dilation, windows that lie in the padding altogether, several
+        images and groups."""
+        s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
+        if is_direct(t):
+            return self.reduced.directly(self.problem_type, s, t)
+        a, b = self.product_aligns(s)
+        as_matmul = {
+            **{name: s[name] for name in ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue")},
+            "layout": self.stored(s).layout, "align_a": a, "align_b": b, "align_c": s[self.align_names[2]],
+        }  # fmt: skip
+        reduced, kind = reduced_products(as_matmul, t), self.problem_type
+        return [self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced)]
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        t = kernel.tunables.as_dict()
+        return [[0, 0, 0]] if is_direct(t) else split.launches_to_test(t, self.product(self.own(problem)))
+
+    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
+        p = self.own(problem)
+        return inputs.make_inputs(p, self.product(p), partial(self.spread, p), self.operands(p), kind, rng)
+
+    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
+        p = self.own(problem)
+        return reference.reference(p, partial(self.multiply, p), inputs, exact)
+
+    # ---- what a schedule costs
+
+    def divided(self, p: Any, t: Fields) -> tuple[MatmulProblem, Fields]:
+        """The product whose sums a schedule divides, and the schedule as matmul's rules of splits read it."""
+        return self.product(p), {**UNDIVIDED, **t}
+
+    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
+        p = self.own(problem)
+        cost = traffic.cost(*self.divided(p, schedule.as_dict()), self.operands(p))
+        unseen = (p.n * p.h * p.w * p.c - p.elements_seen) * dtype(p.dtype).bytes
+        return replace(cost, bytes_read=cost.bytes_read - unseen)
+
+    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
+        p, least, t = self.own(problem), self.cost(problem, schedule), matmul_tunables(schedule.as_dict())
+        if is_direct(t):
+            return self.direct_work(p, t, least, target)
+        s = _signature(self, p)
+        aligned = (*self.product_aligns(s), s[self.align_names[2]])
+        gathered = s[self.align_names[p.reads.index(p.gathered)]]
+        per_element = 0.0 if p.pointwise else self.gather_instructions / gathered
+        return implicit.work(self.product(p), t, aligned, least, target, p.input_bytes, per_element)
+
+
+@lru_cache(maxsize=1024)  # called for every schedule
+def _signature(operator: ConvolutionOperator, problem: Convolution) -> dict[str, Any]:
+    return operator.signature(problem)
+
+
+def index_check(elements: int, what: str) -> Rejected | None:
+    return check(elements <= LARGEST_INDEX, "index", f"{what}; 32 bits reach {LARGEST_INDEX}")
+
+
+def is_direct(tunables: Fields) -> bool:
+    return str(tunables["algorithm"]) == "direct"
+
+
+def every_tunable(direct: tuple[Tunable, ...]) -> tuple[Tunable, ...]:
+    """The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks."""
+    meaning = "how the convolution is computed; each way has tunables of its own"
+    return together((implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct), "algorithm", meaning)
+
+
+def _packed(name: str, element: str, role: Any, shape: tuple[int, ...], align: int) -> Operand:
+    return Operand(name, element, role, shape, packed_strides(shape), align)

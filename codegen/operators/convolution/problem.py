@@ -1,0 +1,266 @@
+"""Problems of two-dimensional convolutions (as deep learning has them: the filter is not mirrored), with groups."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator
+
+from codegen.canonical import as_integer
+from codegen.dtypes import dtype
+from codegen.epilogue import MAX_NODES, Bias, MaskedActivation, Node, PlainNode
+from codegen.problem import (
+    LARGEST_EXTENT,
+    Extent,
+    Float,
+    FloatOut,
+    Problem,
+    refuse,
+    require_elements,
+    require_indexable,
+)
+
+Layout = Literal["nhwc", "nchw"]
+
+
+class ChannelBias(Node):
+    """One number for each filter, whatever axis that is."""
+
+    cxx: ClassVar[str] = "Bias"
+    operand: ClassVar[Literal["out", "uint8"] | None] = "out"
+    op: Literal["bias"] = "bias"
+    axis: Literal["k"] = "k"
+
+    @property
+    def structure(self) -> str:
+        return "bias.k"
+
+
+AnyNode = Annotated[ChannelBias | PlainNode | MaskedActivation, Field(discriminator="op")]
+Chain = Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)]
+
+
+Distance = Annotated[int, Field(strict=True, ge=0, le=LARGEST_EXTENT), BeforeValidator(as_integer)]
+Padding = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _or_one(number: Any, two: Any) -> BeforeValidator:
+    """Of a type of two: one number stands for both, and what is wrong with it is said once."""
+    adapter = TypeAdapter(number)
+
+    def pair(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return value
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise refuse("number_or_two", "should be a number, or an array of two")
+        number = adapter.validate_python(value)
+        return number, number
+
+    return BeforeValidator(pair, json_schema_input_type=number | two)
+
+
+Steps = Annotated[tuple[Extent, Extent], _or_one(Extent, tuple[Extent, Extent])]
+Sides = Annotated[tuple[Distance, Distance], _or_one(Distance, tuple[Distance, Distance])]
+Distances = Annotated[tuple[Sides, Sides], _or_one(Distance, tuple[Sides, Sides])]
+
+
+class Convolution(Problem):
+    """A convolution's extents and geometry, forward or of a gradient. Packed tensors. `nhwc`: x is n, h, w, c; w is k,
+    r, s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w is k, c / groups, r, s; out is n, k, p, q.
+
+    What is read is of `dtype`, sums of float32; the result, biases and residuals of `out_dtype`. A single number for
+    `stride`, `dilation` or `padding` stands for both axes, and one of an axis' padding for both sides. Along an axis
+    where the filter has one element dilation becomes 1.
+    """
+
+    # The two tensors that are read, which of them is gathered, and the one that is written.
+    reads: ClassVar[tuple[str, str]]
+    gathered: ClassVar[Literal["x", "dy"]] = "x"
+    writes: ClassVar[Literal["out", "dx", "dw"]]
+
+    n: Extent
+    h: Extent
+    w: Extent
+    c: Extent
+    k: Extent
+    r: Extent
+    s: Extent
+    groups: Extent = 1
+    layout: Layout = "nhwc"
+    stride: Steps = (1, 1)
+    dilation: Steps = (1, 1)
+    padding: Distances = Field(
+        default=((0, 0), (0, 0)),
+        validate_default=True,
+        description="Zeros around the image: (top, bottom), (left, right).",
+    )
+    dtype: Float = "float32"
+    acc_dtype: Literal["float32"] = "float32"
+    out_dtype: FloatOut = Field(default=None, validate_default=True)
+    allow_tf32: StrictBool = Field(
+        default=False,
+        description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
+    )
+    epilogue: Chain = ()
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Rows and columns of the image with its padding."""
+        return self.h + sum(self.padding[0]), self.w + sum(self.padding[1])
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """Rows and columns of padding before the image's first element."""
+        return self.padding[0][0], self.padding[1][0]
+
+    @property
+    def p(self) -> int:
+        """Rows of the output."""
+        return _output_extent(self.padded[0], self.r, self.dilation[0], self.stride[0])
+
+    @property
+    def q(self) -> int:
+        """Columns of the output."""
+        return _output_extent(self.padded[1], self.s, self.dilation[1], self.stride[1])
+
+    @property
+    def group_channels(self) -> int:
+        return self.c // self.groups
+
+    @property
+    def group_filters(self) -> int:
+        return self.k // self.groups
+
+    def shape_of(self, tensor: str) -> tuple[int, int, int, int]:
+        if tensor in ("x", "dx"):
+            first, rows, columns, channels = self.n, self.h, self.w, self.c
+        elif tensor in ("w", "dw"):
+            first, rows, columns, channels = self.k, self.r, self.s, self.group_channels
+        else:
+            first, rows, columns, channels = self.n, self.p, self.q, self.k
+        return (first, rows, columns, channels) if self.channels_last else (first, channels, rows, columns)
+
+    @property
+    def taps(self) -> int:
+        """Products in a sum."""
+        return self.r * self.s * self.group_channels
+
+    @property
+    def sum_length(self) -> int:
+        return self.taps
+
+    @property
+    def longest_sum(self) -> int:
+        """Products in it, where sums differ."""
+        return self.sum_length
+
+    @property
+    def gathered_products(self) -> int:
+        """Of a sum, those with zeros of a stride included."""
+        return self.sum_length
+
+    @property
+    def pixels(self) -> int:
+        """Output pixels of all images."""
+        return self.n * self.p * self.q
+
+    @property
+    def input_bytes(self) -> int:
+        """Of the two tensors that are read, and of x what some window meets, each once."""
+        elements = {"x": self.elements_seen, "w": self.k * self.taps, "dy": self.pixels * self.k}
+        return dtype(self.dtype).bytes * sum(elements[name] for name in self.reads)
+
+    @property
+    def elements_seen(self) -> int:
+        """Elements of x that must be read, at most: those of rows that some window meets, and with channels last of
+        columns; with channels first the others of a row come along."""
+        rows = min(self.h, self.p * self.r)
+        return self.n * self.c * rows * (min(self.w, self.q * self.s) if self.channels_last else self.w)
+
+    @property
+    def channels_last(self) -> bool:
+        return self.layout == "nhwc"
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether every channel has a filter of its own, and one only."""
+        return self.groups == self.c == self.k and self.groups > 1
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether it is a product of stored matrices; with channels first the images of one group are one."""
+        single = (self.r, self.s, *self.stride, *self.padded) == (1, 1, 1, 1, self.h, self.w)
+        return single and not self.depthwise and (self.channels_last or self.groups == 1)
+
+    @field_validator("groups", mode="after")
+    @classmethod
+    def _divides(cls, value: int, info: ValidationInfo) -> int:
+        for name, what in (("c", "channels"), ("k", "filters")):
+            extent = info.data.get(name, value)
+            if extent % value:
+                raise refuse(
+                    "groups_do_not_divide",
+                    "is {given}, which does not divide the {extent} {what} ({name})",
+                    given=value,
+                    extent=extent,
+                    what=what,
+                    name=name,
+                )
+        return value
+
+    @field_validator("dilation", mode="after")
+    @classmethod
+    def _means_something(cls, value: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+        # One spelling for what a single element does not show, so that they share a key.
+        return tuple(1 if info.data.get(name) == 1 else step for name, step in zip("rs", value, strict=True))  # type: ignore[return-value]
+
+    @field_validator("padding", mode="after")
+    @classmethod
+    def _has_an_output(cls, value: Padding, info: ValidationInfo) -> Padding:
+        if any(name not in info.data for name in ("n", "h", "w", "c", "k", "r", "s", "groups", "stride", "dilation")):
+            return value  # another field is already at fault
+        d, out = info.data, []
+        for axis, (extent, filter_extent) in enumerate((("h", "r"), ("w", "s"))):
+            padded, window = d[extent] + sum(value[axis]), d["dilation"][axis] * (d[filter_extent] - 1) + 1
+            if window > padded:
+                raise refuse(
+                    "no_output",
+                    "is {given}: {extent} = {size} is {padded} with it, less than the {window} that {taps} elements of "
+                    "the filter span with dilation {dilation}; nothing would be left",
+                    given=_words(value[axis]), extent=extent, size=d[extent], padded=padded, window=window,
+                    taps=d[filter_extent], dilation=d["dilation"][axis],
+                )  # fmt: skip
+            if padded > LARGEST_EXTENT:
+                raise refuse(
+                    "too_large",
+                    "is {given}: {extent} is {padded} with it; at most {allowed} is allowed",
+                    given=_words(value[axis]), extent=extent, padded=padded, allowed=LARGEST_EXTENT,
+                )  # fmt: skip
+            out.append(_output_extent(padded, d[filter_extent], d["dilation"][axis], d["stride"][axis]))
+        taps = d["r"] * d["s"] * (d["c"] // d["groups"])
+        require_indexable(d["n"] * out[0] * out[1], "output pixels (n p q)")
+        require_indexable(taps, "products in a sum (r s c / groups)")
+        require_indexable(d["n"] * d["groups"], "groups of all images (n groups)")
+        require_elements("x", d["n"] * d["h"] * d["w"] * d["c"])
+        require_elements("w", d["k"] * taps)
+        require_elements("out", d["n"] * out[0] * out[1] * d["k"])
+        return value
+
+    @field_validator("allow_tf32", mode="after")
+    @classmethod
+    def _of_float32_only(cls, value: bool, info: ValidationInfo) -> bool:
+        return value and info.data.get("dtype", "float32") == "float32"
+
+
+def _words(sides: tuple[int, int]) -> str:
+    """An axis' padding as one number where its sides are equal."""
+    return str(sides[0]) if sides[0] == sides[1] else f"{sides[0]} and {sides[1]}"
+
+
+def _output_extent(padded: int, taps: int, dilation: int, stride: int) -> int:
+    return (padded - dilation * (taps - 1) - 1) // stride + 1
+
+
+def with_axes(chain: tuple[AnyNode, ...], axis: Literal["m", "n"]) -> tuple[Node, ...]:
+    """The chain with its bias along that axis of a matrix of outputs."""
+    return tuple(Bias(axis=axis) if isinstance(node, ChannelBias) else node for node in chain)

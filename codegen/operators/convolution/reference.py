@@ -1,0 +1,73 @@
+"""Convolutions and their gradients in float64, and how far a kernel may be from them. Shares nothing with the kernel: a
+product of matrices for each element of the filter, added up in float64.
+
+The bound is matmul's (`codegen/operators/matmul/reference.py`) for sums of as many products as the longest has, in any
+order and any number of slices. A kernel that computes fp16 or bf16 on the CUDA cores multiplies and adds in fp32 with
+one rounding for each product: it is inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from codegen.alignment import needs_cuda_cores
+from codegen.arrays import Array, Float64, as_float64, namespace_of
+from codegen.epilogue import tensor_nodes
+from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
+from codegen.operators.convolution.problem import Convolution, with_axes
+from codegen.operators.matmul.reference import accumulated
+
+
+def reference(
+    problem: Convolution,
+    multiply: Callable[[Float64, Float64], Float64],
+    inputs: Mapping[str, Array],
+    exact: bool,
+) -> tuple[Float64, Float64]:
+    """(result, bound), both of the result's logical shape, in the inputs' namespace. `multiply`: of the two tensors
+    that are read, and it makes the result, channels last."""
+    p = problem
+    operands = {name: channels_last(p, as_float64(inputs[name], p.dtype)) for name in p.reads}
+    # What no sum reads may be anything: NaN would spoil the bound.
+    operands[p.gathered] = namespace_of(operands[p.gathered]).nan_to_num(operands[p.gathered])
+    first, second = operands.values()
+    on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
+    bound = accumulated(multiply, first, second, p.longest_sum, on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32)
+    # Filters are the last axis here, whatever the layout is, or of a gradient of theirs the first.
+    chain = with_axes(p.epilogue, "n")
+    unpacked = unpacked_masks(chain, inputs, p.shape_of(p.writes))
+    vector = (p.k, 1, 1, 1) if p.writes == "dw" else (p.k,)
+    tensors = {
+        name: inputs[name].reshape(vector) if node.op == "bias" else channels_last(p, unpacked[name])
+        for node, name, _ in tensor_nodes(chain, p.out_dtype)
+    }
+    start = Bounded(multiply(first, second), bound)
+    final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
+    if p.channels_last:
+        return final.value, final.error
+    return final.value.transpose(0, 3, 1, 2), final.error.transpose(0, 3, 1, 2)
+
+
+def windows(problem: Convolution) -> Iterator[tuple[int, int, slice, slice]]:
+    """Each element of the filter, and the rows and columns of the padded image that it meets."""
+    p = problem
+    for r in range(p.r):
+        for s in range(p.s):
+            rows, columns = (
+                slice(tap * apart, tap * apart + (outputs - 1) * step + 1, step)
+                for tap, apart, outputs, step in zip((r, s), p.dilation, (p.p, p.q), p.stride, strict=True)
+            )
+            yield r, s, rows, columns
+
+
+def padded(problem: Convolution, x: Float64) -> Float64:
+    """x of n, h, w, c with the zeros around it."""
+    p, (top, left) = problem, problem.corner
+    image: Float64 = namespace_of(x).zeros((p.n, *p.padded, p.c))
+    image[:, top : top + p.h, left : left + p.w] = x
+    return image
+
+
+def channels_last(problem: Convolution, values: Array) -> Array:
+    """With channels as the last axis."""
+    return values if problem.channels_last else values.transpose(0, 2, 3, 1)
