@@ -101,6 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.waiting_since = self.loop.time()  # for the next request
         self.stalled_since: float | None = None  # since when the client takes nothing
         self._dropped_bytes = 0
+        self._body_left = 0  # of a body whose length was announced
         self._head_bytes = 0  # since a body's last bytes: of a head, or of what follows a body
         # All bytes of the request that is being read; None where they began with the end of another.
         self._request: bytearray | None = bytearray()
@@ -134,6 +135,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._dropped_bytes += len(data)
             if self._dropped_bytes > LINGER_BYTES:
                 self.transport.abort()
+            return
+        if 0 < self._body_left < len(data):  # what follows the body is looked at as if it had come by itself
+            end = self._body_left
+            self.data_received(data[:end])
+            self.data_received(data[end:])
             return
         if not (self.is_running and self.cycle.more_body):
             data = _without_upgrade(data)
@@ -188,11 +194,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
+        self._body_left -= len(body)
         if not self._is_large:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._between, self._head_bytes = True, 0
+        self._between, self._head_bytes, self._body_left = True, 0, 0
         if not self._is_large:
             super().on_message_complete()
 
@@ -200,12 +207,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.is_running or bool(self.transport.get_write_buffer_size())
 
     def _has_large_body(self) -> bool:
-        if self._all.bodies is None:
-            return False
         headers = dict(self.headers)
         announced = headers.get(b"content-length", b"0").decode("latin-1")
         length = None if b"transfer-encoding" in headers else content_length(announced)
-        return is_large(self.parser.get_method(), self.url, length)
+        self._body_left = length or 0
+        return self._all.bodies is not None and is_large(self.parser.get_method(), self.url, length)
 
     def _hand_over(self) -> None:
         """Called by the gate, unless it refuses the request."""

@@ -167,6 +167,19 @@ def test_a_large_body_right_behind_another_request_is_not_read(shared: RunningAp
     assert answer.count(b"HTTP/1.1 ") == before.count(b"HTTP/1.1") and b"connection: close" in answer
 
 
+def test_a_large_body_behind_one_that_was_refused_unread_is_answered(shared: RunningApi) -> None:
+    """The client has the answer before it has sent all of the first request."""
+    body = large(PROBLEM)
+    refused = head("Content-Length: 2").replace(b"application/json", b"text/plain")
+    with raw(shared) as connection:
+        connection.sendall(refused)
+        first = connection.recv(1 << 16)
+        assert first.startswith(b"HTTP/1.1 415")
+        connection.sendall(b"{}" + head(f"Content-Length: {len(body)}") + body)
+        answer = all_of(connection)
+    assert b'"misses":2000' in answer
+
+
 def test_what_comes_behind_a_large_body_is_not_taken_for_it(shared: RunningApi) -> None:
     body = b'c\r\n{"problems":\r\n3\r\n[]}\r\n0\r\n\r\n'
     with raw(shared) as connection:

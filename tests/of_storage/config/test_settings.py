@@ -223,8 +223,8 @@ def test_importing_the_storage_reads_no_environment_and_writes_nothing(tmp_path:
 
 def test_a_run_without_a_service_has_the_limits_that_are_the_settings_defaults(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path)
-    assert settings.compile_limits == compile_ahead.COMPILE_LIMITS == limits.COMPILE_LIMITS
-    assert settings.measure_limits == measure_all.MEASURE_LIMITS == limits.MEASURE_LIMITS
-    assert settings.verify_limits == limits.VERIFY_LIMITS
+    assert settings.limits("compile") == compile_ahead.COMPILE_LIMITS == limits.COMPILE_LIMITS
+    assert settings.limits("measure") == measure_all.MEASURE_LIMITS == limits.MEASURE_LIMITS
+    assert settings.limits("verify") == limits.VERIFY_LIMITS
     assert settings.measure_seconds == measure_bundle.MEASURE_SECONDS
     assert (settings.group_kernels, settings.group_memory_bytes) == (compile_ahead.MAX_KERNELS, MAX_BYTES)
