@@ -11,8 +11,6 @@ results. `of_bound`: the most of its own bound that an element used, above 1 is 
 share of outputs that differ where sums are exact, of as many products.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping

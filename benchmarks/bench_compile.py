@@ -15,8 +15,6 @@ are interleaved, round by round, and must produce the same machine code, kernel 
 - `cutlass`, where its headers are found: one CUTLASS kernel and one of ours, a file each, nvcc straight to a `.so`.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ peer, measured at the same time, is a server of Python's standard library that i
 machine itself adds. Memory is the peak resident size (VmHWM) of the API's processes, added.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -7,8 +7,6 @@
   from the logs; `leases_lost` likewise. Lookups in milliseconds, as a client sees them.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 import threading

@@ -14,8 +14,6 @@ OUT/kernels.json too; it is kept where all shapes were measured:
 - `prediction`: how predictions rank against measurements (`benchmarks.prediction_quality`).
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import json

@@ -12,8 +12,6 @@ The service is a real one, with two compile workers; its records are copies of o
 - `peers`, by the same generator: the same records from valkey over TCP, and as files from Starlette's StaticFiles.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

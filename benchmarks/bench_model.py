@@ -8,8 +8,6 @@ Two services answer it: one as it is by default, one with `CUKILN_GROUP_KERNELS=
 - `stages`: CPU seconds that the job's problems report, summed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -6,8 +6,6 @@ any worker: with a worker per core, the work of one overlaps with the tools of a
 with a single worker, without overlap; the limit does not apply to it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -5,8 +5,6 @@ two of them, sent at once; then as many, each sent when the one before has ended
 compiled. `cpu_seconds` are of all that the service started, from the first request to the last answer.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

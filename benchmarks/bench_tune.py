@@ -7,8 +7,6 @@ folder. Every problem must end with a verified winner, no candidate may be wrong
 - `kernels`: compiled and verified, each for all candidates that share it; `libraries`: built alone, to be published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

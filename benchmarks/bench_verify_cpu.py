@@ -7,8 +7,6 @@ same, each with a kernel of its own (`FAMILIES`).
 - `gpp_s_per_candidate`: g++ for the family in one group; `gpp_s_alone`: the peer, the same kernels, one g++ call each.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import resource

@@ -8,8 +8,6 @@ as many compiler processes as there are cores. nvcc keeps its intermediate files
 - one CUTLASS kernel beside one of ours with the same tile, a file each, nvcc straight to a `.so`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import re

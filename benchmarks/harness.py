@@ -1,7 +1,5 @@
 """What the benchmarks of the service share: folders, services, other servers, rows of the database, checks of a job."""
 
-from __future__ import annotations
-
 import http.client
 import subprocess
 import tempfile

@@ -4,8 +4,6 @@ A benchmark's last line of output is one JSON object with machine and date; a co
 `benchmarks/results/`, unless `--no-file` is given.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -6,8 +6,6 @@ for which a connection was idle. Keys are drawn by Zipf's law with exponent 1; a
 answer is checked: of a hit the key in the body and, where there is an ETag of ours, the SHA-256 that it holds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

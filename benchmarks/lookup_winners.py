@@ -1,7 +1,5 @@
 """Winner records for `bench_lookup`: one real record, stored under the keys of any number of problems."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Sequence

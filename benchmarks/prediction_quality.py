@@ -4,8 +4,6 @@ Pure: numbers in, numbers out. Shapes are split into two sets by their names alo
 model that were fitted on one set are tested on the other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence

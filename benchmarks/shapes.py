@@ -1,8 +1,6 @@
 """The public shapes that benchmarks use (`shapes.json`): layers of published networks, square matrices, reductions,
 rows and masked activations; and gradients of the convolutions among them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Alignment classes, how many elements one access to global memory moves, and what rounds extents."""
 
-from __future__ import annotations
-
 from codegen.dtypes import dtype
 
 # The wide accesses that cp.async and vector loads have; where rows do not start on them, an access is one element.

@@ -11,8 +11,6 @@ are none, a normal is so small once in 10^37, subnormals of float16 are ordinary
 activation's tail gets there, its bound allows 2^-126 or more (`codegen.epilogue_reference`).
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys
@@ -42,6 +40,14 @@ def joined(parts: Sequence[Array]) -> Array:
     if len(parts) == 1:
         return parts[0]
     return namespace_of(parts[0]).concatenate([part.reshape(-1) for part in parts])
+
+
+def compared(outputs: Sequence[tuple[Array, str]]) -> Array:
+    """Of the outputs of a call with their element types, what is compared with a reference: all elements in float64,
+    one output behind the other. A single one of int64 as it is: float64 does not hold its values."""
+    if len(outputs) == 1 and outputs[0][1] == "int64":
+        return outputs[0][0]
+    return joined([as_float64(array, dtype) for array, dtype in outputs])
 
 
 def as_float64(array: Array, dtype: str) -> Float64:

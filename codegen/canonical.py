@@ -1,7 +1,5 @@
 """The one way values become bytes and digests: canonical JSON (RFC 8785) with labelled parts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

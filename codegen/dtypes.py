@@ -1,7 +1,5 @@
 """Element types by name: bytes, the C++ type in kernels, the NumPy dtype of references and tests."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

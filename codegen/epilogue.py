@@ -1,7 +1,5 @@
 """The fused epilogue as a typed chain of nodes. Nothing of it is ever text from a request."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product
@@ -129,7 +127,7 @@ class Clip(Node):
     hi: Scalar
 
     @model_validator(mode="after")
-    def _ordered(self) -> Clip:
+    def _ordered(self) -> "Clip":
         if self.lo > self.hi:
             raise refuse("empty_clip", "lo is {lo} and hi is {hi}; lo must be at most hi", lo=self.lo, hi=self.hi)
         return self

@@ -9,8 +9,6 @@ is at most 2u |x|. Division is correctly rounded without --use_fast_math (the sa
 Arrays are of one namespace, whichever (`codegen.arrays`); the result is of the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -16,8 +16,7 @@ CodegenError (ValueError)          field: where the fault lies; allowed: what ma
 Problems are pydantic models: theirs is `pydantic.ValidationError`.
 """
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Any
 
 
@@ -32,11 +31,7 @@ class CodegenError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions with keyword arguments do not survive pickling between processes by default.
-        return _rebuild, (type(self), self.message, self.field, self.allowed)
-
-
-def _rebuild(kind: type[CodegenError], message: str, field: str | None, allowed: Any) -> CodegenError:
-    return kind(message, field=field, allowed=allowed)
+        return partial(type(self), field=self.field, allowed=self.allowed), (self.message,)
 
 
 class CannotKey(CodegenError):

@@ -1,7 +1,5 @@
 """Which sums of products are exact in fp32, whatever their order."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from codegen.arrays import Float64, namespace_of

@@ -11,8 +11,6 @@
 | winner | problem, architecture, device class |
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What nvcc compiles (a kernel) and what is verified and measured (a candidate)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +24,7 @@ class Kernel:
     tunables: Schedule
 
     @classmethod
-    def of(cls, operator: str, signature: Mapping[str, Any], tunables: Schedule) -> Kernel:
+    def of(cls, operator: str, signature: Mapping[str, Any], tunables: Schedule) -> "Kernel":
         frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in signature.items()}
         return cls(operator, tuple(sorted(frozen.items())), tunables)
 
@@ -47,7 +45,7 @@ class Kernel:
         return {"operator": self.operator, "signature": signature, "tunables": self.tunables.as_dict()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Kernel:
+    def from_json(cls, data: Mapping[str, Any]) -> "Kernel":
         return cls.of(data["operator"], data["signature"], Schedule.of(data["tunables"]))
 
 

@@ -3,8 +3,6 @@
 Lowering takes as long as the space is large, so a `Check` may end it on the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

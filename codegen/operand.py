@@ -1,7 +1,5 @@
 """A tensor of a call: name, element type, shape and strides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """The interface of an operator. An operator is one folder: adding one touches that folder and nothing else."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +28,10 @@ InputKind = Literal["integer", "normal"]
 # Of a kernel without an estimate: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
-GEMM = ("gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/multiply.cuh", "gemm/split.cuh", "gemm/launch.cuh")
+GEMM = (
+    "gemm/ring.cuh", "gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/limbs.cuh", "gemm/multiply.cuh",
+    "gemm/split.cuh", "gemm/launch.cuh",
+)  # fmt: skip
 # Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
 CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
 
@@ -90,21 +91,24 @@ class LaunchBounds:
 @dataclass(frozen=True)
 class Cost:
     """Of one run of a candidate; bytes are those that any algorithm must move between DRAM and chip. `launches` and
-    `workspace_bytes` are those of the schedule, exactly as the launch code has them."""
+    `workspace_bytes` are those of the schedule, exactly as the launch code has them; `truncations`: how many numbers of
+    fixed point it truncates."""
 
     flops: int
     bytes_read: int
     bytes_written: int
     launches: int
     workspace_bytes: int
+    truncations: int = 0
 
 
 @dataclass(frozen=True)
 class Work:
     """What a schedule does to the machine, for the roofline of `predict`. All counts are of the whole launch.
 
-    `blocks` thread blocks of `threads`; `fma` multiply-adds issued, padding included; `other_instructions` per-lane
-    instructions beside them; `shared_bytes` moved between shared memory and registers; `l2_bytes` requested of the L2,
+    `blocks` thread blocks of `threads`; `fma` multiply-adds issued, padding included; `imad` integer ones, of 32 bits;
+    `other_instructions` per-lane instructions beside them; `shared_bytes` moved between shared memory and registers;
+    `l2_bytes` requested of the L2,
     `dram_bytes` of the DRAM; `independent` FMA chains a thread has in flight; `steps` serial load-use round trips of a
     block and `overlap` in 0..1, how much of such a trip the schedule hides behind arithmetic. Where blocks differ,
     `steps` is their mean and `longest` what the longest of them has, which start first.
@@ -130,7 +134,8 @@ class Work:
     mma_type: str = ""
     mma_macs: int = 0
     prefetched: int = 0
-    others: tuple[Work, ...] = ()
+    imad: float = 0.0
+    others: "tuple[Work, ...]" = ()
 
 
 class Operator(ABC):
@@ -164,11 +169,6 @@ class Operator(ABC):
             *((name, self.folder / name) for name in self.files),
         ]
         return {name: place.read_text(encoding="utf-8") for name, place in places}
-
-    @property
-    def kernel_text(self) -> str:
-        """All of `kernel_texts`, one after the other."""
-        return "".join(self.kernel_texts.values())
 
     @cached_property
     def kernel_tunables(self) -> frozenset[str]:

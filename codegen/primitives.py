@@ -3,8 +3,6 @@
 It needs Python's standard library alone, because the confirmation on a GPU (tests/gpu) uses it too.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

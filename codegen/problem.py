@@ -1,7 +1,5 @@
 """The base of all problems, and the checked field types that problems share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar

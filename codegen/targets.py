@@ -13,8 +13,6 @@ measured a bit over 60 % on Hopper, full rates on Ampere and Ada. For 10.0, whos
 figure is known to us: the share there is an assumption, that an SM keeps Hopper's rate of `mma.sync`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ DATABASE_URL, REDIS_URL or CUKILN_BLOBS_URL is replaced by the content of the fi
 file `cukiln_api_key` becomes CUKILN_API_KEY. So no secret stands in a compose file, an image, or `docker inspect`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

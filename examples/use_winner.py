@@ -8,8 +8,6 @@ Computes ffn1 of BERT-base, gelu(a · bᵀ + bias), and compares it with the fra
 
 # ruff: noqa: T201 - printing is what this program is for
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ Without keys the Host header must name loopback too: a web page whose name was r
 but its browser still sends the page's own name.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ returns False and continues; a call that is not answered in half a second is giv
 after it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -112,7 +110,7 @@ class _Breaker(Retry):
         super().__init__(ExponentialBackoff(cap=0.05, base=0.01), retries=3, supported_errors=(RedisAway,))
         self._silent_until = 0.0
 
-    def __deepcopy__(self, memo: object) -> _Breaker:
+    def __deepcopy__(self, memo: object) -> "_Breaker":
         return self  # each connection takes a copy: what one has met holds for all
 
     def call_with_retry(self, do: Callable[[], T], *args: Any, **options: Any) -> T:

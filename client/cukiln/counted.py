@@ -1,7 +1,5 @@
 """Numbers of things, in words."""
 
-from __future__ import annotations
-
 
 def counted(count: int, noun: str) -> str:
     """`1 kernel`, `1,204 kernels`, `0 libraries`."""

@@ -4,8 +4,6 @@ Calls on one stream run one after the other, so they may use the same memory; ca
 they never do. A graph under capture is a stream of its own here: it may be replayed on any stream, at any time later.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import sys
@@ -130,7 +128,7 @@ class GpuMemory:
         owner = _Allocation(self._open(), device, size)
         return Buffer(owner.address, size, owner)
 
-    def _open(self) -> _Driver:
+    def _open(self) -> "_Driver":
         if self._driver is None:
             self._driver = _Driver()
         return self._driver

@@ -1,4 +1,5 @@
-// The fused epilogue: a chain of nodes applied to accumulators in fp32 before they are stored.
+// The fused epilogue: a chain of nodes applied to accumulators before they are stored, in fp32; over Z/2^32 and Z/2^64 in int
+// and int64_t, whose sums wrap around.
 #pragma once
 
 namespace cukiln {
@@ -29,26 +30,43 @@ struct Position {
 
 #endif
 
+#if defined(CUKILN_DEVICE)
+
+__device__ __forceinline__ float plus(float a, float b) { return a + b; }
+__device__ __forceinline__ int plus(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) + static_cast<unsigned>(b)); }
+__device__ __forceinline__ int64_t plus(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
+}
+
+// An operand as what the chain computes in: V is float, or the operand's own type.
+template <class V, class T>
+__device__ __forceinline__ V widened(T value) {
+  if constexpr (is_same<V, T>) return value;
+  else return to_float(value);
+}
+
+#endif
+
 // Every node states how many tensors and scalars it takes. `apply` gets its own operands' indices at compile time.
 
-// `T` is the type of the operand in memory; arithmetic is in fp32.
+// `T` is the type of the operand in memory, V that of the arithmetic.
 template <Axis axis, class T = float>
 struct Bias {
   using Element = T;
   static constexpr int tensors = 1, scalars = 0;
   static constexpr EpilogueTensor tensor = axis == Axis::m ? EpilogueTensor::bias_m : EpilogueTensor::bias_n;
 #if defined(CUKILN_DEVICE)
-  template <int tensor_index, int scalar_index, int N>
-  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int tensor_index, int scalar_index, int N, class V>
+  static __device__ __forceinline__ void apply(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     const T* bias = static_cast<const T*>(arguments.tensors[tensor_index]);
     if constexpr (axis == Axis::m) {
-      const float shared_by_row = to_float(load_global<1>(bias + at.row).data[0]);
+      const V shared_by_row = widened<V>(load_global<1>(bias + at.row).data[0]);
 #pragma unroll
-      for (int i = 0; i < N; ++i) value.data[i] += shared_by_row;
+      for (int i = 0; i < N; ++i) value.data[i] = plus(value.data[i], shared_by_row);
     } else {
       const Vector<T, N> added = load_global<N>(bias + at.column);
 #pragma unroll
-      for (int i = 0; i < N; ++i) value.data[i] += to_float(added.data[i]);
+      for (int i = 0; i < N; ++i) value.data[i] = plus(value.data[i], widened<V>(added.data[i]));
     }
   }
 #endif
@@ -60,11 +78,11 @@ struct Residual {
   static constexpr int tensors = 1, scalars = 0;
   static constexpr EpilogueTensor tensor = EpilogueTensor::residual;
 #if defined(CUKILN_DEVICE)
-  template <int tensor_index, int scalar_index, int N>
-  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int tensor_index, int scalar_index, int N, class V>
+  static __device__ __forceinline__ void apply(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     const Vector<T, N> added = load_global<N>(static_cast<const T*>(arguments.tensors[tensor_index]) + at.offset);
 #pragma unroll
-    for (int i = 0; i < N; ++i) value.data[i] += to_float(added.data[i]);
+    for (int i = 0; i < N; ++i) value.data[i] = plus(value.data[i], widened<V>(added.data[i]));
   }
 #endif
 };
@@ -75,11 +93,11 @@ struct Mask {
   static constexpr int tensors = 1, scalars = 0;
   static constexpr EpilogueTensor tensor = EpilogueTensor::mask;
 #if defined(CUKILN_DEVICE)
-  template <int tensor_index, int scalar_index, int N>
-  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int tensor_index, int scalar_index, int N, class V>
+  static __device__ __forceinline__ void apply(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     const Vector<unsigned char, N> kept = load_global<N>(static_cast<const unsigned char*>(arguments.tensors[tensor_index]) + at.offset);
 #pragma unroll
-    for (int i = 0; i < N; ++i) value.data[i] = kept.data[i] != 0 ? value.data[i] : 0.0f;
+    for (int i = 0; i < N; ++i) value.data[i] = kept.data[i] != 0 ? value.data[i] : V(0);
   }
 #endif
 };
@@ -91,8 +109,8 @@ struct Elementwise {
   static constexpr int tensors = 0, scalars = scalar_count;
   static constexpr EpilogueTensor tensor = EpilogueTensor::residual;  // never asked for: `tensors` is 0
 #if defined(CUKILN_DEVICE)
-  template <int tensor_index, int scalar_index, int N>
-  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position&, const EpilogueArguments& arguments) {
+  template <int tensor_index, int scalar_index, int N, class V>
+  static __device__ __forceinline__ void apply(Vector<V, N>& value, const Position&, const EpilogueArguments& arguments) {
 #pragma unroll
     for (int i = 0; i < N; ++i) value.data[i] = Node::map(value.data[i], arguments.scalars + scalar_index);
   }
@@ -109,7 +127,8 @@ struct Scale : Elementwise<Scale, 1> {
 };
 // Comparisons are written so that NaN goes through: they are false for NaN and keep it.
 struct Relu : Elementwise<Relu, 0> {
-  static __device__ __forceinline__ float map(float x, const float*) { return x < 0.0f ? 0.0f : x; }
+  template <class V>
+  static __device__ __forceinline__ V map(V x, const float*) { return x < V(0) ? V(0) : x; }
 };
 struct LeakyRelu : Elementwise<LeakyRelu, 1> {
   static __device__ __forceinline__ float map(float x, const float* scalars) { return x < 0.0f ? x * scalars[0] : x; }
@@ -139,7 +158,8 @@ struct Tanh : Elementwise<Tanh, 0> {
   static __device__ __forceinline__ float map(float x, const float*) { return exact_epilogue() ? x : cukiln::tanh(x); }
 };
 struct Identity : Elementwise<Identity, 0> {
-  static __device__ __forceinline__ float map(float x, const float*) { return x; }
+  template <class V>
+  static __device__ __forceinline__ V map(V x, const float*) { return x; }
 };
 // As a fused multiply-add, which no compiler fuses with what comes after: it is rounded once everywhere.
 struct Square : Elementwise<Square, 0> {
@@ -191,8 +211,8 @@ struct MaskedActivation {
   static constexpr int tensors = 1, scalars = Set::scalars + Clear::scalars;
   static constexpr EpilogueTensor tensor = packed ? EpilogueTensor::mask_bits : EpilogueTensor::mask;
 #if defined(CUKILN_DEVICE)
-  template <int tensor_index, int scalar_index, int N>
-  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int tensor_index, int scalar_index, int N, class V>
+  static __device__ __forceinline__ void apply(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     const auto read = read_mask<N>(arguments.tensors[tensor_index], at.offset);
     choose(value, bits_of<N>(read, at.offset), arguments.scalars + scalar_index);
   }
@@ -221,11 +241,11 @@ struct MaskedActivation {
   }
 
   // Set of the values whose bits are 1, Clear of the others.
-  template <int N>
-  static __device__ __forceinline__ void choose(Vector<float, N>& value, unsigned bits, const float* scalars_of_set) {
+  template <int N, class V>
+  static __device__ __forceinline__ void choose(Vector<V, N>& value, unsigned bits, const float* scalars_of_set) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float x = value.data[i];
+      const V x = value.data[i];
       value.data[i] = (bits >> i & 1u) != 0 ? Set::map(x, scalars_of_set) : Clear::map(x, scalars_of_set + Set::scalars);
     }
   }
@@ -263,20 +283,20 @@ struct Chain {
 #endif
 
 #if defined(CUKILN_DEVICE)
-  template <int N>
-  static __device__ __forceinline__ void apply(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int N, class V>
+  static __device__ __forceinline__ void apply(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     apply_from<0, 0, N, Nodes...>(value, at, arguments);
   }
 
   // One node alone.
-  template <int index, int N>
-  static __device__ __forceinline__ void apply_node(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int index, int N, class V>
+  static __device__ __forceinline__ void apply_node(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     apply_at<index, 0, 0, N, Nodes...>(value, at, arguments);
   }
 
  private:
-  template <int index, int tensor_at, int scalar_at, int N, class Node, class... Rest>
-  static __device__ __forceinline__ void apply_at(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int index, int tensor_at, int scalar_at, int N, class Node, class... Rest, class V>
+  static __device__ __forceinline__ void apply_at(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     if constexpr (index == 0) {
       Node::template apply<tensor_at, scalar_at, N>(value, at, arguments);
     } else {
@@ -284,11 +304,11 @@ struct Chain {
     }
   }
 
-  template <int tensor_index, int scalar_index, int N>
-  static __device__ __forceinline__ void apply_from(Vector<float, N>&, const Position&, const EpilogueArguments&) {}
+  template <int tensor_index, int scalar_index, int N, class V>
+  static __device__ __forceinline__ void apply_from(Vector<V, N>&, const Position&, const EpilogueArguments&) {}
 
-  template <int tensor_index, int scalar_index, int N, class Node, class... Rest>
-  static __device__ __forceinline__ void apply_from(Vector<float, N>& value, const Position& at, const EpilogueArguments& arguments) {
+  template <int tensor_index, int scalar_index, int N, class Node, class... Rest, class V>
+  static __device__ __forceinline__ void apply_from(Vector<V, N>& value, const Position& at, const EpilogueArguments& arguments) {
     Node::template apply<tensor_index, scalar_index, N>(value, at, arguments);
     apply_from<tensor_index + Node::tensors, scalar_index + Node::scalars, N, Rest...>(value, at, arguments);
   }

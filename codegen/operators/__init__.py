@@ -1,7 +1,5 @@
 """The operators: the packaged ones, and trusted folders from outside that were loaded explicitly."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Which generator searched: what a recorded search says it covered holds only for the code that covered it."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from codegen.canonical import digest

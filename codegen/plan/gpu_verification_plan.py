@@ -16,8 +16,6 @@ extents, where a request's own scalars make the epilogue round, the integer case
 are exact, so the bound is the epilogue's own, and a wrong sum shows wherever the activation lets it through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The label of a CPU verification: `cpu` once every primitive that a kernel uses matched its CPU emulation on a GPU."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Literal

@@ -13,7 +13,7 @@ Buffers, shared memory and padding are poisoned with NaN before a case runs, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -95,7 +95,7 @@ class OutputCheck:
     error_bound: float
     max_ratio: float
     index: tuple[int, ...] | None = None
-    got: float | None = None
+    got: float | None = None  # of int64, as expected: a whole number
     expected: float | None = None
     bound: float | None = None
 
@@ -143,8 +143,11 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
     (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite.
 
     All three are of one namespace, whichever; of a namespace without bfloat16 `got` is what `as_float64` makes of it.
+    Where `expected` is int64, all are: then the distance is that on the ring Z/2^64, whose ends meet.
     """
     xp = namespace_of(expected)
+    if expected.dtype == np.int64:
+        return _check_integers(got, expected, xp.broadcast_to(bound, expected.shape), exact)
     values = got.astype(np.float64)
     allowed = xp.broadcast_to(bound, expected.shape)
     if exact:
@@ -156,7 +159,26 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
         right = (values == expected) | (error <= allowed) | free
         error = xp.where((values == expected) | free, 0.0, error)
         ratio = xp.where(error == 0.0, 0.0, error / allowed)
-    shape, size = tuple(values.shape), int(values.size)
+    return _summary(right, error, allowed, ratio, lambda at: (float(values[at]), float(expected[at])))
+
+
+def _check_integers(got: Array, expected: Array, bound: Array, exact: bool) -> OutputCheck:
+    xp = namespace_of(expected)
+    # As unsigned numbers differences wrap around: the smaller of the two ways from one to the other.
+    one, other = got.view(np.uint64) - expected.view(np.uint64), expected.view(np.uint64) - got.view(np.uint64)
+    error = xp.minimum(one, other)
+    allowed = xp.zeros_like(error) if exact else bound.astype(np.uint64)
+    distance, limit = error.astype(np.float64), allowed.astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = xp.where(error == 0, 0.0, distance / limit)
+    return _summary(error <= allowed, distance, limit, ratio, lambda at: (int(got[at]), int(expected[at])))
+
+
+def _summary(
+    right: Array, error: Float64, allowed: Float64, ratio: Float64, at: Callable[[Any], tuple[float, float]]
+) -> OutputCheck:
+    """Of each element whether it is right, its error, the bound, and the share that it took; `at`: got and expected."""
+    xp, shape, size = namespace_of(error), tuple(error.shape), int(error.size)
     wrong = size - int(xp.count_nonzero(right))
     if not size:
         return OutputCheck(wrong, size, 0.0, 0.0, 0.0)
@@ -165,6 +187,7 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
     if not wrong:
         return OutputCheck(wrong, size, max_error, error_bound, max_ratio)
     first = _place(xp.argmin(right), shape)
+    got, expected = at(first)
     return OutputCheck(
         wrong,
         size,
@@ -172,8 +195,8 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
         error_bound,
         max_ratio,
         index=first,
-        got=float(values[first]),
-        expected=float(expected[first]),
+        got=got,
+        expected=expected,
         bound=float(allowed[first]),
     )
 

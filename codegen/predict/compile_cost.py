@@ -1,8 +1,6 @@
 """What compiling is predicted to cost: the operators' estimates for each kernel, and what any file costs. That fixed
 cost is most of a small kernel's, so kernels share files, within the limits here."""
 
-from __future__ import annotations
-
 from codegen.kernel import Kernel
 from codegen.operators import operator
 

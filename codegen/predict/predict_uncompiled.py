@@ -6,8 +6,6 @@ bounds allow them. Nothing counts as spilled: what must spill breaks a rule. As 
 only searches with `keep` get fewer candidates by it.
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ blocks, with latency hidden as Little's law allows (Volkov, "Understanding Laten
 A candidate of several launches takes the sum of their times.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +22,9 @@ REGISTER_UNIT = 256  # registers per allocation to a warp
 WARPS_PER_UNIT = 4  # warps are placed on the multiprocessor's four partitions
 # Bytes per clock: shared memory has 32 banks of 4 bytes (CUDA C++ Programming Guide, "Shared Memory").
 SHARED_BYTES_PER_CLOCK = 128.0
+# Integer multiply-adds of 32 bits per clock and multiprocessor, from 7.x on (CUDA C++ Programming Guide 13.0,
+# "Arithmetic Instructions", throughput table).
+IMAD_LANES = 64.0
 # Measured by microbenchmarks (Jia et al., arXiv:1804.06826 and arXiv:1903.07486) on Volta and Turing: 4 clocks from FMA
 # to FMA, 19 to 23 from shared memory, 400 to 600 from DRAM, 64 bytes per clock and multiprocessor from L2.
 FMA_LATENCY = 4.0
@@ -136,7 +137,8 @@ def _roofs(work: Work, target: Target, resident: int, spilled_bytes: int) -> dic
     lanes = float(target.fp32_lanes_per_sm)
     # Four schedulers issue one warp instruction each per clock: what is not an FMA takes an issue slot from one. With
     # half-rate FMA units (64 lanes) every second slot is free for it.
-    issue = max(work.fma / lanes, (work.fma + work.other_instructions) / 128.0)
+    multiplied = work.fma / lanes + work.imad / IMAD_LANES
+    issue = max(multiplied, (work.fma + work.imad + work.other_instructions) / 128.0)
     # Local memory goes through L1 at a quarter of shared memory's rate, once per step for what is spilled.
     spills = spilled_bytes * float(work.blocks) * work.threads * work.steps
     # A third of the multiprocessors can keep the DRAM busy (64 bytes per clock each, against its bandwidth).

@@ -1,8 +1,6 @@
 """What operators share that compute each row of a matrix from all of it (`codegen/device/rows.cuh`): tunables, levels,
 rules, calls, and what a schedule does to the machine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar

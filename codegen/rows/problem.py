@@ -1,7 +1,5 @@
 """Problems of operators that compute each row of a packed matrix from all of it: softmax and the norms."""
 
-from __future__ import annotations
-
 import math
 
 from pydantic import Field, StrictBool, field_validator

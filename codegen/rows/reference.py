@@ -7,8 +7,6 @@ their squares, which loses as much as that element is far from the mean; the bou
 every sum of a row, whatever its order, nothing is lost.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

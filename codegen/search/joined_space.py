@@ -1,8 +1,6 @@
 """The space of a problem whose schedules are of several kinds, each with tunables of its own, as those of different
 algorithms are: one space after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

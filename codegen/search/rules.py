@@ -1,7 +1,5 @@
 """Rules of a search space: one-liners that accept a schedule or say, with the numbers, why not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

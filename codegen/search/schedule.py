@@ -1,7 +1,5 @@
 """One value for every tunable, frozen and orderable."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +13,7 @@ class Schedule:
     values: tuple[tuple[str, Value], ...]
 
     @classmethod
-    def of(cls, values: Mapping[str, Value]) -> Schedule:
+    def of(cls, values: Mapping[str, Value]) -> "Schedule":
         return cls(tuple(sorted(values.items())))
 
     def get(self, name: str) -> Value:
@@ -28,6 +26,6 @@ class Schedule:
     def as_dict(self) -> dict[str, Value]:
         return dict(self.values)
 
-    def only(self, names: frozenset[str]) -> Schedule:
+    def only(self, names: frozenset[str]) -> "Schedule":
         """The part of the schedule that sets `names`."""
         return Schedule(tuple(pair for pair in self.values if pair[0] in names))

@@ -4,8 +4,6 @@
 fastest before anything is compiled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 

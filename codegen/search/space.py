@@ -5,8 +5,6 @@ A space is the product of value lists (or an explicit list), or several such spa
 a larger one; kernel by kernel, so that a model's problems try the same ones.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +112,7 @@ class SearchSpace:
     first: Schedule | None = None
     launch_time: frozenset[str] = frozenset()
     # Spaces of schedules with different tunables; then there are no values, linked tunables or schedules here.
-    parts: tuple[SearchSpace, ...] = ()
+    parts: "tuple[SearchSpace, ...]" = ()
     compared: tuple[Schedule, ...] = ()
     # Values of tunables that no schedule names.
     unnamed: frozenset[tuple[str, Value]] = frozenset()
@@ -126,7 +124,7 @@ class SearchSpace:
         object.__setattr__(self, "_radix", tuple(radix))
 
     @classmethod
-    def of_one(cls, schedule: Schedule, launch_time: frozenset[str]) -> SearchSpace:
+    def of_one(cls, schedule: Schedule, launch_time: frozenset[str]) -> "SearchSpace":
         """A single schedule, which may be a part."""
         return cls(values=tuple((name, (value,)) for name, value in schedule.values), launch_time=launch_time)
 
@@ -308,11 +306,12 @@ def build_space(
     schedules: tuple[Schedule, ...] | None = None
     together = (linked[1 if search.level is None else search.level],) if linked and search.level != 0 else ()
     levels = {
-        level: {**{t.name: (t.default,) for t in tunables if t.name not in _linked_names(linked, level)}, **lists}
+        level: {**{t.name: (t.default,) for t in tunables if not linked or t.name not in linked[level].names}, **lists}
         for level, lists in levels.items()
     }
     if search.schedules is not None:
-        schedules, together = _listed(search.schedules, tunables), ()
+        schedules = tuple(distinct(require_listed(i, values, tunables) for i, values in enumerate(search.schedules)))
+        together = ()
     elif search.tunables is not None:
         lists = dict(levels[1])
         if any(name in search.tunables for axis in together for name in axis.names):
@@ -326,14 +325,6 @@ def build_space(
     at_launch = launch_time_names(tunables)
     unnamed = later_defaults(tunables)
     return SearchSpace(values, together, schedules, search.limit, search.seed, default, at_launch, unnamed=unnamed)
-
-
-def _linked_names(linked: Mapping[int, Linked] | None, level: int) -> tuple[str, ...]:
-    return linked[level].names if linked else ()
-
-
-def _listed(schedules: Sequence[Mapping[str, Value]], tunables: Sequence[Tunable]) -> tuple[Schedule, ...]:
-    return tuple(distinct(require_listed(index, values, tunables) for index, values in enumerate(schedules)))
 
 
 def require_listed(index: int, values: Mapping[str, Value], tunables: Sequence[Tunable]) -> Schedule:

@@ -1,7 +1,5 @@
 """The bound on searches that look at every schedule: how large a space is, and which lists make it so."""
 
-from __future__ import annotations
-
 import math
 
 from codegen.errors import SpaceTooLarge

@@ -1,7 +1,5 @@
 """The line of a compiler's log that explains a failure."""
 
-from __future__ import annotations
-
 MOST_CHARACTERS = 300
 
 

@@ -14,8 +14,6 @@ reaches them through a shared bank and does not say which it means: then they al
 a kernel is not recognised in another group, but never taken for another one either.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -3,8 +3,6 @@
 That errs on the side of seeing more than the compiler does: what is not there cannot clash.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from codegen.errors import Unclassified

@@ -3,10 +3,9 @@
 Translation phases 2 and 3 of the C++ standard ([lex.phases]): continued lines are joined, comments become blanks.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 from codegen.errors import Unclassified
@@ -64,26 +63,16 @@ def tokenize(text: str, first_line: int = 1) -> list[Token]:
     raise Unclassified(f"line {line_of(position)}: cannot read {joined[position : position + 20]!r}")
 
 
-def _join_lines(text: str, first_line: int) -> tuple[str, _Lines]:
+def _join_lines(text: str, first_line: int) -> tuple[str, Callable[[int], int]]:
+    """The joined text, and the line of the unjoined one that a place of it is from."""
     if "??" in text and re.search(r"\?\?[=/'()!<>-]", text):
         raise Unclassified("trigraphs are not allowed in generated text")
     # gcc also joins lines whose backslash is followed by blanks.
     pieces = re.split(r"\\[ \t\r\f\v]*\n", text)
-    return "".join(pieces), _Lines(pieces, first_line)
-
-
-class _Lines:
-    """Line numbers of the unjoined text by position in the joined one."""
-
-    def __init__(self, pieces: list[str], first_line: int) -> None:
-        self._before = first_line - 1
-        self._starts: list[int] = [0]
-        position = 0
-        for index, piece in enumerate(pieces):
-            self._starts.extend(position + match.end() for match in re.finditer("\n", piece))
-            position += len(piece)
-            if index + 1 < len(pieces):
-                self._starts.append(position)
-
-    def __call__(self, position: int) -> int:
-        return self._before + bisect_right(self._starts, position)
+    starts, position = [0], 0
+    for index, piece in enumerate(pieces):
+        starts.extend(position + match.end() for match in re.finditer("\n", piece))
+        position += len(piece)
+        if index + 1 < len(pieces):
+            starts.append(position)
+    return "".join(pieces), lambda at: first_line - 1 + bisect_right(starts, at)

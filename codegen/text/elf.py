@@ -4,8 +4,6 @@ needed.
 Source of the layouts: System V gABI, "ELF-64 Object File Format", tables 1 to 6.
 """
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
 

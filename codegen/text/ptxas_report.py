@@ -1,7 +1,5 @@
 """Parse what ptxas says with `-v` about each kernel's resources."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, fields
 
@@ -35,7 +33,7 @@ class Resources:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, int]) -> Resources:
+    def from_dict(cls, values: dict[str, int]) -> "Resources":
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 

@@ -4,8 +4,6 @@ The file is a library with C entry points: those of `cpu/harness.h`, and per ker
 `<namespace>_workspace_bytes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from codegen.kernel import Kernel

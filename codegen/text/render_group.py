@@ -3,8 +3,6 @@
 Text comes from packaged headers, from numbers, and from enumerations; never from a request.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Sequence

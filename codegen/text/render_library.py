@@ -3,8 +3,6 @@
 Winner libraries export `winner_exports()`, group libraries `group_exports(kernels)`, and nothing else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -70,7 +68,8 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
     first = 0
     blocks = []
     for kernel in kernels:
-        values = _test_launch(kernel) if launch is None else launch
+        own = operator(kernel.operator)
+        values = own.test_launches(kernel, own.test_problems(kernel)[0])[0] if launch is None else launch
         blocks.append(_kernel_block(kernel, first, values, for_tensors=launch is not None))
         first += len(functions_of(kernel))
     if launch is not None:
@@ -88,15 +87,10 @@ def render_plan(candidate: Candidate) -> str:
     extents, scalars = op.integers(candidate.problem), [*map(float.hex, op.scalars(candidate.problem))]
     main = (
         f"const int64_t extents[] = {_array(extents)};\nconst double scalars[] = {_array(scalars)};\n"
-        f"int main() {{ return cukiln::binding::print_plan<{kernel.namespace}::Binding>(extents, scalars); }}\n"
+        f"int main() {{ cukiln::binding::print_plan<{kernel.namespace}::Binding>(extents, scalars); }}\n"
     )
     headers = [*_launch_code([kernel]), header_text("binding/print_plan.h")]
     return "\n".join(["#define CUKILN_HOST 1\n", *headers, block, main])
-
-
-def _test_launch(kernel: Kernel) -> Sequence[int]:
-    op: Operator = operator(kernel.operator)
-    return op.test_launches(kernel, op.test_problems(kernel)[0])[0]
 
 
 def _launch_code(kernels: Sequence[Kernel]) -> list[str]:

@@ -5,8 +5,6 @@ The shared headers (namespace `cukiln`) come first and may use macros and overlo
 every namespace is one kernel's: opened once, without directives, macros, friends, assembly or declarations.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field

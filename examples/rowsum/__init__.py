@@ -1,7 +1,5 @@
 """out[r] = sum over columns of in[r, c]: the operator of docs/writing-a-kernel.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Answers on the wire: JSON of a model, problem+json of an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel

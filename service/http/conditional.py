@@ -1,7 +1,5 @@
 """Conditional and partial requests: If-None-Match, If-Range and Range as RFC 9110 (sections 13 and 14) reads them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ thousands of half-sent requests hang. Bodies have their own limits of time (`ser
 connection with a large one is handed over (`service.http.large_bodies`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import dataclass
@@ -48,11 +46,11 @@ class Connections:
         self._unfinished: dict[BoundedProtocol, None] = {}  # those that sent something last are last
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def protocol(self, begun: bytes = b"", **of_uvicorn: Any) -> BoundedProtocol:
+    def protocol(self, begun: bytes = b"", **of_uvicorn: Any) -> "BoundedProtocol":
         """What uvicorn makes for each connection. `begun`: bytes of a request that another process has read of it."""
         return BoundedProtocol(self, begun, **of_uvicorn)
 
-    def add(self, connection: BoundedProtocol) -> None:
+    def add(self, connection: "BoundedProtocol") -> None:
         """Where there are too many, an unfinished one is closed, else the new one."""
         if len(self._open) >= self._limits.most:
             self._close(next(iter(self._unfinished), connection))
@@ -62,17 +60,17 @@ class Connections:
         if self._sweeping is None:
             self._sweeping = connection.loop.call_later(SWEEP_SECONDS, self._sweep, connection.loop)
 
-    def note(self, connection: BoundedProtocol) -> None:
+    def note(self, connection: "BoundedProtocol") -> None:
         """It has sent or taken something."""
         self._unfinished.pop(connection, None)
         if connection.is_unfinished and connection in self._open:
             self._unfinished[connection] = None
 
-    def discard(self, connection: BoundedProtocol) -> None:
+    def discard(self, connection: "BoundedProtocol") -> None:
         self._open.discard(connection)
         self._unfinished.pop(connection, None)
 
-    def _close(self, connection: BoundedProtocol) -> None:
+    def _close(self, connection: "BoundedProtocol") -> None:
         self.discard(connection)
         connection.transport.abort()  # `close` would first send what the client does not read
 
@@ -84,7 +82,7 @@ class Connections:
         if self._open:
             self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep, loop)
 
-    def _is_late(self, connection: BoundedProtocol, now: float) -> bool:
+    def _is_late(self, connection: "BoundedProtocol", now: float) -> bool:
         stalled = connection.stalled_since
         if stalled is not None and now - stalled > self._limits.stalled_seconds:
             return True

@@ -7,8 +7,6 @@ Fault                         one thing that is wrong: which kind, where, why, w
 A fault names the field by its JSON path (`problems[0].m`), a query parameter by its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

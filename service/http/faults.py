@@ -1,7 +1,5 @@
 """Faults of a request from what its models and codegen said: JSON path, sentence, what is allowed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any

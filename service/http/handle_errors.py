@@ -1,7 +1,5 @@
 """Every exception that reaches the edge → application/problem+json."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -1,7 +1,5 @@
 """HEAD wherever GET is (RFC 9110, 9.3.2): probes ask so. FastAPI routes it only where it is declared."""
 
-from __future__ import annotations
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 DECLARED = "/v1/blobs/"  # its HEAD ignores Range, as RFC 9110, 14.2 says

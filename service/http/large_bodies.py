@@ -6,8 +6,6 @@ the second process gets its connection (a file descriptor, unix(7)) with the byt
 it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import logging

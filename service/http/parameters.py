@@ -1,7 +1,5 @@
 """Query parameters: every one known, each once; what is allowed in one that is wrong."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A bound on the bytes of bodies in memory: further bodies queue."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator

@@ -6,8 +6,6 @@ bytes, before any object is made: 8 MB of `[]` became 190 MB of lists. A number 
 BEYOND_EVERY_FIELD, so that the model that reads the field refuses it by name.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """GET and HEAD /v1/blobs/sha256/{digest}: bytes that never change, checked before they are sent."""
 
-from __future__ import annotations
-
 import logging
 import re
 

@@ -4,8 +4,6 @@ obstore does the work. Its local store neither syncs what it writes nor removes 
 as `name#1` beside the target, then renames), so `LocalObjects` syncs file and folder itself.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -32,7 +30,7 @@ class StoredObject:
         return self.path.rsplit("/", 1)[-1]
 
 
-def open_objects(url: str, prefix: str) -> RemoteObjects:
+def open_objects(url: str, prefix: str) -> "RemoteObjects":
     """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`."""
     parts = urlsplit(url)
     if parts.scheme == "file":

@@ -1,7 +1,5 @@
 """The schema's revision, and how a database gets there. Alembic takes 0.2 s to import, so only an upgrade does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, insert, select

@@ -1,7 +1,5 @@
 """Alembic's entry: runs on the connection that `Database.migrate` hands over."""
 
-from __future__ import annotations
-
 from alembic import context
 
 from storage.database.tables import Base

@@ -1,8 +1,6 @@
 """A job is created with its problems and plan tasks: in one transaction, or, if it is large, in several, of which the
 last makes it visible."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -22,8 +22,9 @@ KINDS = {
     "mma_m16n8k8_f16": Kind((4, 2, 1), "float16", "float32"),
     "mma_m16n8k8_tf32": Kind((4, 4, 2), "tf32", "float32"),
     "mma_m16n8k32_s8": Kind((4, 4, 2), "int8", "int32"),
+    "mma_m16n8k32_u8": Kind((4, 4, 2), "uint8", "int32"),
 }
-FLOATS = [name for name, kind in KINDS.items() if kind.operand != "int8"]
+FLOATS = [name for name, kind in KINDS.items() if kind.operand not in ("int8", "uint8")]
 Matrix = NDArray[Any]
 
 
@@ -204,6 +205,13 @@ def test_int8_sums_wrap_around(emulations: CpuEmulations) -> None:
     assert one_element(emulations, name, [127.0], [127.0], 2.0**31 - 1) == -(2**31) + 127 * 127 - 1
     assert one_element(emulations, name, [-128.0], [127.0], -(2.0**31)) == 2**31 - 128 * 127
     assert one_element(emulations, name, [-128.0] * 32, [-128.0] * 32, 0.0) == 32 * 2**14
+
+
+def test_sums_of_unsigned_bytes_wrap_around(emulations: CpuEmulations) -> None:
+    name = "mma_m16n8k32_u8"
+    assert one_element(emulations, name, [255.0], [255.0], 0.0) == 255 * 255
+    assert one_element(emulations, name, [255.0] * 32, [255.0] * 32, 2.0**31 - 1) == -(2**31) + 32 * 255**2 - 1
+    assert one_element(emulations, name, [255.0], [1.0], -1.0) == 254
 
 
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bfloat16", "float16", "int8", "int32"])

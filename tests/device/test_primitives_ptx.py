@@ -45,6 +45,7 @@ INSTRUCTIONS: dict[str, tuple[str, ...]] = {
     "m16n8k8_f16 numbers": ("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32",),
     "m16n8k8_tf32 numbers": ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",),
     "m16n8k32_s8": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32",),
+    "m16n8k32_u8": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32",),
 }  # fmt: skip
 SPECIAL = ("mma.sync", "ldmatrix.sync", "cp.async", "red.global", "shfl.", "vote.", "bar.warp", "bar.arrive")
 

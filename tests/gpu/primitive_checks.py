@@ -161,6 +161,7 @@ _HALF_SUMS = Kind((2, 4, 2), "float16", "float16")
 _HALF_K8 = Kind((4, 2, 1), "float16", "float32")
 _TF32 = Kind((4, 4, 2), "tf32", "float32")
 _INT8 = Kind((4, 4, 2), "int8", "int32")
+_UINT8 = Kind((4, 4, 2), "uint8", "int32")
 
 
 def _mma(name: str, kind: Kind, k: int, largest: int, largest_d: int, capability: int = 80) -> tuple[Check, ...]:
@@ -229,4 +230,5 @@ CHECKS: tuple[Check, ...] = (
     *_mma("m16n8k8_f16", _HALF_K8, 8, 16, 2**15, capability=75),
     *_mma("m16n8k8_tf32", _TF32, 8, 16, 2**15),
     Check("m16n8k32_s8", "m16n8k32_s8", ("mma_m16n8k32_s8",), inputs.any_bytes(_INT8), 128, same_bits, capability=80),
+    Check("m16n8k32_u8", "m16n8k32_u8", ("mma_m16n8k32_u8",), inputs.any_bytes(_UINT8), 128, same_bits, capability=80),
 )  # fmt: skip

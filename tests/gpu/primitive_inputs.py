@@ -108,7 +108,7 @@ class Kind:
         return (blocks, 32, d * PER_WORD[self.sum]), (blocks, 32, (a + b) * PER_WORD[self.operand])
 
 
-PER_WORD = {"float32": 1, "tf32": 1, "int32": 1, "float16": 2, "bfloat16": 2, "int8": 4}
+PER_WORD = {"float32": 1, "tf32": 1, "int32": 1, "float16": 2, "bfloat16": 2, "int8": 4, "uint8": 4}
 
 
 def to_words(numbers: NDArray[np.float64], dtype: str) -> Words:
@@ -119,7 +119,7 @@ def to_words(numbers: NDArray[np.float64], dtype: str) -> Words:
             return numbers.astype(np.float32).view(np.uint32)
         if dtype == "bfloat16":
             return (numbers.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.uint32)
-        numpy_type = {"float16": np.float16, "int8": np.int8, "int32": np.int32}[dtype]
+        numpy_type = {"float16": np.float16, "int8": np.int8, "uint8": np.uint8, "int32": np.int32}[dtype]
         return numbers.astype(numpy_type).view(np.uint32)
 
 
@@ -176,14 +176,15 @@ def numbers(kind: Kind) -> Inputs:
 
 
 def any_bytes(kind: Kind) -> Inputs:
-    """Of int8 everything is exact: any bits, the ends of the range, sums that wrap around."""
+    """Of bytes everything is exact: any bits, the ends of the range, sums that wrap around."""
 
     def made(random: np.random.Generator) -> Words:
         d, a, b = kind.registers
         words = random.integers(0, 2**32, (BLOCKS, 32, d + a + b), np.uint32)
         words[:8, :, :d] = random.choice(np.array([0x7FFFFFFF, 0x80000000, 0x7FFFFF00], np.uint32), (8, 32, d))
-        words[:4, :, d:] = 0x80808080
-        words[4:8, :, d:] = random.choice(np.array([0x80808080, 0x7F7F7F7F], np.uint32), (4, 32, a + b))
+        ends = np.array([0x80808080, 0x7F7F7F7F] if kind.operand == "int8" else [0xFFFFFFFF, 0], np.uint32)
+        words[:4, :, d:] = ends[0]  # bytes with the largest products
+        words[4:8, :, d:] = random.choice(ends, (4, 32, a + b))
         return words.reshape(BLOCKS, -1)
 
     return made

@@ -279,6 +279,11 @@ __device__ __forceinline__ void m16n8k32_s8(const Arguments arguments) {
   mma_m16n8k32_s8(held.d, held.a, held.b);
   held.write(arguments);
 }
+__device__ __forceinline__ void m16n8k32_u8(const Arguments arguments) {
+  Registers<int, 4, 4, 2> held(arguments);
+  mma_m16n8k32_u8(held.d, held.a, held.b);
+  held.write(arguments);
+}
 
 }  // namespace confirm
 }  // namespace cukiln

@@ -58,7 +58,7 @@ def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -
 
 
 def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(4, seed=100 + 500 * number)) for number in range(2))
+    first, second = (cluster.submit(number, many(6, seed=100 + 500 * number)) for number in range(2))
     wait_for(lambda: progress(cluster, second)[0] >= 4, 240, "a good part of the second job")
     assert cluster.job(first).state == "running"
     assert {end_of(cluster, job).state for job in (first, second)} == {"done"}

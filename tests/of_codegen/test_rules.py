@@ -128,7 +128,7 @@ def test_check_chains_with_or() -> None:
 
 def test_shared_memory_is_what_the_kernel_s_launch_code_asks_for() -> None:
     text = operator("matmul").kernel_texts["gemm/simt.cuh"]
-    assert "C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float)" in text
+    assert "C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(typename C::Input)" in text
     assert simt_rules.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
 
 

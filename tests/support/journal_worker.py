@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import mmap
 import os
 import sys
 import time
@@ -60,7 +61,8 @@ def act(behaviour: str, context: StepContext) -> None:
         context.processes.run(["sleep", "300"], cwd=journal().parent, limits=limits, cancel=context.cancel)
         context.check()
     elif behaviour == "grow":
-        bytearray(MAX_GROWTH_BYTES).replace(b"\0", b"\1")  # touched
+        grown = bytearray(MAX_GROWTH_BYTES)
+        grown[:: mmap.PAGESIZE] = b"\1" * len(grown[:: mmap.PAGESIZE])  # touched
     elif behaviour == "brief":
         time.sleep(2.0)
     elif behaviour == "deaf":  # native code that keeps the interpreter for itself

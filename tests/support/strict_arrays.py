@@ -23,7 +23,7 @@ NAME = "strict"
 # What `strict` has. The first operand is an array, but of `where` one of those to choose from is one too.
 FUNCTIONS = (
     "abs", "all", "argmax", "argmin", "broadcast_to", "clip", "count_nonzero", "exp", "frexp", "isfinite", "isposinf",
-    "log", "matmul", "max", "maximum", "min", "nan_to_num", "rint", "sqrt", "tanh", "where", "zeros_like",
+    "log", "matmul", "max", "maximum", "min", "minimum", "nan_to_num", "rint", "sqrt", "tanh", "where", "zeros_like",
 )  # fmt: skip
 SCALARS = (bool, int, float)
 TYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -131,7 +131,7 @@ StrictArray.__qualname__ = "ndarray"
 _BINARY = {
     "add": "__add__", "subtract": "__sub__", "multiply": "__mul__", "true_divide": "__truediv__",
     "remainder": "__mod__", "bitwise_and": "__and__", "bitwise_or": "__or__", "bitwise_xor": "__xor__",
-    "left_shift": "__lshift__", "equal": "__eq__", "not_equal": "__ne__", "less": "__lt__",
+    "left_shift": "__lshift__", "right_shift": "__rshift__", "equal": "__eq__", "not_equal": "__ne__", "less": "__lt__",
     "less_equal": "__le__", "greater": "__gt__", "greater_equal": "__ge__",
 }  # fmt: skip
 REFLECTED = {name: f"__r{name[2:]}" for name in ("__add__", "__sub__", "__mul__", "__truediv__", "__and__", "__or__")}

@@ -201,7 +201,7 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "tensors": (("bias.n", "residual", "bias.m"), _NEXT, _NEXT.replace("tensor_index + Node::tensors", "tensor_index")),
     "scalars": (("scale", "clip"), _NEXT, _NEXT.replace("scalar_index + Node::scalars", "scalar_index")),
     "a bias of the rows by columns": (("bias.m",), "bias + at.row", "bias + at.column"),
-    "relu": (("relu",), "x < 0.0f ? 0.0f : x", "x"),
+    "relu": (("relu",), "x < V(0) ? V(0) : x", "x"),
     "leaky relu": (("leaky_relu",), "x < 0.0f ? x * scalars[0] : x", "x * scalars[0]"),
     "the lower end of a clip": (("clip",), f"x < scalars[0] ? scalars[0] : {_CLIP}", _CLIP),
     "the upper end of a clip": (("clip",), "x > scalars[1] ? scalars[1] : x", "x"),

@@ -1,7 +1,5 @@
 """Build the winner's own library: its kernel alone, launch-time values baked in, callable by tvm-ffi and plain C."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

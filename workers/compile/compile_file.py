@@ -10,8 +10,6 @@ UnexpectedSymbols                the result holds other kernels or exports than 
 ```
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 compiled again without them. Where no kernel is named (a crash, a timeout) the group is left: its kernels are tried in
 smaller files (`storage.transitions.pending_builds`)."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import threading

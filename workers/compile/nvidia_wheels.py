@@ -1,7 +1,5 @@
 """Where the `nvidia` wheels of this Python lie, and the nvcc that they may hold."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Iterable

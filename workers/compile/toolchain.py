@@ -1,7 +1,5 @@
 """Find the compilers and say what they are: nvcc, g++, tvm-ffi's C header."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Compile kernels for the CPU: one g++ call for many, and the guilty set apart where it fails."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """One kernel's test on the CPU: the cases of the plan in guarded, poisoned memory, and what each run must show."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -11,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.arrays import as_float64, joined
+from codegen.arrays import compared
 from codegen.operand import Operand
 from codegen.plan.verification_plan import Case, Kind, OutputCheck, Run, check_output, describe_case, differing
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
@@ -121,7 +119,7 @@ class KernelTest:
             self._count(outcome.shared_memory)
             if outcome.status != "ok":
                 return Failure(outcome.status, f"{outcome.message} [{_where(described, run)}]", outcome.tainted)
-            got = joined([as_float64(out.view, out.operand.dtype) for out in outs])
+            got = compared([(out.view, out.operand.dtype) for out in outs])
             output_check = check_output(got, expected, bound, exact=case.exact)
             keep_worst(described, output_check)
             if not output_check.ok:

@@ -1,7 +1,5 @@
 """A library of kernels built for the CPU, through its C entry points. Used only in the process that may die of it."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`cukiln prove`: the CPU verification of a request's first kernels, for a person who writes one; nothing is kept."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

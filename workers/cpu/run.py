@@ -8,8 +8,6 @@ whole plan is wanted. Before a kernel runs, `{"start": id}`; after it `{"kernel"
 damaged this process; the parent starts another child for the rest.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -2,8 +2,6 @@
 runs many kernels; one that crashes, hangs or may have damaged its process ends with a verdict of its own, and another
 child takes up the rest."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

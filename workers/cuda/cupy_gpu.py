@@ -8,8 +8,6 @@ The stream is entered once and never left. CuPy keeps a stack of the streams tha
 would be forgotten there, and CuPy's own kernels would run on the null stream, in no order with ours.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,7 +104,7 @@ def list_devices() -> list[Device]:
     return [_describe(cupy, ordinal) for ordinal in range(count)]
 
 
-def open_gpu(device: str) -> CupyGpu:
+def open_gpu(device: str) -> "CupyGpu":
     """The GPU with that UUID or number, as `list_devices` and CUDA_VISIBLE_DEVICES have them. Raises GpuMissing."""
     devices = list_devices()
     return CupyGpu(_import_cupy(), devices.index(choose_device(devices, device)), devices)

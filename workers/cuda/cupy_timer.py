@@ -4,8 +4,6 @@ Before the first event the GPU is kept waiting by a small kernel, so that everyt
 else the host's own time to launch would be part of the sample. Whether that worked is checked for every sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any

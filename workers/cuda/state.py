@@ -1,7 +1,5 @@
 """What a measurement depends on, as NVIDIA's management library reports it; what it does not report is left out."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -6,8 +6,6 @@ files, so no initialiser at all), on x86-64 and aarch64, with the additions of d
 System V gABI, "Program Loading and Dynamic Linking"; https://flapenguin.me/elf-dt-gnu-hash for the hash table.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Collection, Iterator
@@ -75,7 +73,7 @@ def refusal(library: bytes, kernels: Collection[str]) -> str | None:
         return f"this is no library that can be read: {error}"
 
 
-def _refusal(image: _Image, kernels: Collection[str]) -> str | None:
+def _refusal(image: "_Image", kernels: Collection[str]) -> str | None:
     for tag, _ in image.dynamic:
         if tag not in _TAGS and tag not in _TAGS_OF_MACHINE.get(image.machine, {}):
             return f"it has {_FORBIDDEN.get(tag, f'a dynamic entry {tag:#x}')}, which no library of ours has"

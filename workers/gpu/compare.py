@@ -1,7 +1,5 @@
 """Compare the last few candidates of a problem in one process, taking turns, with the vendor's library among them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The folder of the files is shared by all services on a machine, perhaps of sever
 and never followed as a link, and a user who may only read it can still lock it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -3,8 +3,6 @@ not there before it ran. The CUDA driver starts threads of its own when somethin
 where /proc is that of its PID namespace. So names cover a part; the rest is there before the first candidate
 (`workers.gpu.interface.Gpu.warm_up`)."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import dataclass

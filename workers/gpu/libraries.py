@@ -1,7 +1,5 @@
 """The libraries of a task on the GPU: looked at before they are loaded, loaded once, called with all in place."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

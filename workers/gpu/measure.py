@@ -1,7 +1,5 @@
 """Verify and time the candidates of a measure task, one after the other, in the process that owns the GPU."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict

@@ -2,8 +2,6 @@
 child dies of too, and another child takes up the rest. Only a GPU that does not answer the next child either stops the
 work."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """Verify one candidate on the GPU: run the cases of `codegen.plan.gpu_verification_plan` in guarded, poisoned memory
 and compare what comes out with the references."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,7 +64,7 @@ class Wrong:
     message: str
     harmed: bool = False
 
-    def at(self, place: str) -> Wrong:
+    def at(self, place: str) -> "Wrong":
         return replace(self, message=f"{self.message} [{place}]")
 
 

@@ -2,8 +2,6 @@
 measured alone, in runs that may lie hours apart; so the comparison of the few best in one process outweighs that, and
 of two that it calls a tie neither counts as the faster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ says `{"devices": [Device]}` or `{"gone": message}`. What kernels and libraries 
 with exit status 0, after a candidate that may have damaged this process; the parent starts another child for the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ no shape of the noise. What none can see: a timer whose step is coarser than the
 lasts throughout.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ takes long, `{"candidate": CandidateResult}` after it,
 `{"gone": message}`: there is no such GPU, or it computes nothing right; `{"failed": message}`: the child itself failed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -59,7 +57,7 @@ class GpuTask:
         return {**asdict(self), "best_us": {str(index): us for index, us in self.best_us.items()}}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> GpuTask:
+    def from_json(data: Mapping[str, Any]) -> "GpuTask":
         return GpuTask(
             **{
                 **data,

@@ -1,7 +1,5 @@
 """Operands in a GPU's memory between zones that must stay untouched, poisoned before each run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
@@ -9,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.arrays import Array, as_float64, joined
+from codegen.arrays import Array, compared, joined
 from codegen.dtypes import dtype
 from codegen.operand import Operand
 from codegen.plan.verification_plan import differing
@@ -78,10 +76,6 @@ class DeviceTensor:
             self.poison()
         self.view[...] = values
 
-    def values(self) -> Array:
-        """In float64."""
-        return as_float64(self.view, self.operand.dtype)
-
     def bits(self) -> Array:
         """A copy of the operand's elements."""
         return self.view.copy()
@@ -114,8 +108,8 @@ class Outputs:
             tensor.poison()
 
     def values(self) -> Array:
-        """In float64."""
-        return joined([tensor.values() for tensor in self._tensors])
+        """As a reference has them."""
+        return compared([(tensor.view, tensor.operand.dtype) for tensor in self._tensors])
 
     def bits(self) -> Array:
         """A copy of all elements; of several tensors, which may be of different types, their bytes."""

@@ -1,7 +1,5 @@
 """Time one candidate that is right: recorded calls on sets of operands that the L2 does not hold, then another look."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

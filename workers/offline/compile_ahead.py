@@ -1,7 +1,5 @@
 """Compile a stand-alone run's kernels while others are measured: those of the first problems first."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

@@ -5,8 +5,6 @@ same order. Where there is a budget, all problems have their best predicted cand
 has the rest. What is found is in the journal before the next thing begins.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time

@@ -9,8 +9,6 @@ Exit status: 0 every problem has a winner and nothing is left; 1 something faile
 compiler to work with; 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

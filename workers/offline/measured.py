@@ -8,8 +8,6 @@ FOLDER/results.json     all of it with the problems: what `cukiln import-results
 Lines belong to the run that stands before them; a later run takes over those of the same product, driver and test plan.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

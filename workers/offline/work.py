@@ -7,8 +7,6 @@ FOLDER/lib/<sha256>.so      the group libraries that hold the candidates' kernel
 ```
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@ those of gcc 12, binutils 2.40 and nvcc 13.2 in the C locale, of children that w
 never reaches a file.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import signal

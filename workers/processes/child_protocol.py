@@ -3,8 +3,6 @@ own. What the code under test writes into the pipe lacks the mark: a keyed diges
 parent hands the key over on stdin, where it can be read once, before any such code is loaded; a search of the process's
 memory still finds it."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import hashlib

@@ -6,8 +6,6 @@ The kernel sends the death signal when the *thread* that started this one ends: 
 as the program should.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -14,8 +14,6 @@ process is killed and reaped when its client closes or shuts down the channel: u
 another process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib
@@ -55,7 +53,7 @@ class Request:
     fence: Fence | None = None
 
     @classmethod
-    def read(cls, message: bytes) -> Request:
+    def read(cls, message: bytes) -> "Request":
         data = json.loads(message)
         return cls(**{**data, "fence": data["fence"] and Fence.read(data["fence"])})
 

@@ -1,7 +1,5 @@
 """Files in a folder that a fenced child writes into as well: what it left there may be a link, a pipe or endless."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """One running process tree: its limits, its output, its end. Made by `workers.processes.processes`."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

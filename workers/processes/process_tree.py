@@ -1,7 +1,5 @@
 """Look at and end a tree of processes, through /proc."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Wall and CPU seconds of a stage of this process."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """A process that is kept running: started again when it ends or hangs, stopped in two steps; and what sees that."""
 
-from __future__ import annotations
-
 import http.client
 import signal
 import threading

@@ -5,8 +5,6 @@ CuPy for a GPU. `AGREES`, `DIFFERS` and `CANNOT` begin the lines that count; the
 where something differs, 2 where something could not be looked at.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -3,15 +3,13 @@
 Used by run.py of a folder that `cukiln reproduce` wrote; needs CuPy. Every launch runs twice into poisoned memory.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.arrays import as_float64, joined
+from codegen.arrays import compared
 from codegen.dtypes import dtype
 from codegen.plan.verification_plan import check_output, differing
 from workers.cpu.library import POISON, Tensor
@@ -87,7 +85,7 @@ def _wrong(
                 bits = [Tensor(out, cupy.asnumpy(memory)).view.copy() for out, memory in outs]
             except Exception as error:
                 raise LaunchRefused(str(error)) from error
-            got = joined([as_float64(values, out.dtype) for values, (out, _) in zip(bits, outs, strict=True)])
+            got = compared([(values, out.dtype) for values, (out, _) in zip(bits, outs, strict=True)])
             output_check = check_output(got, expected, bound, exact=case.exact)
             where = f"[{case.kind} inputs, extents {list(case.extents)}, launch {list(launch)}]"
             if not output_check.ok:

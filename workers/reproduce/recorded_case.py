@@ -7,8 +7,6 @@ cases/NAME/expected.npy    float64, as is bound.npy: what |out - expected| may b
 ```
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -64,7 +62,7 @@ class RecordedCase:
         (here / "case.json").write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @staticmethod
-    def read(folder: Path) -> RecordedCase:
+    def read(folder: Path) -> "RecordedCase":
         data = json.loads((folder / "case.json").read_text(encoding="utf-8"))
         operands = tuple(
             Operand(**{**fields, "shape": tuple(fields["shape"]), "strides": tuple(fields["strides"])})

@@ -1,7 +1,5 @@
 """`cukiln reproduce`: one candidate as a folder that builds and checks it where nothing of cukiln is installed."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import re

@@ -1,7 +1,5 @@
 """The steps of a job, one module each, in the order that a task goes through them."""
 
-from __future__ import annotations
-
 from workers.steps.compile import compile_kernels
 from workers.steps.context import Step
 from workers.steps.finish import finish

@@ -1,7 +1,5 @@
 """Compile: one group of kernels becomes a cubin and a library; what nvcc refuses is remembered by build."""
 
-from __future__ import annotations
-
 from codegen.kernel import Kernel
 from codegen.targets import target as find_target
 from codegen.text.compiler_log import telling_line

@@ -1,7 +1,5 @@
 """What a step is given: the task it works on, the stores, and the request to stop."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

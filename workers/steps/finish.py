@@ -1,7 +1,5 @@
 """Finish: rank what was verified, build each point of the Pareto front alone, publish the record."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

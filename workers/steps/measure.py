@@ -1,8 +1,6 @@
 """Measure: the candidates of a group are verified on the GPU, then timed, while other groups still compile.
 Compare: the few best of a problem take turns on the GPU, with the vendor's library between them."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -140,7 +138,7 @@ def run_task(
 
 
 def _record(
-    context: StepContext, present: Sequence[ToMeasure], done: Sequence[CandidateResult], libraries: Libraries
+    context: StepContext, present: Sequence[ToMeasure], done: Sequence[CandidateResult], libraries: "Libraries"
 ) -> None:
     """What is found stands from the first transaction on, also where the task was cancelled meanwhile. Raises
     LostLease."""

@@ -1,7 +1,5 @@
 """Plan: problems become candidates, candidates share kernels, kernels that are not built become builds to compile."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import lru_cache

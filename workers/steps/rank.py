@@ -1,7 +1,5 @@
 """Rank a problem's candidates that were verified: as measured, or as predicted where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

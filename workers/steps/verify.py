@@ -1,7 +1,5 @@
 """Verify: every kernel of a group is run on the CPU against its operator's reference before it may win."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A winner's own library: its kernel built alone once, then shared by every problem that it wins."""
 
-from __future__ import annotations
-
 from codegen.kernel import Candidate
 from codegen.targets import Target
 from storage.entities.libraries import (

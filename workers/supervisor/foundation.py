@@ -1,8 +1,6 @@
 """What the processes of `cukiln serve` stand on: tools, GPUs, a migrated database, a queue. Its imports take a second,
 so the supervisor imports it only once the fork server is busy with its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 

@@ -6,8 +6,6 @@ second of wake-ups, which the reconciler writes again; `always` would cost an fs
 its first nvcc. `noeviction`: a full memory must fail a write, not drop a wake-up silently.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """What the vendor's libraries need of a GPU, and how their operands come into its memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -44,11 +42,11 @@ class OperandSet:
     product: DeviceArray
     out: DeviceArray
 
-    def copies(self, count: int) -> tuple[OperandSet, ...]:
+    def copies(self, count: int) -> "tuple[OperandSet, ...]":
         """`count` sets: this one and copies of it."""
         return (self, *(self._copy() for _ in range(count - 1)))
 
-    def _copy(self) -> OperandSet:
+    def _copy(self) -> "OperandSet":
         product = self.product.copy()
         out = product if self.out is self.product else self.out.copy()
         return OperandSet({name: array.copy() for name, array in self.arrays.items()}, product, out)

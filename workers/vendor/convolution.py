@@ -1,7 +1,5 @@
 """A convolution or a gradient of one by cuDNN, and by one kernel after it: the peer in a comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ that is between the nodes of a graph are of float32. Where a graph writes the ou
 kernel after it rewrites the output, as `workers.vendor.plan` has it for products.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

@@ -4,8 +4,6 @@ Constants have the names and values of `cublasLt.h`, `cublas_api.h` and `library
 column-major there. What a descriptor is made of can be tried without a GPU; a handle needs one.
 """
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Sequence
@@ -119,7 +117,7 @@ class Found:
 class Descriptor:
     """A handle of one of the library's descriptor types, destroyed with this object."""
 
-    def __init__(self, library: CublasLt, kind: str, *arguments: Any) -> None:
+    def __init__(self, library: "CublasLt", kind: str, *arguments: Any) -> None:
         self._library, self._kind = library, kind
         self.handle = ctypes.c_void_p()
         library.call(f"cublasLt{kind}Create", ctypes.byref(self.handle), *arguments)

@@ -6,8 +6,6 @@ out, as PyTorch does it. (The heuristics of cuDNN 9.28 for sm_90 then leave the 
 NVIDIA_TF32_OVERRIDE=0.)
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os
@@ -75,7 +73,7 @@ class Cudnn:
         self.call(self.package.set_stream, handle=self._handle, stream=stream)
         self._target = {"handle": self._handle}
 
-    def graph(self, plan: ConvolutionPlan) -> Graph:
+    def graph(self, plan: ConvolutionPlan) -> "Graph":
         return Graph(self, plan, self._target)
 
     def execute(self, graph: Any, index: int, pointers: Mapping[int, int], workspace: int) -> None:

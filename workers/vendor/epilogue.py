@@ -4,8 +4,6 @@ It is made of the primitives and the epilogue nodes of codegen/device, so its te
 typed nodes only. Where rows allow it a thread moves 16 bytes at once: the vendor is not to lose time here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

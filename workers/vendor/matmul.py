@@ -1,7 +1,5 @@
 """A matmul by cuBLASLt, and by one kernel after it where its own epilogue does not reach: the peer in a comparison."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class MatmulCall:
     """One algorithm of the library for one plan; a `workers.gpu.interface.VendorCall`."""
 
     def __init__(
-        self, bench: Bench, library: CublasLt, problem: MatmulProblem, prepared: Prepared, algorithm: Found
+        self, bench: Bench, library: CublasLt, problem: MatmulProblem, prepared: "Prepared", algorithm: Found
     ) -> None:
         self._bench, self._library, self._problem = bench, library, problem
         self._prepared, self._found = prepared, algorithm

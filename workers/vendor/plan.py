@@ -5,11 +5,10 @@ A^T: its D has n rows, and only there does its bias, one value per row of D, fal
 `acc_dtype` and round once. Its gelu is the tanh approximation, another function than ours: gelu is never fused.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from codegen.epilogue import AnyNode, operand_names
+from codegen.operators.matmul.fixed_point import over_ring
 from codegen.operators.matmul.problem import MatmulProblem
 from workers.vendor import cublaslt
 from workers.vendor.cublaslt import Layout
@@ -98,7 +97,10 @@ class ProductPlan:
 
 
 def plans(problem: MatmulProblem) -> tuple[ProductPlan, ...]:
-    """The ways to try, those with most in one kernel first: a library may have no kernel with that epilogue."""
+    """The ways to try, those with most in one kernel first: a library may have no kernel with that epilogue. None over
+    rings: it multiplies no integers but int8."""
+    if over_ring(problem):
+        return ()
     if _product_dtype(problem) != problem.out_dtype:
         return (_plan(problem, Fused()),)
     most = fused(problem)

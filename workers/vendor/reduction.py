@@ -3,8 +3,6 @@
 CuPy has its own kernels and CUB's behind one function; which of them runs is its choice (`CUPY_ACCELERATORS`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

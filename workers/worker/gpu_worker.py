@@ -3,8 +3,6 @@ CUDA itself. A GPU that answers no new child is drained: its device row says why
 worker ends with EXIT_DRAINED. Started again, it has a child compute something first, and takes work only once that came
 out right."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import time

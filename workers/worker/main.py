@@ -3,8 +3,6 @@
 Everything heavy is loaded and found here once, before the first fork: a worker child reaches its step in milliseconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

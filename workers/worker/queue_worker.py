@@ -11,8 +11,6 @@ worker  ── wake-ups ──► worker child, a fork that is kept
 ```
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

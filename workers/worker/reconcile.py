@@ -4,8 +4,6 @@ Every worker may die, Redis may be flushed, a wake-up lost or doubled: this loop
 of copies may run; each round is a few short transactions, of which those that find nothing write nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a wake-up does: lease the best waiting task, keep the lease, run its step, say in the database how it ended."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select
@@ -174,7 +172,7 @@ class LeaseKeeper:
         self._stopping = self._ended = False
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
-    def __enter__(self) -> LeaseKeeper:
+    def __enter__(self) -> "LeaseKeeper":
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, self._asked_to_stop)
         self._set_alarm()

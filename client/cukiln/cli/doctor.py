@@ -1,7 +1,5 @@
 """`cukiln doctor`: what this machine needs, what was found, and what to do about the rest."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib.metadata

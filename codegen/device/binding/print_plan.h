@@ -9,7 +9,7 @@ namespace binding {
 
 // By a kernel's Binding.
 template <class B>
-int print_plan(const int64_t* extents, const double* scalars) {
+void print_plan(const int64_t* extents, const double* scalars) {
   void* pointers[64] = {};
   const typename B::Arguments arguments = B::bind(pointers, extents, B::launch, scalars, nullptr);
   Launch launches[16];
@@ -20,7 +20,6 @@ int print_plan(const int64_t* extents, const double* scalars) {
            each.block[2], each.shared_bytes);
   }
   printf("%lld\n", static_cast<long long>(B::workspace_bytes(extents, B::launch)));
-  return 0;
 }
 
 }  // namespace binding

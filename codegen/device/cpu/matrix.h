@@ -8,7 +8,7 @@
 //   tf32:      the same, after both operands lost their 13 lowest bits (1.0 + 2^-11 counts as 1.0; a NaN without any of
 //              the higher bits counts as infinity);
 //   f16 in d:  the same as f16, and every sum is rounded to f16 at once;
-//   s8:        modulo 2^32.
+//   s8, u8:    modulo 2^32.
 // Subnormal numbers count as what they are. Tensor cores add blocks of 4 to 16 products at once, each truncated to the
 // exponent of the largest with no or a few more bits, and normalise and truncate the sum of a block (Fasi, Higham,
 // Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021). With
@@ -110,6 +110,14 @@ struct SignedBytes {
   }
 };
 
+struct UnsignedBytes {
+  using Raw = unsigned char;
+  using Sum = unsigned;  // wraps around
+  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
+    for (int i = 0; i < count; ++i) to[i] = from[i];
+  }
+};
+
 template <class Sum, int K>
 CUKILN_INLINE void multiply(Sum (&d)[16][8], const Sum (&a)[16][K], const Sum (&b)[K][8]) {
   // Vectors, because g++ keeps no row of plain arrays in a register throughout the loop over k; four rows at a time,
@@ -199,6 +207,7 @@ inline constexpr char m16n8k16_bf16[] = "mma_m16n8k16_bf16";
 inline constexpr char m16n8k8_f16[] = "mma_m16n8k8_f16";
 inline constexpr char m16n8k8_tf32[] = "mma_m16n8k8_tf32";
 inline constexpr char m16n8k32_s8[] = "mma_m16n8k32_s8";
+inline constexpr char m16n8k32_u8[] = "mma_m16n8k32_u8";
 
 template <const char* primitive, class Type, int K, class D>
 CUKILN_INLINE void multiply_accumulate(D* d, const unsigned* a, const unsigned* b, int line, const char* file) {
@@ -244,6 +253,10 @@ CUKILN_INLINE void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const
 CUKILN_INLINE void mma_m16n8k32_s8(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line = __builtin_LINE(),
                                    const char* file = __builtin_FILE()) {
   cpu::multiply_accumulate<cpu::m16n8k32_s8, cpu::SignedBytes, 32>(d, a, b, line, file);
+}
+CUKILN_INLINE void mma_m16n8k32_u8(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line = __builtin_LINE(),
+                                   const char* file = __builtin_FILE()) {
+  cpu::multiply_accumulate<cpu::m16n8k32_u8, cpu::UnsignedBytes, 32>(d, a, b, line, file);
 }
 
 }  // namespace cukiln

@@ -26,6 +26,7 @@ inline int as_extent(int64_t value) { return value < 1 || value > largest_extent
 struct Plan {
   int split, tile_m, tile_n, tile_k, threads, width;  // width: elements of one store
   int static_k;                                       // 0 where any k will do
+  int longest_k;                                      // 0 where none is too long
   int accumulator_bytes;
   uint32_t shared_bytes;
   int epilogue_tensors, epilogue_scalars;
@@ -37,8 +38,16 @@ constexpr int only_k() {
   return 0;
 }
 
+// What the diagonals of limbs hold without carries.
 template <class C>
-constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(),
+constexpr int longest_k() {
+  if constexpr (C::tensor_cores && over_ring<C>)
+    return sizeof(typename C::Input) == 8 && C::chain_k == 0 && C::truncate == truncate_once ? tensor::unchained_k : 0;
+  return 0;
+}
+
+template <class C>
+constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(), longest_k<C>(),
                           static_cast<int>(sizeof(typename C::Accumulator)), shared_bytes<C>(),
                           C::Epilogue::tensors, C::Epilogue::scalars};
 
@@ -93,8 +102,10 @@ inline int plan_items(int function, int64_t count, Launch* out) {
   return 1;
 }
 
-// Whether the kernel was made for this k, or for any.
-inline bool takes_k(const Plan& kernel, int64_t k) { return kernel.static_k == 0 || kernel.static_k == k; }
+// Whether the kernel was made for this k, or for any, and its accumulators hold the sum.
+inline bool takes_k(const Plan& kernel, int64_t k) {
+  return (kernel.static_k == 0 || kernel.static_k == k) && (kernel.longest_k == 0 || k <= kernel.longest_k);
+}
 
 // Writes the launches of one call and returns how many they are; 0 where the extents are beyond what they can index.
 template <class Arguments>

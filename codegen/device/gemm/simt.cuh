@@ -1,4 +1,4 @@
-// Matrix multiplication on the CUDA cores, in fp32.
+// Matrix multiplication on the CUDA cores: in fp32, and over Z/2^32 and Z/2^64.
 //
 // A block computes a tile_m x tile_n tile of the output. Each step brings a tile_m x tile_k tile of A and a tile_k x
 // tile_n tile of B through registers into shared memory, both k-major, so that the inner product reads both with vector
@@ -18,13 +18,14 @@ namespace simt {
 // stored row runs along it, as shared memory wants it; otherwise a stored row runs along k and is turned on the way.
 template <class C, int tile_outer, bool stored_k_major, int align>
 struct Loader {
+  using T = typename C::Input;
   using V = Vectors<C, stored_k_major ? C::tile_k : tile_outer, stored_k_major ? tile_outer : C::tile_k, align>;
   static constexpr int pitch = tile_outer + C::padding;
 
-  Vector<float, align> held[V::per_thread];
+  Vector<T, align> held[V::per_thread];
 
   // `source` points at the tile's first element; `outer_left` and `k_left` are how many of each axis exist from there.
-  __device__ __forceinline__ void load(const float* source, int64_t pitch_in_memory, int outer_left, int k_left) {
+  __device__ __forceinline__ void load(const T* source, int64_t pitch_in_memory, int outer_left, int k_left) {
 #pragma unroll
     for (int i = 0; i < V::per_thread; ++i) {
       const int row = V::row(i), column = V::column(i);
@@ -38,12 +39,12 @@ struct Loader {
         held[i] = load_global<align>(V::address(source, pitch_in_memory, i));
       } else {
 #pragma unroll
-        for (int j = 0; j < align; ++j) held[i].data[j] = 0.0f;
+        for (int j = 0; j < align; ++j) held[i].data[j] = T(0);
       }
     }
   }
 
-  __device__ __forceinline__ void store(float* tile) const {
+  __device__ __forceinline__ void store(T* tile) const {
 #pragma unroll
     for (int i = 0; i < V::per_thread; ++i) {
       const int row = V::row(i), column = V::column(i);
@@ -52,22 +53,22 @@ struct Loader {
         store_shared<align>(tile + row * pitch + column, held[i]);
       } else {
 #pragma unroll
-        for (int j = 0; j < align; ++j) store_shared<1>(tile + (column + j) * pitch + row, Vector<float, 1>{held[i].data[j]});
+        for (int j = 0; j < align; ++j) store_shared<1>(tile + (column + j) * pitch + row, Vector<T, 1>{held[i].data[j]});
       }
     }
   }
 };
 
-// A thread's slice of one k-row of a shared tile: `count` elements in quads that are `stride` apart.
-template <int count>
+// A thread's slice of one k-row of a shared tile: `count` elements in quads (pairs of int64_t) that are `stride` apart.
+template <class T, int count>
 struct Fragment {
-  static constexpr int quad = count < 4 ? count : 4;
-  float data[count];
+  static constexpr int widest = 16 / static_cast<int>(sizeof(T)), quad = count < widest ? count : widest;
+  T data[count];
 
-  __device__ __forceinline__ void load(const float* row, int first, int stride) {
+  __device__ __forceinline__ void load(const T* row, int first, int stride) {
 #pragma unroll
     for (int q = 0; q < count / quad; ++q) {
-      const Vector<float, quad> part = load_shared<quad>(row + first + q * stride);
+      const Vector<T, quad> part = load_shared<quad>(row + first + q * stride);
 #pragma unroll
       for (int i = 0; i < quad; ++i) data[q * quad + i] = part.data[i];
     }
@@ -76,13 +77,14 @@ struct Fragment {
 
 template <class C>
 struct Block {
+  using T = typename C::Input;
   static constexpr int lanes_m = C::warp_m, lanes_n = 32 / C::warp_m;
   static constexpr int threads_m = C::tile_m / C::thread_m, threads_n = C::tile_n / C::thread_n;
   static constexpr int warps_n = threads_n / lanes_n;
   static constexpr int pitch_a = C::tile_m + C::padding, pitch_b = C::tile_n + C::padding;
-  static constexpr int stage_floats = C::tile_k * (pitch_a + pitch_b);
-  using FragmentA = Fragment<C::thread_m>;
-  using FragmentB = Fragment<C::thread_n>;
+  static constexpr int stage_elements = C::tile_k * (pitch_a + pitch_b);
+  using FragmentA = Fragment<T, C::thread_m>;
+  using FragmentB = Fragment<T, C::thread_n>;
   // From a thread's quad to its next one, in elements.
   static constexpr int quad_stride_m = threads_m * FragmentA::quad, quad_stride_n = threads_n * FragmentB::quad;
 
@@ -95,7 +97,9 @@ struct Block {
   static_assert(C::split != split_stream, "stream-K is for tensor cores");
   static_assert(C::padding % 4 == 0, "rows of shared memory stay aligned to vectors");
 
-  float accumulators[C::thread_m][C::thread_n];
+  T accumulators[C::thread_m][C::thread_n];
+  // Sums of truncated tiles.
+  T totals[truncates_tiles<C>() ? C::thread_m : 1][truncates_tiles<C>() ? C::thread_n : 1];
   int first_m, first_n;  // of the thread's first quad, in the tile
 
   __device__ __forceinline__ Block() {
@@ -105,18 +109,37 @@ struct Block {
 #pragma unroll
     for (int i = 0; i < C::thread_m; ++i)
 #pragma unroll
-      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = 0.0f;
+      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = T(0);
+    if constexpr (truncates_tiles<C>()) {
+#pragma unroll
+      for (int i = 0; i < C::thread_m; ++i)
+#pragma unroll
+        for (int j = 0; j < C::thread_n; ++j) totals[i][j] = T(0);
+    }
   }
 
   __device__ __forceinline__ void multiply(const FragmentA& a, const FragmentB& b) {
 #pragma unroll
     for (int i = 0; i < C::thread_m; ++i)
 #pragma unroll
-      for (int j = 0; j < C::thread_n; ++j) accumulators[i][j] = fma(a.data[i], b.data[j], accumulators[i][j]);
+      for (int j = 0; j < C::thread_n; ++j)
+        if constexpr (over_ring<C>) accumulators[i][j] = multiply_add<C>(a.data[i], b.data[j], accumulators[i][j]);
+        else accumulators[i][j] = fma(a.data[i], b.data[j], accumulators[i][j]);
+  }
+
+  // Where tiles are truncated: adds what this one gave to the totals, and begins the next.
+  __device__ __forceinline__ void end_tile() {
+#pragma unroll
+    for (int i = 0; i < C::thread_m; ++i)
+#pragma unroll
+      for (int j = 0; j < C::thread_n; ++j) {
+        totals[i][j] = plus(totals[i][j], truncated<C>(accumulators[i][j]));
+        accumulators[i][j] = T(0);
+      }
   }
 
   // Adds the product of one stage's tiles. With two fragment buffers the next k-row is read while this one multiplies.
-  __device__ __forceinline__ void accumulate(const float* tile_a, const float* tile_b) {
+  __device__ __forceinline__ void accumulate(const T* tile_a, const T* tile_b) {
     FragmentA a[C::fragments];
     FragmentB b[C::fragments];
     if constexpr (C::fragments == 2) {
@@ -155,9 +178,11 @@ struct Block {
       for (int j = 0; j < C::thread_n; j += width) {
         const int column = tile.column * C::tile_n + first_n + j / FragmentB::quad * quad_stride_n + j % FragmentB::quad;
         if (!in_bounds(column, arguments.n)) continue;  // bounds: write column
-        Vector<float, width> sums;
+        Vector<T, width> sums;
 #pragma unroll
-        for (int w = 0; w < width; ++w) sums.data[w] = accumulators[i][j + w];
+        for (int w = 0; w < width; ++w)
+          if constexpr (truncates_tiles<C>()) sums.data[w] = totals[i][j + w];
+          else sums.data[w] = accumulators[i][j + w];
         hand_on<C, width>(arguments, tile.matrix, row, column, sums);
       }
     }
@@ -171,16 +196,18 @@ struct Feed {
   using LoaderA = Loader<C, C::tile_m, C::a_transposed, C::align_a>;
   using LoaderB = Loader<C, C::tile_n, !C::b_transposed, C::align_b>;
 
+  using T = typename C::Input;
+
   const Arguments& arguments;
-  const float *a, *b;
+  const T *a, *b;
   int64_t step_a, step_b;
   int rows_left, columns_left;
 
   __device__ __forceinline__ Feed(const Arguments& given, const Tile& tile, const Share& share) : arguments(given) {
     const int first_row = tile.row * C::tile_m, first_column = tile.column * C::tile_n;
-    a = static_cast<const float*>(arguments.a) + tile.matrix * arguments.stride_a +
+    a = static_cast<const T*>(arguments.a) + tile.matrix * arguments.stride_a +
         (C::a_transposed ? first_row + share.first * arguments.lda : first_row * arguments.lda + share.first);
-    b = static_cast<const float*>(arguments.b) + tile.matrix * arguments.stride_b +
+    b = static_cast<const T*>(arguments.b) + tile.matrix * arguments.stride_b +
         (C::b_transposed ? first_column * arguments.ldb + share.first : first_column + share.first * arguments.ldb);
     step_a = C::a_transposed ? C::tile_k * arguments.lda : C::tile_k;
     step_b = C::b_transposed ? C::tile_k : C::tile_k * arguments.ldb;
@@ -203,10 +230,11 @@ struct Feed {
 template <class C, class Feed, class Arguments>
 __device__ __forceinline__ void compute(const Arguments& arguments, const Tile& tile, const Share& share) {
   using B = Block<C>;
+  using T = typename C::Input;
   const int length = share.end - share.first;
   Feed feed(arguments, tile, share);
 
-  float* shared = shared_memory<float>();
+  T* shared = shared_memory<T>();
   typename Feed::LoaderA loader_a;
   typename Feed::LoaderB loader_b;
   B block;
@@ -224,16 +252,17 @@ __device__ __forceinline__ void compute(const Arguments& arguments, const Tile& 
       feed.advance();
       feed.load(loader_a, loader_b, k_left - C::tile_k);
     }
-    const float* tile_a = shared + stage * B::stage_floats;
+    const T* tile_a = shared + stage * B::stage_elements;
     block.accumulate(tile_a, tile_a + C::tile_k * B::pitch_a);
+    if constexpr (truncates_tiles<C>()) block.end_tile();
     if (more) {
       if constexpr (C::stages == 1) {
         __syncthreads();  // one stage: every thread has read the tiles before they are overwritten
       } else {
         stage ^= 1;
       }
-      // Not stage * stage_floats: nvcc 13.2 then loses the alignment and splits a 16-byte store into four.
-      float* next = stage ? shared + B::stage_floats : shared;
+      // Not stage * stage_elements: nvcc 13.2 then loses the alignment and splits a 16-byte store into four.
+      T* next = stage ? shared + B::stage_elements : shared;
       loader_a.store(next);
       loader_b.store(next + C::tile_k * B::pitch_a);
       // The next tiles are complete before any thread reads them. With two stages this also keeps a fast warp from
@@ -256,7 +285,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 
 template <class C>
 constexpr uint32_t shared_bytes() {
-  return C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(float);
+  return C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(typename C::Input);
 }
 
 #endif  // CUKILN_HOST

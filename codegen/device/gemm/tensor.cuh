@@ -1,4 +1,5 @@
-// Matrix multiplication on tensor cores (mma.sync), for fp16, bf16, tf32 and int8 operands.
+// Matrix multiplication on tensor cores (mma.sync), for fp16, bf16, tf32 and int8 operands; limbs.cuh has what int32 and
+// int64 do in another way.
 //
 // A block computes a tile_m x tile_n tile of the output; its warps divide the tile among them. Tiles of A and B of depth
 // tile_k go through a ring of `stages` in shared memory, filled by cp.async (sm_80 and later) or through registers. The
@@ -46,8 +47,10 @@ struct SharedTile {
   static constexpr int mask = (chunks < 8 ? chunks : 8) - 1;
   static_assert((chunks & (chunks - 1)) == 0, "a row is a power of two of chunks");
 
-  // Reads by words touch 4 rows of k and two neighbouring chunks at a time: their rows must differ in a higher bit.
+  // Reads by words touch 4 rows of k and two neighbouring chunks at a time: their rows must differ in a higher bit. Reads
+  // of limbs touch 2 rows, in every other chunk of int64_t or in 4 neighbouring ones of int; or every fourth of 16 rows of k.
   static __device__ __forceinline__ constexpr int swizzle(int row) {
+    if constexpr (over_ring<C>) return (along_k ? row % 2 * (sizeof(T) == 8 ? 1 : 4) : row / 4 % 4 * 2) & mask;
     return (by_words ? row / rows_per_line * 2 : row / rows_per_line) & mask;
   }
   // Byte offset of a chunk that has been swizzled.
@@ -334,7 +337,7 @@ template <> struct Mma<signed char, 32> {
 };
 
 // A warp's piece of the block's tile: its accumulators and how it reads what they are made of.
-template <class C, class Feed>
+template <class C, class Feed, bool by_limbs = over_ring<C>>
 struct WarpTile {
   using T = typename C::Input;
   using Accumulator = typename C::Accumulator;
@@ -571,6 +574,7 @@ __device__ __forceinline__ void compute(const Arguments& arguments, const Tile& 
   } else {
     multiply_registers<C>(warp, feed, shared, steps);
   }
+  if constexpr (over_ring<C>) warp.finish();
   if constexpr (C::epilogue_path == epilogue_shared) {
     write_shared<C>(arguments, tile, warp, shared);
   } else {

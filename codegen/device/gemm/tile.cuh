@@ -103,14 +103,22 @@ struct Vectors {
   }
 };
 
-// Applies the epilogue to `width` sums of a row and writes them. An int32 output takes its sums as they are.
+// Applies the epilogue to `width` sums of a row and writes them. An int32 output of int8 takes its sums as they are.
 template <class C, int width, class Arguments>
 __device__ __forceinline__ void write_output(const Arguments& arguments, int matrix, int row, int column,
                                              const Vector<typename C::Accumulator, width>& sums) {
   using Output = typename C::Output;
   const Position at = arguments.position(matrix, row, column);
   Output* const out = static_cast<Output*>(arguments.out) + at.offset;
-  if constexpr (is_same<Output, int>) {
+  if constexpr (over_ring<C>) {
+    Vector<Output, width> shifted = sums;
+    if constexpr (C::truncate == truncate_once) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) shifted.data[i] = truncated<C>(sums.data[i]);
+    }
+    C::Epilogue::apply(shifted, at, arguments.epilogue);
+    store_global<width>(out, shifted);
+  } else if constexpr (is_same<Output, int>) {
     store_global<width>(out, sums);
   } else {
     Vector<float, width> value;
@@ -187,7 +195,7 @@ template <int width, class T>
 __device__ __forceinline__ void add_partial(Vector<T, width>& sums, const T* source) {
   const Vector<T, width> more = load_partial<width>(source);
 #pragma unroll
-  for (int i = 0; i < width; ++i) sums.data[i] += more.data[i];
+  for (int i = 0; i < width; ++i) sums.data[i] = plus(sums.data[i], more.data[i]);
 }
 
 template <int width, class T>

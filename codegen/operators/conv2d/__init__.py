@@ -4,8 +4,6 @@ out[n, k, p, q] = epilogue(sum over r, s, c of x[n, g C' + c, p stride_h - top +
 for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -174,8 +172,9 @@ class Conv2d(ConvolutionOperator):
         if not unfused_epilogue.is_separate(schedule.as_dict()):
             return super().work(p, schedule, target)
         sums = unfused_epilogue.sums(p)
-        of_sums = self.work(sums, unfused_epilogue.fused(schedule), target)
-        return replace(of_sums, others=unfused_epilogue.launches(p, self.aligns(sums)[2], target))
+        return replace(
+            super().work(sums, schedule, target), others=unfused_epilogue.launches(p, self.aligns(sums)[2], target)
+        )
 
     def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, t, least)

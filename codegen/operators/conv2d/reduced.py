@@ -1,7 +1,5 @@
 """Reduced problems of a kernel's signature: what is wished of them (`codegen/operators/convolution/reduced.py`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

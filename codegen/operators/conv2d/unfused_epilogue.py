@@ -6,8 +6,6 @@ where out is float32, else in a workspace. A framework keeps 16-bit values betwe
 bytes there, and rounds once more with every node.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,10 +34,6 @@ NODE_SECONDS = 0.02
 
 def is_separate(tunables: Mapping[str, Any]) -> bool:
     return tunables.get(NAME) == "separate"
-
-
-def fused(schedule: Schedule) -> Schedule:
-    return Schedule.of({**schedule.as_dict(), NAME: "fused"})
 
 
 def alone(default: Schedule) -> Schedule:

@@ -1,8 +1,6 @@
 """The gradient of a convolution's image: phase by phase a convolution of the output's gradient, as an implicit product
 (`implicit_gemm`) or without one (`direct`). Kernels have conv2d's interface."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial

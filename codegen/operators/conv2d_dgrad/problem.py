@@ -5,8 +5,6 @@ r with p stride_h - top + r dilation_h = h, and q and s likewise; C' and K' are 
 group.
 """
 
-from __future__ import annotations
-
 from math import gcd
 from typing import Annotated, Literal
 
@@ -41,11 +39,12 @@ class Conv2dDgradProblem(Convolution):
     @property
     def longest_sum(self) -> int:
         """Of a row of filter elements only those count that meet the same row of dx."""
-        rows, columns = (
-            -(-taps // (self.stride[axis] // gcd(self.stride[axis], self.dilation[axis])))
-            for axis, taps in enumerate((self.r, self.s))
-        )
+        rows, columns = (-(-taps // self.tap_step(axis)) for axis, taps in enumerate((self.r, self.s)))
         return rows * columns * self.group_filters
+
+    def tap_step(self, axis: int) -> int:
+        """From one tap that meets a row or column of dx to the next."""
+        return self.stride[axis] // gcd(self.stride[axis], self.dilation[axis])
 
     @property
     def gathered_products(self) -> int:

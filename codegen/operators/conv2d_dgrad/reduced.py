@@ -1,7 +1,5 @@
 """Reduced problems of a kernel's signature: what is wished of them, and how that is granted: extents are dx's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

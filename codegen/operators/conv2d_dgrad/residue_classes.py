@@ -1,8 +1,6 @@
 """The phases of a problem: pixels of dx whose rows and columns are equal modulo the stride have their taps in common,
 and each phase is a convolution of dy with stride 1 (`phases.cuh` says how). Here is what rules and costs need."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import lru_cache
 from math import gcd
@@ -38,7 +36,7 @@ def largest(problem: Conv2dDgradProblem) -> Phase:
     """With the most rows, columns and taps that any has: what a launch is made for."""
     p = problem
     (rows, taps_h), (columns, taps_w) = (
-        (-(-extent // p.stride[axis]), -(-taps // _tap_step(p, axis)))
+        (-(-extent // p.stride[axis]), -(-taps // p.tap_step(axis)))
         for axis, (extent, taps) in enumerate(((p.h, p.r), (p.w, p.s)))
     )
     return _phase(p, rows, columns, taps_h, taps_w)
@@ -71,11 +69,6 @@ def _residues(extent: int, padding: int, taps: int, stride: int, dilation: int) 
             residues[rows, 0] -= 1
             residues[rows, (taps - 1 - first) // step + 1] += 1
     return +residues
-
-
-def _tap_step(problem: Conv2dDgradProblem, axis: int) -> int:
-    """From one tap of a phase to its next."""
-    return problem.stride[axis] // gcd(problem.stride[axis], problem.dilation[axis])
 
 
 def _phase(problem: Conv2dDgradProblem, rows: int, columns: int, taps_h: int, taps_w: int) -> Phase:

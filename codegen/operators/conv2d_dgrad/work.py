@@ -1,7 +1,5 @@
 """What a launch of all phases does to the machine: each phase's product or sums, together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any

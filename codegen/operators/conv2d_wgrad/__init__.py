@@ -2,8 +2,6 @@
 (`implicit_gemm`), and without one (`direct`). Sums run over all output pixels, in slices that are computed in
 parallel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files as packaged_files

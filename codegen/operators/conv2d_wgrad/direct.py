@@ -1,8 +1,6 @@
 """The kernel without a product, for filters of one channel: tunables, levels, rules, and what a schedule does to the
 machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product as combinations

@@ -4,8 +4,6 @@ dw[k, c, r, s] = epilogue(sum over n, p, q of dy[n, k, p, q] * x[n, g C' + c, p 
 for the group g of filter k and C' = c / groups channels of a group; what lies outside of x counts as 0.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import field_validator

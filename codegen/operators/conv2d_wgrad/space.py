@@ -1,8 +1,6 @@
 """How many slices of the output pixels searches try. Sums are long and dw is small, so its tiles alone leave most of a
 device idle: of 256 images of 112 x 112 pixels sums have 3.2 million products, where dw may be a single tile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem

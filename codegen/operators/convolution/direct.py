@@ -1,7 +1,5 @@
 """The kernel without a product: tunables, levels, rules, and what a schedule does to the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
 from typing import Any

@@ -1,7 +1,5 @@
 """A convolution as an implicit product: matmul's kernels with an operand, or two, gathered on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Elements of the image that no window meets, and of a gradient's output whose win
 NaN: a kernel that multiplies one with a zero would be right on every number, and wrong on an infinity there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

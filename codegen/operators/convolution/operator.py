@@ -1,8 +1,6 @@
 """What a convolution is as an operator, forward or a gradient: as a product of matrices of which one is gathered on the
 way (`implicit_gemm`), or without one (`direct`)."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping

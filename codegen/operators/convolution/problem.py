@@ -1,7 +1,5 @@
 """Problems of two-dimensional convolutions (as deep learning has them: the filter is not mirrored), with groups."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator

@@ -1,7 +1,5 @@
 """Reduced problems of a kernel's signature: the real Config, alignment class and code path on extents a CPU can run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ order and any number of slices. A kernel that computes fp16 or bf16 on the CUDA 
 one rounding for each product: it is inside.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 from codegen.alignment import needs_cuda_cores

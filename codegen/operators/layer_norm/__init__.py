@@ -1,7 +1,5 @@
 """Layer normalisation: each row with mean 0 and variance 1."""
 
-from __future__ import annotations
-
 from importlib.resources import files as packaged_files
 from typing import Literal
 

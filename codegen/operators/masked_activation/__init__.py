@@ -1,7 +1,5 @@
 """One of two functions of each element, as a mask says: in one vectorised pass or, for comparison, by lists."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files as packaged_files

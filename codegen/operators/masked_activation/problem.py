@@ -1,7 +1,5 @@
 """The masked_activation problem: out[i] = where_set(x[i]) where the mask has bit i set, else where_clear(x[i])."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

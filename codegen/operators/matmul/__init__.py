@@ -1,7 +1,5 @@
 """Matrix multiplication, on the CUDA cores (simt_*.py) and on tensor cores (tensor_*.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.resources import files as packaged_files
 from typing import Any
@@ -27,6 +25,11 @@ from codegen.operator import (
 )
 from codegen.operators.matmul import (
     inputs,
+    limbs_rules,
+    limbs_work,
+    ring_inputs,
+    ring_reference,
+    ring_space,
     simt_rules,
     simt_space,
     simt_work,
@@ -38,7 +41,8 @@ from codegen.operators.matmul import (
 )
 from codegen.operators.matmul import space as spaces
 from codegen.operators.matmul.alignment import aligns
-from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.operators.matmul.fixed_point import RINGS, over_ring
+from codegen.operators.matmul.kernel_family import is_limbs, is_tensor, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems
 from codegen.operators.matmul.reference import reference
@@ -65,9 +69,11 @@ class Matmul(Operator):
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = _matmul(problem)
         a, b, c = aligns(p)
+        shift = {"fraction_bits": p.fraction_bits, "rounding": p.rounding} if over_ring(p) else {}
         return {
             "layout": p.layout, "dtype": p.dtype, "acc_dtype": p.acc_dtype, "out_dtype": p.out_dtype,
             "allow_tf32": p.allow_tf32, "epilogue": structures(p.epilogue), "align_a": a, "align_b": b, "align_c": c,
+            **shift,
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -78,6 +84,8 @@ class Matmul(Operator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p = _matmul(problem)
+        if over_ring(p):
+            return _ring_rules(p, schedule, target, workspace_limit)
         admit = tensor_rules.rules if on_tensor_cores(p, target) else simt_rules.rules
         return admit(p, aligns(p)[:2], schedule, target, workspace_limit)
 
@@ -89,7 +97,11 @@ class Matmul(Operator):
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        fields = config_fields(t, s["layout"], (s["align_a"], s["align_b"], s["align_c"]))
+        aligned = (s["align_a"], s["align_b"], s["align_c"])
+        if s["dtype"] in RINGS:
+            fields = (*config_fields(ring_space.whole(t), s["layout"], aligned), *_ring_fields(s, t))
+        else:
+            fields = config_fields(t, s["layout"], aligned)
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
         return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
 
@@ -123,35 +135,45 @@ class Matmul(Operator):
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = _matmul(problem)
-        return inputs.make_inputs(p, self.operands(p), kind, rng)
+        make = ring_inputs.make_inputs if over_ring(p) else inputs.make_inputs
+        return make(p, self.operands(p), kind, rng)
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
-        return reference(_matmul(problem), inputs, exact)
+        p = _matmul(problem)
+        return ring_reference.reference(p, inputs) if over_ring(p) else reference(p, inputs, exact)
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         return traffic.cost(_matmul(problem), schedule.as_dict(), self.operands(problem))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, t = _matmul(problem), schedule.as_dict()
-        count = tensor_work.work if is_tensor(t) else simt_work.work
+        count = limbs_work.work if is_limbs(t) else tensor_work.work if is_tensor(t) else simt_work.work
         return count(p, t, aligns(p), self.cost(p, schedule), target)
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()
         if function != "run":
             return LaunchBounds(split.REDUCE_THREADS)
+        if is_limbs(t):
+            return LaunchBounds(tensor_rules.threads(t))
         return tensor_rules.launch_bounds(t) if is_tensor(t) else LaunchBounds(_threads(t), int(t["min_blocks"]))
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        t = kernel.tunables.as_dict()
-        return tensor_rules.registers(t, _stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
+        t, size = kernel.tunables.as_dict(), _stored(kernel).size
+        if is_limbs(t):
+            return limbs_rules.registers(t, size)
+        return tensor_rules.registers(t, _stored(kernel)) if is_tensor(t) else simt_rules.registers(t, size)
 
     def shared_bytes(self, kernel: Kernel) -> int:
-        t = kernel.tunables.as_dict()
-        return tensor_rules.shared_bytes(t, _stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+        t, size = kernel.tunables.as_dict(), _stored(kernel).size
+        if is_limbs(t):
+            return limbs_rules.shared_bytes(t, size)
+        return tensor_rules.shared_bytes(t, size) if is_tensor(t) else simt_rules.shared_bytes(t, size)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         t, epilogue = kernel.tunables.as_dict(), tuple(kernel.signature_dict["epilogue"])
+        if is_limbs(t):
+            return limbs_work.compile_seconds(t, epilogue, _stored(kernel).size)
         if is_tensor(t):
             return tensor_work.compile_seconds(t, epilogue, _stored(kernel))
         return simt_work.compile_seconds(t, epilogue)
@@ -167,6 +189,27 @@ def config_fields(tunables: Mapping[str, Any], layout: str, aligns: tuple[int, i
         *(ConfigField("int", f"align_{operand}", align) for operand, align in zip("abc", aligns, strict=True)),
         *constants(tensor_space.TUNABLES if is_tensor(t) else simt_space.TUNABLES, t),
         ConfigField("int", "threads", _threads(t)),
+    )
+
+
+def _ring_rules(
+    problem: MatmulProblem, schedule: Schedule, target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
+    t = schedule.as_dict()
+    if broken := ring_space.admitted(problem, t):
+        return broken
+    if is_limbs(t):
+        return limbs_rules.rules(problem, schedule, target, workspace_limit)
+    return simt_rules.rules(problem, aligns(problem)[:2], schedule, target, workspace_limit)
+
+
+def _ring_fields(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> tuple[ConfigField, ...]:
+    """What the code of rings reads beside that: the shift, and where it is done."""
+    own = (tunable for tunable in ring_space.OWN if tunable.name in tunables)
+    return (
+        ConfigField("int", "fraction_bits", signature["fraction_bits"]),
+        ConfigField("bool", "nearest", signature["rounding"] == "nearest"),
+        *constants(own, tunables),
     )
 
 

@@ -1,7 +1,5 @@
 """The alignment classes of a problem's operands."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 

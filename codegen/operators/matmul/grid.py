@@ -1,7 +1,5 @@
 """The grid of tiles of a matmul: how many blocks and k-steps there are, and the rules that both kernels share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

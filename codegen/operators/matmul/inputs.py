@@ -9,8 +9,6 @@ columns (or a multiple) apart only after 16 lengths, and then thousands of rows 
 the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

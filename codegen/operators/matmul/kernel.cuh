@@ -138,6 +138,9 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const bool fits = out.rows <= gemm::largest_extent && out.columns <= gemm::largest_extent && k <= gemm::largest_extent;
   if (!fits || gemm::blocks(gemm::plan_of<C>, out.batch, out.rows, out.columns) == 0)
     CUKILN_REFUSE(complaint, "ValueError: an extent or the number of blocks is over %lld", static_cast<long long>(gemm::largest_extent));
+  if (gemm::plan_of<C>.longest_k > 0 && k > gemm::plan_of<C>.longest_k)
+    CUKILN_REFUSE(complaint, "ValueError: k is %lld; the accumulators of this kernel hold %d: look up the kernel of this shape",
+                  static_cast<long long>(k), gemm::plan_of<C>.longest_k);
   if (!gemm::takes_k(gemm::plan_of<C>, k))
     CUKILN_REFUSE(complaint, "ValueError: k is %lld; this kernel was made for k = %d alone: look up the kernel of this shape",
                   static_cast<long long>(k), gemm::plan_of<C>.static_k);

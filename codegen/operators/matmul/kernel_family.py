@@ -1,7 +1,5 @@
 """Which of the two kernels computes a problem: on the CUDA cores (simt_*) or on tensor cores (tensor_*)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,7 +20,12 @@ def on_tensor_cores(problem: MatmulProblem, target: Target) -> bool:
 
 def is_tensor(tunables: Mapping[str, Any]) -> bool:
     """Whether these are tunables of the tensor-core kernel."""
-    return "mma_k" in tunables
+    return "mma_k" in tunables or is_limbs(tunables)
+
+
+def is_limbs(tunables: Mapping[str, Any]) -> bool:
+    """Whether these are tunables of the tensor-core kernel over rings."""
+    return tunables.get("algorithm") == "limbs"
 
 
 def mma_type(dtype: str) -> str:

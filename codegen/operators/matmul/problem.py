@@ -1,19 +1,31 @@
 """The matmul problem: out[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, k, n])."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
 from codegen.epilogue import AnyNode, Chain
+from codegen.operators.matmul.fixed_point import (
+    FUNCTIONS,
+    NODES,
+    RINGS,
+    ExactOnce,
+    Rounding,
+    Tolerance,
+    Truncation,
+    bits_of,
+    foreign_node,
+    ring_name,
+)
 from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, filled_in, refuse, require_elements
 
 Layout = Literal["nn", "nt", "tn", "tt"]
-InputDtype = Literal["float32", "float16", "bfloat16", "int8"]
-OutDtype = Literal["float32", "float16", "bfloat16", "int32"]
+InputDtype = Literal["float32", "float16", "bfloat16", "int8", "int32", "int64"]
+OutDtype = Literal["float32", "float16", "bfloat16", "int32", "int64"]
+# Fields that problems over rings alone have: others are keyed without them.
+FIXED_POINT = ("fraction_bits", "rounding", "truncation")
 FLOATS: tuple[OutDtype, ...] = ("float32", "float16", "bfloat16")
 
 
@@ -25,8 +37,9 @@ class MatmulProblem(Problem):
     """Row-major matrices; `layout`: first A (n: m x k is stored, t: k x m), then B (n: k x n, t: n x k).
 
     A and B are of `dtype`, sums of `acc_dtype`; out, biases and residuals of `out_dtype`. Sums of int8 products wrap
-    around as int32 does. Leading dimensions and batch strides are in elements and default to packed. A batch stride of
-    0 repeats A or B.
+    around as int32 does. Over a ring (int32, int64) inputs, sums and out are of `dtype`, wrap around, and are truncated
+    by `fraction_bits` (`fixed_point.py`). Leading dimensions and batch strides are in elements and default to packed. A
+    batch stride of 0 repeats A or B.
     """
 
     operator: Literal["matmul"] = "matmul"
@@ -36,11 +49,27 @@ class MatmulProblem(Problem):
     batch: Extent = 1
     layout: Layout = "nn"
     dtype: InputDtype = "float32"
-    acc_dtype: Literal["float32", "int32"] = _derived("Of the sums: int32 for int8 inputs, else float32.")
-    out_dtype: OutDtype = _derived("Default: dtype; int32 for int8. int32 takes int8 inputs and no epilogue.")
+    acc_dtype: Literal["float32", "int32", "int64"] = _derived(
+        "Of the sums: int32 for int8 inputs, dtype over a ring, else float32."
+    )
+    out_dtype: OutDtype = _derived("Default: dtype; int32 for int8, which then takes no epilogue.")
     allow_tf32: StrictBool = Field(
         default=False,
         description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
+    )
+    fraction_bits: Annotated[int, Field(strict=True, ge=0, le=63), BeforeValidator(as_integer)] = Field(
+        default=0, description="Over a ring: by how many bits sums are shifted; below those of dtype."
+    )
+    rounding: Rounding | None = Field(
+        default=None,
+        validate_default=True,
+        description="Of that shift: floor (default) or nearest, ties up. Rings alone have it.",
+    )
+    truncation: Truncation | None = Field(
+        default=None,
+        validate_default=True,
+        description="exact_once (default): the wrapped sum is shifted once. tolerance: within ulp of that, where "
+        "nothing wraps around; schedules may then truncate parts of a sum. Rings alone have it.",
     )
     epilogue: Chain = ()
     lda: Pitch = _derived("Elements from one stored row of A to the next.")
@@ -49,6 +78,11 @@ class MatmulProblem(Problem):
     stride_a: Stride = _derived("Elements from one A to the next of the batch; 0: all share one.")
     stride_b: Stride = _derived("Elements from one B to the next of the batch; 0: all share one.")
     stride_c: Stride = _derived("Elements from one out to the next of the batch.")
+
+    def canonical(self) -> dict[str, Any]:
+        """Without the fields of rings where there is none, so that what was known by its key stays known."""
+        fields = super().canonical()
+        return fields if self.dtype in RINGS else {name: fields[name] for name in fields if name not in FIXED_POINT}
 
     @property
     def sum_length(self) -> int:
@@ -69,7 +103,8 @@ class MatmulProblem(Problem):
     @field_validator("acc_dtype", mode="before")
     @classmethod
     def _wide_sums(cls, value: Any, info: ValidationInfo) -> Any:
-        sums = "int32" if info.data.get("dtype") == "int8" else "float32"
+        dtype = info.data.get("dtype", "float32")
+        sums = "int32" if dtype == "int8" else dtype if dtype in RINGS else "float32"
         return sums if value is None else _of_dtype(value, info, [sums])
 
     @field_validator("out_dtype", mode="before")
@@ -78,6 +113,8 @@ class MatmulProblem(Problem):
         dtype = info.data.get("dtype", "float32")
         if value is None:
             return "int32" if dtype == "int8" else dtype
+        if dtype in RINGS:
+            return _of_dtype(value, info, [dtype])
         return _of_dtype(value, info, [*FLOATS, "int32"] if dtype == "int8" else FLOATS)
 
     @field_validator("allow_tf32", mode="after")
@@ -86,10 +123,60 @@ class MatmulProblem(Problem):
         # One spelling for inputs that have no TF32, so that they share a key.
         return value and info.data.get("dtype", "float32") == "float32"
 
+    @field_validator("fraction_bits", mode="after")
+    @classmethod
+    def _of_a_ring(cls, value: int, info: ValidationInfo) -> int:
+        dtype = info.data.get("dtype")
+        if dtype is None or value == 0:
+            return value
+        _require_ring(value, info)
+        if value >= bits_of(dtype):
+            raise refuse(
+                "fraction_bits_out_of_range",
+                "is {given}; a shift of {ring} leaves a bit: 0 to {allowed} are allowed",
+                given=value,
+                ring=ring_name(dtype),
+                allowed=bits_of(dtype) - 1,
+            )
+        return value
+
+    @field_validator("rounding", mode="after")
+    @classmethod
+    def _of_a_shift(cls, value: Rounding | None, info: ValidationInfo) -> Rounding | None:
+        if value is not None:
+            _require_ring(value, info)
+        # Without a shift all mean the same: one spelling, so that they share a key.
+        floor: Rounding = "floor"
+        return (value if value and info.data.get("fraction_bits") else floor) if _ring_of(info) else None
+
+    @field_validator("truncation", mode="after")
+    @classmethod
+    def _of_sums(cls, value: ExactOnce | Tolerance | None, info: ValidationInfo) -> ExactOnce | Tolerance | None:
+        if value is not None:
+            _require_ring(value.policy, info)
+        once = ExactOnce(policy="exact_once")
+        return (value if value and info.data.get("fraction_bits") else once) if _ring_of(info) else None
+
+    @field_validator("epilogue", mode="after")
+    @classmethod
+    def _exact_in_a_ring(cls, value: tuple[AnyNode, ...], info: ValidationInfo) -> tuple[AnyNode, ...]:
+        ring = _ring_of(info)
+        if ring and (foreign := foreign_node(value)):
+            raise refuse(
+                "inexact_epilogue",
+                "{foreign}; {ring} computes {words} exactly, and masked_activation of {functions} alone",
+                foreign=foreign,
+                ring=ring_name(ring),
+                words=", ".join(node for node in NODES if node != "masked_activation"),
+                functions=" and ".join(FUNCTIONS),
+                allowed=list(NODES),
+            )
+        return value
+
     @field_validator("epilogue", mode="after")
     @classmethod
     def _no_fp32_between_integers(cls, value: tuple[AnyNode, ...], info: ValidationInfo) -> tuple[AnyNode, ...]:
-        if value and info.data.get("out_dtype") == "int32":
+        if value and info.data.get("dtype") == "int8" and info.data.get("out_dtype") == "int32":
             raise refuse(
                 "inexact_epilogue",
                 "is computed in float32, which cannot hold every int32; out_dtype int32 takes an empty epilogue, an "
@@ -178,6 +265,25 @@ class MatmulProblem(Problem):
             )
         require_elements(_spelled(operand), (batch - 1) * value + span)
         return value
+
+
+def _ring_of(info: ValidationInfo) -> str | None:
+    """The dtype of the problem, where it is a ring's."""
+    dtype = info.data.get("dtype")
+    return dtype if dtype in RINGS else None
+
+
+def _require_ring(given: Any, info: ValidationInfo) -> None:
+    """Refuses what floats and int8 have no use for."""
+    if "dtype" in info.data and _ring_of(info) is None:
+        raise refuse(
+            "no_fixed_point",
+            "is {given}, but {dtype} is no fixed point: dtype {words} is",
+            given=given,
+            dtype=info.data["dtype"],
+            words=" or ".join(RINGS),
+            allowed=list(RINGS),
+        )
 
 
 def _of_dtype(value: Any, info: ValidationInfo, allowed: Sequence[str]) -> Any:

@@ -1,7 +1,5 @@
 """Reduced problems of a kernel's signature: the real Config, alignment class and code path on extents a CPU can run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +7,17 @@ from typing import Any
 
 from codegen.alignment import classes, needs_cuda_cores, round_up, widest
 from codegen.epilogue import AnyNode, Scale, node_of
+from codegen.operators.matmul.fixed_point import RINGS, largest_error, parts
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
+from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
 
 # Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the tail problem get
 # more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel
 # whose single tile costs more than MANY_BUDGET has no third and fourth problem.
 BUDGET, TENSOR_BUDGET, MANY_BUDGET = 1_500_000, 4_000_000, 12_000_000
+# Of products by limbs the CPU makes 10 to 36 of bytes.
+LIMBS_BUDGET, LIMBS_MANY = 400_000, 1_000_000
 # Rows and columns of tiles: 5 rows make a full and a broken band of 4.
 WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
 # Of the problem of many tiles: matrices, rows and columns of tiles; the first that the budget allows.
@@ -34,7 +36,7 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
     Where k is split there are steps for unequal slices; a kernel that was compiled for one k gets no other.
     """
     kernel = _Reduced(signature, tunables)
-    if kernel.cost(1, 1, 1, kernel.short_k) > MANY_BUDGET:
+    if kernel.cost(1, 1, 1, kernel.short_k) > kernel.many_budget:
         return [kernel.even(), kernel.tail(matrices=2)]
     return [kernel.even(), kernel.tail(), kernel.smallest(), kernel.many()]
 
@@ -66,7 +68,7 @@ class _Reduced:
         return self._problem(3, self.least("m"), self.least("n"), k, GAP)
 
     def many(self) -> MatmulProblem:
-        fits = [many for many in MANY if self.cost(*many, self.short_k) <= MANY_BUDGET]
+        fits = [many for many in MANY if self.cost(*many, self.short_k) <= self.many_budget]
         batch, rows, columns = fits[0] if fits else MANY[-1]
         # The last tiles are barely begun.
         m = (rows - 1) * self.tile("m") + self.least("m")
@@ -89,7 +91,13 @@ class _Reduced:
     @property
     def even_k(self) -> int:
         steps = max(int(self.tunables["stages"]) + 1, UNEVEN_STEPS if self.splits else 0)
-        return self.static_k or steps * self.tile("k")
+        # Of carries there are two, and what comes behind them.
+        chained = 2 * int(self.tunables.get("chain_k", 0))
+        return self.static_k or chained + steps * self.tile("k")
+
+    @property
+    def many_budget(self) -> int:
+        return LIMBS_MANY if is_limbs(self.tunables) else MANY_BUDGET
 
     def tile(self, extent: str) -> int:
         return int(self.tunables[f"tile_{extent}"])
@@ -106,7 +114,7 @@ class _Reduced:
 
     def _tiles(self, k: int, matrices: int = 1) -> dict[str, int]:
         """How many tiles along m and n and how many matrices, as far as the budget allows."""
-        budget = TENSOR_BUDGET if "mma_k" in self.tunables else BUDGET
+        budget = LIMBS_BUDGET if is_limbs(self.tunables) else TENSOR_BUDGET if "mma_k" in self.tunables else BUDGET
         chosen = {"batch": matrices, "m": 1, "n": 1}
         for axis, count in WANTED:
             more = {**chosen, axis: count}
@@ -146,6 +154,8 @@ class _Reduced:
                 stride += align
             fields[f"ld{operand}"], fields[f"stride_{operand}"] = pitch, stride
             taken |= {pitch, stride}
+        if s["dtype"] in RINGS:
+            fields |= _fixed_point(s, self.tunables, k)
         return MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=_chain(s, k), **fields)
 
     def _columns_of_class(self, n: int) -> int:
@@ -154,6 +164,15 @@ class _Reduced:
         quads = needs_cuda_cores(s["dtype"], s["allow_tf32"])
         counts = range(n, n + classes(s["out_dtype"], quads=quads)[0] * self.least("n") + 1, self.least("n"))
         return next(count for count in counts if widest(s["out_dtype"], count, quads=quads) == s["align_c"])
+
+
+def _fixed_point(signature: Mapping[str, Any], tunables: Mapping[str, Any], k: int) -> dict[str, Any]:
+    """A kernel that truncates once is exact; another one must keep to the bound of its own parts, and no more."""
+    fields = {name: signature[name] for name in ("fraction_bits", "rounding")}
+    if tunables["truncate"] == "once":
+        return fields
+    error = largest_error(parts(k, tunables), signature["rounding"])
+    return {**fields, "truncation": {"policy": "tolerance", "ulp": error}}
 
 
 def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:

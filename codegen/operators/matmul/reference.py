@@ -20,8 +20,6 @@ product at least, which the other slices do without: the bounds hold for any num
 atomically.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

@@ -3,11 +3,10 @@
 Every static_assert of gemm/simt.cuh is a rule here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.dtypes import dtype
 from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
@@ -27,18 +26,20 @@ def threads(tunables: Mapping[str, Any]) -> int:
     return count
 
 
-def shared_bytes(tunables: Mapping[str, Any]) -> int:
-    """Dynamic shared memory of a block, as `shared_bytes` in gemm/simt.cuh."""
+def shared_bytes(tunables: Mapping[str, Any], size: int = 4) -> int:
+    """Dynamic shared memory of a block, as `shared_bytes` in gemm/simt.cuh. `size`: bytes of an element."""
     t = tunables
-    floats: int = t["stages"] * t["tile_k"] * (t["tile_m"] + t["tile_n"] + 2 * t["padding"])
-    return 4 * floats
+    elements: int = t["stages"] * t["tile_k"] * (t["tile_m"] + t["tile_n"] + 2 * t["padding"])
+    return size * elements
 
 
-def registers(tunables: Mapping[str, Any]) -> int:
-    """An estimate of a thread's registers: accumulators, fragments, and what the loaders hold on the way."""
+def registers(tunables: Mapping[str, Any], size: int = 4) -> int:
+    """An estimate of a thread's registers: accumulators (two sets where tiles are truncated), fragments, and what the
+    loaders hold on the way. `size`: bytes of an element."""
     t = tunables
     fragments = t["fragments"] * (t["thread_m"] + t["thread_n"])
-    estimate: int = t["thread_m"] * t["thread_n"] + fragments + held(t) + OVERHEAD_REGISTERS
+    sums = t["thread_m"] * t["thread_n"] * (2 if t.get("truncate") == "tile" else 1)
+    estimate: int = (sums + fragments + held(t)) * size // 4 + OVERHEAD_REGISTERS
     return estimate
 
 
@@ -53,13 +54,13 @@ def rules(
     problem: MatmulProblem, aligns: tuple[int, int], schedule: Schedule, target: Target, workspace_limit: int | None
 ) -> Accepted | Rejected:
     """`aligns` are elements per access of A and B."""
-    t = schedule.as_dict()
+    t, size = schedule.as_dict(), dtype(problem.dtype).bytes
     return (
         _shape_rules(t)
         or _vector_rules(t, problem, aligns)
         or split.rules(t, problem, target)
-        or grid.residency_rules(int(t["min_blocks"]), threads(t), shared_bytes(t), registers(t), target)
-        or _worth_rules(t, problem, target)
+        or grid.residency_rules(int(t["min_blocks"]), threads(t), shared_bytes(t, size), registers(t, size), target)
+        or _worth_rules(t, problem, size, target)
         or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
         or ACCEPTED
     )
@@ -110,7 +111,7 @@ def _vector_rules(t: Mapping[str, Any], problem: MatmulProblem, aligns: tuple[in
     ) or check(row_b % aligns[1] == 0, "vector", f"a tile row of B has {row_b} elements, no multiple of {aligns[1]}")
 
 
-def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
+def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, size: int, target: Target) -> Rejected | None:
     """What works, but cannot win: it repeats another schedule's code or order, or computes mostly padding."""
     k, slices = problem.k, t["split_k"]
     steps = grid.k_steps(k, t["tile_k"]) // slices  # of the shortest slice
@@ -123,9 +124,9 @@ def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -
             f"2 stages with one step: k = {k}, tile_k = {t['tile_k']}, split_k = {slices}",
         )
         or check(
-            t["min_blocks"] == 1 or registers(t) + TYPICAL_SHORTFALL > unforced,
+            t["min_blocks"] == 1 or registers(t, size) + TYPICAL_SHORTFALL > unforced,
             "min_blocks",
-            f"2 blocks of about {registers(t)} registers fit unasked ({unforced} each)",
+            f"2 blocks of about {registers(t, size)} registers fit unasked ({unforced} each)",
         )
         or grid.order_rules(t, problem)
     )

@@ -1,7 +1,5 @@
 """Tunables of the kernel on the CUDA cores and the value lists of its search levels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 
@@ -91,10 +89,10 @@ def default(
     """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
     lists, division = levels(problem, target, slices)[1]
     most = slices[-1] if slices else 1
-    return first_accepted(map(Schedule.of, _preferred(problem, target, lists, division, most)), admit)
+    return first_accepted(map(Schedule.of, preferred(problem, target, lists, division, most)), admit)
 
 
-def _preferred(
+def preferred(
     problem: MatmulProblem, target: Target, lists: Lists, division: Linked, most: int
 ) -> Iterator[dict[str, Value]]:
     """Level 1, best guess first: tiles as large as still fill the device in `most` slices of k, then as many outputs

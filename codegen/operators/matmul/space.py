@@ -1,12 +1,11 @@
 """Matmul's tunables and search spaces: those of the kernel that computes a problem on a target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from codegen.errors import UnknownTunable
-from codegen.operators.matmul import simt_space, tensor_space
+from codegen.operators.matmul import ring_space, simt_space, tensor_space
+from codegen.operators.matmul.fixed_point import over_ring
 from codegen.operators.matmul.kernel_family import on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.rules import Accepted, Rejected
@@ -39,7 +38,7 @@ def _every_tunable() -> tuple[Tunable, ...]:
 
 
 # The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks.
-TUNABLES = _every_tunable()
+TUNABLES = (*_every_tunable(), *ring_space.OWN)
 
 
 def space(
@@ -50,6 +49,8 @@ def space(
     admit: Callable[[Schedule], Accepted | Rejected],
 ) -> SearchSpace:
     """The schedules of a search; `aligns` are elements per access of A and B. Raises InvalidSearch."""
+    if over_ring(problem):
+        return ring_space.space(problem, target, search, admit)
     if on_tensor_cores(problem, target):
         _require_own(search, problem, target, tensor_space.TUNABLES, TENSOR_CORES)
         default = tensor_space.default(problem, target, aligns, admit)

@@ -7,11 +7,10 @@ on tensor cores only. A fixed number of blocks share the k-steps of all tiles ev
 blocks go through the workspace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from codegen.dtypes import dtype
 from codegen.operators.matmul.grid import RASTER, blocks, k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.rules import Rejected, check
@@ -22,6 +21,8 @@ MOST_SLICES, MOST_STREAM_BLOCKS = 1024, 4096
 _WAYS = ("none", "workspace", "atomic")  # in the order of the numbers in gemm/tile.cuh
 _MEANING = "where partial sums of k go: nowhere, a part of the workspace for each slice, one part by atomic adds"
 SPLIT = Tunable("split", _WAYS, False, _MEANING, "none")
+# Over rings: no atomic addition in 64 bits, and nothing that it would save.
+SPLIT_OF_RING = Tunable("split", _WAYS[:2], False, _MEANING, "none")
 SPLIT_OR_STREAM = Tunable("split", (*_WAYS, "stream"), False, f"{_MEANING}; stream-K", "none")
 SPLIT_K = Tunable("split_k", range(1, MOST_SLICES + 1), True, "slices of k that are summed in parallel", 1)
 STREAM_BLOCKS = Tunable(
@@ -42,7 +43,6 @@ _FUNCTIONS = {
 }
 # Threads of a block of `reduce` and `clear`, as `reduce_threads` in gemm/split.cuh.
 REDUCE_THREADS = 256
-SUM_BYTES = 4  # float32 and int32 accumulators
 # Steps that a slice needs to be worth the second launch.
 LEAST_STEPS = 8
 # Blocks per multiprocessor beyond which more slices add traffic and nothing else: the last round of blocks is then an
@@ -62,6 +62,11 @@ def deterministic(tunables: Mapping[str, Any], acc_dtype: str) -> bool:
     return tunables["split"] != "atomic" or acc_dtype == "int32"
 
 
+def sum_bytes(problem: MatmulProblem) -> int:
+    """Of an accumulator."""
+    return dtype(problem.acc_dtype).bytes
+
+
 def workspace_pitch(n: int) -> int:
     """Sums from one row of the workspace to the next, as in gemm/tile.cuh: whole 16-byte vectors."""
     return -(-n // 4) * 4
@@ -71,10 +76,10 @@ def workspace_bytes(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
     """Exactly what `workspace_bytes` in kernel.cuh says."""
     t = tunables
     if t["split"] == "stream":
-        size: int = SUM_BYTES * 2 * t["stream_blocks"] * t["tile_m"] * t["tile_n"]
+        size: int = sum_bytes(problem) * 2 * t["stream_blocks"] * t["tile_m"] * t["tile_n"]
         return size
     slices: int = {"none": 0, "workspace": t["split_k"], "atomic": 1}[t["split"]]
-    return SUM_BYTES * slices * problem.batch * problem.m * workspace_pitch(problem.n)
+    return sum_bytes(problem) * slices * problem.batch * problem.m * workspace_pitch(problem.n)
 
 
 def all_steps(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:

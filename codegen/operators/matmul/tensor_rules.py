@@ -3,8 +3,6 @@
 Every static_assert of gemm/tensor.cuh is a rule here, and what its instructions and its registers demand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +62,7 @@ class Stored:
     layout: str
 
     @classmethod
-    def of(cls, problem: MatmulProblem, aligns: tuple[int, int]) -> Stored:
+    def of(cls, problem: MatmulProblem, aligns: tuple[int, int]) -> "Stored":
         return cls(dtype(problem.dtype).bytes, aligns, problem.layout)
 
     @property

@@ -1,7 +1,5 @@
 """Tunables of the tensor-core kernel and the value lists of its search levels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -19,9 +17,9 @@ from codegen.operators.matmul.split import (
     SPLIT_K,
     SPLIT_OR_STREAM,
     STREAM_BLOCKS,
-    SUM_BYTES,
     Way,
     linked,
+    sum_bytes,
     useful_slices,
     ways,
 )
@@ -309,7 +307,7 @@ def _clocks(problem: MatmulProblem, target: Target, tile_m: int, tile_n: int, sl
     dram = stored / (target.dram_gb_s * 1e3 / target.clock_mhz * active)
     if slices == 1:
         return max(busy, dram)
-    partials = 2 * slices * SUM_BYTES * problem.batch * problem.m * problem.n
+    partials = 2 * slices * sum_bytes(problem) * problem.batch * problem.m * problem.n
     return max(busy, dram) + LAUNCH_US * target.clock_mhz + partials / (L2_BYTES_PER_CLOCK * device)
 
 

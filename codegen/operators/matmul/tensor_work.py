@@ -1,7 +1,5 @@
 """What a schedule of the tensor-core kernel does to the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a matmul costs, and the bytes that a schedule moves from L2 and DRAM. Both kernels count so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from codegen.dtypes import dtype
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.matmul import split
+from codegen.operators.matmul.fixed_point import truncations
 from codegen.operators.matmul.grid import blocks, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.targets import Target
@@ -30,7 +29,14 @@ def cost(problem: MatmulProblem, tunables: Mapping[str, Any], operands: tuple[Op
     flops = 2 * outputs * problem.k + outputs * sum(_NODE_FLOPS.get(node.op, 1) for node in problem.epilogue)
     read = sum(_distinct(operand) * dtype(operand.dtype).bytes for operand in operands if operand.role == "in")
     written = outputs * dtype(problem.out_dtype).bytes
-    return Cost(flops, read, written, len(split.functions(tunables)), split.workspace_bytes(problem, tunables))
+    return Cost(
+        flops,
+        read,
+        written,
+        len(split.functions(tunables)),
+        split.workspace_bytes(problem, tunables),
+        truncations(problem, tunables),
+    )
 
 
 def _distinct(operand: Operand) -> int:
@@ -80,7 +86,7 @@ def partial_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> float:
     """Bytes of partial sums that all blocks hand on; an atomic add moves its operand and its result."""
     if t["split"] == "stream":
         return float(split.workspace_bytes(problem, t))
-    outputs = split.SUM_BYTES * problem.batch * problem.m * split.workspace_pitch(problem.n)
+    outputs = split.sum_bytes(problem) * problem.batch * problem.m * split.workspace_pitch(problem.n)
     return float({"none": 0, "workspace": 1, "atomic": 2}[t["split"]] * t["split_k"] * outputs)
 
 
@@ -112,12 +118,12 @@ def other_launches(
     if t["split"] == "stream":
         return (_reduce_stream(problem, t, align_c, least, target),)
     outputs = float(problem.batch * problem.m * problem.n)
-    per_slice = float(split.SUM_BYTES * problem.batch * problem.m * split.workspace_pitch(problem.n))
+    per_slice = float(split.sum_bytes(problem) * problem.batch * problem.m * split.workspace_pitch(problem.n))
     read = per_slice * (t["split_k"] if t["split"] == "workspace" else 1)
     written = output_bytes(problem, least)
     reduce = items(
         outputs / align_c,
-        instructions=outputs * (1 + 2 * len(problem.epilogue)) + 1.5 * read / split.SUM_BYTES,
+        instructions=outputs * (1 + 2 * len(problem.epilogue)) + 1.5 * read / split.sum_bytes(problem),
         l2_bytes=read + written,
         dram_bytes=written + beyond_l2(problem, t, read, target),
         steps=-(-t["split_k"] // PARTIALS_IN_FLIGHT) if t["split"] == "workspace" else 1,
@@ -138,7 +144,7 @@ def _reduce_stream(problem: MatmulProblem, t: Mapping[str, Any], align_c: int, l
     outputs = float(tile_blocks * t["tile_m"] * t["tile_n"])
     return items(
         outputs / align_c,
-        instructions=1.5 * read / split.SUM_BYTES,
+        instructions=1.5 * read / split.sum_bytes(problem),
         l2_bytes=read + written,
         dram_bytes=written + beyond_l2(problem, t, read, target),
         steps=max(1, t["stream_blocks"] // tile_blocks),

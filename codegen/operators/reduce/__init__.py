@@ -1,8 +1,6 @@
 """Reductions over any axes of an array, after a map of one element or of two: threads go along rows of neighbours, or
 along columns of vectors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from importlib.resources import files as packaged_files

@@ -4,8 +4,6 @@ An element lies at the sum of an offset along the kept axes and one along the re
 not know of each other: any axes of any array have this form.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Inputs of a reduction's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

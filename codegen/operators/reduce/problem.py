@@ -4,8 +4,6 @@ out[kept axes] = epilogue(fn over the reduced axes of map(x)), or of map(dy, x).
 those that are left, in their order.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_args

@@ -1,8 +1,6 @@
 """Reduced problems of a kernel's signature: the real Config, alignment class and lists of axes on extents that a CPU
 can run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -18,8 +18,6 @@ What the map adds to each value's error goes through the function: as a sum of e
 max, min and logsumexp, as 2 sqrt(S Σe²) + Σe² for the variance.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

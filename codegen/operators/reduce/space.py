@@ -1,7 +1,5 @@
 """Tunables and search spaces, and what a schedule makes of a problem: blocks, steps and slices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product

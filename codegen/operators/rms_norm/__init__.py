@@ -1,7 +1,5 @@
 """RMS normalisation: each row divided by its root mean square."""
 
-from __future__ import annotations
-
 from importlib.resources import files as packaged_files
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Softmax along the last axis, with the greatest element of the row subtracted first."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.resources import files as packaged_files
 from typing import Literal

@@ -1,7 +1,5 @@
 """The oldest schema that is migrated. It is never made: `Database.migrate` gives a new database the tables of today."""
 
-from __future__ import annotations
-
 revision = "0007"
 down_revision = None
 

@@ -5,8 +5,6 @@ done again. Of problems that have ended, candidates that were only screened are 
 nothing, because only some of their kernels were compiled in full.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import sqlalchemy as sa

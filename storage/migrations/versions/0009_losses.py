@@ -1,7 +1,5 @@
 """Losses are counted apart from failures; what a limit ended is remembered with the limit; workers pause."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

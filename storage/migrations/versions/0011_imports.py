@@ -1,7 +1,5 @@
 """Imports stand apart from what was found here, and can be withdrawn."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

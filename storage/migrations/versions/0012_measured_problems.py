@@ -1,7 +1,5 @@
 """What was measured is found by its problem, on whichever device class."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

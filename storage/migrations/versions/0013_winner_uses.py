@@ -1,7 +1,5 @@
 """What winner records name: the digests of their files and of their code, each found by an index."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

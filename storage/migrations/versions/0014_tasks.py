@@ -1,7 +1,5 @@
 """Tasks, leased by workers, and pending builds: until here `items`, `claimed` and `demands`."""
 
-from __future__ import annotations
-
 import sqlalchemy as sa
 from alembic import op
 

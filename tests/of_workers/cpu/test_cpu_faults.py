@@ -248,7 +248,7 @@ def test_a_compiler_that_reached_a_limit_of_ours_is_remembered_with_it(name: str
 def test_a_test_plan_that_fails_is_no_verdict(tmp_path: Path) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
-    text = operator("faulty").kernel_text
+    text = "".join(operator("faulty").kernel_texts.values())
     (folder / "kernel.cuh").write_text(text.replace("namespace faulty", "namespace broken"))
     (folder / "__init__.py").write_text(
         "import importlib.util\nimport sys\nfrom pathlib import Path\n\n"

@@ -129,6 +129,11 @@ def test_nothing_is_fused_where_the_product_is_not_of_the_outputs_type() -> None
     assert plan.fused == Fused() and [node.op for node in plan.rest] == ["scale", "bias", "relu"]
 
 
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_over_a_ring_the_library_has_nothing(dtype: str) -> None:
+    assert plans(matmul(dtype=dtype, epilogue=[BIAS, RELU])) == ()
+
+
 def test_int8_is_given_as_the_library_wants_it() -> None:
     (plan,) = plans(matmul(dtype="int8", m=5, n=6, k=7, layout="tn"))
     assert plan.transpose == (True, False) and plan.packed

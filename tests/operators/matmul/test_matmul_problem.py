@@ -41,7 +41,7 @@ def test_every_field_at_fault_is_named_and_no_other() -> None:
         ({"dtype": "int8", "acc_dtype": "float32"}, "acc_dtype", ["int32"]),
         ({"dtype": "float16", "out_dtype": "int32"}, "out_dtype", ["float32", "float16", "bfloat16"]),
         ({"dtype": "int8", "epilogue": [{"op": "gelu"}]}, "epilogue", {"maxItems": 0}),
-        ({"dtype": "half"}, "dtype", ["float32", "float16", "bfloat16", "int8"]),
+        ({"dtype": "half"}, "dtype", ["float32", "float16", "bfloat16", "int8", "int32", "int64"]),
         ({"allow_tf32": "yes"}, "allow_tf32", {"type": "boolean"}),
     ],
 )
@@ -147,10 +147,11 @@ def test_the_schema_does_not_show_derived_defaults() -> None:
     assert "default" not in schema["properties"]["lda"]
     assert schema["properties"]["m"]["maximum"] == LARGEST_EXTENT
     assert schema["additionalProperties"] is False
-    assert schema["properties"]["dtype"]["enum"] == ["float32", "float16", "bfloat16", "int8"]
+    assert schema["properties"]["dtype"]["enum"] == ["float32", "float16", "bfloat16", "int8", "int32", "int64"]
     nothing = {"type": "null"}  # as good as leaving it out
-    assert schema["properties"]["acc_dtype"]["anyOf"] == [{"enum": ["float32", "int32"], "type": "string"}, nothing]
-    out = {"enum": ["float32", "float16", "bfloat16", "int32"], "type": "string"}
+    sums = {"enum": ["float32", "int32", "int64"], "type": "string"}
+    assert schema["properties"]["acc_dtype"]["anyOf"] == [sums, nothing]
+    out = {"enum": ["float32", "float16", "bfloat16", "int32", "int64"], "type": "string"}
     assert schema["properties"]["out_dtype"]["anyOf"] == [out, nothing]
     assert "default" not in schema["properties"]["out_dtype"]
     assert schema["properties"]["allow_tf32"]["type"] == "boolean"

@@ -9,8 +9,6 @@ The whole tree ends with process 1, which ends with the leader, which ends with 
 namespaces the leader is a sub-reaper instead: it inherits every orphan below it and ends them all.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -55,7 +53,7 @@ class Fence:
     device: bool
 
     @classmethod
-    def read(cls, data: Mapping[str, object]) -> Fence:
+    def read(cls, data: Mapping[str, object]) -> "Fence":
         return cls(**{**data, "means": Means(**data["means"])})  # type: ignore[arg-type]
 
     def enter(self) -> None:

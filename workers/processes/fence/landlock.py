@@ -4,8 +4,6 @@ that it does not name. Each kernel has an ABI version; what is used here is what
 Numbers: linux/landlock.h; the system calls have the same numbers on every architecture.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """What this machine has to fence a child in with; run as a program, it tries it and prints it as JSON."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,8 +1,6 @@
 """Namespaces of a child's own: of processes, mounts, System V memory and, where allowed, of the network; folders that
 it sees covered, and a /proc that shows it no process but its own."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import stat

@@ -5,8 +5,6 @@ For a process that uses a GPU a weaker one: CUDA's driver binds a unix socket of
 connecting is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

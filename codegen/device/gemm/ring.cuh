@@ -1,0 +1,57 @@
+// Sums of products over Z/2^32 (int) and Z/2^64 (int64_t), which wrap around as two's complement does, and their
+// truncation: an arithmetic shift of the value by Config::fraction_bits, rounded down or to the nearest, ties up.
+//
+// A sum may be truncated once, when it is whole; after each tile of k (the parts are truncated and added); or product by
+// product. The latter two differ from the first by as much as docs/operators/ring.md proves, where nothing wraps around.
+#pragma once
+
+namespace cukiln {
+namespace gemm {
+
+// Config::truncate.
+enum { truncate_once, truncate_tile, truncate_product };
+
+template <class C>
+constexpr bool over_ring = is_same<typename C::Input, int> || is_same<typename C::Input, int64_t>;
+
+#if defined(CUKILN_DEVICE)
+
+template <class T> struct UnsignedOf;
+template <> struct UnsignedOf<int> { using type = unsigned; };
+template <> struct UnsignedOf<int64_t> { using type = unsigned long long; };
+
+template <class C>
+__device__ __forceinline__ constexpr bool truncates_tiles() {
+  if constexpr (over_ring<C>) return C::truncate == truncate_tile;
+  return false;
+}
+
+// The shift leaves the sign: nvcc and g++ shift signed integers arithmetically. The bit below says whether the nearest is
+// above, which is (value + 2^(bits - 1)) >> bits without a sum that could overflow.
+template <class C, class T>
+__device__ __forceinline__ T truncated(T value) {
+  constexpr int bits = C::fraction_bits;
+  if constexpr (bits == 0) {
+    return value;
+  } else {
+    const T floor = value >> bits;
+    return C::nearest ? plus(floor, (value >> (bits - 1)) & T(1)) : floor;
+  }
+}
+
+__device__ __forceinline__ int product(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) * static_cast<unsigned>(b)); }
+__device__ __forceinline__ int64_t product(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b));
+}
+
+// sum + a b, with the product truncated where each is.
+template <class C, class T>
+__device__ __forceinline__ T multiply_add(T a, T b, T sum) {
+  const T whole = product(a, b);
+  return plus(sum, C::truncate == truncate_product ? truncated<C>(whole) : whole);
+}
+
+#endif  // CUKILN_DEVICE
+
+}  // namespace gemm
+}  // namespace cukiln

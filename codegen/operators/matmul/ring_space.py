@@ -1,0 +1,244 @@
+"""Tunables and search levels of matmuls over rings: on the CUDA cores (`imad`), and on tensor cores by limbs (`limbs`),
+which compete in one search."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from codegen.alignment import power_of_two
+from codegen.errors import InvalidSearch
+from codegen.operators.matmul import limbs_rules, simt_space, tensor_space
+from codegen.operators.matmul.fixed_point import (
+    PLACES,
+    Place,
+    allowed_ulp,
+    largest_error,
+    parts,
+    ring_name,
+)
+from codegen.operators.matmul.grid import blocks
+from codegen.operators.matmul.kernel_family import AMPERE
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.split import SLICES, SPLIT_OF_RING, linked, useful_slices, ways
+from codegen.search.joined_space import Kind, build_joined
+from codegen.search.rules import Accepted, Rejected, check, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable, union
+from codegen.targets import Target
+
+Lists = dict[str, tuple[Value, ...]]
+
+ALGORITHM = Tunable(
+    "algorithm", ("imad", "limbs"), False,
+    "over rings only: by integer multiply-adds on the CUDA cores, or byte by byte on tensor cores", "imad",
+    constant=False,
+)  # fmt: skip
+TRUNCATE = Tunable(
+    "truncate", PLACES, False,
+    "over rings only: sums are truncated once, after each tile of k, or product by product (imad), where the problem's "
+    "policy allows it", "once",
+)  # fmt: skip
+CHAIN_K = Tunable(
+    "chain_k", (0, 512, 2048, 8192, 16384), False,
+    "over rings only, by limbs of int64: elements of k between two carries of the accumulators; 0: none", 0,
+)  # fmt: skip
+OWN = (ALGORITHM, TRUNCATE, CHAIN_K)
+
+
+def _of_limbs(tunable: Tunable) -> Tunable:
+    return SPLIT_OF_RING if tunable.name == "split" else tunable
+
+
+IMAD = (ALGORITHM, *map(_of_limbs, simt_space.TUNABLES), TRUNCATE)
+LIMBS = (
+    ALGORITHM,
+    *(_of_limbs(t) for t in tensor_space.TUNABLES if t.name not in {*limbs_rules.FIXED, "stream_blocks"}),
+    TRUNCATE,
+    CHAIN_K,
+)
+EVERY: Mapping[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": LIMBS}
+EVERY_WAY = linked(ways(SLICES, atomic=False), with_stream=False)
+# Elements of k between carries that level 1 tries: few enough for a test on the CPU, and 16 k-steps of 36 products.
+USUAL_CHAIN = 512
+# Of a tile along k, the most that a schedule of either kind has.
+DEEPEST_TILE = 64
+
+
+def whole(tunables: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule with what the code reads and limbs have no choice of."""
+    return {**limbs_rules.FIXED, **tunables} if tunables["algorithm"] == "limbs" else dict(tunables)
+
+
+def admitted(problem: MatmulProblem, t: Mapping[str, Any]) -> Rejected | None:
+    """Whether the problem's policy lets a schedule truncate where it does."""
+    if t["truncate"] == "once":
+        return None
+    count = parts(problem.k, t)
+    error = largest_error(count, problem.rounding or "floor")
+    return (
+        check(problem.fraction_bits > 0, "truncate", f"truncate = {t['truncate']}: fraction_bits = 0 truncates nothing")
+        or check(count > 1, "truncate", f"truncate = {t['truncate']} has one part, as once does: k = {problem.k}")
+        or check(
+            error <= allowed_ulp(problem),
+            "truncate",
+            f"{count} truncated parts are off by up to {error} units of the last bit; {_policy(problem)}",
+        )
+    )
+
+
+def _policy(problem: MatmulProblem) -> str:
+    allowed = allowed_ulp(problem)
+    return f"the problem allows {allowed}" if allowed else "the problem allows none"
+
+
+def space(
+    problem: MatmulProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
+) -> SearchSpace:
+    """The schedules of a search. Raises InvalidSearch, also where it names what no schedule of the problem may do."""
+    _require_meaning(search, problem)
+    kinds: dict[Value, Kind] = {"imad": _imad(problem, target, search)}
+    if target.capability >= AMPERE:
+        kinds["limbs"] = _limbs(problem, target, search)
+    return build_joined(search, "algorithm", EVERY, kinds, _default(problem, target, admit))
+
+
+def _require_meaning(search: Search, problem: MatmulProblem) -> None:
+    """Refuses places of truncation that the policy allows no schedule, and accumulators that k does not fit."""
+    allowed = [place for place in PLACES if _possible(problem, place)]
+    for name, value in (search.tunables or {}).items():
+        if name == "truncate":
+            for place in value:
+                _require_place(problem, place, allowed, f"search.tunables.{name}")
+        if name == "chain_k" and 0 in value:
+            _require_chain(problem, {"chain_k": 0, "truncate": "once"}, f"search.tunables.{name}")
+    for index, schedule in enumerate(search.schedules or ()):
+        where = f"search.schedules.{index}"
+        _require_place(problem, schedule.get("truncate", "once"), allowed, f"{where}.truncate")
+        if schedule.get("algorithm") == "limbs":
+            _require_chain(problem, {"chain_k": 0, "truncate": "once", **schedule}, f"{where}.chain_k")
+
+
+def _possible(problem: MatmulProblem, place: Place) -> bool:
+    """Whether some schedule may truncate there, if with tiles as deep as there are."""
+    if place == "once":
+        return True
+    error = largest_error(parts(problem.k, {"truncate": place, "tile_k": DEEPEST_TILE}), problem.rounding or "floor")
+    return problem.fraction_bits > 0 and 0 < allowed_ulp(problem) >= error
+
+
+def _require_place(problem: MatmulProblem, place: Value, allowed: Sequence[Place], where: str) -> None:
+    if place not in PLACES or place in allowed:
+        return
+    count = parts(problem.k, {"truncate": place, "tile_k": DEEPEST_TILE})
+    error = largest_error(count, problem.rounding or "floor")
+    why = f"is off by up to {error} units of the last bit" if problem.fraction_bits else "truncates nothing"
+    raise InvalidSearch(
+        f"truncate = {place!r} {why} at k = {problem.k} and fraction_bits = {problem.fraction_bits}; "
+        f"{_policy(problem)}; allowed: {', '.join(allowed)}",
+        field=where,
+        allowed=list(allowed),
+    )
+
+
+def _require_chain(problem: MatmulProblem, t: Mapping[str, Any], where: str) -> None:
+    if limbs_rules.holds(problem, t):
+        return
+    allowed = [value for value in CHAIN_K.allowed if value]
+    raise InvalidSearch(
+        f"without carries (chain_k = 0) the accumulators of {ring_name(problem.dtype)} hold a k of "
+        f"{limbs_rules.UNCHAINED_K}, not {problem.k}; allowed: {', '.join(map(str, allowed))}",
+        field=where,
+        allowed=allowed,
+    )
+
+
+def _places(problem: MatmulProblem, limbs: bool) -> tuple[Value, ...]:
+    """What level 2 tries beside truncating once."""
+    return tuple(place for place in PLACES if _possible(problem, place) and not (limbs and place == "product"))
+
+
+def _kind(tunables: tuple[Tunable, ...], small: Lists, full: Lists, search: Search, slices: tuple[int, ...]) -> Kind:
+    division = linked(ways(slices, atomic=False), with_stream=False)
+    named = not set(EVERY_WAY.names).isdisjoint(search.tunables or ())
+    both = {name: union(full.get(name, ()), values) for name, values in small.items()}
+    # Level 1 often divides k in one way only, with which a list of slices would leave nothing.
+    return Kind(tunables, {1: small, 2: both}, {1: EVERY_WAY if named else division, 2: EVERY_WAY})
+
+
+def _imad(problem: MatmulProblem, target: Target, search: Search) -> Kind:
+    small, slices = _small_imad(problem, target)
+    full = simt_space.levels(problem, target)[2][0] | {"truncate": _places(problem, False)}
+    return _kind(IMAD, small, full, search, slices)
+
+
+def _small_imad(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[int, ...]]:
+    """Level 1 as of fp32; a thread has registers for fewer sums of two words."""
+    small, division = simt_space.levels(problem, target)[1]
+    narrow: Lists = {"thread_m": (2, 4), "thread_n": (2, 4)} if problem.dtype == "int64" else {}
+    slices = tuple(int(count) for count in division.lists["split_k"])
+    return {**small, **narrow, "algorithm": ("imad",), "truncate": ("once",)}, slices
+
+
+def _limbs(problem: MatmulProblem, target: Target, search: Search) -> Kind:
+    small, slices = _small_limbs(problem, target)
+    full: Lists = {
+        "tile_m": _sizes(problem.m, (16, 32, 64, 128)), "tile_n": _sizes(problem.n, (16, 32, 64, 128)),
+        "tile_k": (32, 64), "warps_m": (1, 2, 4), "warps_n": (1, 2, 4), "stages": (2, 3, 4),
+        "truncate": _places(problem, True), "chain_k": (0, *(c for c in (2048, 16384) if problem.dtype == "int64")),
+    }  # fmt: skip
+    return _kind(LIMBS, small, full, search, slices)
+
+
+def _small_limbs(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[int, ...]]:
+    tiles_m, tiles_n = (_sizes(extent, (32, 64)) for extent in (problem.m, problem.n))
+    slices = useful_slices(problem, (tiles_m[0], tiles_n[0]), (tiles_m[-1], tiles_n[-1]), 64, target.sm_count)
+    chained = problem.dtype == "int64" and problem.k > limbs_rules.UNCHAINED_K
+    steps = -(-problem.k // limbs_rules.STEP)
+    lists: Lists = {
+        "algorithm": ("limbs",), "tile_m": tiles_m, "tile_n": tiles_n, "tile_k": (32,),
+        "warps_m": _warps(problem, tiles_m), "warps_n": _warps(problem, tiles_n),
+        "stages": tuple(count for count in (2, 3) if count <= steps) or (2,), "copy": ("cp_async",),
+        "truncate": ("once",), "chain_k": (USUAL_CHAIN,) if chained else (0,), "raster": (0,),
+    }  # fmt: skip
+    return lists, slices
+
+
+def _warps(problem: MatmulProblem, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Warps have registers for 16 x 16 sums of int64, and for 32 x 32 of int32."""
+    each = (16,) if problem.dtype == "int64" else (16, 32)
+    return tuple(sorted({max(1, size // rows) for size in sizes for rows in each}))
+
+
+def _sizes(extent: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    most = max(16, power_of_two(extent))
+    return tuple(size for size in sizes if size <= most) or (most,)
+
+
+def _default(problem: MatmulProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
+    """The level-0 schedule: by limbs where there are any, else on the CUDA cores, each in an order of preference."""
+    limbs = _preferred_limbs(problem, target) if target.capability >= AMPERE else iter(())
+    return first_accepted((*limbs, *_preferred_imad(problem, target)), admit)
+
+
+def _preferred_limbs(problem: MatmulProblem, target: Target) -> Iterator[Schedule]:
+    """Tiles as large as still give every multiprocessor one, with as few slices of k as that takes."""
+    lists, slices = _small_limbs(problem, target)
+    most = slices[-1] if slices else 1
+    pairs = sorted(product(lists["tile_m"], lists["tile_n"]), key=lambda pair: -int(pair[0]) * int(pair[1]))
+    fill = [pair for pair in pairs if most * blocks(problem, int(pair[0]), int(pair[1])) >= target.sm_count]
+    rest = [name for name in lists if name not in ("tile_m", "tile_n")]
+    for tile_m, tile_n in [*fill, *reversed([pair for pair in pairs if pair not in fill])]:
+        tiles = blocks(problem, int(tile_m), int(tile_n))
+        enough = next((count for count in (1, *slices) if count * tiles >= target.sm_count), most)
+        for split_k, *values in product(dict.fromkeys((enough, 1)), *(reversed(lists[name]) for name in rest)):
+            chosen = dict(zip(rest, values, strict=True)) | {"tile_m": tile_m, "tile_n": tile_n, "split_k": split_k}
+            yield Schedule.of({**chosen, "split": "workspace" if split_k > 1 else "none"})
+
+
+def _preferred_imad(problem: MatmulProblem, target: Target) -> Iterator[Schedule]:
+    lists, slices = _small_imad(problem, target)
+    division = linked(ways(slices, atomic=False), with_stream=False)
+    own = {"algorithm": "imad", "truncate": "once"}
+    for values in simt_space.preferred(problem, target, lists, division, slices[-1] if slices else 1):
+        yield Schedule.of({**values, **own})
