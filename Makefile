@@ -97,10 +97,10 @@ bench-fairness: host $(RUN_STAMP) ## whether large jobs hold up small ones; the 
 bench-lookup: host $(RUN_STAMP) ## how fast winners are looked up beside 100,000, alone and while compilers run; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_lookup
 
-bench-small-jobs: host $(RUN_STAMP) ## what many small jobs cost that arrive at once; the last line is JSON
+bench-small-jobs: host $(DEV_STAMP) ## what many small jobs cost that arrive at once; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_small_jobs
 
-bench-doors: host $(RUN_STAMP) ## whether the API answers beside 2,000 slow connections and bodies of 8 MB; the last line is JSON
+bench-doors: host $(DEV_STAMP) ## whether the API answers beside 2,000 slow connections and bodies of 8 MB; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_doors
 
 bench-accuracy: host $(RUN_STAMP) ## how far kernels are from float64, by dtype and length of the sum; the last line is JSON

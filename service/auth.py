@@ -71,7 +71,10 @@ def host_name(header: str) -> str:
 
 
 class Gate:
-    """ASGI middleware in front of every route: without a key, no response reveals whether a path exists."""
+    """ASGI middleware in front of every route: without a key, no response reveals whether a path exists.
+
+    A request with a large body is admitted here before the second process gets it (`service.http.large_bodies`): wrong
+    keys are counted in the first process alone. `cukiln.hand_over` and `cukiln.admitted` of the scope say which."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -83,6 +86,9 @@ class Gate:
                 scope["cukiln.caller"] = await self._admit(scope)
             except Refused as refused:
                 await problem_response(refused, scope["path"])(scope, receive, send)
+                return
+            if (hand_over := scope.get("cukiln.hand_over")) is not None:
+                hand_over()
                 return
         await self._app(scope, receive, send)
 
@@ -112,6 +118,8 @@ class Gate:
         token = rest.strip().decode("latin-1")
         if scheme.lower() != b"bearer" or not token:
             return None
+        if scope.get("cukiln.admitted"):
+            return await service.keys.caller(token)
         address = scope["client"][0] if scope.get("client") else "-"
         if wait := self._wrong.wait_seconds(address, token):
             detail = f"Too many wrong keys came from {address}."

@@ -13,7 +13,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 def check_digest(digest: str) -> str:
     """Return `digest`; raises `UsageError` unless it is 64 lower-case hexadecimal digits (it becomes a file name)."""
-    if not _DIGEST.fullmatch(digest):
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise UsageError(f"{digest!r} is not a SHA-256 digest: 64 hexadecimal digits (0-9, a-f) are expected")
     return digest
 

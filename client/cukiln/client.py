@@ -14,7 +14,8 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from cukiln.blob_cache import BlobCache, check_digest, verify
-from cukiln.errors import BadRequest, NotFound, UnexpectedAnswer, WaitTimeout
+from cukiln.counted import counted
+from cukiln.errors import BadRequest, NotFound, UnexpectedAnswer, UsageError, WaitTimeout
 from cukiln.events import Event, read_events
 from cukiln.job_request import Problem, encode
 from cukiln.settings import ClientSettings
@@ -139,7 +140,7 @@ class Client:
     def forget(self, what: str) -> Forgotten:
         """Forget the winner record, else the build, whose key or id begins so: the next job tries it again. Raises
         `NotFound`, and `BadRequest` where several begin so, or a job that has not ended needs the build."""
-        name = quote(what, safe="")
+        name = _part(what, "what to forget")
         try:
             return _parse(self._transport.request("DELETE", f"/v1/kernels/{name}", repeatable=False), Forgotten)
         except NotFound:
@@ -196,14 +197,14 @@ class Client:
     def withdraw_import(self, import_id: str) -> ImportReport:
         """Take an import back: records are what they would be without it. Idempotent. Raises
         `NotFound`, and `NotAuthorised` where the key neither sent it nor is an admin's."""
-        path = f"/v1/imports/{quote(import_id, safe='')}"
+        path = f"/v1/imports/{_part(import_id, 'the import')}"
         return _parse(self._transport.request("DELETE", path, repeatable=True), ImportReport)
 
     def candidate(self, candidate: str, *, job: str | None = None) -> CandidateFacts:
         """All that is known of a candidate, by its id or the first 8 or more digits of it; as one job has it, where
         that is named. Raises `NotFound`, and `BadRequest` where several candidates begin so."""
-        asked = f"?{urlencode({'job': job})}" if job else ""
-        return _parse(self._get(f"/v1/candidates/{quote(candidate, safe='')}{asked}"), CandidateFacts)
+        asked = "" if job is None else f"?job={_part(job, 'the job')}"
+        return _parse(self._get(f"/v1/candidates/{_part(candidate, 'the candidate')}{asked}"), CandidateFacts)
 
     def targets(self) -> Targets:
         """The architectures, compilers and GPUs that the service has now."""
@@ -225,7 +226,7 @@ class Client:
     def wait(self, job: Job | str, *, progress: ProgressCallback | None = None, timeout: float | None = None) -> Job:
         """Wait until the job has ended. `progress` is called with the counts whenever they change."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        current = self.job(job) if isinstance(job, str) else job
+        current = job if isinstance(job, Job) else self.job(job)
         report = _Report(progress)
         report(current.progress)
         while current.state not in ENDED:
@@ -278,7 +279,7 @@ class Client:
             response = self._transport.request("POST", "/v1/lookups", repeatable=True, content=body)
             results = _parse(response, Lookups).results
             if len(results) != len(part):
-                raise _unexpected(response, f"{len(results)} results for {len(part)} problems")
+                raise _unexpected(response, f"{counted(len(results), 'result')} for {counted(len(part), 'problem')}")
             answers.update(zip(part, results, strict=True))
         hits = {key: cached[key] for key in answers if key in cached and key not in missing}
         hits |= {key: (time.monotonic(), answers[key]) for key in missing if answers[key].record is not None}
@@ -290,7 +291,8 @@ class Client:
     def kernel(self, key: str) -> WinnerRecord:
         """The winner record `key`. A record that has not changed is not sent again. Raises `NotFound`."""
         stored = self._records.get(key)
-        response = self._get(f"/v1/kernels/{quote(key, safe='')}", {"If-None-Match": stored[0]} if stored else {})
+        path = f"/v1/kernels/{_part(key, 'the key')}"
+        response = self._get(path, {"If-None-Match": stored[0]} if stored else {})
         if response.status_code == 304 and stored:
             self._remember(self._records, {key: stored}, REMEMBERED_RECORDS)
             return stored[1]
@@ -347,7 +349,17 @@ def progress_of(event: Event) -> Progress | None:
 
 
 def _job_path(job_id: str) -> str:
-    return f"/v1/jobs/{quote(job_id, safe='')}"
+    return f"/v1/jobs/{_part(job_id, 'the job')}"
+
+
+def _part(value: str, what: str) -> str:
+    """An id as one part of a path. Raises `UsageError` for what can be none: without it, another address is asked."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise UsageError(f"{what} is {value!r}; expected an id: printable text that is not empty")
+    quoted = quote(value, safe="")
+    return (
+        quoted.replace(".", "%2E") if value in (".", "..") else quoted
+    )  # as it stands, it would be a step in the path
 
 
 def _parse(response: httpx.Response, kind: type[_Answer]) -> _Answer:

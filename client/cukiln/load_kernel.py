@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from cukiln.blob_cache import BlobCache, verify
+from cukiln.counted import counted
 from cukiln.errors import DeviceError, NotLoadable, UsageError
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
@@ -145,7 +146,7 @@ def choose(
         return allowed[0]
     least = min(entry.workspace_bytes for entry in record.usable(None, deterministic) or record.front)
     raise UsageError(
-        f"none of the {len(record.front)} kernels of record {record.key[:12]}… fits: workspace_limit_bytes="
+        f"of record {record.key[:12]}…, {counted(len(record.front), 'kernel')}, none fits: workspace_limit_bytes="
         f"{workspace_limit_bytes}, deterministic={deterministic}; the least workspace is {least} bytes"
     )
 

@@ -7,6 +7,7 @@ connection with a large one is handed over (`service.http.large_bodies`).
 """
 
 import asyncio
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, cast
@@ -21,6 +22,7 @@ from service.http.room import RETRY_SECONDS
 SWEEP_SECONDS = 1.0
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 << 20
 """For a client that is still sending when it is refused: closing at once would reset the connection."""
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 MOST_HEAD_BYTES = 64 << 10
 """Of a request: its line and headers, which the parser keeps whatever their size."""
 
@@ -97,11 +99,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.waiting_since = self.loop.time()  # for the next request
         self.stalled_since: float | None = None  # since when the client takes nothing
         self._dropped_bytes = 0
+        self._body_left = 0  # of a body whose length was announced
         self._head_bytes = 0  # since a body's last bytes: of a head, or of what follows a body
         # All bytes of the request that is being read; None where they began with the end of another.
         self._request: bytearray | None = bytearray()
         self._between = self._is_first = True  # no request is being read; of what has come, the next is the first
-        self._is_large = self._lingers = self._is_deaf = False  # what a deaf one is sent is not looked at any more
+        self._is_large = self._is_behind = False  # its body belongs to the other process; behind another request
+        self._lingers = self._is_deaf = False  # what a deaf one is sent is not looked at any more
 
     @property
     def is_running(self) -> bool:
@@ -130,6 +134,13 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._dropped_bytes > LINGER_BYTES:
                 self.transport.abort()
             return
+        if 0 < self._body_left < len(data):  # what follows the body is looked at as if it had come by itself
+            end = self._body_left
+            self.data_received(data[:end])
+            self.data_received(data[end:])
+            return
+        if not (self.is_running and self.cycle.more_body):
+            data = _without_upgrade(data)
         self._head_bytes += len(data)
         if self._between:
             self._request, self._is_first = bytearray(), True
@@ -138,8 +149,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._is_deaf or self.transport.is_closing():
             return
-        if self._is_large:
-            self._hand_over()
+        if self._is_behind:
+            self._refuse("busy", "A large body is not read behind another request. Send it again.", RETRY_SECONDS)
+        elif self._is_large:
+            self.flow.pause_reading()  # until the gate has admitted it
         elif self._head_bytes > MOST_HEAD_BYTES:
             self._refuse("head-too-large", f"The request's line and headers take more than {MOST_HEAD_BYTES} bytes.")
         self._all.note(self)
@@ -152,42 +165,58 @@ class BoundedProtocol(HttpToolsProtocol):
         return False
 
     def on_message_begin(self) -> None:
+        if self._is_large:  # what comes behind it is not looked at
+            return
         if not self._is_first:
             self._request = None
         self._is_first = self._between = False
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_large = self._goes_elsewhere()
-        self._request = self._request if self._is_large else None
-        if not self._is_large:
-            super().on_headers_complete()
-            self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
-            if self._was_handed_over:
-                self.cycle.keep_alive = False  # what the client asks next is answered by the first process
+        if self._is_large:
+            return
+        self._is_large = self._has_large_body()
+        self._is_behind = self._is_large and (self._request is None or self._is_answering())
+        if self._is_behind:
+            return
+        if self._is_large:
+            self.scope["cukiln.hand_over"] = self._hand_over  # type: ignore[typeddict-unknown-key]
+        else:
+            self._request = None
+        if self._was_handed_over:
+            self.scope["cukiln.admitted"] = True  # type: ignore[typeddict-unknown-key]
+        super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, _Lingering(self))
+        if self._is_large or self._was_handed_over:
+            self.cycle.keep_alive = False  # what the client asks next comes by another connection
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
+        self._body_left -= len(body)
         if not self._is_large:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._between, self._head_bytes = True, 0
+        self._between, self._head_bytes, self._body_left = True, 0, 0
         if not self._is_large:
             super().on_message_complete()
 
-    def _goes_elsewhere(self) -> bool:
-        if self._all.bodies is None or self._request is None or self.is_running:
-            return False
-        if self.transport.get_write_buffer_size():  # of an answer before
-            return False
+    def _is_answering(self) -> bool:
+        return self.is_running or bool(self.transport.get_write_buffer_size())
+
+    def _has_large_body(self) -> bool:
         headers = dict(self.headers)
         announced = headers.get(b"content-length", b"0").decode("latin-1")
         length = None if b"transfer-encoding" in headers else content_length(announced)
-        return is_large(self.parser.get_method(), self.url, length)
+        self._body_left = length or 0
+        return self._all.bodies is not None and is_large(self.parser.get_method(), self.url, length)
 
     def _hand_over(self) -> None:
+        """Called by the gate, unless it refuses the request."""
+        if self.transport.is_closing() or self._is_deaf:
+            return
         assert self._all.bodies is not None and self._request is not None
+        self.cycle.disconnected = True  # it gets no answer here
         if self._all.bodies.hand_over(self.transport.get_extra_info("socket").fileno(), bytes(self._request)):
             self.transport.abort()  # closes this descriptor alone
         else:
@@ -250,6 +279,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self.stalled_since = None
         super().resume_writing()
         self._all.note(self)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The head with its field `Upgrade` renamed: it may be ignored (RFC 9110, 7.8), and the parser would take such a
+    request for one without a body. Clients that can HTTP/2 send it with every request (`curl --http2`, Java's)."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-grade:", head) + end + rest if _UPGRADE.search(head) else data
 
 
 class _Lingering:

@@ -1,8 +1,9 @@
 """Requests with large bodies are answered by a process of their own.
 
 Parsing and checking megabytes takes seconds of Python, which delays all other requests of the process. So the
-API has a second process of the same application. As soon as the head of such a request is read, the second process gets
-its connection (a file descriptor, unix(7)) with the bytes that have come, answers, and closes it.
+API has a second process of the same application. As soon as the head of such a request is read, and its key is right,
+the second process gets its connection (a file descriptor, unix(7)) with the bytes that have come, answers, and closes
+it.
 """
 
 import asyncio

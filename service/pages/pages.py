@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from cukiln.counted import counted
 from cukiln.printable import printable
 from cukiln.types import JobSummary, Progress, StageName, TimingRow
 from service.auth import CHALLENGE, caller_of
@@ -182,7 +183,7 @@ def environment() -> Environment:
     )
     for name in ("seconds", "duration", "moment", "count", "share", "microseconds", "prose"):
         made.filters[name] = getattr(page_filters, name)
-    made.filters["json"] = json.dumps
+    made.filters |= {"json": json.dumps, "counted": counted}
     made.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
     return made
 

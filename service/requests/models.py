@@ -18,6 +18,7 @@ from pydantic import (
 
 from codegen.canonical import LARGEST_INTEGER
 from codegen.search.search import Search
+from cukiln.counted import counted
 from cukiln.types import VerdictName
 from service.http.errors import Fault, Refused, refuse
 from service.http.faults import faults_of
@@ -79,7 +80,7 @@ def read_request(model: type[RequestModel], value: Any, max_problems: int) -> Re
     """The envelope of the body; its problems are read by `service.requests.resolve`. Raises Refused."""
     problems = value.get("problems") if isinstance(value, dict) else None
     if isinstance(problems, list) and len(problems) > max_problems:
-        detail = f"There are {len(problems)} problems; send at most {max_problems} at once."
+        detail = f"There are {counted(len(problems), 'problem')}; send at most {max_problems} at once."
         raise refuse("invalid-value", detail, field="problems", allowed={"maxItems": max_problems})
     return read_body(model, value)
 

@@ -8,6 +8,7 @@ from codegen.identity import winner_key
 from codegen.operators import operator
 from codegen.plan.generator import generator
 from codegen.search.search import Search
+from cukiln.counted import counted
 from cukiln.types import ENDED, FrontEntry, Job, WinnerRecord
 from service.context import Alive, Service
 from service.http.errors import Refused, refuse
@@ -21,13 +22,18 @@ from storage.entities.searches import MeasuredUnder, is_covered, search_entry
 from storage.entities.winners import get_winners
 from storage.maintenance.forget import forget_limited
 from storage.reports.job import job_report
-from storage.transitions.accept import CreatedJob, NewJob, NewProblem, create_jobs
+from storage.transitions.accept import (
+    PROBLEMS_AT_ONCE,
+    CreatedJob,
+    NewJob,
+    NewProblem,
+    create_jobs,
+    create_large_job,
+)
 from storage.transitions.take_work import waiting_counts
 from workers import wake_ups
 
 BUSY_RETRY_SECONDS = 30
-PROBLEMS_AT_ONCE = 500
-"""Of several jobs in one transaction; a larger job has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ def _new_job(service: Service, terms: NewJob, resolved: Sequence[Resolved], aliv
 
 
 def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
-    """Jobs that are written together, in order."""
+    """Jobs that are written together, in order; one with more than `PROBLEMS_AT_ONCE` alone."""
     some: list[_New] = []
     problems = 0
     for request in new:
@@ -154,16 +160,14 @@ def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
 
 def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
     outcomes: dict[int, Job | Exception] = {}
-    with service.database.write() as session:
-        unfinished, at_most = unfinished_jobs(session), service.settings.max_queued_jobs
-        admitted = []
-        for request in new:
-            if (error := _no_room(unfinished, at_most)) is None or request.job.cached:
-                admitted.append(request)
-                unfinished += not request.job.cached
-            else:
-                outcomes[request.place] = error
-        created = create_jobs(session, [request.job for request in admitted]) if admitted else []
+    admitted, created = list(new), list[CreatedJob]()
+    if len(new) == 1 and len(new[0].job.problems) > PROBLEMS_AT_ONCE:
+        created = [_create_large(service, new[0].job)]
+    else:
+        with service.database.write() as session:
+            admitted, refused = _admitted(session, service.settings.max_queued_jobs, new)
+            created = create_jobs(session, [request.job for request in admitted]) if admitted else []
+        outcomes.update(refused)
     tasks = sum(job.tasks for job in created)
     with service.database.read() as session:
         reports = _Reports(service, session, created)
@@ -174,6 +178,30 @@ def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
         count = waiting.get((wake_ups.PLAN, None), tasks)
         service.announce(lambda redis: wake_ups.ensure_wake_ups(redis, wake_ups.PLAN, None, count))
     return outcomes
+
+
+def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list[_New], dict[int, Refused]]:
+    """Those for which there is room, and why the others are refused."""
+    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused]()
+    for request in new:
+        if (error := _no_room(unfinished, at_most)) is None or request.job.cached:
+            admitted.append(request)
+            unfinished += not request.job.cached
+        else:
+            refused[request.place] = error
+    return admitted, refused
+
+
+def _create_large(service: Service, job: NewJob) -> CreatedJob:
+    def admit(session: Session) -> None:
+        if not job.cached:
+            require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
+
+    created = create_large_job(service.database, job, admit)
+    if created is None:
+        detail = "Writing the job took too long, and nothing is kept of it. Send it again."
+        raise refuse("busy", detail, headers={"Retry-After": str(BUSY_RETRY_SECONDS)})
+    return created
 
 
 class _Reports:
@@ -219,6 +247,7 @@ def require_room(unfinished: int, at_most: int) -> None:
 def _no_room(unfinished: int, at_most: int) -> Refused | None:
     if unfinished < at_most:
         return None
-    detail = f"{unfinished} jobs wait or run, at most {at_most} may. Nothing was queued; send it again later."
+    wait = f"Waiting or running: {counted(unfinished, 'job')}, of at most {at_most}."
+    detail = f"{wait} Nothing was queued; send it again later."
     headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}
     return refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)

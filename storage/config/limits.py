@@ -33,3 +33,14 @@ class Limits:
         """The same among the details of a verdict."""
         limit = self.reached(ended_by)
         return {} if limit is None else {"limit": limit}
+
+
+# What the settings have by default, and a run without a service has always.
+COMPILE_LIMITS = Limits(wall_seconds=300.0, cpu_seconds=600.0, memory_bytes=8 * 2**30, output_bytes=64 * 2**20)
+"""Of one compiler call with all that it starts."""
+VERIFY_LIMITS = Limits(wall_seconds=120.0, cpu_seconds=120.0, memory_bytes=4 * 2**30, output_bytes=64 * 2**20)
+"""Of one verification process."""
+MEASURE_LIMITS = Limits(wall_seconds=900.0, cpu_seconds=3600.0, memory_bytes=32 * 2**30, output_bytes=64 * 2**20)
+"""Of one process that owns a GPU."""
+MEASURE_SECONDS = 0.3
+"""Of one candidate's samples, at most."""

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_va
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from storage.config.files import gpu_lock_folder
-from storage.config.limits import Limits
+from storage.config.limits import COMPILE_LIMITS, MEASURE_LIMITS, MEASURE_SECONDS, VERIFY_LIMITS, Limits
 from storage.errors import SettingsError
 
 
@@ -84,16 +84,16 @@ class Settings(BaseSettings):
     toolchain_live_seconds: float = Field(30.0, ge=5, allow_inf_nan=False)
     log_level: str = Field("INFO", pattern=r"^(?i:debug|info|warning|error|critical)$")
 
-    compile_wall_seconds: float = Field(300.0, gt=0, allow_inf_nan=False)
-    compile_cpu_seconds: float = Field(600.0, gt=0, allow_inf_nan=False)
-    compile_memory_bytes: int = Field(8 * GIB, ge=GIB // 4)
+    compile_wall_seconds: float = Field(COMPILE_LIMITS.wall_seconds, gt=0, allow_inf_nan=False)
+    compile_cpu_seconds: float = Field(COMPILE_LIMITS.cpu_seconds, gt=0, allow_inf_nan=False)
+    compile_memory_bytes: int = Field(COMPILE_LIMITS.memory_bytes, ge=GIB // 4)
     group_memory_bytes: int = Field(GIB, ge=GIB // 8, description="what one group's compiler may need, as predicted")
     group_kernels: int = Field(48, ge=1, le=256, description="kernels of one group; 1: a file for each")
-    compile_output_bytes: int = Field(64 * 2**20, ge=4096)
-    verify_wall_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
-    verify_cpu_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
-    verify_memory_bytes: int = Field(4 * GIB, ge=GIB // 4)
-    verify_output_bytes: int = Field(64 * 2**20, ge=4096)
+    compile_output_bytes: int = Field(COMPILE_LIMITS.output_bytes, ge=4096)
+    verify_wall_seconds: float = Field(VERIFY_LIMITS.wall_seconds, gt=0, allow_inf_nan=False)
+    verify_cpu_seconds: float = Field(VERIFY_LIMITS.cpu_seconds, gt=0, allow_inf_nan=False)
+    verify_memory_bytes: int = Field(VERIFY_LIMITS.memory_bytes, ge=GIB // 4)
+    verify_output_bytes: int = Field(VERIFY_LIMITS.output_bytes, ge=4096)
     verify_sanitize: bool = Field(False, description="run kernels under the address and undefined-behaviour sanitizers")
 
     gpus: str = Field(
@@ -111,11 +111,11 @@ class Settings(BaseSettings):
         alias="CUKILN_GPU_LOCKS",
         description="folder of the lease files, one per GPU: the same for all services on a machine",
     )
-    measure_seconds: float = Field(0.3, gt=0, le=60, description="of one candidate's samples at most")
-    measure_wall_seconds: float = Field(900.0, gt=0, allow_inf_nan=False)
-    measure_cpu_seconds: float = Field(3600.0, gt=0, allow_inf_nan=False)
-    measure_memory_bytes: int = Field(32 * GIB, ge=GIB // 4)
-    measure_output_bytes: int = Field(64 * 2**20, ge=4096)
+    measure_seconds: float = Field(MEASURE_SECONDS, gt=0, le=60, description="of one candidate's samples at most")
+    measure_wall_seconds: float = Field(MEASURE_LIMITS.wall_seconds, gt=0, allow_inf_nan=False)
+    measure_cpu_seconds: float = Field(MEASURE_LIMITS.cpu_seconds, gt=0, allow_inf_nan=False)
+    measure_memory_bytes: int = Field(MEASURE_LIMITS.memory_bytes, ge=GIB // 4)
+    measure_output_bytes: int = Field(MEASURE_LIMITS.output_bytes, ge=4096)
 
     @field_validator("api_key")
     @classmethod

@@ -50,7 +50,8 @@ class Base(DeclarativeBase):
 
 
 class JobRow(Base):
-    """One request. `state`: queued, running, done, partial, failed, cancelled."""
+    """One request. `state`: queued, running, done, partial, failed, cancelled; one of `HIDDEN` before all of it is
+    written."""
 
     __tablename__ = "jobs"
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
@@ -432,6 +433,8 @@ class KeyRow(Base):
 
 
 LIVE = ("queued", "running")
+ACCEPTING, ABANDONED = HIDDEN = ("accepting", "abandoned")
+"""Of a large job that is written in parts: nothing shows it, and nothing is done for it."""
 
 COMPILE_FAILURES = ("compile_error", "compile_timeout")
 UNBUILT = ("pending", "compiling")

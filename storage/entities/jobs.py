@@ -9,7 +9,7 @@ from cukiln.types import JobPage, JobState, JobSummary
 from storage.database.cursors import read_page
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
-from storage.database.tables import LIVE, CandidateRow, JobProblemRow, JobRow
+from storage.database.tables import HIDDEN, LIVE, CandidateRow, JobProblemRow, JobRow
 from storage.queue.new_tasks import parse_plan_ref
 from storage.queue.tasks import Lease
 
@@ -24,7 +24,8 @@ JobStatus = Row[Any]
 
 def job_state(session: Session, job_id: str) -> JobStatus | None:
     """The job's own row, without its problems; None if there is no such job."""
-    return session.execute(select(core(JobRow)).where(JobRow.id == job_id)).one_or_none()
+    visible = (JobRow.id == job_id) & JobRow.state.not_in(HIDDEN)
+    return session.execute(select(core(JobRow)).where(visible)).one_or_none()
 
 
 def job_states(session: Session, job_ids: Sequence[str]) -> dict[str, JobState]:
@@ -52,7 +53,7 @@ def list_jobs(
     )
     job = core(JobRow).c
     columns = (job.id, job.state, job.cached, job.created_at, job.finished_at)
-    query = select(*columns, count.label("problem_count"))
+    query = select(*columns, count.label("problem_count")).where(job.state.not_in(HIDDEN))
     if state is not None:
         query = query.where(job.state == state)
     key = (job.created_at, job.id)

@@ -8,7 +8,7 @@ their code; so does what a GPU found wrong. Bytes go last, when no row names the
 are evaluated again in each transaction, which is short; workers continue meanwhile.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,15 +20,19 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    or_,
     select,
     union_all,
+    update,
 )
 
 from storage.blobs.blob_store import SWEEP_AGE
 from storage.database.cursors import pages
-from storage.database.session import Database, Session
+from storage.database.session import Database, Session, clock_of
 from storage.database.sql import chunks, core, one_of, remove
 from storage.database.tables import (
+    ABANDONED,
+    ACCEPTING,
     BUILT,
     LIVE,
     BlobRow,
@@ -53,6 +57,8 @@ LEAST_SECONDS = 3600.0
 """What ended within this time stays, however much room is asked for."""
 ROWS_AT_ONCE = 500
 PROBLEMS_AT_ONCE = 100
+ACCEPT_SECONDS = 600.0
+"""After these the acceptance of a large job was interrupted."""
 """Of one transaction; with their candidates gone."""
 FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
@@ -294,6 +300,21 @@ def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: boo
         return Removed(tasks=tasks)
     gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
     return Removed(jobs=len(gone)) if gone else None
+
+
+def find_half_accepted(session: Session) -> Callable[[Session], object] | None:
+    """The next part of removing a large job whose acceptance was interrupted (`storage.transitions.accept`)."""
+    job = core(JobRow)
+    since = clock_of(session).now() - ACCEPT_SECONDS
+    late = and_(job.c.state == ACCEPTING, job.c.created_at < since)
+    half = or_(late, job.c.state == ABANDONED)
+    row = session.execute(select(job.c.id, job.c.state).where(half).limit(1)).one_or_none()
+    if row is None:
+        return None
+    this = job.c.id == row.id
+    if row.state == ACCEPTING:  # first of all, so that its acceptance does not go on
+        return lambda session: session.execute(update(job).where(this, late).values(state=ABANDONED))
+    return lambda session: remove_part(session, and_(this, job.c.state == ABANDONED))
 
 
 def _remove_blobs(database: Database, before: float) -> Iterator[Removed]:

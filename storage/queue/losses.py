@@ -14,6 +14,8 @@ TOGETHER = 2
 ALONE = 3
 MOST = TOGETHER + ALONE
 """Losses after which it is skipped."""
+STALL = ALONE
+"""What the loss of a whole wall limit counts, in which a tool slept: once beside other work and once alone."""
 RECENT_SECONDS = 600.0
 OTHERS = 3
 """Losses of other work in that time that make the machine the likelier cause."""
@@ -24,7 +26,7 @@ LOST = "lost "
 
 
 def why_skipped(reason: str) -> str:
-    return f"{LOST}{MOST} times, the last {ALONE} of them alone, so nothing is known of it ({reason}): submit it again"
+    return f"{LOST}again and again, in the end alone, so nothing is known of it ({reason}): submit it again"
 
 
 def pause_after(losses: float) -> float:
@@ -37,12 +39,15 @@ def is_over(not_before: Any, now: float) -> ColumnElement[bool]:
     return or_(not_before.is_(None), not_before <= now, not_before > now + 2 * LONGEST_PAUSE_SECONDS)
 
 
-def weight(session: Session, own: float, task_id: int | None = None) -> float:
-    """What one more loss counts, of a build, or of the task `task_id`, that had `own` losses."""
+def weight(session: Session, own: float, task_id: int | None = None, *, stalled: bool = False) -> float:
+    """What one more loss counts, of a build, or of the task `task_id`, that had `own` losses. `stalled`: it took a
+    whole wall limit."""
     since = clock_of(session).now() - RECENT_SECONDS
     files = select(func.count()).where(TaskRow.state == "lost", TaskRow.finished_at > since)
     tasks = select(func.count()).where(TaskRow.not_before > since, TaskRow.id != (task_id or 0))
     others = (session.scalar(files) or 0) + (session.scalar(tasks) or 0)
     if task_id is None:
         others -= 1 + math.ceil(own)  # its own files, the last among them
-    return GENERAL_SHARE if others >= OTHERS else 1.0
+    if others < OTHERS:
+        return STALL if stalled else 1.0
+    return 1.0 if stalled else GENERAL_SHARE

@@ -19,7 +19,7 @@ from cukiln.types import (
 )
 from storage.database.session import Session
 from storage.database.sql import core, day_of, rows_among
-from storage.database.tables import CandidateRow, JobProblemRow, JobRow, WinnerRow
+from storage.database.tables import HIDDEN, CandidateRow, JobProblemRow, JobRow, WinnerRow
 from storage.entities.jobs import JobStatus, job_state, priority_name
 from storage.reports.progress import job_progress
 
@@ -153,6 +153,7 @@ def timings(session: Session, by: By, job: str | None = None) -> Timings:
             *sums,
         )
         .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(JobRow.state.not_in(HIDDEN))
         .group_by(JobProblemRow.operator, *key[by])
         .order_by(*order)
         .limit(MAX_ROWS)

@@ -1,20 +1,23 @@
-"""A job is created with its problems and plan tasks in one transaction."""
+"""A job is created with its problems and plan tasks: in one transaction, or, if it is large, in several, of which the
+last makes it visible."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import insert, select, update
 
 from cukiln.types import JobState
-from storage.database.session import Session, clock_of
-from storage.database.sql import core
-from storage.database.tables import JobProblemRow, JobRow
+from storage.database.session import Database, Session, clock_of
+from storage.database.sql import chunks, core
+from storage.database.tables import ACCEPTING, JobProblemRow, JobRow
 from storage.entities.jobs import PRIORITIES, Priority
 from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 
 PLAN_CHUNK = 32
 """Problems of one plan task: few enough to spread a large job over the planners and to show progress."""
+PROBLEMS_AT_ONCE = 500
+"""Problems that one transaction writes."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,38 @@ def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
     session.execute(insert(core(JobProblemRow)), problems)
     add_tasks(session, tasks)
     return created
+
+
+def create_large_job(database: Database, new: NewJob, admit: Callable[[Session], None]) -> CreatedJob | None:
+    """The same as `create_job`, some problems in each transaction. What is interrupted is removed later
+    (`storage.maintenance.retention.find_half_accepted`); None where that came first, after ten minutes. `admit` may
+    raise, in the first transaction and in the last, which makes the job visible."""
+    job_id, now = database.clock.new_id(), database.clock.now()
+    row = _job_row(job_id, new, now)
+    with database.write() as session:
+        admit(session)
+        session.execute(insert(core(JobRow)), [{**row, "state": ACCEPTING, "started_at": None, "finished_at": None}])
+    for some in chunks(enumerate(new.problems), PROBLEMS_AT_ONCE):
+        problems = [_problem_row(job_id, position, problem, now) for position, problem in some]
+        database.pause()
+        with database.write() as session:
+            if not _is_accepting(session, job_id):
+                return None
+            session.execute(insert(core(JobProblemRow)), problems)
+    places = _chunks_to_plan(new.problems)
+    tasks = [NewTask(PLAN, plan_ref(job_id, first, last), jobs=(job_id,)) for first, last in places]
+    database.pause()
+    with database.write() as session:
+        admit(session)
+        if not _is_accepting(session, job_id):
+            return None
+        session.execute(update(core(JobRow)).where(JobRow.id == job_id).values(row))
+        add_tasks(session, tasks)
+    return CreatedJob(job_id, row["state"], new.cached, len(tasks))
+
+
+def _is_accepting(session: Session, job_id: str) -> bool:
+    return session.scalar(select(JobRow.state).where(JobRow.id == job_id)) == ACCEPTING
 
 
 def _job_row(job_id: str, new: NewJob, now: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
+from cukiln.counted import counted
 from storage.database.session import Session, clock_of
 from storage.database.sql import asks_predicted, change, chunks, core
 from storage.database.tables import (
@@ -304,7 +305,7 @@ def _job_error(session: Session, job_id: str, counts: dict[str, int]) -> str | N
     errors = select(JobProblemRow.name, JobProblemRow.error).where(JobProblemRow.job_id == job_id)
     errors = errors.order_by(JobProblemRow.position).limit(1)
     if first := session.execute(errors.where(JobProblemRow.state == "failed")).one_or_none():
-        what = f"{counts['failed']} of {sum(counts.values())} problems failed"
+        what = f"{counts['failed']} of {counted(sum(counts.values()), 'problem')} failed"
     elif first := session.execute(errors.where(JobProblemRow.error.startswith(LOST))).one_or_none():
         what = "candidates were skipped"
     else:

@@ -131,10 +131,12 @@ def complete_group(
     waiting: Iterable[Unverified] = (),
     error: str | None = None,
     max_attempts: int = MAX_ATTEMPTS,
+    *,
+    alone: bool = False,
 ) -> list[tuple[str, str | None]]:
     """Complete a compile task: the group's blobs and times, and the tasks that verify or measure what is `waiting`.
     Builds whose outcome was not recorded failed together with `error`, which names none of them: they are pending
-    again, as suspects. Returns (kind, target) of the tasks that wait now. Raises `LostLease`."""
+    again, as suspects, `alone` or in halves. Returns (kind, target) of the tasks that wait now. Raises `LostLease`."""
     complete(session, lease)
     group = core(GroupRow).c
     blobs = {name: getattr(made, name) for name in FILES_OF_GROUPS}
@@ -152,7 +154,7 @@ def complete_group(
         compile_seconds=made.compile.model_dump(),
         **blobs,
     )
-    return_builds(session, lease.ref, error or "its file left it out", max_attempts)
+    return_builds(session, lease.ref, error or "its file left it out", max_attempts, alone=alone)
     return add_verification(session, waiting)
 
 

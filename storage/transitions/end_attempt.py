@@ -38,21 +38,21 @@ def release(session: Session, lease: Lease) -> None:
         end_task(session, lease, {**again, "attempt": lease.attempt - 1, "losses": min(lease.losses, losses.TOGETHER)})
 
 
-def lose(session: Session, lease: Lease, error: str) -> str:
+def lose(session: Session, lease: Lease, error: str, *, stalled: bool = False) -> str:
     """The machine failed the attempt: "paused", or "failed" where it was lost too often. Raises `LostLease`."""
     require_lease(session, lease)
     row = session.execute(select(core(TaskRow)).where(TaskRow.id == lease.task_id)).one()
-    return "failed" if _lose(session, row, error) == "failed" else "paused"
+    return "failed" if _lose(session, row, error, stalled=stalled) == "failed" else "paused"
 
 
-def _lose(session: Session, row: Any, error: str) -> str:
+def _lose(session: Session, row: Any, error: str, *, stalled: bool = False) -> str:
     """End the attempt at a leased task as lost; returns its state. Of a group the builds are pending again, and of work
     with parts its step skips what is lost again and again: only what has none, or is never begun, fails as a whole."""
     now = clock_of(session).now()
     state = "lost" if row.kind == COMPILE else "waiting"
     values: dict[str, Any] = {"finished_at": now, "lease_expires_at": None}
     if row.kind != COMPILE:
-        many = row.losses + losses.weight(session, row.losses, row.id)
+        many = row.losses + losses.weight(session, row.losses, row.id, stalled=stalled)
         most = losses.MOST if row.kind in (FINISH, COMPARE) else 2 * losses.MOST
         if many >= most:
             state, error = "failed", losses.why_skipped(error)
@@ -65,7 +65,7 @@ def _lose(session: Session, row: Any, error: str) -> str:
     change(session, TaskRow, TaskRow.id == row.id, **ended)
     if state == "lost":
         _set_group(session, row.ref, "lost", now)
-        lose_group(session, row.ref, error)
+        lose_group(session, row.ref, error, stalled=stalled)
     elif state == "failed":
         give_up(session, row.kind, row.ref, error)
     return state

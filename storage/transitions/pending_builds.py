@@ -113,14 +113,14 @@ def abandon_group(session: Session, group_id: str, error: str | None = None, max
     return_builds(session, group_id, error, max_attempts)
 
 
-def lose_group(session: Session, group_id: str, error: str) -> None:
+def lose_group(session: Session, group_id: str, error: str, *, stalled: bool = False) -> None:
     """Builds of a lost group that are still compiling are pending again after a pause, alone, or given up."""
     _apply_recorded(session, group_id)
     now = clock_of(session).now()
     compiling = (build.group_id == group_id) & (build.state == "compiling")
     rows = session.execute(select(build.id, build.suspect, build.losses).where(compiling)).all()
     _wait_from_now(session, [row.id for row in rows])
-    count = losses.weight(session, max((row.losses for row in rows), default=0.0))
+    count = losses.weight(session, max((row.losses for row in rows), default=0.0), stalled=stalled)
     for row in rows:
         many = row.losses + count
         values = {
@@ -147,9 +147,12 @@ def _apply_recorded(session: Session, group_id: str) -> None:
             add_again(session, [NewTask(VERIFY, group_id, row.target, jobs)])
 
 
-def return_builds(session: Session, group_id: str, error: str | None, max_attempts: int) -> None:
+def return_builds(
+    session: Session, group_id: str, error: str | None, max_attempts: int, *, alone: bool = False
+) -> None:
     """Let the builds of a group that are still compiling be pending again. With an `error` they are suspect: they are
-    tried in halves of the file, and after that alone, each `max_attempts` times before it is given up."""
+    tried in halves of the file, unless `alone`, and after that alone, each `max_attempts` times before it is given
+    up."""
     compiling = (build.group_id == group_id) & (build.state == "compiling")
     columns = (build.id, build.suspect, build.attempts)
     rows = session.execute(select(*columns).where(compiling).order_by(build.predicted_seconds.desc(), build.id)).all()
@@ -160,15 +163,15 @@ def return_builds(session: Session, group_id: str, error: str | None, max_attemp
         _forget(session, ids)  # a job that has ended may have been the last that needed them
         return
     group = core(GroupRow).c
-    alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
+    was_alone = len(session.execute(select(group.kernels).where(group.id == group_id)).scalar_one()) == 1
     # Each is tried next in half of the file that failed, or in one of its own.
-    whole = all(row.suspect is None for row in rows) and len(rows) > 3
+    whole = not alone and all(row.suspect is None for row in rows) and len(rows) > 3
     for place, id in enumerate(ids):
         label = f"{group_id}:{place % 2}" if whole else id
-        values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if alone else 0)}
+        values = {"state": "pending", "suspect": label, "attempts": build.attempts + (1 if was_alone else 0)}
         change(session, BuildRow, build.id == id, **values)
     _forget(session, ids)
-    if alone and rows and rows[0].attempts + 1 >= max_attempts:
+    if was_alone and rows and rows[0].attempts + 1 >= max_attempts:
         give_up_builds(session, ids, error)
 
 

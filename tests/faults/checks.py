@@ -1,13 +1,18 @@
-"""What must hold of a service's data once all its jobs have ended, whatever happened to it."""
+"""What must hold of a service's data once all its jobs have ended, whatever happened to it.
+
+`python -m tests.faults.checks` prints what does not, as JSON: of the service that the environment names.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 
 from sqlalchemy import select
 
 from storage.blobs.blob_store import BlobStore
-from storage.config.settings import Settings
+from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.database.tables import (
     LIVE,
@@ -59,3 +64,8 @@ def damaged(settings: Settings) -> list[str]:
         return [f"blob {blob.digest}: {damage.why}" for blob, damage in check_blobs(database, store) if damage]
     finally:
         database.dispose()
+
+
+if __name__ == "__main__":
+    of_service = load_settings()
+    sys.stdout.write(json.dumps(once_settled(of_service) + damaged(of_service)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -24,6 +25,7 @@ from cukiln.errors import CukilnError
 from storage.config.settings import load_settings
 from tests.faults import schedule
 from tests.faults.schedule import Fault
+from tests.faults.small_disk import SmallDisk
 from tests.support.fixtures_queue import processes_of
 from tests.support.places import ROOT
 from workers.supervisor.serve import child_environment
@@ -39,26 +41,26 @@ TOOLS = (
 
 class KilledService:
     """`folder`: data and temporary files, all of which are its own. `postgres`: the URL of a server that this run may
-    crash; SQLite where there is none."""
+    crash; SQLite where there is none. `disk`: of the data folder, where it is one that this run may fill."""
 
-    def __init__(self, folder: Path, seed: int, postgres: str | None = None) -> None:
+    def __init__(self, folder: Path, seed: int, postgres: str | None = None, disk: SmallDisk | None = None) -> None:
         self.folder, self.temporary = folder, folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
         self.killed: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
-        self._postgres, self._paused = postgres, dict[psutil.Process, float]()
-        self._seed = seed
+        self._postgres, self._disk, self._seed = postgres, disk, seed
+        self._undo: list[tuple[float, Callable[[], None]]] = []  # and when
         own = {} if postgres is None else {"database_url": postgres}
         settings = load_settings(data_dir=folder / "data", port=free_port("127.0.0.1"), gpus="none", **own)
         self._environment = {**child_environment(settings), "TMPDIR": str(self.temporary)}
         self.client = Client(f"http://127.0.0.1:{settings.port}", timeout=10.0)
-        self.settings = settings
+        self.settings = settings if disk is None else load_settings(data_dir=disk.seen_from_here, gpus="none", **own)
         self._supervisor = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with (self.folder / "serve.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "cukiln", "serve"],
+                self._where_the_data_are(sys.executable, "-m", "cukiln", "serve"),
                 cwd=ROOT,
                 env=self._environment,
                 stdout=log,
@@ -66,17 +68,33 @@ class KilledService:
                 start_new_session=True,
             )
 
+    def _where_the_data_are(self, *command: str) -> list[str]:
+        return [*command] if self._disk is None else self._disk.inside(*command)
+
+    def wrong_in_its_data(self) -> list[str]:
+        """Once all jobs have ended."""
+        command = self._where_the_data_are(sys.executable, "-m", "tests.faults.checks")
+        environment = {**self._environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+        ended = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+        wrong: list[str] = json.loads(ended.stdout)
+        return wrong
+
     def keep(self) -> None:
-        """Start the supervisor again where it has ended, and let continue what was paused for long enough."""
+        """Start the supervisor again where it has ended, and undo what has lasted long enough."""
         if self._supervisor.poll() is not None:
             self._supervisor = self._start()
         self._wake(time.monotonic())
 
     def _wake(self, now: float) -> None:
-        for process in [process for process, until in self._paused.items() if until <= now]:
-            del self._paused[process]
+        due = [undo for until, undo in self._undo if until <= now]
+        self._undo = [(until, undo) for until, undo in self._undo if until > now]
+        for undo in due:
             with suppress(psutil.NoSuchProcess):
-                process.resume()
+                undo()
+
+    def _later(self, fault: Fault, undo: Callable[[], None]) -> str:
+        self._undo.append((time.monotonic() + fault.seconds, undo))
+        return f"for {fault.seconds:.1f} s"
 
     def ask(self, question: Callable[[Client], T], seconds: float = 60.0) -> T:
         """Until the API answers: it may be away, and so may its database or its queue."""
@@ -127,6 +145,8 @@ class KilledService:
         word, _, rest = kind.partition(" ")
         if kind == "database":
             return self._crash_database(fault)
+        if kind in ("full disk", "read-only blobs"):
+            return self._spoil_disk(kind, fault)
         if kind == "empty queue":
             url = url_file(self.settings.data_dir / "valkey").read_text()
             with Redis.from_url(url, socket_timeout=1.0) as redis:
@@ -138,13 +158,21 @@ class KilledService:
         name = process.name()
         if word == "pause":
             process.suspend()
-            self._paused[process] = time.monotonic() + fault.seconds
-            return f"{name}, for {fault.seconds:.1f} s"
+            return f"{name}, {self._later(fault, process.resume)}"
         newest = max((self.settings.data_dir / "valkey" / "appendonlydir").glob("*.incr.aof"))
         with newest.open("ab") as log:
             log.write(b"*3\r\n$999")
         process.kill()
         return name
+
+    def _spoil_disk(self, kind: str, fault: Fault) -> str | None:
+        if self._disk is None:
+            return None
+        if kind == "full disk":
+            self._disk.fill()
+            return self._later(fault, self._disk.empty)
+        self._disk.close_blobs()
+        return self._later(fault, self._disk.open_blobs)
 
     def _crash_database(self, fault: Fault) -> str | None:
         """SIGKILL one of PostgreSQL's processes: the server cuts off all clients and recovers."""

@@ -15,9 +15,9 @@ from cukiln.types import Job
 from storage.database.tables import LIVE
 from tests.faults.asker import PAUSE_SECONDS as ASK_SECONDS
 from tests.faults.asker import Asker
-from tests.faults.checks import damaged, once_settled
 from tests.faults.contract import check_contract
 from tests.faults.killed_service import KilledService, leave_environment, request, wait_until_ready
+from tests.faults.small_disk import small_disk
 from tests.support.postgres_server import running_postgres
 
 PAUSE_SECONDS = 1.0  # between two kills
@@ -95,7 +95,8 @@ def random_kills(
         postgres = servers.enter_context(running_postgres()) if on_postgres else None
         began = time.monotonic()
         outcome = Outcome(jobs=len(expected) // 2)
-        service = KilledService(Path(folder), seed, postgres)
+        disk = servers.enter_context(small_disk(Path(folder) / "data"))
+        service = KilledService(Path(folder), seed, postgres, disk)
         try:
             wait_until_ready(service)
             asker = Asker(service.client.url, seed, ask_seconds)
@@ -127,7 +128,7 @@ def _kill_and_check(
         _kill_while_they_run(service, ids, kills, kernels, outcome)
         reports = _wait_for_the_end(service, ids, within)
         winners = winners_of(service, ids)
-        outcome.faults += once_settled(service.settings) + damaged(service.settings)
+        outcome.faults += service.wrong_in_its_data()
     finally:
         asker.stop()
     outcome.killed, outcome.others = dict(service.killed), dict(service.others)

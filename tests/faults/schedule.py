@@ -15,7 +15,7 @@ KINDS = {
 OTHERS = {
     "pause worker": 4, "pause worker child": 2, "pause fork server": 2, "pause api": 2, "pause bodies": 2,
     "pause valkey": 2,
-    "empty queue": 2, "torn log": 1, "database": 2,
+    "empty queue": 2, "torn log": 1, "database": 2, "full disk": 2, "read-only blobs": 1,
 }  # fmt: skip
 # What is taken, in this order, where the kind that was drawn has no process. None of it lives while the service starts:
 # then the fault waits, and a service that starts is not killed over and over.
@@ -27,7 +27,7 @@ PAUSES = (1.0, 12.0)  # seconds: shorter and longer than the leases, and than wh
 @dataclass(frozen=True)
 class Fault:
     """`kinds`: the drawn one, then what is taken instead. `victim`: which of the processes, as a share of them.
-    `seconds`: of a pause."""
+    `seconds`: of a pause, or of a disk's state."""
 
     kinds: tuple[str, ...]
     victim: float

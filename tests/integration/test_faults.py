@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,10 +17,13 @@ from tests.faults import asker, schedule
 from tests.faults.answers import wrong_in
 from tests.faults.random_kills import random_kills, reference
 from tests.faults.seen import Seen
+from tests.faults.small_disk import SmallDisk, is_possible, small_disk
 from tests.support.fixtures_queue import wait_for
 from tests.support.postgres_server import binaries
 
 KERNELS, KILLS = 3, 8
+FULL_DISK, READ_ONLY = 21, 166
+"""Seeds that draw it after the seventh kill, for some seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,43 @@ def test_random_kills_change_nothing_of_what_comes_out(expected: dict[str, str],
     assert outcome.requests > 0
 
 
+@pytest.mark.parametrize(("kind", "seed"), [("full disk", FULL_DISK), ("read-only blobs", READ_ONLY)])
+def test_a_disk_that_takes_nothing_for_a_while_changes_nothing_of_what_comes_out(
+    expected: dict[str, str], kind: str, seed: int
+) -> None:
+    if not is_possible():
+        pytest.skip("this user may mount nothing in a namespace of its own")
+    assert schedule.another(seed, 7).drawn == kind
+    outcome = random_kills(expected, kills=8, seed=seed, kernels=KERNELS)
+    assert outcome.faults == []
+    assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (2, 0, 0, 0)
+    assert outcome.others == {kind: 1}
+
+
 # ---- the harness itself
+
+
+def test_a_small_disk_is_full_or_closed_for_what_runs_and_gone_afterwards(tmp_path: Path) -> None:
+    if not is_possible():
+        pytest.skip("this user may mount nothing in a namespace of its own")
+    folder = tmp_path / "data"
+    write = ["sh", "-c", 'head -c 9999 /dev/zero >> "$1/blobs/file"', "sh", str(folder)]
+
+    def fault(disk: SmallDisk) -> str:
+        return subprocess.run(disk.inside(*write), capture_output=True, text=True, check=False).stderr
+
+    with small_disk(folder) as disk:
+        assert disk is not None
+        (disk.seen_from_here / "blobs").mkdir()
+        assert fault(disk) == ""
+        disk.fill()
+        assert "No space left on device" in fault(disk)
+        disk.empty()
+        disk.close_blobs()
+        assert "Read-only file system" in fault(disk)
+        disk.open_blobs()
+        assert fault(disk) == ""
+    folder.rmdir()
 
 
 def test_a_fault_is_drawn_by_the_seed_and_its_number_alone() -> None:

@@ -89,6 +89,27 @@ def test_the_report_is_json_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert [f["name"] for f in answer["findings"] if f["state"] == "missing"] == ["redis"]
 
 
+def test_a_python_that_may_not_be_run_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.touch(mode=0o644)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("sys.argv", ["cukiln", "doctor"])
+    found = findings()
+    for name in ("nvcc", "fence"):
+        assert found[name].state == "missing" and "Permission denied" in found[name].detail
+        assert "a user that may run this Python" in str(found[name].todo)
+    assert found["database"].state == "found"
+
+
+def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def denied(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", denied)
+    found = disk("data folder", tmp_path / "data")
+    assert (found.state, found.detail) == ("missing", f"{tmp_path / 'data'} cannot be written: Permission denied")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "name", "words"),
     [

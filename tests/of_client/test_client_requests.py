@@ -33,6 +33,22 @@ from cukiln.settings import ClientSettings
 from cukiln.transport import delay
 from tests.support.fixtures_client import ScriptedService, job_json, problem_json, record_json
 
+BY_ID: dict[str, Callable[[Client, str], object]] = {
+    "job": lambda client, id: client.job(id),
+    "retry": lambda client, id: client.retry(id),
+    "cancel": lambda client, id: client.cancel(id),
+    "wait": lambda client, id: client.wait(id),
+    "events": lambda client, id: next(client.events(id)),
+    "candidates": lambda client, id: list(client.candidates(id)),
+    "trace": lambda client, id: client.trace(id),
+    "bundle": lambda client, id: client.bundle(id),
+    "candidate": lambda client, id: client.candidate(id),
+    "candidate of a job": lambda client, id: client.candidate("0" * 8, job=id),
+    "kernel": lambda client, id: client.kernel(id),
+    "blob": lambda client, id: client.blob(id),
+    "forget": lambda client, id: client.forget(id),
+    "withdraw_import": lambda client, id: client.withdraw_import(id),
+}
 MATMUL = {"operator": "matmul", "m": 4, "n": 4, "k": 4}
 Clients = Callable[..., Client]
 
@@ -285,7 +301,7 @@ def test_many_lookups_are_sent_in_parts(scripted: ScriptedService, client_of: Cl
 
 def test_too_few_results_are_not_matched_to_the_wrong_problems(scripted: ScriptedService, client_of: Clients) -> None:
     scripted.on("POST", "/v1/lookups", {"results": [], "hits": 0, "misses": 0})
-    with pytest.raises(UnexpectedAnswer, match="0 results for 1 problems"):
+    with pytest.raises(UnexpectedAnswer, match="0 results for 1 problem"):
         client_of(scripted.url).lookup([MATMUL])
 
 
@@ -356,3 +372,24 @@ def test_a_digest_that_is_not_one_never_becomes_a_path(
     with pytest.raises(UsageError, match="64 hexadecimal digits"):
         client_of(scripted.url).blob(digest)
     assert scripted.seen == []
+
+
+@pytest.mark.parametrize("id", ["", " ", "\n", "job\0", "\ud800", 7])
+@pytest.mark.parametrize("call", BY_ID)
+def test_what_can_be_no_id_is_refused_before_anything_is_sent(
+    scripted: ScriptedService, client_of: Clients, call: str, id: Any
+) -> None:
+    with pytest.raises(UsageError, match="expected"):
+        BY_ID[call](client_of(scripted.url), id)
+    assert scripted.seen == []
+
+
+@pytest.mark.parametrize("id", ["..", ".", "a/b", "../../healthz", "a?b", "a%2Fb", "a#b", "a b", "ü", "a;b", "a&job=b"])
+@pytest.mark.parametrize("call", sorted(BY_ID.keys() - {"blob", "candidate of a job"}))
+def test_an_odd_id_stays_one_part_of_the_path(
+    scripted: ScriptedService, client_of: Clients, call: str, id: str
+) -> None:
+    with pytest.raises(NotFound):
+        BY_ID[call](client_of(scripted.url), id)
+    for seen in scripted.seen:
+        assert f"/{id}" in seen.path and seen.path.startswith("/v1/")

@@ -113,6 +113,21 @@ def test_the_first_key_closes_the_service_and_a_revoked_one_does_not_open_it(api
     assert api.client.get("/v1/jobs", headers=bearer(key)).status_code == 401
     assert api.client.get("/v1/jobs").status_code == 401
     assert api.client.get("/").status_code == 401
+    again = made(api, "admin")
+    until_read_again()
+    assert api.client.get("/v1/jobs", headers=bearer(again)).status_code == 200
+
+
+def test_a_service_whose_keys_are_all_revoked_is_closed_after_a_restart_too(tmp_path: Path) -> None:
+    with serving(tmp_path) as api:
+        parts = parts_of(made(api, "admin"))
+        assert parts is not None
+        with api.database.write() as session:
+            revoke_key(session, parts[0])
+    with serving(tmp_path) as api:
+        assert api.client.get("/v1/jobs").status_code == 401
+        until_read_again()
+        assert api.client.get("/v1/jobs").status_code == 401
 
 
 def test_a_page_needs_a_key_that_reads(guarded: Api) -> None:
@@ -208,9 +223,16 @@ def test_the_command_makes_lists_and_revokes(tmp_path: Path, monkeypatch: pytest
     id = json.loads(made.stdout)["id"]
     [listed] = json.loads(run(command_line, ["keys", "list", "--json"]).stdout)["keys"]
     assert (listed["id"], listed["name"], listed["scopes"]) == (id, "ci", ["submit"])
-    assert json.loads(made.stdout)["key"].rpartition("_")[2] not in run(command_line, ["keys", "list"]).output
-    assert run(command_line, ["keys", "revoke", id]).exit_code == 0
+    parts = parts_of(json.loads(made.stdout)["key"])
+    assert parts is not None and parts[1] not in run(command_line, ["keys", "list"]).output
+    other = json.loads(run(command_line, ["keys", "create", "other", "--json"]).stdout)["id"]
+    revoked = run(command_line, ["keys", "revoke", id])
+    assert (revoked.exit_code, revoked.stdout, revoked.stderr) == (0, f"{id} opens nothing any more\n", "")
     assert "revoked" in run(command_line, ["keys", "list"]).output
+    for closed in (run(command_line, ["keys", "revoke", other]), run(command_line, ["keys", "list"])):
+        assert "No key is good, and the service needs one all the same" in closed.stderr
+        assert "`cukiln keys create NAME --scope admin`" in closed.stderr
+    assert json.loads(run(command_line, ["keys", "list", "--json"]).stdout)["needs_key"] is True
     assert "no good key" in str(run(command_line, ["keys", "revoke", id]).exception)
     assert "read, submit, import, admin" in str(
         run(command_line, ["keys", "create", "x", "--scope", "write"]).exception

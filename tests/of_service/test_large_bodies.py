@@ -22,6 +22,7 @@ import pytest
 
 from service.http import large_bodies
 from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
+from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures_queue import wait_for
 from workers.processes.supervised_process import answers
@@ -47,8 +48,8 @@ class RunningApi:
 
 
 @contextmanager
-def running_api(folder: Path) -> Iterator[RunningApi]:
-    settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none", max_body_bytes=2**20)
+def running_api(folder: Path, **more: Any) -> Iterator[RunningApi]:
+    settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none", max_body_bytes=2**20, **more)
     with (folder / "api.log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "service"], env=child_environment(settings), stderr=log)
     url = f"http://127.0.0.1:{settings.port}"
@@ -145,13 +146,63 @@ def test_a_connection_may_have_had_other_requests(shared: RunningApi) -> None:
     assert b'"misses":2000' in answer
 
 
-def test_a_large_body_right_behind_another_request_is_answered(shared: RunningApi) -> None:
+@pytest.mark.parametrize("before", [GET, GET * 3, head("Content-Length: 2") + b"{}"])
+def test_a_large_body_right_behind_another_request_is_not_read(shared: RunningApi, before: bytes) -> None:
+    """The first process would have to keep it; a client that meets a closed connection sends it again."""
     body = large(PROBLEM)
+    whole = before + head(f"Content-Length: {len(body)}") + body
     with raw(shared) as connection:
-        connection.sendall(GET + head(f"Content-Length: {len(body)}\r\nConnection: close") + body)
+        connection.sendall(whole[: len(before) + 50])
+        time.sleep(0.05)
+        with suppress(ConnectionError):
+            connection.sendall(whole[len(before) + 50 :])
         answer = all_of(connection)
-    assert answer.count(b"HTTP/1.1 200") == 2
+    assert answer.count(b"HTTP/1.1 ") in (before.count(b"HTTP/1.1"), before.count(b"HTTP/1.1") + 1)
+    assert b'"misses"' not in answer
+    if answer.count(b"HTTP/1.1 ") > before.count(b"HTTP/1.1"):
+        assert answer.rpartition(b"HTTP/1.1 ")[2].startswith(b"503")
+    with raw(shared) as connection:
+        connection.sendall(before + head(f"Content-Length: {len(body)}") + body[:1000])
+        answer = all_of(connection)
+    assert answer.count(b"HTTP/1.1 ") == before.count(b"HTTP/1.1") and b"connection: close" in answer
+
+
+def test_a_large_body_behind_one_that_was_refused_unread_is_answered(shared: RunningApi) -> None:
+    """The client has the answer before it has sent all of the first request."""
+    body = large(PROBLEM)
+    refused = head("Content-Length: 2").replace(b"application/json", b"text/plain")
+    with raw(shared) as connection:
+        connection.sendall(refused)
+        first = connection.recv(1 << 16)
+        assert first.startswith(b"HTTP/1.1 415")
+        connection.sendall(b"{}" + head(f"Content-Length: {len(body)}") + body)
+        answer = all_of(connection)
     assert b'"misses":2000' in answer
+
+
+def test_what_comes_behind_a_large_body_is_not_taken_for_it(shared: RunningApi) -> None:
+    body = b'c\r\n{"problems":\r\n3\r\n[]}\r\n0\r\n\r\n'
+    with raw(shared) as connection:
+        connection.sendall(head("Transfer-Encoding: chunked") + body + GET)
+        answer = all_of(connection)
+    assert answer.count(b"HTTP/1.1 ") == 1 and b"problems" in answer and answer.startswith(b"HTTP/1.1 422")
+
+
+def test_wrong_keys_are_counted_together_whatever_the_size_of_the_body(tmp_path: Path) -> None:
+    operator, wrong = "correct horse battery staple", {**JSON, "Authorization": "Bearer a wrong one"}
+    with running_api(tmp_path, api_key=operator) as api:
+        bodies = [large(PROBLEM), b'{"problems": []}'] * WRONG_KEYS
+        answers = [api.client.post("/v1/jobs", content=body, headers=wrong) for body in bodies[: WRONG_KEYS + 2]]
+        assert [answer.status_code for answer in answers] == [401] * WRONG_KEYS + [429] * 2
+        assert {type_of(answer) for answer in answers} == {"unauthorized", "too-many-wrong-keys"}
+        right = {**JSON, "Authorization": f"Bearer {operator}"}
+        assert api.client.post("/v1/lookups", content=large(PROBLEM), headers=right).status_code == 429
+        with httpx.Client(
+            base_url=api.client.base_url, transport=httpx.HTTPTransport(local_address="127.0.0.9"), timeout=60
+        ) as other:
+            assert other.post("/v1/lookups", content=large(PROBLEM), headers=right).status_code == 200
+            none = other.post("/v1/lookups", content=large(PROBLEM), headers=JSON)
+            assert (none.status_code, type_of(none)) == (401, "unauthorized")
 
 
 @pytest.mark.parametrize("url", ["http://localhost/v1/lookups", "/v1/%6cookups", "/v1/lookups?x"])
@@ -160,6 +211,30 @@ def test_a_path_may_be_spelt_in_other_ways(shared: RunningApi, url: str) -> None
     with raw(shared) as connection:
         connection.sendall(head(f"Content-Length: {len(body)}", url) + body)
         assert b"connection: close" in all_of(connection).partition(b"\r\n\r\n")[0]
+
+
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nHTTP2-Settings: AAMAAABk"
+
+
+@pytest.mark.parametrize("spaces", [0, 2 * OWN_BYTES])
+def test_a_request_that_offers_http_2_is_read_with_its_body(shared: RunningApi, spaces: int) -> None:
+    body = b" " * spaces + json.dumps({"problems": [PROBLEM]}).encode()
+    with raw(shared) as connection:
+        connection.sendall(head(f"{UPGRADE}\r\nContent-Length: {len(body)}"))
+        time.sleep(0.05)
+        connection.sendall(body)
+        answer = more = connection.recv(1 << 16)
+        while more and b'"misses":1' not in answer:
+            answer += (more := connection.recv(1 << 16))
+        assert answer.startswith(b"HTTP/1.1 200") and b'"misses":1' in answer
+    with raw(shared) as connection:  # and so is what comes after one without
+        connection.sendall(GET[:-2] + UPGRADE.encode() + b"\r\n\r\n")
+        first = b""
+        while not first.endswith(b"}}"):
+            first += connection.recv(1 << 16)
+        assert first.startswith(b"HTTP/1.1 200")
+        connection.sendall(GET[:-2] + b"Connection: close\r\n\r\n")
+        assert all_of(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_few_large_bodies_are_under_way_at_once(shared: RunningApi) -> None:

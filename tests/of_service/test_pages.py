@@ -295,7 +295,7 @@ def test_a_large_job_shows_its_first_problems_and_says_where_the_rest_is(api: Ap
     job = api.submit(*({**MATMUL, "name": f"p{number}"} for number in range(203))).json()["job"]
     text = api.client.get(f"/jobs/{job}").text
     assert len(re.findall("data-problem=", text)) == 200
-    assert f"3 more are in <code>/v1/jobs/{job}</code>" in text
+    assert f"Not shown: 3 problems. All are in <code>/v1/jobs/{job}</code>" in text
     assert "This job caused no work." in text
 
 

@@ -196,6 +196,21 @@ def test_every_requirement_is_pinned_to_a_release_that_it_allows() -> None:
             assert requirement.specifier.contains(pinned[name], prereleases=True), f"{requirement} but {pinned[name]}"
 
 
+@pytest.mark.parametrize("group", ["server", "elsewhere"])
+def test_what_a_server_installs_is_imported(group: str) -> None:
+    """Or is needed by something that is: what only tests and benchmarks import is not for servers."""
+    groups: dict[str, list[str]] = pyproject()["dependency-groups"]  # type: ignore[assignment]
+    names = {canonicalize_name(Requirement(line).name) for line in groups[group]}
+    folders = ("client", "codegen", "service", "storage", "workers")
+    texts = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    imported = {top for text in texts for top in re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)}
+    owners = metadata.packages_distributions()
+    used = {canonicalize_name(owner) for top in imported for owner in owners.get(top, ())}
+    for name in sorted(used):  # uvicorn loads uvloop by its name; the others are requirements
+        used |= {canonicalize_name(Requirement(line).name) for line in metadata.requires(name) or []}
+    assert {name for name in names - used if name != "nvidia-cudnn-frontend"} == set()  # it may be not installed
+
+
 def test_constraints_hold_names_and_releases_only() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9-]*==[0-9][0-9a-z.+!]*", line) for line in lines)

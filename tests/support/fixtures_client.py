@@ -63,8 +63,8 @@ class ScriptedService:
 
     async def answer(self, request: Request) -> Response:
         body = await request.body()
-        self.seen.append(Seen(request.method, request.url.path, dict(request.headers), body))
-        answers = self._script.get((request.method, request.url.path))
+        self.seen.append(Seen(request.method, request.scope["path"], dict(request.headers), body))
+        answers = self._script.get((request.method, request.scope["path"]))
         if answers is None:
             return problem_json(404, "not-found", "There is nothing at this path")
         answer = answers.pop(0) if len(answers) > 1 else answers[0]

@@ -172,7 +172,7 @@ class FileCompiler:
             case "cancelled":
                 raise CompileCancelled("cancelled")
             case "machine":
-                raise InfrastructureError(str(finished.infrastructure_failure()))
+                raise InfrastructureError(str(finished.infrastructure_failure()), stalled=finished.stalled)
             case "limit":
                 fault = CompileTimedOut if finished.ended_by in ("wall", "cpu") else CompileCrashed
                 log = f"{name} was ended: {_limit_words(finished, self.limits)}\n{self.log}"

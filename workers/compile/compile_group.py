@@ -63,8 +63,8 @@ class Artifact:
 @dataclass(frozen=True)
 class GroupOutcome:
     """`outcomes` by kernel id, `artifact` of those that compiled. `left`: what failed together with the messages of
-    `why`, which name no kernel. Seconds are of all tools, failed files included, and so are the phases, by their
-    start."""
+    `why`, which name no kernel; `hung`: by a limit of time. Seconds are of all tools, failed files included, and so are
+    the phases, by their start."""
 
     outcomes: dict[str, KernelOutcome]
     artifact: Artifact | None
@@ -73,6 +73,7 @@ class GroupOutcome:
     wall_seconds: float
     cpu_seconds: float
     phases: tuple[Phase, ...] = ()
+    hung: bool = False
 
 
 def compile_group(
@@ -90,7 +91,7 @@ def compile_group(
     NotUnique, Unclassified or UnexpectedSymbols (bugs of the rendering)."""
     outcomes: dict[str, KernelOutcome] = {}
     artifact: Artifact | None = None
-    left, why = tuple(kernels), ""
+    left, why, hung = tuple(kernels), "", False
     phases: list[Phase] = []
     cpu_seconds = 0.0
     tools = (toolchain, processes, limits, cancel, stopwatch or Stopwatch())
@@ -101,6 +102,7 @@ def compile_group(
                 artifact, decided = _compile(left, target, compiler)
             except CompileFault as fault:
                 decided, why = _culprits(left, fault), fault.log
+                hung = isinstance(fault, CompileTimedOut)
             ids = tuple(kernel.id for kernel in left)
             phases += [replace(phase, kernels=ids) for phase in compiler.phases]
             cpu_seconds += compiler.cpu_seconds
@@ -109,13 +111,19 @@ def compile_group(
         outcomes |= decided
         left = tuple(kernel for kernel in left if kernel.id not in outcomes)
     wall_seconds = sum(phase.seconds for phase in phases if phase.name != "render")
-    return GroupOutcome(outcomes, artifact, left, why if left else "", wall_seconds, cpu_seconds, tuple(phases))
+    if not left:
+        why, hung = "", False
+    return GroupOutcome(outcomes, artifact, left, why, wall_seconds, cpu_seconds, tuple(phases), hung)
 
 
 def compile_to_the_end(kernels: Sequence[Kernel], *rest: Any) -> Iterator[GroupOutcome]:
-    """`compile_group` of these kernels, of the halves of what that leaves, and of each kernel that those leave."""
+    """`compile_group` of these kernels, of the halves of what that leaves, and of each kernel that those leave or that
+    a limit of time left."""
     outcome = compile_group(kernels, *rest)
     yield outcome
+    if outcome.hung:
+        yield from (compile_group([kernel], *rest) for kernel in outcome.left)
+        return
     for half in filter(None, (outcome.left[::2], outcome.left[1::2])):
         of_half = compile_group(half, *rest)
         yield of_half

@@ -88,7 +88,7 @@ def build_cpu(
         elif finished.cause == "cancelled":
             build.cancelled = True
         elif reason := finished.infrastructure_failure():
-            raise InfrastructureError(reason)
+            raise InfrastructureError(reason, stalled=finished.stalled)
         elif len(group) == 1:
             words = finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"
             if finished.ended_by is not None:

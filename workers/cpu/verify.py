@@ -225,7 +225,7 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
     """The verdict of the kernel that a child died of. Raises InfrastructureError where it died of something else."""
     words = finished.stderr.decode("utf-8", "replace").strip()
     if reason := finished.infrastructure_failure():
-        raise InfrastructureError(reason)
+        raise InfrastructureError(reason, stalled=finished.stalled)
     # Python ends with 1 after an exception: the plan or the machine failed, and that says nothing about the kernel.
     if running is None or finished.returncode == 1:
         raise InfrastructureError(f"the child that runs kernels failed: {words[-MAX_WORDS:]}")

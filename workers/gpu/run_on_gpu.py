@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from codegen.operators import load_operators, operator, operators
+from cukiln.counted import counted
 from workers.gpu.compare import ComparisonTask, Harmed
 from workers.gpu.interface import Gpu, GpuError, GpuFault, list_devices, open_gpu, warm_up
 from workers.gpu.lease import take_lease
@@ -39,7 +40,7 @@ class _Unhealthy(GpuError):
 def run_task(task: GpuTask, say: Say) -> None:
     """From the wait for the lease to the last line."""
     load_operators([Path(folder) for name, folder in task.operators.items() if name not in operators()])
-    purpose = f"cukiln {task.kind}: {len(task.candidates)} candidates"
+    purpose = f"cukiln {task.kind}: {counted(len(task.candidates), 'candidate')}"
     lease = take_lease(Path(task.lease), purpose, lambda holder: say({"waiting": holder}))
     try:
         gpu = open_gpu(task.gpu, task.device)

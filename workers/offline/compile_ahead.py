@@ -9,15 +9,15 @@ from codegen.kernel import Kernel
 from codegen.predict.compile_cost import FIXED_SECONDS, MAX_KERNELS, MAX_SECONDS, files_that_pay, kernel_seconds
 from codegen.targets import Target
 from codegen.text.compiler_log import telling_line
+from cukiln.counted import counted
+from storage.config.limits import COMPILE_LIMITS
 from workers.compile.compile_file import CompileCancelled
 from workers.compile.compile_group import GroupOutcome, compile_to_the_end, stored_resources
 from workers.compile.toolchain import Toolchain
 from workers.offline.measured import CompiledHere
 from workers.offline.work import Built, Work, WorkProblem
-from workers.processes.processes import InfrastructureError, Limits, Processes
+from workers.processes.processes import InfrastructureError, Processes
 
-# As the service's settings have them by default.
-COMPILE_LIMITS = Limits(wall_seconds=300, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=64 << 20)
 # Of each compiler, before the kernels of the next problems come: so long nothing can be measured. A group's own start
 # (codegen.predict.compile_cost.FIXED_SECONDS) is little beside it.
 WAVE_SECONDS = 4.0
@@ -82,7 +82,9 @@ class CompileAhead:
         for build in builds:
             del self._work.waiting[build]
         self._done += 1
-        self._say(f"{self._done} of {self._groups} groups compiled, {len(builds)} kernels in this one")
+        self._say(
+            f"{self._done} of {counted(self._groups, 'group')} compiled, {counted(len(builds), 'kernel')} in this one"
+        )
 
     def _one(self, kernels: Sequence[Kernel], target: Target, toolchain: Toolchain) -> dict[str, Built]:
         made: dict[Kernel, Built] = {}

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Candidate
+from cukiln.counted import counted
+from storage.config.limits import MEASURE_LIMITS
 from workers.compile.toolchain import Toolchain
 from workers.gpu.measure_on_gpu import GpuGone, run_gpu_task
 from workers.gpu.rank_measured import contenders, point_of
@@ -22,10 +24,8 @@ from workers.gpu.task import TaskKind, Wanted, gpu_task
 from workers.offline.compile_ahead import CompileAhead
 from workers.offline.measured import CompiledHere, Conditions, Journal, results_of, right_of, write_results
 from workers.offline.work import Built, Work, WorkProblem, predicted_us
-from workers.processes.processes import InfrastructureError, Limits, Processes
+from workers.processes.processes import InfrastructureError, Processes
 
-# As the service's settings have them by default.
-MEASURE_LIMITS = Limits(wall_seconds=900, cpu_seconds=3600, memory_bytes=32 << 30, output_bytes=64 << 20)
 # Candidates of one child, whole problems where they fit: its start takes seconds, as long as a few candidates. With a
 # budget comparisons come after fewer, so that little is measured in vain.
 MOST_IN_TASK, MOST_BUDGETED = 512, 128
@@ -143,7 +143,7 @@ class Run:
             self._run("measure", some)
             results = [self.journal.result(candidate.id, built.code_digest) for _, candidate, built in some]
             right = sum(result is not None and result["verdict"] == "ok" for result in results)
-            self.say(f"{len(some)} candidates measured, {right} of them right")
+            self.say(f"{counted(len(some), 'candidate')} measured, {right} of them right")
 
     def _run(self, kind: TaskKind, entries: Sequence[Entry]) -> dict[str, Any] | None:
         """`entries` come problem by problem. Each result is in the journal at once; returns the comparison, if any."""

@@ -25,13 +25,15 @@ from typing import Any
 
 from codegen.errors import CodegenError
 from codegen.operators import load_operators
+from cukiln.counted import counted
 from storage.config.files import gpu_lock_folder
+from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.module_texts import gpu_plans
 from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import probe
-from workers.offline.measure_all import MEASURE_LIMITS, Run
+from workers.offline.measure_all import Run
 from workers.offline.measured import Conditions, write_results
 from workers.offline.work import (
     BundleError,
@@ -93,7 +95,8 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
             say=say,
             cancel=cancel,
         )
-        say(f"{len(work.problems)} problems, {candidates} candidates, {len(work.waiting)} kernels to compile")
+        counts = counted(len(work.problems), "problem"), counted(candidates, "candidate")
+        say(f"{', '.join(counts)}, {counted(len(work.waiting), 'kernel')} to compile")
         try:
             whole = run.everything()
         except InfrastructureError as error:
@@ -179,7 +182,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--gpu-module", default="workers.cuda.cupy_gpu", help="what drives the GPU")
     parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
-    parser.add_argument("--seconds", type=_positive, default=0.3, help="of one candidate's samples at most")
+    parser.add_argument("--seconds", type=_positive, default=MEASURE_SECONDS, help="of one candidate's samples at most")
     parser.add_argument("--problem", metavar="NAME", help="this problem alone")
     parser.add_argument("--limit", type=int, metavar="N", help="candidates of each problem: the best predicted")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="that compile side by side")

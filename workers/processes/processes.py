@@ -76,7 +76,12 @@ class ProgramMissing(ProcessError):
 
 
 class InfrastructureError(ProcessError):
-    """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere."""
+    """The machine failed, not the work. Never remembered as a verdict; worth trying again, here or elsewhere.
+    `stalled`: a tool slept until its wall limit."""
+
+    def __init__(self, why: str, *, stalled: bool = False) -> None:
+        super().__init__(why)
+        self.stalled = stalled
 
 
 # It makes the folder itself: there is no moment in which the folder stands without it. The pipe on its stdin ends with
@@ -243,7 +248,10 @@ class Processes:
 
     def _find_means(self) -> Means:
         argv = [sys.executable, "-m", _MEANS]
-        leader = self._start(argv, Path("/"), {**_environment(), "PYTHONPATH": str(ROOT)}, None, b"")
+        try:
+            leader = self._start(argv, Path("/"), {**_environment(), "PYTHONPATH": str(ROOT)}, None, b"")
+        except OSError as error:
+            raise InfrastructureError(f"this Python cannot be started: {error}") from error
         with leader.stdout, leader.stderr:
             said, faults = leader.stdout.read(), leader.stderr.read()
         try:

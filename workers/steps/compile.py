@@ -103,7 +103,7 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     most = context.settings.max_attempts
     waiting = context.complete(
         spent,
-        lambda session: complete_group(session, context.lease, made, unverified, why, most),
+        lambda session: complete_group(session, context.lease, made, unverified, why, most, alone=outcome.hung),
     )
     with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}

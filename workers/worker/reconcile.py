@@ -20,7 +20,7 @@ from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database, Session
 from storage.entities import jobs
 from storage.entities.heartbeats import ToolchainWatch, gone_toolchains
-from storage.maintenance.retention import Keep, Removed, collect
+from storage.maintenance.retention import Keep, Removed, collect, find_half_accepted
 from storage.queue.tasks import LeaseWatch
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt, take_work
@@ -149,6 +149,7 @@ class Reconciler:
 
     def _sweep(self) -> None:
         self._clear_ended(all_jobs=True)
+        self.database.in_parts(find_half_accepted)
         swept = self.blobs.sweep()
         if swept.files:
             log.info("swept %d left-over files, %d bytes", swept.files, swept.bytes)

@@ -92,7 +92,8 @@ def run_step(context: StepContext, steps: Mapping[str, Step]) -> None:
             why = str(error) or type(error).__name__
             log.warning("%s %s is lost: %s", lease.kind, lease.ref, why)
             context.workplace.in_doubt = True
-            _ended(context, why, lambda session: end_attempt.lose(session, lease, why))
+            stalled = isinstance(error, InfrastructureError) and error.stalled
+            _ended(context, why, lambda session: end_attempt.lose(session, lease, why, stalled=stalled))
             return
         log.exception("%s %s failed in attempt %d", lease.kind, lease.ref, lease.attempt)
         _failed(context, f"{type(error).__name__}: {error}", retry=True)

@@ -24,6 +24,7 @@ from cukiln.transport import Transport
 # A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
 FREE_BYTES_WANTED = 2 * 10**9
 # What to do where a means of the fence is missing; docs/operations.md lists what each keeps out.
+_TO_START = "run it as a user that may run this Python and its programs, or install Python where all may run it"
 _TO_FENCE = {
     "pid namespace": "allow user namespaces with a /proc of their own (sysctl, AppArmor, a container's seccomp filter)",
     "network namespace": "allow user namespaces; without, sockets are still refused where that line is found",
@@ -158,7 +159,7 @@ def fence() -> Iterator[Finding]:
         try:
             means = processes.means.in_force()
         except module.ProcessError as error:
-            yield Finding("fence", "optional", f"it cannot be tried here: {error}")
+            yield Finding("fence", "missing", f"it cannot be tried here: {error}", _TO_START)
             return
     for name, is_there, detail in means:
         yield Finding(name, "found" if is_there else "optional", detail, None if is_there else _TO_FENCE[name])
@@ -207,9 +208,9 @@ def database(settings: Any) -> Finding:
 def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
     """Whether files can be made at `folder`, or where it would be made, and the free space."""
     existing = folder
-    while not existing.exists():
-        existing = existing.parent
     try:
+        while not existing.exists():
+            existing = existing.parent
         with tempfile.TemporaryFile(dir=existing):
             free = shutil.disk_usage(existing).free
     except OSError as error:
@@ -222,11 +223,14 @@ def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
 
 
 def _guarded(name: str, look: Callable[[], Finding]) -> Finding:
-    """A missing dependency of a server package is a finding, not the end of the report."""
+    """A missing dependency of a server package, or a program that cannot be started, is a finding, not the end of the
+    report."""
     try:
         return look()
     except ServerMissing as error:
         return Finding(name, "missing", "a package is not installed", str(error))
+    except server_module("workers.processes.processes").ProcessError as error:
+        return Finding(name, "missing", str(error), _TO_START)
 
 
 # ---- GPUs
@@ -326,6 +330,6 @@ def _nvcc_major(settings: Any) -> int | None:
         nvcc = toolchain.find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
     except ServerMissing:
         return None
-    except toolchain.ToolchainMissing:
+    except (toolchain.ToolchainMissing, server_module("workers.processes.processes").ProcessError):
         return None
     return int(dict(nvcc.versions)["nvcc"].partition(".")[0])

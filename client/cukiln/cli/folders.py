@@ -7,6 +7,7 @@ from typing import Any
 
 from cukiln.blob_cache import write_atomically
 from cukiln.client import Client
+from cukiln.counted import counted
 from cukiln.errors import UsageError
 from cukiln.load_kernel import RECORD_FILE
 from cukiln.types import Job, LookupResult, WinnerRecord
@@ -71,7 +72,7 @@ def described(bundle: Mapping[str, Any]) -> str:
     candidates = list(_candidates(bundle))
     compiled = sum(candidate["library"] is not None for candidate in candidates)
     failed = sum(candidate["verdict"] is not None for candidate in candidates)
-    text = f"{len(bundle['problems'])} problems, {compiled} candidates to measure"
+    text = f"{counted(len(bundle['problems']), 'problem')}, {counted(compiled, 'candidate')} to measure"
     if failed:
         text += f", {failed} that do not compile"
     if left := len(candidates) - compiled - failed:

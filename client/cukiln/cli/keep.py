@@ -3,6 +3,7 @@ work on the data themselves, with or without a running service."""
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from cukiln.cli.console import AsJson, Url, day, given, given_path, make_console
 from cukiln.cli.server import Store, find_client, load_settings, open_database, open_store, server_module
+from cukiln.counted import counted
 from cukiln.errors import ServerFailed, UsageError
 
 FAILED = 1
@@ -40,10 +42,12 @@ def forget(
     if as_json:
         typer.echo(forgotten.model_dump_json())
         return
-    winner = f"winner {forgotten.key} with {forgotten.libraries} libraries,\n" if forgotten.key is not None else ""
+    winner = (
+        f"winner {forgotten.key} with {counted(forgotten.libraries, 'library')},\n" if forgotten.key is not None else ""
+    )
     typer.echo(
-        f"Forgotten: {winner}{len(forgotten.builds)} builds, {forgotten.verdicts} verdicts, "
-        f"{forgotten.measurements} measurements. The next job that asks tunes again."
+        f"Forgotten: {winner}{counted(len(forgotten.builds), 'build')}, {counted(forgotten.verdicts, 'verdict')}, "
+        f"{counted(forgotten.measurements, 'measurement')}. The next job that asks tunes again."
     )
     for build in forgotten.in_use:
         typer.echo(f"Kept: build {build}, which a job needs that has not ended")
@@ -91,13 +95,15 @@ def gc(
     if as_json:
         typer.echo(json.dumps({**asdict(removed), "removed": yes, "freed_bytes": swept.bytes if swept else 0}))
         return
-    counts = ", ".join(f"{count:,} {name}" for name, count in asdict(removed).items() if name != "bytes" and count)
-    what = f"{counts or 'nothing'}; {removed.bytes:,} bytes of blobs"
+    nouns = {name: "library" if name == "libraries" else name.removesuffix("s") for name in asdict(removed)}
+    counts = [counted(count, nouns[name]) for name, count in asdict(removed).items() if name != "bytes" and count]
+    what = f"{', '.join(counts) or 'nothing'}; {counted(removed.bytes, 'byte')} of blobs"
     if swept is None:
-        typer.echo(f"Ended more than {days:g} days ago, and needed by nothing: {what}.")
+        ago = f"{days:g} day{'' if days == 1 else 's'}"
+        typer.echo(f"Ended more than {ago} ago, and needed by nothing: {what}.")
         typer.echo("Nothing was removed: `cukiln gc --yes` does it.")
     else:
-        typer.echo(f"Removed: {what}. {swept.files:,} files with {swept.bytes:,} bytes are off the disk.")
+        typer.echo(f"Removed: {what}. Off the disk: {counted(swept.files, 'file')}, {counted(swept.bytes, 'byte')}.")
 
 
 @keep_app.command()
@@ -123,8 +129,8 @@ def backup(
     manifest = made.manifest
     size = sum(manifest.blobs.values()) + (manifest.database.bytes if manifest.database else 0)
     typer.echo(
-        f"{folder}: {'the database and ' if manifest.database else ''}{len(manifest.blobs):,} blobs, {size:,} bytes; "
-        f"{made.copied:,} blobs were copied now."
+        f"{folder}: {'the database and ' if manifest.database else ''}{counted(len(manifest.blobs), 'blob')}, "
+        f"{counted(size, 'byte')}; copied now: {counted(made.copied, 'blob')}."
     )
     for digest in manifest.missing:
         typer.echo(f"not in it: sha256:{digest}, which is damaged or gone in the service: `cukiln blobs verify`")
@@ -153,7 +159,7 @@ def restore(
         ) from error
     database = "the database and " if done.manifest.database else ""
     restored = len(done.manifest.blobs.keys() - set(done.lost))
-    typer.echo(f"{settings.data_dir}: {database}{restored:,} blobs are restored.")
+    typer.echo(f"{settings.data_dir}: {database}{counted(restored, 'blob')} restored.")
     for digest in done.lost:
         typer.echo(f"lost: sha256:{digest}; the next job that needs it builds it anew")
     for key in done.keys:
@@ -178,9 +184,8 @@ def _check(store: Store, as_json: bool, *, repair: bool) -> int:
     if as_json:
         typer.echo(json.dumps({"blobs": count, "bytes": size, "repaired": repair, "damaged": damaged}))
     else:
-        typer.echo(
-            f"{count:,} blobs, {size:,} bytes: {f'{len(damaged):,} damaged or gone' if damaged else 'all whole'}."
-        )
+        state = f"{len(damaged):,} damaged or gone" if damaged else "all whole"
+        typer.echo(f"{counted(count, 'blob')}, {counted(size, 'byte')}: {state}.")
         if damaged and not repair:
             typer.echo("`cukiln blobs repair` sets them aside, so that the next job builds them anew.")
     return FAILED if damaged and not repair else 0
@@ -188,7 +193,7 @@ def _check(store: Store, as_json: bool, *, repair: bool) -> int:
 
 def _print_damage(damage: Any, repaired: bool) -> None:
     blob = damage.blob
-    typer.echo(f"sha256:{blob.digest} ({blob.size:,} bytes, {blob.media_type}): {damage.why}")
+    typer.echo(f"sha256:{blob.digest} ({counted(blob.size, 'byte')}, {blob.media_type}): {damage.why}")
     for name in ("winners", "builds", "groups"):
         for id in getattr(damage, name):
             typer.echo(f"  needed by {name[:-1]} {id}")
@@ -232,6 +237,10 @@ def withdraw(
 
 
 MOST_NAME = 64
+_CLOSED = (
+    "No key is good, and the service needs one all the same, on loopback too: what was closed does not open by itself. "
+    "Make one by `cukiln keys create NAME --scope admin`, or start the service with CUKILN_API_KEY."
+)
 
 keys_app = typer.Typer(
     help="Make, list and revoke the API keys of the service over this data folder (CUKILN_DATA, DATABASE_URL).",
@@ -278,24 +287,35 @@ def list_keys(as_json: AsJson = False) -> None:
     with open_database(load_settings({}), make=True) as database, database.read() as session:
         keys = server_module("storage.entities.keys").all_keys(session)
     if as_json:
-        typer.echo(json.dumps({"keys": [_as_json(key) for key in keys]}))
+        typer.echo(json.dumps({"keys": [_as_json(key) for key in keys], "needs_key": bool(keys)}))
         return
     table = Table("id", "name", "scopes", "made", "state", box=None, pad_edge=False)
     for key in keys:
         scopes = ", ".join(sorted(key.scopes)) + (", overwrites" if key.overwrites else "")
         state = "good" if key.revoked_at is None else f"revoked {day(key.revoked_at)}"
         table.add_row(*map(Text, (key.id, key.name, scopes, day(key.created_at), state)))
-    make_console().print(table) if keys else typer.echo("No key was made yet.")
+    if not keys:
+        typer.echo("No key was made yet: without CUKILN_API_KEY the service answers loopback, and needs none.")
+        return
+    make_console().print(table)
+    _say_if_closed(keys)
 
 
 @keys_app.command()
 def revoke(key: Annotated[str, typer.Argument(metavar="ID", help="Its id, as `cukiln keys list` shows it.")]) -> None:
-    """Revoke a key, within a second. What was done with it stays."""
+    """Revoke a key, within a second. What was done with it stays, and the service needs a key as before."""
+    module = server_module("storage.entities.keys")
     with open_database(load_settings({}), make=True) as database, database.write() as session:
-        revoked = server_module("storage.entities.keys").revoke_key(session, key)
+        revoked, keys = module.revoke_key(session, key), module.all_keys(session)
     if not revoked:
         raise UsageError(f"there is no good key with the id {key!r}; `cukiln keys list` shows them")
     typer.echo(f"{key} opens nothing any more")
+    _say_if_closed(keys)
+
+
+def _say_if_closed(keys: Sequence[Any]) -> None:
+    if all(key.revoked_at is not None for key in keys):
+        typer.echo(_CLOSED, err=True)
 
 
 def _as_json(key: Any) -> dict[str, Any]:

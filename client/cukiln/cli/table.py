@@ -9,6 +9,7 @@ from rich.text import Text
 
 from cukiln.cli.console import fitting, plain_table
 from cukiln.cli.progress import duration
+from cukiln.counted import counted
 from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
 
 _VERIFIED = {
@@ -273,7 +274,7 @@ def summary(job: Job, seconds: float) -> str:
     total = len(job.problems)
     solved = sum(problem.winner is not None for problem in job.problems)
     if job.cached:
-        return f"{problems(total)} answered from the cache in {duration(seconds)}; nothing was compiled."
+        return f"{counted(total, 'problem')} answered from the cache in {duration(seconds)}; nothing was compiled."
     candidates = sum(problem.candidates for problem in job.problems)
     verdicts: dict[str, int] = {}
     for problem in job.problems:
@@ -281,8 +282,8 @@ def summary(job: Job, seconds: float) -> str:
             verdicts[name] = verdicts.get(name, 0) + count
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items(), key=lambda item: item[0] != "ok"))
     head = {"done": "done", "partial": f"{total - solved} of {total} without a winner"}.get(job.state, job.state)
-    verified = f"{candidates} candidates ({counts or 'none verified'})"
-    return f"Job {job.job}: {head}, {problems(total)}, {verified}, {duration(seconds)}."
+    verified = f"{counted(candidates, 'candidate')} ({counts or 'none verified'})"
+    return f"Job {job.job}: {head}, {counted(total, 'problem')}, {verified}, {duration(seconds)}."
 
 
 def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
@@ -317,7 +318,7 @@ def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ())
     """Its schedule without the `common` tunables, its workspace, and whether its bits vary."""
     words = [schedule_text({name: value for name, value in winner.schedule.items() if name not in common})]
     if winner.workspace_bytes:
-        words.append(f"{winner.workspace_bytes:,} bytes of workspace")
+        words.append(f"{counted(winner.workspace_bytes, 'byte')} of workspace")
     if not winner.deterministic:
         words.append("bits differ from run to run")
     return "; ".join(words)
@@ -347,10 +348,6 @@ def _by_stem(schedule: Mapping[str, Any]) -> list[list[str]]:
         else:
             written += [[name] for name in names]
     return written
-
-
-def problems(count: int) -> str:
-    return "1 problem" if count == 1 else f"{count} problems"
 
 
 def microseconds(value: float | None) -> str:

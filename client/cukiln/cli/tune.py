@@ -12,6 +12,7 @@ from cukiln.cli.console import make_console
 from cukiln.cli.progress import duration, show_progress
 from cukiln.cli.table import print_job, summary
 from cukiln.client import Client
+from cukiln.counted import counted
 from cukiln.errors import ServiceError
 from cukiln.types import ENDED, Job, Targets
 
@@ -87,7 +88,7 @@ class Tuning:
         if job.state in ENDED:
             return job
         console, count = self.progress, len(job.problems)
-        _say(console, f"Job {job.job}: {count} problem{'s' if count != 1 else ''} at {client.url}")
+        _say(console, f"Job {job.job}: {counted(count, 'problem')} at {client.url}")
         with _cancelling(client, job, console, cancel and not self._watching), show_progress(console) as update:
             return client.wait(job, progress=update)
 

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.config import files
+from codegen.predict.compile_cost import MAX_BYTES
+from storage.config import files, limits
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
+from workers.offline import compile_ahead, measure_all, measure_bundle
 from workers.offline.measure_bundle import lease_of
 
 KEY = "0123456789abcdef"
@@ -217,3 +219,12 @@ def test_importing_the_storage_reads_no_environment_and_writes_nothing(tmp_path:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
+
+
+def test_a_run_without_a_service_has_the_limits_that_are_the_settings_defaults(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path)
+    assert settings.limits("compile") == compile_ahead.COMPILE_LIMITS == limits.COMPILE_LIMITS
+    assert settings.limits("measure") == measure_all.MEASURE_LIMITS == limits.MEASURE_LIMITS
+    assert settings.limits("verify") == limits.VERIFY_LIMITS
+    assert settings.measure_seconds == measure_bundle.MEASURE_SECONDS
+    assert (settings.group_kernels, settings.group_memory_bytes) == (compile_ahead.MAX_KERNELS, MAX_BYTES)

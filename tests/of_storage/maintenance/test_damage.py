@@ -203,7 +203,7 @@ def test_a_build_is_forgotten_with_its_verdicts_by_a_prefix_and_by_the_command(
     assert commanded(api, monkeypatch, capsys, "forget", "b" * 7)[0] == 1, "too few digits"
     code, out = commanded(api, monkeypatch, capsys, "forget", "b" * 8)
     assert code == 0
-    assert out == "Forgotten: 1 builds, 2 verdicts, 0 measurements. The next job that asks tunes again.\n"
+    assert out == "Forgotten: 1 build, 2 verdicts, 0 measurements. The next job that asks tunes again.\n"
     with api.database.read() as session:
         assert session.scalars(select(BuildRow.id)).all() == session.scalars(select(VerdictRow.subject)).all() == []
     assert api.client.delete(f"/v1/builds/{'b' * 64}").json()["type"] == "urn:cukiln:problem:build-not-found"

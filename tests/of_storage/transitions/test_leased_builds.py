@@ -269,6 +269,16 @@ def test_a_file_that_fails_is_tried_in_halves_and_then_alone(database: Database)
         assert session.scalars(select(PendingBuildRow.build).where(PendingBuildRow.job_id == job)).all() == parts[1]
 
 
+def test_a_file_that_a_limit_of_time_ended_is_tried_alone_at_once(database: Database) -> None:
+    wanted(database, *names("a", 8), seconds=0.1)
+    lease = take_file(database)
+    assert lease is not None
+    with database.write() as session:
+        complete_group(session, lease, GroupFiles(), (), "it ran longer than 300 s", alone=True)
+    files = [members(database, take_file(database)) for _ in range(8)]
+    assert sorted(files) == [[name] for name in names("a", 8)]
+
+
 def test_innocents_that_are_pending_do_not_join_suspects(database: Database) -> None:
     wanted(database, *names("a", 4), seconds=0.1)
     give_back(database, take_file(database))

@@ -116,6 +116,13 @@ def submit(database: Database, device_class: str, count: int = PROBLEMS, **job: 
         return accept.create_job(session, accept.NewJob(problems, **job)).id
 
 
+@on_sqlite
+def test_a_large_job_is_written_in_parts(database: Database, transactions: list[int]) -> None:
+    new = accept.NewJob([new_problem(f"p{number}") for number in range(5_000)])
+    assert accept.create_large_job(database, new, lambda _: None) is not None
+    assert len(transactions) >= 2 + 5_000 / accept.PROBLEMS_AT_ONCE
+
+
 def plan(database: Database) -> None:
     """Every problem gets the same kernels, as a planner records them."""
     builds = {name: new_build(name) for name in names(KERNELS)}

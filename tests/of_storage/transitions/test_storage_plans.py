@@ -115,7 +115,7 @@ def test_a_problem_without_candidates_is_finished_at_once_with_its_reason(databa
     assert finish_next(database, winner=None, error="rule: too many") == "failed"
     with database.read() as session:
         status = jobs.job_state(session, job.id)
-    assert status is not None and status.error == "1 of 1 problems failed; the first, p0: rule: too many"
+    assert status is not None and status.error == "1 of 1 problem failed; the first, p0: rule: too many"
 
 
 def test_a_job_with_some_failed_problems_is_partial(database: Database) -> None:

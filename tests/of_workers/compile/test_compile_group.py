@@ -325,10 +325,11 @@ def test_a_compiler_that_hangs_is_ended_with_all_it_started(
 def test_a_compiler_that_gets_no_core_is_the_machines_failure(
     tmp_path: Path, toolchain: Toolchain, processes: Processes
 ) -> None:
-    with pytest.raises(InfrastructureError, match=r"less than 50% of a core"):
+    with pytest.raises(InfrastructureError, match=r"less than 50% of a core") as caught:
         compile_kernels(
             [probe()], fake_nvcc(tmp_path, toolchain, "sleep 300"), processes, replace(LIMITS, wall_seconds=0.3)
         )
+    assert caught.value.stalled
 
 
 def test_a_full_disk_is_the_machines_failure(tmp_path: Path, toolchain: Toolchain, processes: Processes) -> None:

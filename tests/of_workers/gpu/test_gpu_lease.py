@@ -210,5 +210,5 @@ def test_the_lease_file_names_the_measuring_process_as_people_see_it(gpu: Gpu) -
     cancel.set()
     thread.join()
     assert b"workers.gpu.run_on_gpu" in command and str(gpu.folder).encode() in command
-    assert words == "cukiln measure: 1 candidates"
+    assert words == "cukiln measure: 1 candidate"
     assert fake_gpu.UUID in gpu.lease.name

@@ -104,6 +104,4 @@ def test_the_wheels_work_alone(tmp_path: Path, group: set[str]) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-_ALONE = (
-    "import sys; sys.path[:0] = {paths}; import workers.offline.measure_bundle, workers.gpu.run_on_gpu, psutil, pynvml"
-)
+_ALONE = "import sys; sys.path[:0] = {paths}; import workers.offline.measure_bundle, workers.gpu.run_on_gpu, pynvml"

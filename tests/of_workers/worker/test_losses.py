@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from codegen.kernel import Kernel
 from cukiln.types import Job
-from storage.database.tables import BuildRow, VerdictRow
+from storage.database.tables import BuildRow, TaskRow, VerdictRow
 from storage.queue import losses
 from tests.support.fixtures_gpu_line import DEVICE, GpuLine, probe, search
 from workers.processes.processes import InfrastructureError
@@ -21,6 +21,7 @@ FIVE = search(factor=[1, 2, 3, 4, 5])
 POISON = 3  # its factor
 PREDICTED = "predicted:sm_80"
 KILLED = InfrastructureError("it was killed by SIGKILL")
+STALLED = InfrastructureError("nvcc got less than 50% of a core in 300.0 s", stalled=True)
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +30,11 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[list[int]]]:
+def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
     """Have a function of a step fail as the machine does whenever the poison is among its kernels; what it was given,
     by factor."""
 
-    def deadly(module: str, name: str) -> list[list[int]]:
+    def deadly(module: str, name: str, error: InfrastructureError = KILLED) -> list[list[int]]:
         step = import_module(module)
         works = getattr(step, name)
         given: list[list[int]] = []
@@ -41,7 +42,7 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], list[list[in
         def fails(kernels: list[Kernel], *rest: Any, **options: Any) -> Any:
             given.append(sorted(kernel.to_json()["tunables"]["factor"] for kernel in kernels))
             if POISON in given[-1]:
-                raise KILLED
+                raise error
             return works(kernels, *rest, **options)
 
         monkeypatch.setattr(step, name, fails)
@@ -64,7 +65,7 @@ def assert_only_the_poison_is_skipped(line: GpuLine, job: Job) -> None:
     assert [problem.verdicts for problem in job.problems] == [{"ok": 4, "skipped": 1}, {"ok": 2}]
     (skipped,) = [candidate for candidate in line.candidates(job.job) if candidate.verdict == "skipped"]
     assert skipped.schedule["factor"] == POISON
-    assert skipped.message is not None and skipped.message.startswith(f"lost {losses.MOST} times, the last 3")
+    assert skipped.message is not None and skipped.message.startswith("lost again and again, in the end alone")
     assert job.problems[0].error == skipped.message
     assert job.error == f"candidates were skipped; the first, p0: {skipped.message}"
     with line.world.database.read() as session:
@@ -74,7 +75,7 @@ def assert_only_the_poison_is_skipped(line: GpuLine, job: Job) -> None:
 
 def test_a_kernel_that_its_compilers_never_survive(
     gpu_line: GpuLine,
-    deadly: Callable[[str, str], list[list[int]]],
+    deadly: Callable[..., list[list[int]]],
 ) -> None:
     given = deadly("workers.steps.compile", "compile_group")
     job = run(gpu_line, PREDICTED)
@@ -86,13 +87,38 @@ def test_a_kernel_that_its_compilers_never_survive(
 
 def test_a_kernel_that_its_verification_never_survives(
     gpu_line: GpuLine,
-    deadly: Callable[[str, str], list[list[int]]],
+    deadly: Callable[..., list[list[int]]],
 ) -> None:
     given = deadly("workers.steps.verify", "verify_on_cpu")
     job = run(gpu_line, PREDICTED)
     assert_only_the_poison_is_skipped(gpu_line, job)
     assert given.count([POISON]) == losses.ALONE
     assert max(map(len, given[losses.TOGETHER :])) == 1, "after losses one at a time"
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [("workers.steps.compile", "compile_group"), ("workers.steps.verify", "verify_on_cpu")],
+)
+def test_a_tool_that_sleeps_takes_two_wall_limits_of_its_kernel(
+    gpu_line: GpuLine, deadly: Callable[..., list[list[int]]], module: str, name: str
+) -> None:
+    given = deadly(module, name, STALLED)
+    job = run(gpu_line, PREDICTED)
+    assert [kernels for kernels in given if POISON in kernels] == [[1, 2, 3, 4, 5], [POISON]]
+    assert (job.state, job.problems[0].verdicts) == ("partial", {"ok": 4, "skipped": 1})
+
+
+def test_a_wall_limit_that_was_slept_through_counts_less_while_other_work_is_lost(gpu_line: GpuLine) -> None:
+    database = gpu_line.world.database
+    with database.write() as session:
+        alone = losses.weight(session, 0.0, stalled=True), losses.weight(session, 0.0)
+        now = database.clock.now()
+        lost = {"kind": "compile", "target": "sm_80", "state": "lost", "attempt": 0, "created_at": now}
+        session.add_all(TaskRow(ref=str(number), finished_at=now, **lost) for number in range(losses.OTHERS + 1))
+        session.flush()
+        beside = losses.weight(session, 0.0, stalled=True), losses.weight(session, 0.0)
+    assert (alone, beside) == ((losses.STALL, 1.0), (1.0, losses.GENERAL_SHARE))
 
 
 def test_a_candidate_that_its_measuring_never_survives(gpu_line: GpuLine) -> None:
@@ -122,14 +148,14 @@ def test_a_problem_whose_lowering_never_survives_fails_and_the_others_are_done(
     monkeypatch.setattr(step, "lower_problem", fails)
     job = gpu_line.job(*((probe(n=n), search(factor=[1])) for n in (10, 20, 30)))
     assert [problem.state for problem in job.problems] == ["done", "failed", "done"]
-    assert str(job.problems[1].error).startswith(f"lost {losses.MOST} times")
+    assert str(job.problems[1].error).startswith("lost again and again")
     assert (job.state, given.count("p1")) == ("partial", losses.MOST)
 
 
 def test_what_was_skipped_is_tried_anew_when_it_is_sent_again(
     gpu_line: GpuLine,
     monkeypatch: pytest.MonkeyPatch,
-    deadly: Callable[[str, str], list[list[int]]],
+    deadly: Callable[..., list[list[int]]],
 ) -> None:
     with monkeypatch.context() as poisoned:
         step = import_module("workers.steps.verify")
