@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tests.support.fences import machine
 from tests.support.fixtures_queue import QueueWorld, make_world, wait_for
 from workers import wake_ups
 from workers.gpu.interface import Device, GpuMissing
-from workers.processes.processes import Processes
+from workers.processes.fence.access import ROOT
+from workers.processes.processes import Processes, fenced_processes
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker import gpu_worker, main
 from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus
@@ -59,6 +61,14 @@ def test_a_machine_without_a_gpu_that_can_be_used_is_reported(
 
 def test_gpus_are_listed_by_a_child(processes: Processes) -> None:
     [gpu] = find_gpus(load_settings(gpu_module=FAKE), processes)
+    assert gpu.name == CLASS
+
+
+def test_gpus_are_listed_where_the_data_folder_lies_in_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUKILN_DATA", str(ROOT / ".cukiln"))  # as it is without the setting
+    settings = load_settings(gpu_module=FAKE)
+    with closing(fenced_processes(settings)) as processes:
+        [gpu] = find_gpus(settings, processes)
     assert gpu.name == CLASS
 
 

@@ -98,6 +98,7 @@ def device_access(*, secrets: Sequence[Path], writes: Sequence[Path], hide: bool
     """Of a process that uses a GPU."""
     closed = (*secrets, *map(Path, _PASSWORDS))
     rules = [(str(path), landlock.ALL) for path in (*without(Path("/"), closed), *writes)]
+    rules.append((str(ROOT), LISTS))  # Python lists what it imports from, also where the data folder lies in it
     return Access(tuple(rules), _whole({str(path): [] for path in secrets if hide and path.exists()}, writes))
 
 
