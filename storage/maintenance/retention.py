@@ -57,9 +57,9 @@ LEAST_SECONDS = 3600.0
 """What ended within this time stays, however much room is asked for."""
 ROWS_AT_ONCE = 500
 PROBLEMS_AT_ONCE = 100
+"""Of one transaction; with their candidates gone."""
 ACCEPT_SECONDS = 600.0
 """After these the acceptance of a large job was interrupted."""
-"""Of one transaction; with their candidates gone."""
 FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
 
