@@ -63,9 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     kinds += "code 69 when it stopped answering; reconcile: tasks of dead workers and missing wake-ups"
     parser.add_argument("kind", choices=[wake_ups.PLAN, wake_ups.COMPILE, wake_ups.GPU, "reconcile"], help=kinds)
-    parser.add_argument("--target", action="append", default=[], help="compile for this target only; may be repeated")
-    parser.add_argument("--device", default="0", help="the GPU to measure on: its UUID or number (default: 0)")
+    parser.add_argument("--target", action="append", help="compile: for this target only; may be repeated")
+    parser.add_argument("--device", help="gpu: its UUID, or its number in the driver's order (default: 0)")
     arguments = parser.parse_args(argv)
+    for name, kind in (("target", wake_ups.COMPILE), ("device", wake_ups.GPU)):
+        if getattr(arguments, name) is not None and arguments.kind != kind:
+            parser.error(f"--{name} is an option of {kind} workers, not of {arguments.kind}")
     os.umask(UMASK)
     try:
         settings = load_settings()
@@ -76,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from workers.steps import STEPS
 
         if arguments.kind == wake_ups.GPU:
-            return run_gpu_worker(settings, STEPS, device=arguments.device)
-        run_worker(arguments.kind, settings, STEPS, targets=arguments.target or None)
+            return run_gpu_worker(settings, STEPS, device="0" if arguments.device is None else arguments.device)
+        run_worker(arguments.kind, settings, STEPS, targets=arguments.target)
     except (SettingsError, ToolchainMissing, GpuMissing, InfrastructureError, WorkerError) as error:
         sys.stderr.write(f"cukiln worker: {error}\n")
         return EXIT_CONFIG

@@ -84,6 +84,16 @@ def test_a_worker_that_has_no_gpu_ends_with_78_and_one_sentence(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize(
+    "argv", ["plan --target sm_80", "gpu --target sm_80", "compile --device 1", "reconcile --device 0"]
+)
+def test_an_option_of_another_kind_of_worker_is_refused(argv: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main.main(argv.split())
+    kind, option, _ = argv.split()
+    assert f"{option} is an option of" in capsys.readouterr().err, kind
+
+
 # ---- heartbeats
 
 
