@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import sqlalchemy
-from sqlalchemy import ColumnElement, Insert, Table, and_, delete, func, tuple_, update
+from sqlalchemy import ColumnElement, Insert, Table, and_, bindparam, delete, func, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from storage.database.session import Session
@@ -53,6 +53,16 @@ def one_of(key: Sequence[ColumnElement[Any]], rows: Sequence[Sequence[Any]]) -> 
 def change(session: Session, table: type[Base] | Table, *which: ColumnElement[bool], **values: Any) -> None:
     """Update the rows that are such."""
     session.execute(update(core(table)).where(*which).values(**values))
+
+
+def change_each(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Update each row by its primary key, all in the same columns. One that is gone is left out."""
+    if not rows:
+        return
+    key = core(table).primary_key.columns
+    statement = update(core(table)).where(*(column == bindparam(f"key_{column.name}") for column in key))
+    values = [{f"key_{name}" if name in key else name: value for name, value in row.items()} for row in rows]
+    session.execute(statement, values)
 
 
 def remove(session: Session, table: type[Base] | Table, *which: ColumnElement[bool]) -> int:

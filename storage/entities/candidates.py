@@ -2,20 +2,40 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select
 
 from storage.database.session import Session
-from storage.database.sql import core
+from storage.database.sql import change_each, core
 from storage.database.tables import BuildRow, CandidateRow
-from storage.entities.verdicts import proofs_of
+from storage.entities.verdicts import Verdict, proofs_of
 
 
-class StoredCandidate(SimpleNamespace):
+@dataclass(frozen=True)
+class StoredCandidate:
     """The fields of a candidate, and of its build (None while it is not compiled: `library` holds its group, `imported`
     is a verdict from elsewhere). `proof`: the newest verdict, of a GPU, else of the CPU."""
+
+    problem_id: int
+    candidate: str
+    schedule: dict[str, Any]
+    kernel: str
+    build: str
+    verdict: str | None
+    message: str | None
+    predicted_us: float | None
+    prediction: dict[str, Any] | None
+    measured_us: float | None
+    measurement: dict[str, Any] | None
+    slice: str | None
+    toolchain: str | None
+    group_id: str | None
+    code_digest: str | None
+    library: str | None
+    resources: dict[str, Any] | None
+    imported: dict[str, Any] | None
+    proof: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -46,15 +66,13 @@ def candidates_of_problem(
 
 def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
     """Write the estimates of many candidates."""
-    if not predictions:
-        return
-    table = core(CandidateRow)
-    session.execute(
-        update(table)
-        .where(table.c.job_problem_id == bindparam("of_problem"), table.c.candidate == bindparam("of_candidate"))
-        .values(predicted_us=bindparam("us"), prediction=bindparam("made_of", type_=table.c.prediction.type)),
-        [
-            {"of_problem": p.problem_id, "of_candidate": p.candidate, "us": p.predicted_us, "made_of": p.prediction}
-            for p in predictions
-        ],
-    )
+    rows = [
+        {
+            "job_problem_id": prediction.problem_id,
+            "candidate": prediction.candidate,
+            "predicted_us": prediction.predicted_us,
+            "prediction": prediction.prediction,
+        }
+        for prediction in predictions
+    ]
+    change_each(session, CandidateRow, rows)

@@ -4,11 +4,11 @@ the problems that use it, of the jobs that it was compiled for: so all problems 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from sqlalchemy import ColumnElement, select, true, update
+from sqlalchemy import ColumnElement, select, true
 
 from cukiln.types import PhaseName, StageSeconds
 from storage.database.session import Session
-from storage.database.sql import chunks, core, rows_among
+from storage.database.sql import change_each, chunks, core, rows_among
 from storage.database.tables import CandidateRow, JobProblemRow
 
 OTHER_PHASE = "nvcc"
@@ -31,8 +31,7 @@ def add_seconds(session: Session, spent: Spent) -> None:
             for stage, more in spent[problem_id].items():
                 after[stage] = (StageSeconds(**seconds.get(stage, {})) + more).model_dump()
             changed.append({"id": problem_id, "seconds": after})
-        if changed:
-            session.execute(update(JobProblemRow), changed)  # by primary key
+        change_each(session, JobProblemRow, changed)
 
 
 def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:

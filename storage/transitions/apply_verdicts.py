@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, String, and_, cast, exists, false, or_, select, update
+from sqlalchemy import ColumnElement, String, and_, cast, exists, false, or_, select
 
 from codegen.identity import PlanVersions
 from codegen.text.compiler_log import telling_line
 from storage.database.session import Session, clock_of
-from storage.database.sql import asks_predicted, change, chunks, core, is_predicted, rows_among
+from storage.database.sql import asks_predicted, change, change_each, chunks, core, is_predicted, rows_among
 from storage.database.tables import (
     COMPILE_FAILURES,
     LIVE,
@@ -179,8 +179,6 @@ def invalidate(session: Session, code_digests: Collection[str], plans: PlanVersi
 
 def write_candidate_verdicts(session: Session, findings: Sequence[CandidateVerdict]) -> list[int]:
     """Write verdicts and times to candidates; the problem of each."""
-    if not findings:
-        return []
     rows = [
         {
             "job_problem_id": finding.problem_id,
@@ -192,7 +190,7 @@ def write_candidate_verdicts(session: Session, findings: Sequence[CandidateVerdi
         }
         for finding in findings
     ]
-    session.execute(update(CandidateRow), rows)  # by primary key
+    change_each(session, CandidateRow, rows)
     return [finding.problem_id for finding in findings]
 
 
