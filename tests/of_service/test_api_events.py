@@ -15,6 +15,7 @@ from redis import Redis
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
+from service import watched_progress
 from service.keyring import FRESH_SECONDS
 from service.routes import events
 from storage.database.session import Session
@@ -194,6 +195,25 @@ def test_many_watchers_leave_room_for_other_calls(live: Api) -> None:
         assert live.client.get(f"/v1/jobs/{job}").status_code == 200
 
 
+def test_watchers_of_a_job_share_a_read_that_is_slow(live: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, most, reads = 0, 0, 0
+
+    def slow(session: Session, job_id: str, live_seconds: float) -> JobProgress | None:
+        nonlocal reading, most, reads
+        reading, reads = reading + 1, reads + 1
+        most = max(most, reading)
+        time.sleep(0.3)
+        reading -= 1
+        return job_progress(session, job_id, live_seconds)
+
+    job = submit(live)
+    monkeypatch.setattr(watched_progress, "job_progress", slow)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(live.client.stream("GET", f"/v1/jobs/{job}/events")) for _ in range(20)]
+        assert all(next(EventSource(stream).iter_sse()).event == "snapshot" for stream in streams)
+        assert (most, reads < 20) == (1, True)
+
+
 @pytest.mark.parametrize("with_redis", [True, False])
 def test_a_stream_ends_with_its_key(
     live: Api, without_redis: Api, redis: Redis, monkeypatch: pytest.MonkeyPatch, with_redis: bool
@@ -257,7 +277,7 @@ def test_a_watcher_waits_while_the_database_is_away(without_redis: Api, monkeypa
             raise OperationalError("", {}, Exception())
         return job_progress(session, job_id, live_seconds)
 
-    monkeypatch.setattr(events, "job_progress", failing)
+    monkeypatch.setattr(watched_progress, "job_progress", failing)
     assert next(watch(without_redis, job)).event == "snapshot"
     assert calls == 3
 
