@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from anyio import BrokenResourceError
 from httpx_sse import EventSource, ServerSentEvent
 from redis import Redis
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
+from starlette.types import Message, Receive, Scope, Send
 
 from service import watched_progress
+from service.http.handle_errors import AnswerDefects
 from service.keyring import FRESH_SECONDS
 from service.routes import events
 from storage.database.session import Session
@@ -288,3 +292,24 @@ def test_a_closed_service_ends_its_streams(tmp_path: Path, valkey: EmbeddedValke
         next(stream)
     with pytest.raises(httpx.HTTPError):
         list(stream)
+
+
+@pytest.mark.parametrize(("errors", "is_raised"), [([BrokenResourceError()], False), ([ValueError()], True)])
+def test_a_client_that_leaves_while_an_event_is_handed_on_is_no_defect(
+    errors: list[Exception], is_raised: bool
+) -> None:
+    """FastAPI's task group ends so, at a moment that no test meets by itself."""
+
+    async def leaving(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ExceptionGroup("unhandled errors in a TaskGroup", errors)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": "/v1/jobs/x/events"}
+    with pytest.raises(ExceptionGroup) if is_raised else nullcontext():
+        asyncio.run(AnswerDefects(leaving)(scope, receive, send))
