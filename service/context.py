@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -12,6 +13,7 @@ from service.http.room import BodyRooms
 from service.keyring import KeyRing
 from service.requests.resolve import Known
 from service.threads import Announcer, Together, Write
+from service.watched_progress import read_progress
 from service.winner_cache import CachedWinner, WinnerCache
 from storage.blobs.blob_store import BlobStore
 from storage.config.operator_path import load_operator_path
@@ -19,11 +21,14 @@ from storage.config.settings import Settings
 from storage.database.session import Database
 from storage.entities.heartbeats import LiveDevice, LiveToolchain, live_devices, live_toolchains, measures_under
 from storage.entities.searches import MeasuredUnder
+from storage.reports.progress import JobProgress
 from workers import wake_ups
 
 DRAINED_SECONDS = 24 * 3600.0
 MOST_READS = 1000
 """Records that are read at once for requests of one record each."""
+MOST_WATCHERS = 256
+"""Whose jobs are read at once."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Service:
     keys: KeyRing
     bodies: BodyRooms
     winner_reads: Together[str, CachedWinner | None]
+    progress_reads: Together[str, JobProgress | None]
 
     @classmethod
     def open(cls, settings: Settings) -> "Service":
@@ -75,11 +81,13 @@ class Service:
             records = winners.get(keys)
             return [records.get(key) for key in keys]
 
-        reads = Together[str, CachedWinner | None]("winner-reads", read, MOST_READS)
+        winner_reads = Together[str, CachedWinner | None]("winner-reads", read, MOST_READS)
+        progress = partial(read_progress, database, settings.toolchain_live_seconds)
+        progress_reads = Together[str, JobProgress | None]("progress-reads", progress, MOST_WATCHERS)
         blobs, bodies = BlobStore(database, settings.blobs_url), BodyRooms(settings.max_body_bytes)
         announcer = Announcer(redis) if redis is not None else None
         keys = KeyRing(settings, winners.database)
-        return cls(settings, database, blobs, redis, announcer, winners, keys, bodies, reads)
+        return cls(settings, database, blobs, redis, announcer, winners, keys, bodies, winner_reads, progress_reads)
 
     def announce(self, write: Write) -> None:
         """Write to Redis, where there is one, without waiting for it."""
@@ -92,6 +100,7 @@ class Service:
         if self.redis is not None:
             self.redis.close()
         self.winner_reads.close()
+        self.progress_reads.close()
         self.winners.close()
         self.database.dispose()
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from http import HTTPStatus
 
+from anyio import BrokenResourceError
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -113,6 +114,11 @@ def _stopping() -> Refused:
     return refuse("busy", detail, headers={"Retry-After": str(RETRY_SECONDS), "Connection": "close"})
 
 
+def _client_left(error: Exception) -> bool:
+    """FastAPI's event streams raise this where the client goes while an event is handed on."""
+    return isinstance(error, ExceptionGroup) and error.split(BrokenResourceError)[1] is None
+
+
 class AnswerDefects:
     """ASGI middleware: an exception that nothing else handles is logged and answered, and so is a request that the
     server cancels because it stops.
@@ -138,6 +144,8 @@ class AnswerDefects:
             if not started:
                 await problem_response(_stopping(), scope["path"])(scope, receive, send)
         except Exception as error:
+            if started and _client_left(error):
+                return
             if started or scope["type"] != "http":
                 raise
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)

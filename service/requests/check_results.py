@@ -25,14 +25,22 @@ from codegen.text.render_group import slice_digest
 from cukiln.types import Comparison, Measurement, StageSeconds
 from service.http.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.http.faults import Path, fault_of_codegen, faults_of
-from service.requests.models import CandidateResult, ProblemResult, ResultsRequest, duplicate_names
+from service.requests.models import (
+    MOST_TIME,
+    CandidateResult,
+    PredictionDetails,
+    ProblemResult,
+    ResultsRequest,
+    VerdictDetails,
+    duplicate_names,
+)
 from storage.database.session import Clock
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem
 from storage.transitions.measure import PROOFS
 
 IMPORT_SCHEMA = 1
-LEAST_TIME, MOST_TIME = 1e-3, 1e10
-"""Microseconds, and ratios of times: no launch takes less than a nanosecond, and none is measured for three hours."""
+LEAST_TIME = 1e-3
+"""Microseconds, and ratios of times: no launch takes less than a nanosecond."""
 MOST_SAMPLES = 1_000_000_000
 MOST_AHEAD_SECONDS = 86_400.0
 """Of a clock that measured before ours: of two imports the later one counts."""
@@ -43,11 +51,6 @@ NOT_MEASURED = "not measured: the results hold nothing of it"
 def checked(request: ResultsRequest, plans: PlanVersions, clock: Clock | None = None) -> Import:
     """What is to be imported. `plans`: those that count here. Raises Refused with all that is wrong."""
     return _Checker(request, plans, (clock or Clock()).now()).all()
-
-
-def _is_time(value: Any) -> bool:
-    """Of a prediction, which may be less than a nanosecond for nothing to do."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST_TIME
 
 
 class _Checker:
@@ -217,8 +220,8 @@ class _Checker:
                 self._wrong((*at, "resources"), f"The report lacks {', '.join(sorted(missing))}.", None)
         if (result.measurement is not None) != (result.verdict == "ok"):
             self._wrong((*at, "measurement"), "A candidate has a measurement if, and only if, its verdict is ok.", None)
-        if result.prediction is not None and not _is_time(result.prediction.get("us")):
-            self._wrong((*at, "prediction"), "A prediction has its microseconds as `us`.", f"0 to {MOST_TIME:g}")
+        self._read(PredictionDetails, result.prediction, (*at, "prediction"))
+        self._read(VerdictDetails, result.details, (*at, "details"))
         return len(self._faults) == before
 
     def _imported(self, result: CandidateResult, kernel: Kernel, at: Path) -> ImportedCandidate:

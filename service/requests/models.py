@@ -19,7 +19,7 @@ from pydantic import (
 from codegen.canonical import LARGEST_INTEGER
 from codegen.search.search import Search
 from cukiln.counted import counted
-from cukiln.types import VerdictName
+from cukiln.types import SharedAccess, VerdictName
 from service.http.errors import Fault, Refused, refuse
 from service.http.faults import faults_of
 
@@ -123,6 +123,8 @@ Seconds = Annotated[StrictFloat | StrictInt, Field(ge=0, le=1e9)]
 MOST_MOMENT = 1e11
 """Seconds since the epoch: the year 5138."""
 Moment = Annotated[StrictFloat | StrictInt, Field(ge=0, le=MOST_MOMENT)]
+MOST_TIME = 1e10
+"""Microseconds, and ratios of times: nothing is measured for three hours."""
 MOST_BYTES = 16 << 10
 """Of one free-form object, such as a verdict's details, as JSON. The largest of a run in the tests takes 1.1 KB."""
 LARGEST_NUMBER = 1e15
@@ -155,6 +157,43 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class Described(BaseModel):
+    """What is read of a free-form object: more may stand in it."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+Error = Annotated[StrictFloat | StrictInt, Field(ge=0)] | None
+
+
+class CaseDetails(Described):
+    """What is read of a verification's case."""
+
+    kind: Word
+    extents: list[Count]
+    exact: StrictBool = False
+    sum_length: Count | None = None
+    max_error: Error = None
+    error_bound: Error = None
+    max_ratio: Error = None
+
+
+class VerdictDetails(Described):
+    """What is read of a verdict's details; which device and which plan they are of stands beside them."""
+
+    seed: Count = 0
+    cases: list[CaseDetails] = []
+    shared_memory: list[SharedAccess] | None = None
+    limit: dict[Word, Seconds] = {}
+
+
+class PredictionDetails(Described):
+    """What is read of a prediction."""
+
+    us: Annotated[StrictFloat | StrictInt, Field(ge=0, le=MOST_TIME)]
+    occupancy: Annotated[StrictFloat | StrictInt, Field(ge=0)] | None = None
+
+
 class DeviceResult(Part):
     name: DeviceClass
     uuid: Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
@@ -171,7 +210,8 @@ class SecondsResult(Part):
 
 
 class CandidateResult(Part):
-    """`measurement` is read as `cukiln.types.Measurement`, `comparison` of a problem as `cukiln.types.Comparison`."""
+    """`measurement` is read as `cukiln.types.Measurement`, `comparison` of a problem as `cukiln.types.Comparison`,
+    `prediction` and `details` as what is read of them."""
 
     candidate: Digest
     schedule: Annotated[

@@ -25,7 +25,6 @@ from pydantic import BaseModel
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisSilent
-from starlette.concurrency import run_in_threadpool
 
 from service.auth import caller_of
 from service.context import Service, ServiceDep
@@ -35,7 +34,7 @@ from service.openapi import problems
 from service.routes.jobs import KnownJob
 from storage.database.database_errors import DATABASE_ERRORS
 from storage.database.tables import LIVE
-from storage.reports.progress import JobProgress, job_progress
+from storage.reports.progress import JobProgress
 from workers import wake_ups
 
 log = logging.getLogger("cukiln.service")
@@ -156,7 +155,7 @@ class _Watch:
     async def _progress(self) -> JobProgress | None:
         """None while the database does not answer: the watcher waits."""
         await self._check_key()
-        return await run_in_threadpool(self._read)
+        return await self._service.progress_reads.do(self._job)
 
     async def _check_key(self) -> None:
         """Returns when the keys could be read. Raises _KeyRevoked."""
@@ -169,14 +168,6 @@ class _Watch:
                 await sleep(POLL_SECONDS)
             else:
                 raise _KeyRevoked
-
-    def _read(self) -> JobProgress | None:
-        try:
-            with self._service.database.read() as session:
-                return job_progress(session, self._job, self._service.settings.toolchain_live_seconds)
-        except DATABASE_ERRORS as error:
-            log.warning("job %s cannot be read for its watcher: %s", self._job, error)
-            return None
 
     def _snapshot(self, now: JobProgress) -> ServerSentEvent:
         progress = _json(now.progress)

@@ -159,7 +159,7 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     )
     details = None
     if proof is not None:
-        details = {"venue": proof.venue, "plan_version": proof.plan_version, **proof.details}
+        details = {**proof.details, "venue": proof.venue, "plan_version": proof.plan_version}
     return CandidateFacts.model_validate(
         {
             **row,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from anyio import BrokenResourceError
 from httpx_sse import EventSource, ServerSentEvent
 from redis import Redis
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
+from starlette.types import Message, Receive, Scope, Send
 
+from service import watched_progress
+from service.http.handle_errors import AnswerDefects
 from service.keyring import FRESH_SECONDS
 from service.routes import events
 from storage.database.session import Session
@@ -194,6 +199,25 @@ def test_many_watchers_leave_room_for_other_calls(live: Api) -> None:
         assert live.client.get(f"/v1/jobs/{job}").status_code == 200
 
 
+def test_watchers_of_a_job_share_a_read_that_is_slow(live: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, most, reads = 0, 0, 0
+
+    def slow(session: Session, job_id: str, live_seconds: float) -> JobProgress | None:
+        nonlocal reading, most, reads
+        reading, reads = reading + 1, reads + 1
+        most = max(most, reading)
+        time.sleep(0.3)
+        reading -= 1
+        return job_progress(session, job_id, live_seconds)
+
+    job = submit(live)
+    monkeypatch.setattr(watched_progress, "job_progress", slow)
+    with ExitStack() as stack:
+        streams = [stack.enter_context(live.client.stream("GET", f"/v1/jobs/{job}/events")) for _ in range(20)]
+        assert all(next(EventSource(stream).iter_sse()).event == "snapshot" for stream in streams)
+        assert (most, reads < 20) == (1, True)
+
+
 @pytest.mark.parametrize("with_redis", [True, False])
 def test_a_stream_ends_with_its_key(
     live: Api, without_redis: Api, redis: Redis, monkeypatch: pytest.MonkeyPatch, with_redis: bool
@@ -257,7 +281,7 @@ def test_a_watcher_waits_while_the_database_is_away(without_redis: Api, monkeypa
             raise OperationalError("", {}, Exception())
         return job_progress(session, job_id, live_seconds)
 
-    monkeypatch.setattr(events, "job_progress", failing)
+    monkeypatch.setattr(watched_progress, "job_progress", failing)
     assert next(watch(without_redis, job)).event == "snapshot"
     assert calls == 3
 
@@ -268,3 +292,24 @@ def test_a_closed_service_ends_its_streams(tmp_path: Path, valkey: EmbeddedValke
         next(stream)
     with pytest.raises(httpx.HTTPError):
         list(stream)
+
+
+@pytest.mark.parametrize(("errors", "is_raised"), [([BrokenResourceError()], False), ([ValueError()], True)])
+def test_a_client_that_leaves_while_an_event_is_handed_on_is_no_defect(
+    errors: list[Exception], is_raised: bool
+) -> None:
+    """FastAPI's task group ends so, at a moment that no test meets by itself."""
+
+    async def leaving(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ExceptionGroup("unhandled errors in a TaskGroup", errors)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    scope = {"type": "http", "method": "GET", "path": "/v1/jobs/x/events"}
+    with pytest.raises(ExceptionGroup) if is_raised else nullcontext():
+        asyncio.run(AnswerDefects(leaving)(scope, receive, send))

@@ -205,7 +205,7 @@ def _entry(built: Built, imported: Imported | None) -> FrontEntry:
         # those of a GPU belong to the code, which is the verified one (see `_build`).
         verified="gpu" if proof.venue == "gpu" else verified_label(best.candidate.kernel.operator),
         # How it was verified: seeds, extents, errors against their bounds.
-        verdict={"venue": proof.venue, "plan_version": proof.plan_version, **proof.details},
+        verdict={**proof.details, "venue": proof.venue, "plan_version": proof.plan_version},
         resources=library.resources,
         predicted_us=best.prediction.us,
         prediction=best.prediction.as_dict(),
