@@ -213,13 +213,22 @@ def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(dtype: str, 
 
 
 def test_a_level_truncates_early_only_where_the_policy_allows_it() -> None:
-    def places(fields: Fields) -> dict[object, tuple[object, ...]]:
-        space = OP.space(_problem(fields), SM_90A, LEVEL_2)
-        return {part.tunables["algorithm"][0]: part.tunables["truncate"] for part in space.parts}
+    def places(fields: Fields) -> set[tuple[object, object]]:
+        candidates = lower(_problem({"m": 64, "n": 64, **fields}), SM_90A, LEVEL_2).candidates
+        return {(candidate.schedule.get("algorithm"), candidate.schedule.get("truncate")) for candidate in candidates}
 
-    assert places({**CUBE, "fraction_bits": 4}) == {"imad": ("once",), "limbs": ("once",)}
-    assert places({**CUBE, **TOLERANT}) == {"imad": ("once", "tile"), "limbs": ("once", "tile")}
-    assert places({**CUBE, **TOLERANT, "k": 64})["imad"] == ("once", "tile", "product")
+    once = {("imad", "once"), ("limbs", "once")}
+    assert places({"k": 1024, "fraction_bits": 4}) == once
+    assert places({"k": 1024, **TOLERANT}) == once | {("imad", "tile"), ("limbs", "tile")}
+    assert places({"k": 64, **TOLERANT}) == once | {("imad", "tile"), ("limbs", "tile"), ("imad", "product")}
+
+
+@pytest.mark.parametrize("dtype", RINGS)
+def test_a_problem_has_no_more_candidates_at_level_2_than_may_be_asked_for(dtype: str) -> None:
+    """`CUKILN_MAX_CANDIDATES_PER_PROBLEM`, also where every place of truncation is allowed."""
+    loose = {"dtype": dtype, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 2**31 - 1}}
+    for extents in (CUBE, {"m": 128, "n": 100, "k": 512}, FEW_TILES):
+        assert len(lower(_problem({**extents, **loose}), target("sm_80"), LEVEL_2).candidates) < 20_000
 
 
 @pytest.mark.parametrize("place", PLACES)
