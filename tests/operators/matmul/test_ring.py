@@ -27,6 +27,7 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Inputs, Rejection
+from tests.support.cpu_helpers import verify
 from tests.support.random_cases import LAYOUTS, MOST, TARGETS
 
 OP = operator("matmul")
@@ -395,6 +396,19 @@ def sanitized() -> list[Kernel]:
         ring_kernel("tt", bits=20, epilogue=("bias.m", "residual"), split="workspace"),
         ring_kernel("nn", "int32", bits=31, truncate="product"),
     ]
+
+
+@pytest.mark.parametrize("dtype", RINGS)
+def test_the_main_loop_by_limbs_has_no_bank_conflicts(dtype: str) -> None:
+    kernels = {
+        layout: ring_kernel(layout, dtype, algorithm="limbs", tile_m=64, tile_n=32, warps_m=4, warps_n=2, tile_k=tile_k)
+        for layout, tile_k in zip(LAYOUTS, (32, 64, 64, 32), strict=True)
+    }
+    for layout, verdict in zip(kernels, verify(list(kernels.values())), strict=True):
+        counted = {site["site"]: (site["wavefronts"], site["ideal"]) for site in verdict.details["shared_memory"]}
+        reads = {site: counts for site, counts in counted.items() if site.startswith("gemm/limbs.cuh")}
+        assert len(reads) == (1 if layout in ("nt", "tn") else 2)
+        assert all(wavefronts == ideal for wavefronts, ideal in reads.values()), (layout, reads)
 
 
 # ---- mutants
