@@ -26,10 +26,10 @@ inline int as_extent(int64_t value) { return value < 1 || value > largest_extent
 struct Plan {
   int split, tile_m, tile_n, tile_k, threads, width;  // width: elements of one store
   int static_k;                                       // 0 where any k will do
-  int longest_k;                                      // 0 where none is too long
   int accumulator_bytes;
   uint32_t shared_bytes;
   int epilogue_tensors, epilogue_scalars;
+  int longest_k = 0;                                  // 0 where none is too long
 };
 
 template <class C>
@@ -47,9 +47,9 @@ constexpr int longest_k() {
 }
 
 template <class C>
-constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(), longest_k<C>(),
+constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(),
                           static_cast<int>(sizeof(typename C::Accumulator)), shared_bytes<C>(),
-                          C::Epilogue::tensors, C::Epilogue::scalars};
+                          C::Epilogue::tensors, C::Epilogue::scalars, longest_k<C>()};
 
 inline void bind_epilogue(const Plan& kernel, void* const* tensors, const double* scalars, EpilogueArguments& epilogue) {
   for (int i = 0; i < kernel.epilogue_tensors; ++i) epilogue.tensors[i] = tensors[i];

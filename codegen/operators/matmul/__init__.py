@@ -176,7 +176,7 @@ class Matmul(Operator):
             return limbs_work.compile_seconds(t, epilogue, _stored(kernel).size)
         if is_tensor(t):
             return tensor_work.compile_seconds(t, epilogue, _stored(kernel))
-        return simt_work.compile_seconds(t, epilogue)
+        return simt_work.compile_seconds(t, epilogue, _stored(kernel).size)
 
 
 def config_fields(tunables: Mapping[str, Any], layout: str, aligns: tuple[int, int, int]) -> tuple[ConfigField, ...]:

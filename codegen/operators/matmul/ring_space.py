@@ -2,6 +2,7 @@
 which compete in one search."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -24,7 +25,7 @@ from codegen.search.joined_space import Kind, build_joined
 from codegen.search.rules import Accepted, Rejected, check, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace, Tunable, union
+from codegen.search.space import SearchSpace, Tunable, build_space, union
 from codegen.targets import Target
 
 Lists = dict[str, tuple[Value, ...]]
@@ -61,6 +62,8 @@ EVERY: Mapping[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": LIMBS}
 EVERY_WAY = linked(ways(SLICES, atomic=False), with_stream=False)
 # Elements of k between carries that level 1 tries: few enough for a test on the CPU, and 16 k-steps of 36 products.
 USUAL_CHAIN = 512
+# The tensor cores add up products before any could be truncated.
+LACKING = ("limbs", "product")
 # Of a tile along k, the most that a schedule of either kind has.
 DEEPEST_TILE = 64
 
@@ -100,7 +103,22 @@ def space(
     kinds: dict[Value, Kind] = {"imad": _imad(problem, target, search)}
     if target.capability >= AMPERE:
         kinds["limbs"] = _limbs(problem, target, search)
-    return build_joined(search, "algorithm", EVERY, kinds, _default(problem, target, admit))
+    default = _default(problem, target, admit)
+    joined = build_joined(search, "algorithm", EVERY, kinds, default)
+    if search.level != 2:
+        return joined
+    return replace(joined, parts=(*joined.parts, *_early(problem, kinds, default)))
+
+
+def _early(problem: MatmulProblem, kinds: Mapping[Value, Kind], default: Schedule) -> Iterator[SearchSpace]:
+    """What level 2 has of schedules that truncate parts of a sum: they cost more than others, so level 1's suffice."""
+    for value, kind in kinds.items():
+        places = tuple(place for place in PLACES[1:] if _possible(problem, place) and (value, place) != LACKING)
+        lists = {**kind.levels[1], "truncate": places}
+        if value == "limbs":
+            lists["chain_k"] = (0,)
+        if places:
+            yield build_space(Search(level=1), kind.tunables, {1: lists}, default, kind.linked)
 
 
 def _require_meaning(search: Search, problem: MatmulProblem) -> None:
@@ -153,23 +171,19 @@ def _require_chain(problem: MatmulProblem, t: Mapping[str, Any], where: str) -> 
     )
 
 
-def _places(problem: MatmulProblem, limbs: bool) -> tuple[Value, ...]:
-    """What level 2 tries beside truncating once."""
-    return tuple(place for place in PLACES if _possible(problem, place) and not (limbs and place == "product"))
-
-
 def _kind(tunables: tuple[Tunable, ...], small: Lists, full: Lists, search: Search, slices: tuple[int, ...]) -> Kind:
-    division = linked(ways(slices, atomic=False), with_stream=False)
+    """Level 2 divides k where level 1 does, in every way, and where a search names that."""
+    few, none = (linked(ways(counts, atomic=False), with_stream=False) for counts in (slices, ()))
     named = not set(EVERY_WAY.names).isdisjoint(search.tunables or ())
     both = {name: union(full.get(name, ()), values) for name, values in small.items()}
     # Level 1 often divides k in one way only, with which a list of slices would leave nothing.
-    return Kind(tunables, {1: small, 2: both}, {1: EVERY_WAY if named else division, 2: EVERY_WAY})
+    division = {1: EVERY_WAY if named else few, 2: EVERY_WAY if named or len(few.choices) > 1 else none}
+    return Kind(tunables, {1: small, 2: both}, division)
 
 
 def _imad(problem: MatmulProblem, target: Target, search: Search) -> Kind:
     small, slices = _small_imad(problem, target)
-    full = simt_space.levels(problem, target)[2][0] | {"truncate": _places(problem, False)}
-    return _kind(IMAD, small, full, search, slices)
+    return _kind(IMAD, small, simt_space.levels(problem, target)[2][0], search, slices)
 
 
 def _small_imad(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[int, ...]]:
@@ -185,7 +199,7 @@ def _limbs(problem: MatmulProblem, target: Target, search: Search) -> Kind:
     full: Lists = {
         "tile_m": _sizes(problem.m, (16, 32, 64, 128)), "tile_n": _sizes(problem.n, (16, 32, 64, 128)),
         "tile_k": (32, 64), "warps_m": (1, 2, 4), "warps_n": (1, 2, 4), "stages": (2, 3, 4),
-        "truncate": _places(problem, True), "chain_k": (0, *(c for c in (2048, 16384) if problem.dtype == "int64")),
+        "chain_k": (0, *(c for c in (2048, 16384) if problem.dtype == "int64")),
     }  # fmt: skip
     return _kind(LIMBS, small, full, search, slices)
 

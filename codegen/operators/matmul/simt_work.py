@@ -67,8 +67,10 @@ def node_seconds(epilogue: tuple[str, ...]) -> float:
     return sum(LIGHT_NODE_SECONDS if node_of(part).exact else ACTIVATION_SECONDS for part in epilogue)
 
 
-def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:
-    """Grows with what unrolling and the epilogue write; fitted to nvcc 13.2: 0.07 to 0.35 CPU seconds."""
+def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...], size: int = 4) -> float:
+    """Grows with what unrolling and the epilogue write; fitted to nvcc 13.2: 0.07 to 0.35 CPU seconds. `size`: bytes of
+    an element."""
     t = tunables
     outputs = int(t["thread_m"]) * int(t["thread_n"])
+    outputs *= size // 4
     return 0.055 + outputs * (0.0018 * int(t["unroll_k"]) / 8 + node_seconds(epilogue)) + 0.001 * held(t)

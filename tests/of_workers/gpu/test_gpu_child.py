@@ -20,6 +20,7 @@ from codegen.kernel import Candidate
 from codegen.operand import Operand
 from codegen.operators import operator
 from codegen.plan import gpu_verification_plan
+from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import Comparison, Measurement
 from storage.config import module_texts
@@ -95,6 +96,26 @@ def test_real_libraries_are_verified_and_measured(gpu: Gpu, group: tuple[list[Ca
         assert measurement.cold and measurement.before == measurement.after != {}
         assert measurement.median_us * measurement.launches_per_sample >= 90
         assert result.verify_cpu > 0 and result.measure_wall > 0
+
+
+def test_a_kernel_over_a_ring_is_verified_bit_by_bit(gpu: Gpu) -> None:
+    """On its own extents, too: limbs of int64, out of the range of float64, with carries, beside a bias."""
+    fields = {"m": 40, "n": 24, "k": 600, "dtype": "int64", "layout": "nt", "epilogue": [{"op": "bias"}]}
+    problem = operator("matmul").parse({"operator": "matmul", "fraction_bits": 18, "rounding": "nearest", **fields})
+    small = {"tile_m": 32, "tile_n": 16, "warps_m": 2, "warps_n": 1, "stages": 2, "chain_k": 512}
+    (schedule,) = operator("matmul").space(
+        problem, target("sm_90a"), Search(schedules=[{"algorithm": "limbs", **small}])
+    )
+    candidate, processes = operator("matmul").candidate(problem, schedule), Processes()
+    made = compile_group([candidate.kernel], target("sm_90a"), toolchain(), processes, LIMITS)
+    processes.close()
+    assert made.artifact is not None, made.why
+    path = gpu.folder / "ring.so"
+    path.write_bytes(made.artifact.library)
+    (result,) = gpu.run(gpu.task([(candidate, path)], proven=False)).results
+    assert (result.verdict, result.message) == ("ok", "")
+    own = [case for case in result.details["cases"] if case["extents"][:4] == [1, 40, 24, 600]]
+    assert [(case["kind"], case["max_error"]) for case in own] == [("integer", 0), ("normal", 0), ("normal", 0)]
 
 
 def test_details_have_the_cases_and_the_errors_of_the_cpus(gpu: Gpu, group: tuple[list[Candidate], Path]) -> None:

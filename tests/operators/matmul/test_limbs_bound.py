@@ -7,8 +7,7 @@ it must be read as unsigned, and 2^32 behind 16,512. The problems of the verific
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,11 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.limbs_rules import UNCHAINED_K
-from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.ring_space import CHAIN_K
-from tests.operators.matmul.test_ring import RINGS, ring_kernel
-from tests.support.cpu_helpers import LIMITS, processes, toolchain
+from tests.operators.matmul.test_ring import ring_kernel
+from tests.support import ring_runs
 from tests.support.mutants import changed, switched_operator
-from workers.cpu.build import build_cpu
-from workers.cpu.library import CpuLibrary, Outcome
+from tests.support.ring_runs import Built, in_parts
 
 TILE: dict[str, Any] = {"tile_m": 16, "tile_n": 16, "warps_m": 1, "warps_n": 1, "algorithm": "limbs"}
 KERNELS: Mapping[str, Kernel] = {
@@ -36,48 +33,9 @@ KERNELS: Mapping[str, Kernel] = {
 }
 
 
-@dataclass(frozen=True)
-class Built:
-    library: CpuLibrary
-    kernels: Mapping[str, Kernel]
-
-    def run(self, name: str, a: Any, b: Any, *, layout: str = "nt") -> Any:
-        """What the kernel makes of a (m x k) and b (k x n); None where its launch code takes no such call."""
-        m, n = a.shape[0], b.shape[1]
-        dtype = a.dtype.name
-        problem = operator("matmul").parse(
-            {"operator": "matmul", "m": m, "n": n, "k": a.shape[1], "dtype": dtype, "layout": layout}
-        )
-        assert isinstance(problem, MatmulProblem)
-        tensors = self.library.allocate(operator("matmul").operands(problem))
-        try:
-            for tensor, values in zip(
-                tensors, (a, b.T if layout == "nt" else b, np.zeros((m, n), a.dtype)), strict=True
-            ):
-                tensor.fill(values)
-            outcome = self._call(name, problem, tensors)
-            if outcome.status != "ok":
-                assert "invalid launch: the number of launches is 0" in outcome.message
-                return None
-            return tensors[-1].view.copy()
-        finally:
-            tensors.clear()
-            self.library.free()
-
-    def _call(self, name: str, problem: MatmulProblem, tensors: Any) -> Outcome:
-        return self.library.run(
-            self.kernels[name].namespace, tensors, None, integers=operator("matmul").integers(problem),
-            launch=(0, 1, 0), scalars=(), order="ascending", seed=1, exact=True, cpu_seconds=60.0,
-        )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    folder = tmp_path_factory.mktemp("limbs")
-    build = build_cpu(list(KERNELS.values()), toolchain(), processes(), LIMITS, folder=folder)
-    assert not build.errors, build.errors
-    ((path, _),) = build.libraries
-    yield Built(CpuLibrary(path), KERNELS)
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return ring_runs.built(KERNELS, tmp_path_factory.mktemp("limbs"))
 
 
 def ones(k: int, dtype: str = "int64") -> Any:
@@ -85,17 +43,11 @@ def ones(k: int, dtype: str = "int64") -> Any:
     return np.full((2, k), -1, dtype)
 
 
-def in_python(a: Any, b: Any) -> Any:
-    bits = RINGS[a.dtype.name]
-    whole = np.matmul(a.astype(object), b.astype(object))
-    return ((whole + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)).astype(a.dtype)
-
-
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 @pytest.mark.parametrize("k", [8_256, 8_258, UNCHAINED_K])
 def test_diagonals_are_right_to_the_longest_k(built: Built, layout: str, k: int) -> None:
     a, b = ones(k), ones(k).T
-    np.testing.assert_array_equal(built.run(layout, a, b, layout=layout), np.full((2, 2), k))
+    np.testing.assert_array_equal(built.run(layout, a, b), np.full((2, 2), k))
 
 
 def test_a_diagonal_that_is_read_with_its_sign_shows_behind_2_to_the_31(tmp_path: Path) -> None:
@@ -106,11 +58,8 @@ def test_a_diagonal_that_is_read_with_its_sign_shows_behind_2_to_the_31(tmp_path
     )
     with switched_operator("matmul", "Matmul", tmp_path / "operator", "matmul_signed", [signed]):
         kernel = ring_kernel("nt", operator="matmul_signed", **TILE)
-        build = build_cpu([kernel], toolchain(), processes(), LIMITS, folder=tmp_path)
-    assert not build.errors, build.errors
-    ((path, _),) = build.libraries
-    built = Built(CpuLibrary(path), {"nt": kernel})
-    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(path)), "cukiln_mutant")
+        built = ring_runs.built({"nt": kernel}, tmp_path)
+    switch = ctypes.c_int.in_dll(ctypes.CDLL(str(built.path)), "cukiln_mutant")
     for k, unseen in ((8_256, True), (8_258, False)):
         switch.value = 0
         assert np.array_equal(built.run("nt", ones(k), ones(k).T), np.full((2, 2), k)) == unseen
@@ -133,7 +82,7 @@ def test_with_carries_any_k_is_right(built: Built, chain: int) -> None:
     a, b = ones(k), ones(k).T.copy()
     np.testing.assert_array_equal(built.run(f"chain_k {chain}", a, b), np.full((2, 2), k))
     a[1], b[:, 1] = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, (2, k), endpoint=True)
-    np.testing.assert_array_equal(built.run(f"chain_k {chain}", a, b), in_python(a, b))
+    np.testing.assert_array_equal(built.run(f"chain_k {chain}", a, b), in_parts(a, b, [0], 0, "floor"))
 
 
 def test_of_int32_and_of_truncated_tiles_any_k_is_right(built: Built) -> None:

@@ -27,6 +27,7 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Inputs, Rejection
+from tests.support.cpu_helpers import verify
 from tests.support.random_cases import LAYOUTS, MOST, TARGETS
 
 OP = operator("matmul")
@@ -213,13 +214,22 @@ def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(dtype: str, 
 
 
 def test_a_level_truncates_early_only_where_the_policy_allows_it() -> None:
-    def places(fields: Fields) -> dict[object, tuple[object, ...]]:
-        space = OP.space(_problem(fields), SM_90A, LEVEL_2)
-        return {part.tunables["algorithm"][0]: part.tunables["truncate"] for part in space.parts}
+    def places(fields: Fields) -> set[tuple[object, object]]:
+        candidates = lower(_problem({"m": 64, "n": 64, **fields}), SM_90A, LEVEL_2).candidates
+        return {(candidate.schedule.get("algorithm"), candidate.schedule.get("truncate")) for candidate in candidates}
 
-    assert places({**CUBE, "fraction_bits": 4}) == {"imad": ("once",), "limbs": ("once",)}
-    assert places({**CUBE, **TOLERANT}) == {"imad": ("once", "tile"), "limbs": ("once", "tile")}
-    assert places({**CUBE, **TOLERANT, "k": 64})["imad"] == ("once", "tile", "product")
+    once = {("imad", "once"), ("limbs", "once")}
+    assert places({"k": 1024, "fraction_bits": 4}) == once
+    assert places({"k": 1024, **TOLERANT}) == once | {("imad", "tile"), ("limbs", "tile")}
+    assert places({"k": 64, **TOLERANT}) == once | {("imad", "tile"), ("limbs", "tile"), ("imad", "product")}
+
+
+@pytest.mark.parametrize("dtype", RINGS)
+def test_a_problem_has_no_more_candidates_at_level_2_than_may_be_asked_for(dtype: str) -> None:
+    """`CUKILN_MAX_CANDIDATES_PER_PROBLEM`, also where every place of truncation is allowed."""
+    loose = {"dtype": dtype, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 2**31 - 1}}
+    for extents in (CUBE, {"m": 128, "n": 100, "k": 512}, FEW_TILES):
+        assert len(lower(_problem({**extents, **loose}), target("sm_80"), LEVEL_2).candidates) < 20_000
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -386,6 +396,19 @@ def sanitized() -> list[Kernel]:
         ring_kernel("tt", bits=20, epilogue=("bias.m", "residual"), split="workspace"),
         ring_kernel("nn", "int32", bits=31, truncate="product"),
     ]
+
+
+@pytest.mark.parametrize("dtype", RINGS)
+def test_the_main_loop_by_limbs_has_no_bank_conflicts(dtype: str) -> None:
+    kernels = {
+        layout: ring_kernel(layout, dtype, algorithm="limbs", tile_m=64, tile_n=32, warps_m=4, warps_n=2, tile_k=tile_k)
+        for layout, tile_k in zip(LAYOUTS, (32, 64, 64, 32), strict=True)
+    }
+    for layout, verdict in zip(kernels, verify(list(kernels.values())), strict=True):
+        counted = {site["site"]: (site["wavefronts"], site["ideal"]) for site in verdict.details["shared_memory"]}
+        reads = {site: counts for site, counts in counted.items() if site.startswith("gemm/limbs.cuh")}
+        assert len(reads) == (1 if layout in ("nt", "tn") else 2)
+        assert all(wavefronts == ideal for wavefronts, ideal in reads.values()), (layout, reads)
 
 
 # ---- mutants
