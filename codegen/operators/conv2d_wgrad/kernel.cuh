@@ -61,7 +61,7 @@ constexpr Plan make_plan() {
   plan.pointwise = C::pointwise;
   plan.depthwise = C::depthwise;
   if constexpr (C::direct) {
-    plan.product = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, 0, 0, sizeof(float), direct::shared_bytes<C>(),
+    plan.product = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, 0, sizeof(float), direct::shared_bytes<C>(),
                     C::Epilogue::tensors, C::Epilogue::scalars};
     plan.pixels_of_step = C::tile_k;
     plan.filters = C::filters;
