@@ -88,8 +88,8 @@ __attribute__((noinline)) inline void check_global(Global access, const void* at
     const size_t offset = static_cast<size_t>(address - buffer.begin);
     if (offset >= buffer.bytes) continue;
     if (offset + bytes > buffer.bytes || reinterpret_cast<uintptr_t>(at) % bytes != 0) break;
-    if (access == Global::write ? !buffer.writable : access == Global::constant && buffer.written) break;
-    if (access == Global::write) buffer.written = true;
+    if (access == Global::write ? !buffer.writable : access == Global::constant && was_written(buffer, offset, bytes)) break;
+    if (access == Global::write) note_write(buffer, offset, bytes);
     return;
   }
   refuse_global(access, at, bytes, line, file);
