@@ -284,8 +284,8 @@ def test_the_error_of_each_form_is_about_what_was_measured(form: str, dtype: str
     rng = np.random.default_rng(11)
     element = "float32" if dtype == "tf32" else dtype
     problem = conv2d(n=1, h=16, w=16, c=64, k=16, padding=1, dtype=element, allow_tf32=True, out_dtype="float32")
-    x = winograd_cases.rounded(np.maximum(rng.standard_normal(problem.x_shape), 0).astype(np.float32), dtype)
-    w = winograd_cases.rounded((rng.standard_normal(problem.w_shape) / 24).astype(np.float32), dtype)
+    x = winograd_cases.rounded(np.maximum(rng.standard_normal(problem.shape_of("x")), 0).astype(np.float32), dtype)
+    w = winograd_cases.rounded((rng.standard_normal(problem.shape_of("w")) / 24).astype(np.float32), dtype)
     got = winograd_cases.winograd(problem, {"x": x, "w": w}, 4 if form == "f4" else 2, dtype)
     expected, _ = OP.reference(problem, {"x": x, "w": w})
     error = np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2))
@@ -366,10 +366,10 @@ def test_integers_are_exact_at_full_extents(form: str, dtype: str) -> None:
 def test_the_largest_values_of_float16_do_not_overflow() -> None:
     """The transform of F(4 x 4) would have 100 times 65504: its elements are divided by 128."""
     problem = conv2d(n=1, h=4, w=4, c=1, k=1, padding=1, dtype="float16", out_dtype="float32", winograd="f4")
-    x = np.full(problem.x_shape, 65504.0, np.float16)
+    x = np.full(problem.shape_of("x"), 65504.0, np.float16)
     signs = np.sign(np.array([4, 0, -5, 0, 1, 0])[1:5]).astype(np.float16)  # within the padding
     x = x * np.outer(signs, signs).reshape(1, 4, 4, 1).astype(np.float16)
-    w = np.ones(problem.w_shape, np.float16)
+    w = np.ones(problem.shape_of("w"), np.float16)
     expected, bound = OP.reference(problem, {"x": x, "w": w})
     assert np.isfinite(bound).all() and np.isfinite(expected).all()
 
