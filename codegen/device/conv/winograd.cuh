@@ -37,6 +37,17 @@ struct Stored<C, true> : C {
   static constexpr int align_x = C::image_width, align_w = 1, align_c = C::out_width;
 };
 
+// The convolution that is computed, forward: a gradient of an image is one of the output's gradient, with its filters turned
+// over and channels for filters. Member `layer` of an operator's Arguments.
+struct Layer {
+  const void *image, *weights;
+  void* result;
+  int images, height, width, channels, filters, out_height, out_width;
+  int padding_h, padding_w, tiles_h, tiles_w;
+  int64_t image_pitch, channel_pitch, row_pitch, pixel_pitch;  // elements of the image from one to the next
+  int64_t weight_filter, weight_channel, weight_tap;           // and of w; taps are 3 r + s
+};
+
 #if defined(CUKILN_DEVICE)
 
 // Of one axis: B^T d. `largest` bounds |B^T d B| for |d| <= 1, rounded up to a power of two.
@@ -158,14 +169,13 @@ struct TileOf {
   int image, row, column;
   bool exists;
 
-  template <class Arguments>
-  __device__ __forceinline__ TileOf(const Arguments& arguments, int tile, int outputs) {
-    const int per_image = arguments.tiles_h * arguments.tiles_w;
+  __device__ __forceinline__ TileOf(const Layer& layer, int tile, int outputs) {
+    const int per_image = layer.tiles_h * layer.tiles_w;
     image = tile / per_image;
-    exists = in_bounds(image, arguments.images);  // bounds: tile
+    exists = in_bounds(image, layer.images);  // bounds: tile
     const int within = tile - image * per_image;
-    row = within / arguments.tiles_w * outputs;
-    column = within % arguments.tiles_w * outputs;
+    row = within / layer.tiles_w * outputs;
+    column = within % layer.tiles_w * outputs;
   }
 };
 
@@ -182,18 +192,16 @@ __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
   const int64_t index = item();
   if (!in_bounds(index, per_place)) return;  // bounds: filter item
   const int filter = static_cast<int>(index / pitch), channel = static_cast<int>(index % pitch);
-  const bool filter_exists = in_bounds(filter, arguments.filters);  // bounds: filter
-  const bool channel_exists = in_bounds(channel, arguments.channels);  // bounds: channel of a filter
+  const Layer& layer = arguments.layer;
+  const bool filter_exists = in_bounds(filter, layer.filters);  // bounds: filter
+  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of a filter
   float given[taps][taps] = {}, result[Pass::out][Pass::out];
   if (filter_exists && channel_exists) {
-    const int64_t first = C::channels_last ? int64_t(filter) * taps * taps * arguments.channels + channel
-                                           : (int64_t(filter) * arguments.channels + channel) * (taps * taps);
-    const int64_t step = C::channels_last ? arguments.channels : 1;
-    const T* const weights = static_cast<const T*>(arguments.weights) + first;
+    const T* const weights = static_cast<const T*>(layer.weights) + filter * layer.weight_filter + channel * layer.weight_channel;
 #pragma unroll
     for (int r = 0; r < taps; ++r)
 #pragma unroll
-      for (int s = 0; s < taps; ++s) given[r][s] = to_float(load_global<1>(weights + (r * taps + s) * step).data[0]);
+      for (int s = 0; s < taps; ++s) given[r][s] = to_float(load_global<1>(weights + (r * taps + s) * layer.weight_tap).data[0]);
   }
   transform<Pass>(given, result);
   T* const out = static_cast<T*>(const_cast<void*>(C::channels_last ? arguments.b : arguments.a)) + index;
@@ -215,26 +223,26 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   const int64_t per_place = C::channels_last ? arguments.stride_a : arguments.stride_b;
   const int64_t index = item() * width;
   if (!in_bounds(index, per_place)) return;  // bounds: image item
+  const Layer& layer = arguments.layer;
   const int row_of = static_cast<int>(index / pitch), column_of = static_cast<int>(index % pitch);
   const int channel = C::channels_last ? column_of : row_of;
-  const TileOf tile(arguments, C::channels_last ? row_of : column_of, C::output_tile);
-  const bool channel_exists = in_bounds(channel, arguments.channels);  // bounds: channel of the image
+  const TileOf tile(layer, C::channels_last ? row_of : column_of, C::output_tile);
+  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of the image
   const bool wanted = tile.exists && channel_exists;
-  const int top = tile.row - arguments.padding_h, left = tile.column - arguments.padding_w;
-  const T* const image = static_cast<const T*>(arguments.image) + int64_t(tile.image) * arguments.image_pitch +
-      int64_t(channel) * arguments.channel_pitch;
+  const int top = tile.row - layer.padding_h, left = tile.column - layer.padding_w;
+  const T* const image = static_cast<const T*>(layer.image) + tile.image * layer.image_pitch + channel * layer.channel_pitch;
   float given[width][Pass::in][Pass::in] = {};
 #pragma unroll
   for (int i = 0; i < Pass::in; ++i) {
     const int row = top + i;
-    const bool row_exists = row >= 0 && in_bounds(row, arguments.height);  // bounds: row of the image
+    const bool row_exists = row >= 0 && in_bounds(row, layer.height);  // bounds: row of the image
 #pragma unroll
     for (int j = 0; j < Pass::in; ++j) {
       const int column = left + j;
-      const bool column_exists = column >= 0 && in_bounds(column, arguments.width);  // bounds: column of the image
+      const bool column_exists = column >= 0 && in_bounds(column, layer.width);  // bounds: column of the image
       if (wanted && row_exists && column_exists) {
         const Vector<T, width> loaded =
-            load_global<width>(image + int64_t(row) * arguments.row_pitch + int64_t(column) * arguments.pixel_pitch);
+            load_global<width>(image + row * layer.row_pitch + column * layer.pixel_pitch);
 #pragma unroll
         for (int w = 0; w < width; ++w) given[w][i][j] = to_float(loaded.data[w]);
       }
@@ -260,12 +268,13 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
   using Output = typename C::Output;
   using Pass = InversePass<C::output_tile>;
   constexpr int width = C::out_width;
-  const int64_t tiles = int64_t(arguments.images) * arguments.tiles_h * arguments.tiles_w, vectors = arguments.filters / width;
+  const Layer& layer = arguments.layer;
+  const int64_t tiles = int64_t(layer.images) * layer.tiles_h * layer.tiles_w, vectors = layer.filters / width;
   const int64_t index = item();
   if (!in_bounds(index, tiles * vectors)) return;  // bounds: output item
   const int filter = static_cast<int>(C::channels_last ? index % vectors * width : index / tiles);
   const int number = static_cast<int>(C::channels_last ? index / vectors : index % tiles);
-  const TileOf tile(arguments, number, C::output_tile);
+  const TileOf tile(layer, number, C::output_tile);
   const float* const sums = static_cast<const float*>(arguments.out) +
       (C::channels_last ? number * arguments.ldc + filter : filter * arguments.ldc + number);
   float given[width][Pass::in][Pass::in], result[width][Pass::out][Pass::out];
@@ -277,18 +286,18 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
   }
 #pragma unroll
   for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
-  const int64_t first_pixel = C::channels_last ? int64_t(tile.image) * arguments.out_height
-                                               : (int64_t(tile.image) * arguments.filters + filter) * arguments.out_height;
+  const int64_t first_pixel = C::channels_last ? int64_t(tile.image) * layer.out_height
+                                               : (int64_t(tile.image) * layer.filters + filter) * layer.out_height;
 #pragma unroll
   for (int i = 0; i < Pass::out; ++i) {
     const int row = tile.row + i;
-    if (!in_bounds(row, arguments.out_height)) continue;  // bounds: row of the output
+    if (!in_bounds(row, layer.out_height)) continue;  // bounds: row of the output
 #pragma unroll
     for (int j = 0; j < Pass::out; ++j) {
       const int column = tile.column + j;
-      if (!in_bounds(column, arguments.out_width)) continue;  // bounds: column of the output
-      const int64_t pixel = (first_pixel + row) * arguments.out_width + column;
-      const int64_t offset = C::channels_last ? pixel * arguments.filters + filter : pixel;
+      if (!in_bounds(column, layer.out_width)) continue;  // bounds: column of the output
+      const int64_t pixel = (first_pixel + row) * layer.out_width + column;
+      const int64_t offset = C::channels_last ? pixel * layer.filters + filter : pixel;
       Vector<float, width> value;
 #pragma unroll
       for (int w = 0; w < width; ++w) value.data[w] = result[w][i][j] * growth<C>();
@@ -296,7 +305,7 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
       Vector<Output, width> rounded;
 #pragma unroll
       for (int w = 0; w < width; ++w) rounded.data[w] = from_float<Output>(value.data[w]);
-      store_global<width>(static_cast<Output*>(arguments.result) + offset, rounded);
+      store_global<width>(static_cast<Output*>(layer.result) + offset, rounded);
     }
   }
 }
@@ -341,45 +350,81 @@ inline int64_t workspace_bytes(const Plan& kernel, const Shape& shape) {
   return extents.image_bytes(kernel) + extents.filter_bytes(kernel) + extents.sum_bytes();
 }
 
-// The product in place of the one that `arguments` has of the whole convolution, and where the transforms read.
-template <class Arguments>
-void bind(const Plan& kernel, bool channels_last, const Shape& shape, void* const* pointers, void* workspace, Arguments& arguments) {
-  const Extents extents(kernel, shape);
-  char* const image = static_cast<char*>(workspace);
-  char* const filters = image + extents.image_bytes(kernel);
-  arguments.image = pointers[0];
-  arguments.weights = pointers[1];
-  arguments.tiles_h = gemm::as_extent(extents.tiles_h);
-  arguments.tiles_w = gemm::as_extent(extents.tiles_w);
-  arguments.a = channels_last ? image : filters;
-  arguments.b = channels_last ? filters : image;
-  arguments.out = filters + extents.filter_bytes(kernel);
-  arguments.batch = gemm::as_extent(extents.places);
-  arguments.m = gemm::as_extent(channels_last ? extents.tiles : extents.filters);
-  arguments.n = gemm::as_extent(channels_last ? extents.filters : extents.tiles);
-  arguments.k = gemm::as_extent(extents.channels);
-  arguments.lda = extents.channels;
-  arguments.ldb = channels_last ? extents.channels : extents.tiles;
-  arguments.ldc = channels_last ? extents.filters : extents.tiles;
-  arguments.stride_a = (channels_last ? extents.tiles : extents.filters) * extents.channels;
-  arguments.stride_b = (channels_last ? extents.filters : extents.tiles) * extents.channels;
-  arguments.stride_c = extents.tiles * extents.filters;
+// The image and the filters that are read, packed; `gradient`: of the output's gradient, by the filters turned over.
+inline Layer layer_of(const Plan& kernel, bool channels_last, bool gradient, const Shape& shape, const int64_t* extents,
+                      void* const* pointers, void* result) {
+  const int64_t pixels = shape.height * shape.width, channels = shape.channels, every_tap = taps * taps;
+  Layer layer = {};
+  layer.image = pointers[0];
+  layer.weights = pointers[1];
+  layer.result = result;
+  layer.images = gemm::as_extent(shape.images);
+  layer.height = gemm::as_extent(shape.height);
+  layer.width = gemm::as_extent(shape.width);
+  layer.channels = gemm::as_extent(channels);
+  layer.filters = gemm::as_extent(shape.filters);
+  layer.out_height = gemm::as_extent(shape.out_height);
+  layer.out_width = gemm::as_extent(shape.out_width);
+  layer.padding_h = gradient ? taps - 1 - as_distance(extents[top]) : as_distance(extents[top]);
+  layer.padding_w = gradient ? taps - 1 - as_distance(extents[left]) : as_distance(extents[left]);
+  layer.image_pitch = channels * pixels;
+  layer.row_pitch = channels_last ? shape.width * channels : shape.width;
+  layer.pixel_pitch = channels_last ? channels : 1;
+  layer.channel_pitch = channels_last ? 1 : pixels;
+  // Of w the stored rows are filters of the convolution, each with its channels.
+  const int64_t stored_channels = gradient ? shape.filters : channels;
+  const int64_t row = every_tap * stored_channels, column = channels_last ? 1 : every_tap;
+  layer.weight_filter = gradient ? column : row;
+  layer.weight_channel = gradient ? row : column;
+  layer.weight_tap = channels_last ? stored_channels : 1;
+  if (gradient) {
+    const int64_t last_tap = (every_tap - 1) * layer.weight_tap * kernel.input_bytes;
+    layer.weights = static_cast<const char*>(pointers[1]) + last_tap;
+    layer.weight_tap = -layer.weight_tap;
+  }
+  const Extents tiled(kernel, shape);
+  layer.tiles_h = gemm::as_extent(tiled.tiles_h);
+  layer.tiles_w = gemm::as_extent(tiled.tiles_w);
+  return layer;
 }
 
-// Whether Winograd computes the convolution.
+// Whether Winograd computes the convolution: every stride and dilation is 1, and there is one group.
+inline bool takes(const Shape& shape, const int64_t* extents) {
+  return shape.filter_height == taps && shape.filter_width == taps && shape.groups == 1 && extents[stride_h] == 1 &&
+      extents[stride_w] == 1 && extents[dilation_h] == 1 && extents[dilation_w] == 1;
+}
+
+// Writes the layer and, in place of the product that `arguments` has of the whole convolution, those of the places (none
+// where Winograd computes no such convolution). `shape` is that of the layer.
 template <class Arguments>
-bool takes(const Arguments& a) {
-  return a.filter_height == taps && a.filter_width == taps && a.stride_h == 1 && a.stride_w == 1 && a.dilation_h == 1 &&
-      a.dilation_w == 1 && a.groups == 1;
+void bind(const Plan& kernel, bool channels_last, bool gradient, const Shape& shape, const int64_t* extents, void* const* pointers,
+          void* result, void* workspace, Arguments& arguments) {
+  const Extents tiled(kernel, shape);
+  char* const image = static_cast<char*>(workspace);
+  char* const filters = image + tiled.image_bytes(kernel);
+  arguments.layer = layer_of(kernel, channels_last, gradient, shape, extents, pointers, result);
+  arguments.a = channels_last ? image : filters;
+  arguments.b = channels_last ? filters : image;
+  arguments.out = filters + tiled.filter_bytes(kernel);
+  arguments.batch = takes(shape, extents) ? gemm::as_extent(tiled.places) : 0;
+  arguments.m = gemm::as_extent(channels_last ? tiled.tiles : tiled.filters);
+  arguments.n = gemm::as_extent(channels_last ? tiled.filters : tiled.tiles);
+  arguments.k = gemm::as_extent(tiled.channels);
+  arguments.lda = tiled.channels;
+  arguments.ldb = channels_last ? tiled.channels : tiled.tiles;
+  arguments.ldc = channels_last ? tiled.filters : tiled.tiles;
+  arguments.stride_a = (channels_last ? tiled.tiles : tiled.filters) * tiled.channels;
+  arguments.stride_b = (channels_last ? tiled.filters : tiled.tiles) * tiled.channels;
+  arguments.stride_c = tiled.tiles * tiled.filters;
 }
 
 // Writes the launches of one call and returns how many they are; 0 where an extent is beyond what they can index.
 template <class Arguments>
 int plan(const Plan& kernel, const gemm::Plan& product, bool channels_last, const Arguments& a, Launch* out) {
   const int64_t image = channels_last ? a.stride_a : a.stride_b, filters = channels_last ? a.stride_b : a.stride_a;
-  const int64_t tiles = int64_t(a.images) * a.tiles_h * a.tiles_w;
+  const int64_t tiles = int64_t(a.layer.images) * a.layer.tiles_h * a.layer.tiles_w;
   const bool planned = gemm::plan_items(0, filters, &out[0]) && gemm::plan_items(1, image / kernel.image_width, &out[1]) &&
-      gemm::plan(product, a, &out[2]) == 1 && gemm::plan_items(3, tiles * (a.filters / kernel.out_width), &out[3]);
+      gemm::plan(product, a, &out[2]) == 1 && gemm::plan_items(3, tiles * (a.layer.filters / kernel.out_width), &out[3]);
   if (!planned) return 0;
   out[2].function = 2;
   return 4;

@@ -208,7 +208,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     const int step = kernel.taps_of_step, rest = step / arguments.radix_inner;
     arguments.step = Taps{step % arguments.radix_inner, rest % arguments.radix_middle, rest / arguments.radix_middle};
   }
-  if (kernel.winograd.outputs) conv::winograd::bind(kernel.winograd, kernel.channels_last, shape, pointers, workspace, arguments);
+  if (kernel.winograd.outputs)
+    conv::winograd::bind(kernel.winograd, kernel.channels_last, false, shape, extents, pointers, arguments.result, workspace, arguments);
   return arguments;
 }
 
@@ -236,7 +237,7 @@ inline int64_t reached(const Plan& kernel, const Arguments& a) {
 
 // Whether the kernel can compute the call: its geometry makes this output, and its class is the call's.
 inline bool takes(const Plan& kernel, const Arguments& a) {
-  if (!conv::makes_its_output(a) || (kernel.winograd.outputs && !conv::winograd::takes(a))) return false;
+  if (!conv::makes_its_output(a)) return false;
   if (kernel.pointwise && !(conv::one_by_one(a) && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
   if (kernel.window && (a.filter_width != kernel.window || a.stride_w != 1 || a.dilation_w != 1)) return false;

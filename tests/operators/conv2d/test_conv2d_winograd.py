@@ -388,9 +388,10 @@ def mutated(called: str) -> dict[str, Kernel]:
 
 
 FILE = "conv/winograd.cuh"
-TURNED, PIXEL = "between[row][column] = after[row];", "(first_pixel + row) * arguments.out_width + column"
-PITCH, IMAGES, COLUMNS = "arguments.image_pitch", "(shape.images * tiles_h * tiles_w)", "arguments.tiles_w * outputs"
-ROWS = "(int64_t(tile.image) * arguments.filters + filter)"
+OF_TAP = "weights + (r * taps + s) * layer.weight_tap"
+TURNED, PIXEL = "between[row][column] = after[row];", "(first_pixel + row) * layer.out_width + column"
+PITCH, IMAGES, COLUMNS = "layer.image_pitch", "(shape.images * tiles_h * tiles_w)", "layer.tiles_w * outputs"
+ROWS = "(int64_t(tile.image) * layer.filters + filter)"
 WRONG: dict[str, tuple[str, str]] = {
     "F(2): a sign of the image's transform": ("v[0] = d[0] - d[2];", "v[0] = d[0] + d[2];"),
     "F(2): a term of the image's transform": ("v[3] = d[1] - d[3];", "v[3] = d[1];"),
@@ -406,23 +407,23 @@ WRONG: dict[str, tuple[str, str]] = {
     "F(4): a row of the inverse": ("4.0f * outer_sum", "outer_sum"),
     "a pass turns its columns over": (TURNED, TURNED.replace("column", "Pass::in - 1 - column")),
     "the scale of one axis of the filters": ("(1.0f / (Pass::scale * Pass::scale))", "(1.0f / Pass::scale)"),
-    "tiles counted by columns": (f"within / {COLUMNS}", "within / arguments.tiles_h * outputs"),
-    "tiles further apart": (f"within % {COLUMNS}", "within % arguments.tiles_w * (outputs + 1)"),
+    "tiles counted by columns": (f"within / {COLUMNS}", "within / layer.tiles_h * outputs"),
+    "tiles further apart": (f"within % {COLUMNS}", "within % layer.tiles_w * (outputs + 1)"),
     "tiles of the first image": ("image = tile / per_image;", "image = 0 * tile;"),
-    "the paddings swapped": ("tile.row - arguments.padding_h", "tile.row - arguments.padding_w"),
-    "no padding": ("tile.column - arguments.padding_w", "tile.column"),
+    "the paddings swapped": ("tile.row - layer.padding_h", "tile.row - layer.padding_w"),
+    "no padding": ("tile.column - layer.padding_w", "tile.column"),
     "rows above the image count": ("row >= 0", "true"),
     "columns left of the image count": ("column >= 0", "true"),
-    "all images are the first": (f"int64_t(tile.image) * {PITCH}", f"int64_t(0) * {PITCH}"),
-    "every channel the first": ("int64_t(channel) * arguments.channel_pitch", "0"),
-    "the taps of a filter transposed": ("weights + (r * taps + s) * step", "weights + (s * taps + r) * step"),
+    "all images are the first": (f"tile.image * {PITCH}", f"0 * {PITCH}"),
+    "every channel the first": ("channel * layer.channel_pitch", "0"),
+    "the taps of a filter transposed": (OF_TAP, OF_TAP.replace("r * taps + s", "s * taps + r")),
     "the image is not made smaller": ("(1.0f / growth<C>())", "1.0f"),
     "the sums stay small": ("result[w][i][j] * growth<C>()", "result[w][i][j]"),
     "every place the first": ("sums + place * arguments.stride_c", "sums + 0 * arguments.stride_c"),
     "the epilogue of the first filter": ("Position{filter, filter, offset}", "Position{0, 0, offset}"),
-    "outputs of the first image": (ROWS, "(int64_t(0) * arguments.filters + filter)"),
+    "outputs of the first image": (ROWS, "(int64_t(0) * layer.filters + filter)"),
     "outputs one column further": (PIXEL, f"{PIXEL} + 1"),
-    "the filters where the image is": ("image + extents.image_bytes(kernel)", "image"),
+    "the filters where the image is": ("image + tiled.image_bytes(kernel)", "image"),
     "too few tiles": (f"rounded_up{IMAGES}", f"rounded_up({IMAGES} - 8)"),
     "the inverse before the sums": ("out[2].function = 2;", "out[2].function = 3;"),
 }  # fmt: skip
