@@ -267,7 +267,7 @@ template <class C, class Arguments>
 __device__ __forceinline__ void inverse(const Arguments& arguments) {
   using Output = typename C::Output;
   using Pass = InversePass<C::output_tile>;
-  constexpr int width = C::out_width;
+  constexpr int width = C::out_width, part = width < 4 ? width : 4;  // 16 bytes of sums
   const Layer& layer = arguments.layer;
   const int64_t tiles = int64_t(layer.images) * layer.tiles_h * layer.tiles_w, vectors = layer.filters / width;
   const int64_t index = item();
@@ -280,9 +280,12 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
   float given[width][Pass::in][Pass::in], result[width][Pass::out][Pass::out];
 #pragma unroll
   for (int place = 0; place < Pass::in * Pass::in; ++place) {
-    const Vector<float, width> loaded = load_global<width>(sums + place * arguments.stride_c);
 #pragma unroll
-    for (int w = 0; w < width; ++w) given[w][place / Pass::in][place % Pass::in] = loaded.data[w];
+    for (int first = 0; first < width; first += part) {
+      const Vector<float, part> loaded = load_global<part>(sums + place * arguments.stride_c + first);
+#pragma unroll
+      for (int w = 0; w < part; ++w) given[first + w][place / Pass::in][place % Pass::in] = loaded.data[w];
+    }
   }
 #pragma unroll
   for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);

@@ -443,6 +443,8 @@ def compiled() -> dict[str, Kernel]:
         "F(4) bf16": tensor(OF, {"dtype": "bfloat16"}, **F4),
         "F(4) tf32 nchw": tensor(OF, {"dtype": "float32", "layout": "nchw"}, **F4, transform_width=1),
         "F(2) fp32": simt(OF, {}, tile_m=64, thread_m=8),
+        # 8 sums are two accesses.
+        "F(2) fp16, 8 channels": tensor(OF, {"epilogue": ("bias", "residual")}, transform_width=8),
         # Rows of 9 channels are aligned in the workspace.
         "F(2) fp16, 1 element": tensor(OF, {"align": (1, 1, 1)}, transform_width=1),
     }
@@ -508,7 +510,9 @@ DECLARED = (
         machine_code=declare.MachineCode(
             kernels=compiled,
             claims={
-                **dict.fromkeys(("F(2) fp16", "F(4) bf16", "F(2) fp16, 1 element"), claim.ALIGNED),
+                **dict.fromkeys(
+                    ("F(2) fp16", "F(4) bf16", "F(2) fp16, 1 element", "F(2) fp16, 8 channels"), claim.ALIGNED
+                ),
                 "F(4) tf32 nchw": (claim.by_tensor_cores, claim.copies_16_bytes),
                 "F(2) fp32": (claim.on_cuda_cores, claim.loads_16_bytes),
             },
