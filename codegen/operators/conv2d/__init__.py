@@ -10,43 +10,34 @@ from functools import lru_cache
 from importlib.resources import files as packaged_files
 from typing import Any
 
-import numpy as np
-
 from codegen.arrays import Float64, namespace_of
 from codegen.kernel import Kernel
-from codegen.operator import Array, Config, ConfigField, Cost, InputKind, Work
-from codegen.operators.conv2d import (
-    reduced,
-    unfused_epilogue,
-    winograd,
-    winograd_plan,
-    winograd_reference,
-    winograd_work,
-)
+from codegen.operator import Array, Config, ConfigField, Cost, Work
+from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
-from codegen.operators.convolution import direct, implicit
-from codegen.operators.convolution.operator import Admit, ConvolutionOperator, every_tunable, index_check
+from codegen.operators.convolution import direct, implicit, winograd
+from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
+from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
-from codegen.search.schedule import Schedule, Value
+from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace, Tunable, launch_time_names
+from codegen.search.space import SearchSpace, launch_time_names
 from codegen.targets import Target
 
 
-class Conv2d(ConvolutionOperator):
+class Conv2d(WinogradOperator):
     """out = epilogue(x * w); see Conv2dProblem for shapes."""
 
     name = "conv2d"
-    problem_type = Conv2dProblem
+    problem_type = layer_type = Conv2dProblem
     tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES))
     beside = (unfused_epilogue.TUNABLE,)
     folder = packaged_files("codegen.operators.conv2d")
-    shared = (*ConvolutionOperator.shared, "conv/winograd.cuh")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
     direct = direct
     reduced = reduced
@@ -71,6 +62,20 @@ class Conv2d(ConvolutionOperator):
             return implicit.widths(p, p.c, p.taps, p.k)
         return implicit.widths(p, p.group_channels, p.taps, p.group_filters)
 
+    # ---- as Winograd computes it
+
+    def layer(self, p: Conv2dProblem) -> Conv2dProblem:
+        return p
+
+    def of_layer(self, layer: Conv2dProblem) -> Conv2dProblem:
+        return layer
+
+    def filters_of_layer(self, p: Conv2dProblem, w: Array) -> Array:
+        return w
+
+    def row_of_filters(self, layout: str, channels: int, filters: int) -> int:
+        return 9 * channels
+
     # ---- search
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -82,13 +87,6 @@ class Conv2d(ConvolutionOperator):
         part = SearchSpace.of_one(alone, launch_time_names(self.tunables))
         return replace(joined, parts=(*joined.parts, part), compared=(alone,))
 
-    def every_kind(self, p: Conv2dProblem, target: Target) -> dict[Value, tuple[Tunable, ...]]:
-        return {**super().every_kind(p, target), winograd.NAME: winograd.tunables(p, target)}
-
-    def kinds(self, p: Conv2dProblem, target: Target, search: Search) -> dict[Value, Kind]:
-        kinds = super().kinds(p, target, search)
-        return {**kinds, winograd.NAME: winograd.kind(p, target)} if winograd.worth(p, search) else kinds
-
     def direct_kind(self, p: Conv2dProblem, target: Target) -> Kind | None:
         return Kind(direct.TUNABLES, direct.levels(p, direct.window_of(p))) if direct.worth(p) else None
 
@@ -99,8 +97,6 @@ class Conv2d(ConvolutionOperator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p, t = self.own(problem), schedule.as_dict()
-        if t["algorithm"] == winograd.NAME:
-            return winograd.rules(p, t, target, workspace_limit, self.index_rule(p, whole=p.channels_last))
         if not unfused_epilogue.is_separate(t):
             return super().rules(p, schedule, target, workspace_limit)
         broken = unfused_epilogue.rules(p, t, workspace_limit)
@@ -141,26 +137,16 @@ class Conv2d(ConvolutionOperator):
         return unfused_epilogue.out_align(s, t)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        if winograd.is_winograd(kernel):
-            return winograd.FUNCTIONS
         if unfused_epilogue.is_separate(kernel.tunables.as_dict()):
             return ("run", *(f"node{index}" for index in range(len(kernel.signature_dict["epilogue"]))))
         return super().functions(kernel)
 
     def config(self, kernel: Kernel) -> Config:
-        whole = winograd.config(kernel) if winograd.is_winograd(kernel) else super().config(kernel)
+        whole = super().config(kernel)
         separate = ConfigField("bool", "separate", unfused_epilogue.is_separate(kernel.tunables.as_dict()))
         return replace(whole, fields=(separate, *whole.fields))
 
-    def estimated_registers(self, kernel: Kernel) -> int:
-        return winograd.registers(kernel) if winograd.is_winograd(kernel) else super().estimated_registers(kernel)
-
-    def shared_bytes(self, kernel: Kernel) -> int:
-        return winograd.shared_bytes(kernel) if winograd.is_winograd(kernel) else super().shared_bytes(kernel)
-
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        if winograd.is_winograd(kernel):
-            return winograd.compile_seconds(kernel)
         if not unfused_epilogue.is_separate(kernel.tunables.as_dict()):
             return super().predicted_compile_seconds(kernel)
         sums = Kernel.of(self.name, {**kernel.signature_dict, "epilogue": []}, kernel.tunables)
@@ -168,28 +154,6 @@ class Conv2d(ConvolutionOperator):
         return super().predicted_compile_seconds(sums) + nodes
 
     # ---- tests
-
-    def test_problems(self, kernel: Kernel) -> list[Problem]:
-        if winograd.is_winograd(kernel):
-            return list(winograd_plan.reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
-        return super().test_problems(kernel)
-
-    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        if winograd.is_winograd(kernel):
-            return winograd_plan.launches_to_test(kernel.tunables.as_dict(), self.own(problem))
-        return super().test_launches(kernel, problem)
-
-    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        p, made = self.own(problem), super().make_inputs(problem, kind, rng)
-        if p.winograd == "none" or kind == "normal":
-            return made
-        return {**made, **winograd_plan.integers(p, made, rng)}
-
-    def bound(self, p: Conv2dProblem, first: Float64, second: Float64) -> Float64:
-        of_sums = super().bound(p, first, second)
-        if p.winograd == "none":
-            return of_sums
-        return namespace_of(first).maximum(of_sums, winograd_reference.bound(p, first, second))
 
     def spread(self, p: Conv2dProblem, factors: Array) -> Array:
         return factors.reshape(p.shape_of("w")[1:])
@@ -207,17 +171,12 @@ class Conv2d(ConvolutionOperator):
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         p, cost = self.own(problem), super().cost(problem, schedule)
-        if schedule.get("algorithm") == winograd.NAME:
-            needed = winograd.workspace_bytes(p, int(schedule.get("output_tile")))
-            return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
         if not unfused_epilogue.is_separate(schedule.as_dict()):
             return cost
         return replace(cost, launches=1 + len(p.epilogue), workspace_bytes=unfused_epilogue.workspace_bytes(p))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p = self.own(problem)
-        if schedule.get("algorithm") == winograd.NAME:
-            return winograd_work.work(p, schedule, self.cost(p, schedule), target)
         if not unfused_epilogue.is_separate(schedule.as_dict()):
             return super().work(p, schedule, target)
         sums = unfused_epilogue.sums(p)

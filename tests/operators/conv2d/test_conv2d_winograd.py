@@ -12,8 +12,8 @@ from codegen.errors import InvalidSearch
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.conv2d import winograd, winograd_reference
 from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.convolution import winograd, winograd_reference
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
@@ -91,8 +91,8 @@ SEARCHES = declare.Searches(
         for fields, changes, rule, said in (
             ({"winograd": "none"}, {}, "accuracy", "whose winograd is none: f2 would allow it"),
             ({"winograd": "f2"}, F4, "accuracy", "whose winograd is f2: f4 would allow it"),
-            ({"r": 5, "s": 5, "padding": 2}, {}, "winograd", "5 x 5, stride 1 x 1, dilation 1 x 1 and 1 groups: "
-             "implicit_gemm computes them"),
+            ({"r": 5, "s": 5, "padding": 2}, {}, "winograd", "here are 5 x 5, stride 1 x 1, dilation 1 x 1, padding "
+             "(2, 2) and (2, 2) and 1 groups: implicit_gemm computes them"),
             ({"stride": 2}, F4, "winograd", "F(4 x 4, 3 x 3) is for 3 x 3 filters with stride 1"),
             ({"dilation": [1, 2]}, {}, "winograd", "dilation 1 x 2"),
             ({"groups": 128}, {}, "winograd", "128 groups: direct computes them"),

@@ -15,13 +15,14 @@ from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
 from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.targets import target
 from tests.operators.conv2d.convolutions import channels_first
 from tests.operators.conv2d.kernels import Kernels
-from tests.operators.conv2d.random_cases import ATTEMPTS, EVERY_NODE, GRAINS, INPUTS, LAYOUTS, NODES, TARGETS
+from tests.operators.conv2d.random_cases import ATTEMPTS, GRAINS, INPUTS, LAYOUTS, NODES, NODES_OF, TARGETS
 from tests.operators.harness.declarations import Array, Fields, Inputs
 from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
@@ -118,16 +119,16 @@ def rounded(values: Array, element: str) -> Array:
 # ---- random cases
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
-    """Targets and candidates."""
+def draws(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candidate]]:
+    """Targets and candidates. `name`: the operator's."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_draw(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     while True:
-        problem, arch = _problem(number, rng), TARGETS[number // 4 % 3]
+        problem, arch = _problem(name, number, rng), TARGETS[number // 4 % 3]
         if arch == "sm_75" and problem.dtype == "bfloat16":
             arch = "sm_86"
         candidate = _candidate(problem, arch, number, rng)
@@ -135,7 +136,7 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
             return arch, candidate
 
 
-def _problem(number: int, rng: random.Random) -> Conv2dProblem:
+def _problem(name: str, number: int, rng: random.Random) -> AllowsWinograd:
     dtype, tf32 = INPUTS[number % 4]
     grain = GRAINS[number // 3 % 5]
     while True:
@@ -144,20 +145,18 @@ def _problem(number: int, rng: random.Random) -> Conv2dProblem:
         fields |= {"h": rng.randint(1, 22), "w": rng.randint(1, 22), "dtype": dtype, "allow_tf32": tf32}
         fields["padding"] = [[rng.randint(0, 2), rng.randint(0, 2)] for _ in "hw"]
         fields["out_dtype"] = rng.choice(("float32", "float16", "bfloat16", dtype))
-        fields["epilogue"] = rng.choices(EVERY_NODE, k=NODES[number // 7 % 5])
+        fields["epilogue"] = rng.choices(NODES_OF[name], k=NODES[number // 7 % 5])
         if any(fields["hw"[axis]] + sum(fields["padding"][axis]) < 3 for axis in (0, 1)):
             continue
-        problem = operator("conv2d").parse(
-            {"operator": "conv2d", "r": 3, "s": 3, "winograd": FORMS[number // 5 % 2], **fields}
-        )
-        assert isinstance(problem, Conv2dProblem)
+        problem = operator(name).parse({"operator": name, "r": 3, "s": 3, "winograd": FORMS[number // 5 % 2], **fields})
+        assert isinstance(problem, AllowsWinograd)
         if problem.n * problem.p * problem.q * problem.k * problem.taps <= MOST_PRODUCTS:
             return problem
 
 
-def _candidate(problem: Conv2dProblem, arch: str, number: int, rng: random.Random) -> Candidate | None:
+def _candidate(problem: AllowsWinograd, arch: str, number: int, rng: random.Random) -> Candidate | None:
     """A random accepted schedule of level 2, or of a wider list."""
-    op, where = operator("conv2d"), target(arch)
+    op, where = operator(problem.operator), target(arch)
     space = op.space(problem, where, Search(level=2))
     (part,) = (part for part in space.parts if part.tunables.get("algorithm") == ("winograd",) and part.size > 1)
     lists: dict[str, Sequence[Value]] = dict(part.tunables)
@@ -174,7 +173,8 @@ def _candidate(problem: Conv2dProblem, arch: str, number: int, rng: random.Rando
 
 def properties(arch: str, candidate: Candidate) -> Counter[str]:
     p, t, s = candidate.problem, candidate.schedule.as_dict(), candidate.kernel.signature_dict
-    assert isinstance(p, Conv2dProblem)
+    assert isinstance(p, AllowsWinograd)
+    rows, columns = p.shape_of(p.writes)[1:3] if p.channels_last else p.shape_of(p.writes)[2:]
     counts = Counter([f"target {arch}", f"layout {p.layout}", f"inputs {p.dtype}", f"out {p.out_dtype}"])
     counts.update(f"{name} {t[name]}" for name in ("output_tile", "transform_width", "copy") if name in t)
     counts.update(f"{name} {s[name]}" for name in ("align_x", "align_out"))
@@ -182,7 +182,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     counts["tensor cores" if "mma_k" in t else "CUDA cores"] += 1
     about = {
         "all nodes": len(p.epilogue) == MAX_NODES,
-        "broken tiles": p.p % int(t["output_tile"]) > 0 and p.q % int(t["output_tile"]) > 0,
+        "broken tiles": rows % int(t["output_tile"]) > 0 and columns % int(t["output_tile"]) > 0,
         "padding of one side": any(before != behind for before, behind in p.padding),
         "no padding": p.padded == (p.h, p.w), "several images": p.n > 1,
     }  # fmt: skip

@@ -24,7 +24,7 @@ from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Float64, namespace_of, powers_of_two
 from codegen.epilogue_reference import TINY, U
 from codegen.exact_sums import EXACT_SUM, whole_after
-from codegen.operators.conv2d.problem import WINOGRAD, Conv2dProblem
+from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
 
 # B^T, 2 G or 24 G, and A^T: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, sections
 # 4.1 and 4.3.
@@ -53,7 +53,7 @@ GROWTH = {2: 4.0, 4: 128.0}
 OPERANDS = {"float16": (11, -13), "bfloat16": (8, -125), "tf32": (11, -125), "float32": (24, -125)}
 
 
-def bound(problem: Conv2dProblem, x: Float64, w: Float64) -> Float64:
+def bound(problem: AllowsWinograd, x: Float64, w: Float64) -> Float64:
     """Of every output, n, p, q, k, the larger of what the forms that the problem allows may be off. x is n, h, w, c; w
     is k, r, s, c. At least one form is allowed."""
     bounds = [_bound_of(problem, outputs, x, w) for outputs in WINOGRAD[problem.winograd]]
@@ -63,7 +63,7 @@ def bound(problem: Conv2dProblem, x: Float64, w: Float64) -> Float64:
     return largest
 
 
-def _bound_of(problem: Conv2dProblem, outputs: int, x: Float64, w: Float64) -> Float64:
+def _bound_of(problem: AllowsWinograd, outputs: int, x: Float64, w: Float64) -> Float64:
     p, xp, edge = problem, namespace_of(x), outputs + 2
     down, across = -(-p.p // outputs), -(-p.q // outputs)
     on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
@@ -120,7 +120,7 @@ class _Outputs:
                     self.sums[a][b] = self.sums[a][b] + float(factor) * values
 
 
-def _in_tiles(problem: Conv2dProblem, outputs: int, x: Float64) -> list[list[Float64]]:
+def _in_tiles(problem: AllowsWinograd, outputs: int, x: Float64) -> list[list[Float64]]:
     """By row and column of a tile: tiles, channels."""
     p, xp, edge = problem, namespace_of(x), outputs + 2
     down, across = -(-p.p // outputs), -(-p.q // outputs)

@@ -7,7 +7,7 @@ filters (channels first: filters by channels, channels by tiles). The extents of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,8 +15,8 @@ from codegen.alignment import needs_cuda_cores, round_up, widest
 from codegen.dtypes import dtype
 from codegen.kernel import Kernel
 from codegen.operator import Config, ConfigField
-from codegen.operators.conv2d.problem import WINOGRAD, Conv2dProblem, fits_winograd
-from codegen.operators.convolution import direct, implicit
+from codegen.operators.convolution import implicit
+from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
 from codegen.operators.matmul import (
     config_fields,
     simt_rules,
@@ -72,13 +72,13 @@ def places(outputs: int) -> int:
     return (outputs + 2) ** 2
 
 
-def tiles(problem: Conv2dProblem, outputs: int) -> int:
+def tiles(problem: AllowsWinograd, outputs: int) -> int:
     """Tiles of all images."""
     return problem.n * -(-problem.p // outputs) * -(-problem.q // outputs)
 
 
 @lru_cache(maxsize=1024)  # called for every schedule
-def product(problem: Conv2dProblem, outputs: int) -> MatmulProblem:
+def product(problem: AllowsWinograd, outputs: int) -> MatmulProblem:
     """The products of all places. Its operands and sums are in the workspace."""
     p = problem
     rows, k, n = round_up(tiles(p, outputs), UNIT), round_up(p.c, UNIT), round_up(p.k, UNIT)
@@ -109,7 +109,7 @@ def widths(channels_last: bool, x_and_out: tuple[int, int], transform_width: int
     return min(x, transform_width), min(out, transform_width)
 
 
-def workspace_parts(problem: Conv2dProblem, outputs: int) -> tuple[int, int, int]:
+def workspace_parts(problem: AllowsWinograd, outputs: int) -> tuple[int, int, int]:
     """Bytes of the image's matrices, of the filters', and of the sums."""
     as_product, size = product(problem, outputs), dtype(problem.dtype).bytes
     a, b = (size * as_product.batch * as_product.k * extent for extent in (as_product.m, as_product.n))
@@ -117,7 +117,7 @@ def workspace_parts(problem: Conv2dProblem, outputs: int) -> tuple[int, int, int
     return image, filters, dtype(SUM).bytes * as_product.batch * as_product.m * as_product.n
 
 
-def workspace_bytes(problem: Conv2dProblem, outputs: int) -> int:
+def workspace_bytes(problem: AllowsWinograd, outputs: int) -> int:
     """As `workspace_bytes` in winograd.cuh."""
     return sum(workspace_parts(problem, outputs))
 
@@ -125,19 +125,19 @@ def workspace_bytes(problem: Conv2dProblem, outputs: int) -> int:
 # ---- levels
 
 
-def tunables(problem: Conv2dProblem, target: Target) -> tuple[Tunable, ...]:
+def tunables(problem: AllowsWinograd, target: Target) -> tuple[Tunable, ...]:
     """Those of the kernel that computes the products on the target."""
     return TENSOR_TUNABLES if on_tensor_cores(product(problem, 2), target) else SIMT_TUNABLES
 
 
-def worth(problem: Conv2dProblem, search: Search) -> bool:
+def worth(problem: AllowsWinograd, search: Search) -> bool:
     """Whether a search tries it: where the problem allows it; where it is asked for by name, the rules say what is
     missing."""
     named = NAME in (search.tunables or {}).get("algorithm", ())
-    return fits_winograd(problem) and (problem.winograd != "none" or named)
+    return problem.fits_winograd and (problem.winograd != "none" or named)
 
 
-def kind(problem: Conv2dProblem, target: Target) -> Kind:
+def kind(problem: AllowsWinograd, target: Target) -> Kind:
     """Matmul's levels of the product."""
     sizes = WINOGRAD[problem.winograd] or (2,)
     as_product, (a, b, _) = product(problem, sizes[0]), product_aligns(problem.dtype, problem.allow_tf32)
@@ -162,12 +162,12 @@ def _undivided(lists: Mapping[str, tuple[Value, ...]]) -> dict[str, tuple[Value,
     return {name: values for name, values in lists.items() if name not in _UNDIVIDED}
 
 
-def _widths(problem: Conv2dProblem, transform_width: int) -> tuple[int, int]:
+def _widths(problem: AllowsWinograd, transform_width: int) -> tuple[int, int]:
     return widths(problem.channels_last, x_and_out(problem), transform_width)
 
 
 @lru_cache(maxsize=1024)  # called for every schedule
-def x_and_out(problem: Conv2dProblem) -> tuple[int, int]:
+def x_and_out(problem: AllowsWinograd) -> tuple[int, int]:
     """Elements per access of the two with channels last: one group has all channels and filters."""
     x, _, out = implicit.widths(problem, problem.c, problem.taps, problem.k)
     return x, out
@@ -177,17 +177,11 @@ def x_and_out(problem: Conv2dProblem) -> tuple[int, int]:
 
 
 def rules(
-    problem: Conv2dProblem,
-    t: Mapping[str, Any],
-    target: Target,
-    workspace_limit: int | None,
-    index_rule: Rejected | None,
+    problem: AllowsWinograd, t: Mapping[str, Any], target: Target, workspace_limit: int | None
 ) -> Accepted | Rejected:
-    """What Winograd computes, what the problem allows, then matmul's rules for the product."""
+    """What the problem allows, then matmul's rules for the product."""
     outputs = int(t["output_tile"])
-    if broken := (
-        _geometry_rule(problem, outputs) or _accuracy_rule(problem, outputs) or index_rule or _width_rule(problem, t)
-    ):
+    if broken := _accuracy_rule(problem, outputs) or _width_rule(problem, t):
         return broken
     as_product = product(problem, outputs)
     a, b, _ = product_aligns(problem.dtype, problem.allow_tf32)
@@ -198,19 +192,20 @@ def rules(
     return check_workspace(workspace_bytes(problem, outputs), workspace_limit) or ACCEPTED
 
 
-def _geometry_rule(problem: Conv2dProblem, outputs: int) -> Rejected | None:
+def geometry_rule(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -> Rejected | None:
+    """`others`: the algorithms that compute the problem."""
     p = problem
-    others = ["direct"] if p.depthwise else ["implicit_gemm", *(["direct"] if direct.worth(p) else [])]
+    padding = "" if p.most_padding is None else f", a padding of at most {p.most_padding}"
     return check(
-        fits_winograd(p),
+        p.fits_winograd,
         NAME,
-        f"F({outputs} x {outputs}, 3 x 3) is for 3 x 3 filters with stride 1, dilation 1 and one group; here are "
-        f"{p.r} x {p.s}, stride {p.stride[0]} x {p.stride[1]}, dilation {p.dilation[0]} x {p.dilation[1]} and "
-        f"{p.groups} groups: {' or '.join(others)} computes them",
+        f"F({outputs} x {outputs}, 3 x 3) is for 3 x 3 filters with stride 1, dilation 1{padding} and one group; here "
+        f"are {p.r} x {p.s}, stride {p.stride[0]} x {p.stride[1]}, dilation {p.dilation[0]} x {p.dilation[1]}, padding "
+        f"{p.padding[0]} and {p.padding[1]} and {p.groups} groups: {' or '.join(others)} computes them",
     )
 
 
-def _accuracy_rule(problem: Conv2dProblem, outputs: int) -> Rejected | None:
+def _accuracy_rule(problem: AllowsWinograd, outputs: int) -> Rejected | None:
     return check(
         outputs in WINOGRAD[problem.winograd],
         "accuracy",
@@ -219,7 +214,7 @@ def _accuracy_rule(problem: Conv2dProblem, outputs: int) -> Rejected | None:
     )
 
 
-def _width_rule(problem: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | None:
+def _width_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | None:
     width, values = int(t["transform_width"]), places(int(t["output_tile"]))
     most = max(_widths(problem, width))
     return check(
@@ -234,14 +229,14 @@ def _width_rule(problem: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | None
 # ---- kernels
 
 
-def config(kernel: Kernel) -> Config:
-    """What the code of winograd.cuh and of the product reads."""
+def config(kernel: Kernel, flags: Sequence[str]) -> Config:
+    """What the code of winograd.cuh and of the product reads. `flags`: of a signature, all false here."""
     s, t = kernel.signature_dict, kernel.tunables.as_dict()
     last = s["layout"] == "nhwc"
     image, out = widths(last, (s["align_x"], s["align_out"]), int(t["transform_width"]))
     own = {"output_tile": int(t["output_tile"]), "image_width": image, "out_width": out}
     aligned = product_aligns(s["dtype"], s["allow_tf32"])
-    bools = {"direct": False, "channels_last": last, "pointwise": False, "depthwise": False}
+    bools = {"direct": False, "channels_last": last, **dict.fromkeys(flags, False)}
     fields = (
         *(ConfigField("bool", name, value) for name, value in bools.items()),
         *(ConfigField("int", name, value) for name, value in own.items()),

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from codegen.dtypes import dtype
 from codegen.operator import Cost, Work
-from codegen.operators.conv2d import winograd
-from codegen.operators.conv2d.problem import Conv2dProblem
+from codegen.operators.convolution import winograd
+from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.matmul import simt_work, tensor_work, traffic
 from codegen.operators.matmul.kernel_family import is_tensor
 from codegen.search.schedule import Schedule
@@ -22,7 +22,7 @@ INVERSE_OPERATIONS = {2: 6 * 4, 4: 10 * 12}
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 5.0, 3.0
 
 
-def work(problem: Conv2dProblem, schedule: Schedule, least: Cost, target: Target) -> Work:
+def work(problem: AllowsWinograd, schedule: Schedule, least: Cost, target: Target) -> Work:
     """Counts for the roofline. What a launch has written the next one finds in the L2, where it fits there."""
     t = winograd.as_matmul(schedule.as_dict())
     outputs = int(t["output_tile"])
@@ -49,7 +49,7 @@ def _beyond_l2(moved: int, target: Target) -> float:
     return 0.0 if moved <= traffic.L2_SHARE * target.l2_bytes else 1.0
 
 
-def _filters(problem: Conv2dProblem, outputs: int, written: int, target: Target) -> Work:
+def _filters(problem: AllowsWinograd, outputs: int, written: int, target: Target) -> Work:
     size, places = dtype(problem.dtype).bytes, winograd.places(outputs)
     items, read = written / (size * places), float(size * problem.k * problem.taps)
     return traffic.items(
@@ -61,7 +61,7 @@ def _filters(problem: Conv2dProblem, outputs: int, written: int, target: Target)
     )
 
 
-def _image(problem: Conv2dProblem, outputs: int, transform_width: int, written: int, target: Target) -> Work:
+def _image(problem: AllowsWinograd, outputs: int, transform_width: int, written: int, target: Target) -> Work:
     """Tiles overlap: what L1 has not kept of the neighbours comes from the L2."""
     size, places = dtype(problem.dtype).bytes, winograd.places(outputs)
     width, _ = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
@@ -78,7 +78,7 @@ def _image(problem: Conv2dProblem, outputs: int, transform_width: int, written: 
 
 
 def _inverse(
-    problem: Conv2dProblem, outputs: int, transform_width: int, sums: int, least: Cost, target: Target
+    problem: AllowsWinograd, outputs: int, transform_width: int, sums: int, least: Cost, target: Target
 ) -> Work:
     """`least`: the problem's cost, of which out and what the epilogue reads are this launch's."""
     places = winograd.places(outputs)
