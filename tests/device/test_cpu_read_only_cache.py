@@ -18,12 +18,20 @@ WRONG = {
     "stored": Small(OWN + "__syncthreads();\n" + READ),
     "added": Small("atomic_add(out + thread, 1.0f);\n__syncthreads();\n" + READ),
     "by_another_block": Small("if (blockIdx.x == 0) " + OWN + "else " + READ, blocks=2),
+    "between": Small(
+        "if (thread % 2) show(out + thread, 3.0f);\n__syncthreads();\n"
+        "show(out + 64 + thread, load_global<1>(out + thread / 2 * 2).data[0]);"
+    ),
     "in_the_second_launch": Small(OWN, then=OWN + "__syncthreads();\n" + READ),
 }
 RIGHT = {
     "in_a_later_launch": Small(
         OWN, then="const Vec<float, 1> read = load_global<1>(out + (thread ^ 1));\n__syncthreads();\n"
         "show(out + 64 + thread, read.data[0]);"
+    ),
+    "another_part": Small(
+        OWN, then="show(out + 64 + thread, 0.0f);\n__syncthreads();\n"
+        "show(out + 64 + thread, load_global<1>(out + thread).data[0]);"
     ),
     "an_input": Small(OWN + "__syncthreads();\nshow(out + 64 + thread, load_global<1>(in + 3).data[0]);"),
     # Neither goes through that cache.

@@ -19,11 +19,26 @@ struct Buffer {
   char* begin;
   size_t bytes;
   bool writable;
-  bool written;  // by the launch that runs
+  size_t written_from, written_to;  // offsets between which the launch that runs has written; from behind to: nowhere
 };
 
 inline Buffer buffers[max_buffers];
 inline int buffer_count = 0;
+
+inline void forget_writes(Buffer& buffer) {
+  buffer.written_from = buffer.bytes;
+  buffer.written_to = 0;
+}
+
+inline void note_write(Buffer& buffer, size_t offset, size_t bytes) {
+  if (offset < buffer.written_from) buffer.written_from = offset;
+  if (offset + bytes > buffer.written_to) buffer.written_to = offset + bytes;
+}
+
+// Whether the launch that runs has written there, or both before and behind.
+inline bool was_written(const Buffer& buffer, size_t offset, size_t bytes) {
+  return offset < buffer.written_to && offset + bytes > buffer.written_from;
+}
 
 inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
@@ -53,7 +68,7 @@ inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, b
   if (alignment < 16 && reinterpret_cast<uintptr_t>(buffer.begin) % (2 * alignment) == 0) buffer.begin -= alignment;
   buffer.bytes = bytes;
   buffer.writable = writable;
-  buffer.written = false;
+  forget_writes(buffer);
   memset(inner_begin, canary, static_cast<size_t>(buffer.begin - inner_begin));
   memset(buffer.begin + bytes, canary, static_cast<size_t>(canary_end(buffer) - buffer.begin) - bytes);
   return buffer.begin;
@@ -66,7 +81,7 @@ inline void free_buffers() {
 
 // Before each launch: what an earlier one wrote may be read.
 inline void forget_writes() {
-  for (int i = 0; i < buffer_count; ++i) buffers[i].written = false;
+  for (int i = 0; i < buffer_count; ++i) forget_writes(buffers[i]);
 }
 
 // Inputs can only be read while a kernel runs; canaries are hidden from raw accesses where the sanitizer watches them.

@@ -88,8 +88,8 @@ __attribute__((noinline)) inline void check_global(Global access, const void* at
     const size_t offset = static_cast<size_t>(address - buffer.begin);
     if (offset >= buffer.bytes) continue;
     if (offset + bytes > buffer.bytes || reinterpret_cast<uintptr_t>(at) % bytes != 0) break;
-    if (access == Global::write ? !buffer.writable : access == Global::constant && buffer.written) break;
-    if (access == Global::write) buffer.written = true;
+    if (access == Global::write ? !buffer.writable : access == Global::constant && was_written(buffer, offset, bytes)) break;
+    if (access == Global::write) note_write(buffer, offset, bytes);
     return;
   }
   refuse_global(access, at, bytes, line, file);
@@ -99,23 +99,27 @@ __attribute__((noinline)) inline void check_global(Global access, const void* at
 
 template <int N, class T>
 CUKILN_INLINE Vector<T, N> load_global(const T* source, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  static_assert(sizeof(T) * N <= 16, "an access moves at most 16 bytes");
   cpu::check_global(cpu::Global::constant, source, sizeof(T) * N, line, file);
   return *reinterpret_cast<const Vector<T, N>*>(source);
 }
 
 template <int N, class T>
 CUKILN_INLINE void store_global(T* target, const Vector<T, N>& value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  static_assert(sizeof(T) * N <= 16, "an access moves at most 16 bytes");
   cpu::check_global(cpu::Global::write, target, sizeof(T) * N, line, file);
   *reinterpret_cast<Vector<T, N>*>(target) = value;
 }
 
 template <int N, class T>
 CUKILN_INLINE Vector<T, N> load_shared(const T* source, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  static_assert(sizeof(T) * N <= 16, "an access moves at most 16 bytes");
   return *static_cast<const Vector<T, N>*>(cpu::check_shared<sizeof(T) * N>(cpu::Access::read, source, line, file));
 }
 
 template <int N, class T>
 CUKILN_INLINE void store_shared(T* target, const Vector<T, N>& value, int line = __builtin_LINE(), const char* file = __builtin_FILE()) {
+  static_assert(sizeof(T) * N <= 16, "an access moves at most 16 bytes");
   const void* const at = cpu::check_shared<sizeof(T) * N>(cpu::Access::write, target, line, file);
   *static_cast<Vector<T, N>*>(const_cast<void*>(at)) = value;
 }

@@ -8,16 +8,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files as packaged_files
-from typing import Any, Literal
+from typing import Any
 
 from codegen.arrays import Float64, namespace_of
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
-from codegen.operators.convolution import direct, implicit
-from codegen.operators.convolution.operator import Admit, ConvolutionOperator, every_tunable, index_check
-from codegen.operators.convolution.problem import Convolution, with_axes
+from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
+from codegen.operators.convolution import direct, implicit, winograd
+from codegen.operators.convolution.operator import Admit, every_tunable, index_check
+from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
+from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
@@ -28,20 +30,12 @@ from codegen.search.space import SearchSpace, launch_time_names
 from codegen.targets import Target
 
 
-class Conv2dProblem(Convolution):
-    """out from x and w; see Convolution for shapes."""
-
-    reads = ("x", "w")
-    writes = "out"
-    operator: Literal["conv2d"] = "conv2d"
-
-
-class Conv2d(ConvolutionOperator):
+class Conv2d(WinogradOperator):
     """out = epilogue(x * w); see Conv2dProblem for shapes."""
 
     name = "conv2d"
-    problem_type = Conv2dProblem
-    tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE))
+    problem_type = layer_type = Conv2dProblem
+    tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES))
     beside = (unfused_epilogue.TUNABLE,)
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
@@ -67,6 +61,20 @@ class Conv2d(ConvolutionOperator):
         if p.depthwise:
             return implicit.widths(p, p.c, p.taps, p.k)
         return implicit.widths(p, p.group_channels, p.taps, p.group_filters)
+
+    # ---- as Winograd computes it
+
+    def layer(self, p: Conv2dProblem) -> Conv2dProblem:
+        return p
+
+    def of_layer(self, layer: Conv2dProblem) -> Conv2dProblem:
+        return layer
+
+    def filters_of_layer(self, p: Conv2dProblem, w: Array) -> Array:
+        return w
+
+    def row_of_filters(self, layout: str, channels: int, filters: int) -> int:
+        return 9 * channels
 
     # ---- search
 

@@ -28,6 +28,7 @@ struct Arguments {
   int radix_inner, radix_middle;  // channels last: channels, filter_width; first: filter_width, filter_height
   Taps step;                      // from one tap of a thread to its next
   void* result;                   // where the last launch of a separate epilogue writes
+  conv::winograd::Layer layer;    // of Winograd
 
 #if defined(CUKILN_DEVICE)
   __device__ __forceinline__ int group_of(int matrix) const { return groups == batch ? matrix : matrix % groups; }

@@ -9,7 +9,9 @@ namespace conv2d {
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
 __device__ __forceinline__ void multiply(const Arguments& arguments) {
-  if constexpr (C::direct) {
+  if constexpr (conv::winograd::outputs_of<C> > 0) {
+    gemm::multiply_stored<conv::winograd::Product<C>>(arguments);
+  } else if constexpr (C::direct) {
     conv::direct::run<C>(arguments, static_cast<int>(blockIdx.x));
   } else if constexpr (C::pointwise) {
     gemm::multiply_stored<C>(arguments);
@@ -31,6 +33,21 @@ __device__ __forceinline__ void reduce(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void clear(const Arguments& arguments) {
   gemm::clear<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void transform_filters(const Arguments& arguments) {
+  conv::winograd::transform_filters<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void transform_image(const Arguments& arguments) {
+  conv::winograd::transform_image<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void inverse(const Arguments& arguments) {
+  conv::winograd::inverse<C>(arguments);
 }
 
 // The nodes of a separate epilogue, by their places in the chain.
@@ -100,18 +117,23 @@ struct Plan {
   int threads, tile_p, tile_k, filters, strip;  // of a direct kernel: of a block; filters and neighbouring pixels of a thread
   int window;  // columns of the filters; 0: any
   uint32_t shared_bytes;
+  conv::winograd::Plan winograd;
 };
 
 template <class C>
 constexpr Plan make_plan() {
   Plan plan = {};
+  plan.winograd = conv::winograd::make_plan<C>();
   plan.channels_last = C::channels_last;
   plan.direct = C::direct;
   plan.pointwise = C::pointwise;
   plan.depthwise = C::depthwise;
   plan.separate_nodes = C::separate ? C::Epilogue::nodes : 0;
   plan.in_workspace = C::separate && separate::in_workspace<C>;
-  if constexpr (C::direct) {
+  if constexpr (conv::winograd::outputs_of<C> > 0) {
+    plan.product = gemm::plan_of<conv::winograd::Product<C>>;
+    plan.taps_of_step = 1;
+  } else if constexpr (C::direct) {
     plan.taps_of_step = 1;
     plan.threads = C::threads;
     plan.tile_p = C::threads / C::threads_k * C::pixels;
@@ -186,6 +208,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     const int step = kernel.taps_of_step, rest = step / arguments.radix_inner;
     arguments.step = Taps{step % arguments.radix_inner, rest % arguments.radix_middle, rest / arguments.radix_middle};
   }
+  if (kernel.winograd.outputs)
+    conv::winograd::bind(kernel.winograd, kernel.channels_last, false, shape, extents, pointers, arguments.result, workspace, arguments);
   return arguments;
 }
 
@@ -198,6 +222,7 @@ template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
   const Shape shape(extents);
   if (plan_of<C>.in_workspace) return int64_t(sizeof(float)) * shape.images * shape.out_height * shape.out_width * shape.filters;
+  if constexpr (conv::winograd::outputs_of<C> > 0) return conv::winograd::workspace_bytes(plan_of<C>.winograd, shape);
   if constexpr (C::direct) return 0;
   return gemm::workspace_bytes(plan_of<C>.product, shape.product(C::channels_last), launch);
 }
@@ -233,6 +258,7 @@ inline int plan_direct(const Plan& kernel, const Arguments& arguments, Launch* o
 // Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
 inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
+  if (kernel.winograd.outputs) return conv::winograd::plan(kernel.winograd, kernel.product, kernel.channels_last, arguments, out);
   int count = kernel.direct ? plan_direct(kernel, arguments, out) : gemm::plan(kernel.product, arguments, out);
   if (count == 0) return 0;
   const int64_t outputs = int64_t(arguments.images) * arguments.out_height * arguments.out_width * arguments.filters;
@@ -255,10 +281,10 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const char* const names[] = {"x", "w", "out"};
   const char* const last[] = {"n, h, w, c", "k, r, s, c / groups", "n, p, q, k"};
   const char* const first[] = {"n, c, h, w", "k, c / groups, r, s", "n, k, p, q"};
-  constexpr int align_x = C::channels_last || C::direct ? C::align_a : C::align_b;
-  constexpr int align_w = C::channels_last || C::direct ? C::align_b : C::align_a;
+  using Stored = conv::winograd::Stored<C>;
+  constexpr int align_x = Stored::align_x, align_w = Stored::align_w;
   constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
-  constexpr int aligns[] = {align_x, align_w, C::align_c};
+  constexpr int aligns[] = {align_x, align_w, Stored::align_c};
   const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
@@ -269,21 +295,21 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const conv::Tensors named = {"x", "w", "out", *given[0], *given[1], *given[2]};
   if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
-  if (!conv::check_window<C>(shape, complaint)) return false;
+  if (!conv::check_window<C>(shape, complaint) || !conv::winograd::check_filters<C>(shape, complaint)) return false;
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
   if (C::channels_last) {
     const int64_t x = C::depthwise ? shape.channels : channels, out = C::depthwise ? shape.filters : filters;
     if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", x, align_x, complaint)) return false;
-    if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", out, C::align_c, complaint)) return false;
+    if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", out, Stored::align_c, complaint)) return false;
   } else {
     if (C::pointwise && !conv::check_multiple("h * w", shape.height * shape.width, align_x, complaint)) return false;
-    if (!conv::check_multiple("p * q", shape.out_height * shape.out_width, C::align_c, complaint)) return false;
+    if (!conv::check_multiple("p * q", shape.out_height * shape.out_width, Stored::align_c, complaint)) return false;
   }
   if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, align_w, complaint)) return false;
   for (int i = 0; i < 2; ++i)
     if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint))
       return false;
-  return conv::check_epilogue<C>(tensors + 2, *given[2], "out", shape.filters, complaint);
+  return conv::check_epilogue<Stored>(tensors + 2, *given[2], "out", shape.filters, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -12,19 +12,20 @@ import numpy as np
 from codegen.arrays import Float64, namespace_of
 from codegen.dtypes import dtype
 from codegen.operator import Array, Cost, Work
+from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
-from codegen.operators.convolution import direct, implicit
+from codegen.operators.convolution import direct, implicit, winograd
 from codegen.operators.convolution.operator import (
     MANY_FILTERS,
     Admit,
-    ConvolutionOperator,
     every_tunable,
     index_check,
     is_direct,
 )
 from codegen.operators.convolution.reference import windows
+from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul import split
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.problem import Problem
@@ -34,17 +35,20 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import Target
 
+# Of Winograd, along an axis.
+WINDOW = 3
 # Registers of the filters' odometer beside those of a gathered image; an estimate.
 WEIGHT_REGISTERS = 12
 
 
-class Conv2dDgrad(ConvolutionOperator):
+class Conv2dDgrad(WinogradOperator):
     """dx = epilogue(gradient of x); see Conv2dDgradProblem for shapes. In a signature x is what is read, so dy, and out
     what is written, so dx."""
 
     name = "conv2d_dgrad"
     problem_type = Conv2dDgradProblem
-    tunables = every_tunable(direct.TUNABLES)
+    layer_type = Conv2dProblem
+    tunables = every_tunable((*direct.TUNABLES, *winograd.OWN_TUNABLES))
     flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")
@@ -70,6 +74,33 @@ class Conv2dDgrad(ConvolutionOperator):
             return implicit.widths(p, dy, p.group_channels, dx)
         dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
         return implicit.widths(p, dy, w, 1 if p.strided else p.h * p.w)
+
+    # ---- as Winograd computes it
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def layer(p: Conv2dDgradProblem) -> Conv2dProblem:
+        """Of dy, by the filters turned over, with channels for filters: what lies around dy is what the window has
+        beyond the image's own padding."""
+        padding = tuple(tuple(WINDOW - 1 - side for side in sides) for sides in p.padding)
+        return Conv2dProblem.model_construct(
+            n=p.n, h=p.p, w=p.q, c=p.k, k=p.c, r=p.r, s=p.s, layout=p.layout, padding=padding, dtype=p.dtype,
+            out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, epilogue=p.epilogue, winograd=p.winograd,
+        )  # fmt: skip
+
+    def of_layer(self, layer: Conv2dProblem) -> Conv2dDgradProblem:
+        padding = tuple(tuple(WINDOW - 1 - side for side in sides) for sides in layer.padding)
+        own = ("n", "r", "s", "layout", "dtype", "out_dtype", "allow_tf32", "winograd")
+        return Conv2dDgradProblem.model_validate({
+            **{name: getattr(layer, name) for name in own}, "h": layer.p, "w": layer.q, "c": layer.k, "k": layer.c,
+            "padding": padding, "epilogue": [node.model_dump() for node in layer.epilogue],
+        })  # fmt: skip
+
+    def filters_of_layer(self, p: Conv2dDgradProblem, w: Array) -> Array:
+        return w[:, ::-1, ::-1].transpose(3, 1, 2, 0)
+
+    def row_of_filters(self, layout: str, channels: int, filters: int) -> int:
+        return filters if layout == "nhwc" else 1
 
     # ---- search
 
@@ -180,15 +211,18 @@ class Conv2dDgrad(ConvolutionOperator):
         as_product, t = self.divided(p, schedule.as_dict())
         products = sum(number * phase.rows * phase.columns * phase.taps for number, phase in phases(p)) * p.n * p.c
         pixels = p.n * p.h * p.w * p.c
-        return Cost(
+        cost = Cost(
             flops=2 * products + pixels * len(p.epilogue),
             bytes_read=work.bytes_of(operand for operand in self.operands(p) if operand.role == "in"),
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
             workspace_bytes=split.workspace_bytes(as_product, t),
         )
+        return self.cost_of_winograd(p, schedule, cost)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
+        if schedule.get("algorithm") == winograd.NAME:
+            return self.work_of_winograd(self.own(problem), schedule, target)
         p, t, least = self.own(problem), implicit.matmul_tunables(schedule.as_dict()), self.cost(problem, schedule)
         if is_direct(t):
             return self.direct_work(p, t, least, target)

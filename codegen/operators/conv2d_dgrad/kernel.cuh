@@ -53,7 +53,9 @@ __device__ __forceinline__ void run_direct(const Arguments& arguments) {
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
-  if constexpr (C::direct) {
+  if constexpr (conv::winograd::outputs_of<C> > 0) {
+    gemm::multiply_stored<conv::winograd::Product<C>>(arguments);
+  } else if constexpr (C::direct) {
     run_direct<C>(arguments);
   } else if constexpr (C::strided) {
     run_phase<C>(arguments);
@@ -74,11 +76,33 @@ __device__ __forceinline__ void clear(const Arguments& arguments) {
   gemm::clear<C>(arguments);
 }
 
+template <class C>
+__device__ __forceinline__ void transform_filters(const Arguments& arguments) {
+  conv::winograd::transform_filters<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void transform_image(const Arguments& arguments) {
+  conv::winograd::transform_image<C>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void inverse(const Arguments& arguments) {
+  conv::winograd::inverse<C>(arguments);
+}
+
 #endif  // CUKILN_DEVICE
 
 #if defined(CUKILN_HOST)
 
 using Shape = conv::Shape;
+
+// The convolution of dy.
+inline Shape layer_shape(const Shape& s) {
+  const int64_t extents[] = {s.images, s.out_height, s.out_width, s.filters, s.channels, s.filter_height, s.filter_width,
+                             s.height, s.width, s.groups};
+  return Shape(extents);
+}
 
 // What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the epilogue's counts alone.
 struct Plan {
@@ -87,19 +111,21 @@ struct Plan {
   int threads, tile_p, tile_k, filters, strip;  // of a direct kernel: of a block; channels and neighbouring pixels of a thread
   int window;  // columns of the filters; 0: any
   uint32_t shared_bytes;
+  conv::winograd::Plan winograd;
 };
 
 template <class C>
 constexpr Plan make_plan() {
   Plan plan = {};
+  plan.winograd = conv::winograd::make_plan<C>();
   plan.channels_last = C::channels_last;
   plan.direct = C::direct;
   plan.pointwise = C::pointwise;
   plan.depthwise = C::depthwise;
   plan.strided = C::strided;
-  if constexpr (C::direct) {
-    plan.product.epilogue_tensors = C::Epilogue::tensors;
-    plan.product.epilogue_scalars = C::Epilogue::scalars;
+  if constexpr (conv::winograd::outputs_of<C> > 0) {
+    plan.product = gemm::plan_of<conv::winograd::Product<C>>;
+  } else if constexpr (C::direct) {
     plan.threads = C::threads;
     plan.tile_p = C::threads / C::threads_k * C::pixels;
     plan.tile_k = C::threads_k * C::filters;
@@ -110,6 +136,8 @@ constexpr Plan make_plan() {
   } else {
     plan.product = gemm::plan_of<C>;
   }
+  plan.product.epilogue_tensors = C::Epilogue::tensors;
+  plan.product.epilogue_scalars = C::Epilogue::scalars;
   return plan;
 }
 
@@ -198,6 +226,8 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.weight_column = static_cast<int>(last ? channels : 1);
   arguments.weight_row = static_cast<int>(shape.filter_width * arguments.weight_column);
   arguments.weight_channel = static_cast<int>(last ? 1 : taps);
+  if (kernel.winograd.outputs)
+    conv::winograd::bind(kernel.winograd, last, true, layer_shape(shape), extents, pointers, arguments.out, workspace, arguments);
   return arguments;
 }
 
@@ -209,8 +239,9 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
 // Without phases, which divide no sum, all is as with stride 1.
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
-  if constexpr (C::direct || C::strided) return 0;
   const Shape shape(extents);
+  if constexpr (conv::winograd::outputs_of<C> > 0) return conv::winograd::workspace_bytes(plan_of<C>.winograd, layer_shape(shape));
+  if constexpr (C::direct || C::strided) return 0;
   return gemm::workspace_bytes(plan_of<C>.product, product(plan_of<C>, shape, along_of(shape.height, shape.filter_height, 1, 0, 0, 1),
                                                            along_of(shape.width, shape.filter_width, 1, 0, 0, 1)), launch);
 }
@@ -252,6 +283,7 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
 // Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
 inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
+  if (kernel.winograd.outputs) return conv::winograd::plan(kernel.winograd, kernel.product, kernel.channels_last, arguments, out);
   if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
   const int64_t columns = ceil_div(arguments.w.extent, arguments.w.stride);
   const int64_t across = conv::direct::blocks_along(arguments.m, columns, kernel.strip, kernel.tile_p);
@@ -278,9 +310,9 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const char* const last[] = {"n, p, q, k", "k, r, s, c / groups", "n, h, w, c"};
   const char* const first[] = {"n, k, p, q", "k, c / groups, r, s", "n, c, h, w"};
   constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
-  constexpr bool dy_is_a = C::channels_last || C::direct;
-  constexpr int align_dy = dy_is_a ? C::align_a : C::align_b, align_w = dy_is_a ? C::align_b : C::align_a;
-  constexpr int aligns[] = {align_dy, align_w, C::align_c};
+  using Stored = conv::winograd::Stored<C>;
+  constexpr int align_dy = Stored::align_x, align_w = Stored::align_w;
+  constexpr int aligns[] = {align_dy, align_w, Stored::align_c};
   const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
   for (int i = 0; i < 3; ++i) {
     constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
@@ -291,21 +323,21 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const conv::Tensors named = {"dx", "w", "dy", *given[2], *given[1], *given[0]};
   if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
-  if (!conv::check_window<C>(shape, complaint)) return false;
+  if (!conv::check_window<C>(shape, complaint) || !conv::winograd::check_filters<C>(shape, complaint)) return false;
   if (C::channels_last) {
     const int64_t groups = C::depthwise ? 1 : shape.groups;
     if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", shape.filters / groups, align_dy, complaint)) return false;
-    if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", shape.channels / groups, C::align_c, complaint)) return false;
+    if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", shape.channels / groups, Stored::align_c, complaint)) return false;
   } else {
     if (C::pointwise && !conv::check_multiple("p * q", shape.out_height * shape.out_width, align_dy, complaint)) return false;
-    if (!conv::check_multiple("h * w", shape.height * shape.width, C::align_c, complaint)) return false;
+    if (!conv::check_multiple("h * w", shape.height * shape.width, Stored::align_c, complaint)) return false;
   }
   if (!conv::check_multiple("c / groups", shape.channels / shape.groups, align_w, complaint)) return false;
   for (int i = 0; i < 2; ++i)
     if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint,
                      names[2]))
       return false;
-  return conv::check_epilogue<C>(tensors + 2, *given[2], "dx", shape.channels, complaint);
+  return conv::check_epilogue<Stored>(tensors + 2, *given[2], "dx", shape.channels, complaint);
 }
 
 #endif  // CUKILN_HOST

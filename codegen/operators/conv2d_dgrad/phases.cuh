@@ -40,6 +40,7 @@ struct Arguments {
   int image_pitch, row_pitch, pixel_pitch, channel_pitch;  // elements of dy from one to the next
   int weight_pitch, weight_column, weight_row, weight_channel;  // of w: from one channel of dy, column, row, channel of dx
   Along h, w;
+  conv::winograd::Layer layer;  // of Winograd
 
 #if defined(CUKILN_DEVICE)
   __device__ __forceinline__ int group_of(int matrix) const { return matrix % groups; }

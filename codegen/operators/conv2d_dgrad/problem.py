@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import MAX_NODES, Cast, Clip, Mask, Residual, Scale
-from codegen.operators.convolution.problem import Convolution, Padding
+from codegen.operators.convolution.problem import AllowsWinograd, Padding
 from codegen.problem import refuse, require_indexable
 
 AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="op")]
@@ -19,7 +19,7 @@ AnyNode = Annotated[Scale | Residual | Mask | Clip | Cast, Field(discriminator="
 MOST_RESIDUES = 65536
 
 
-class Conv2dDgradProblem(Convolution):
+class Conv2dDgradProblem(AllowsWinograd):
     """dx from dy and w. The fields are those of the convolution: dx has the shape that x has there, dy that of out.
 
     dy and w are of `dtype`, sums of float32; dx and residuals of `out_dtype`.
@@ -28,6 +28,7 @@ class Conv2dDgradProblem(Convolution):
     reads = ("dy", "w")
     gathered = "dy"
     writes = "dx"
+    most_padding = 2  # of a window of 3, or dx would be read from dy without its borders
     operator: Literal["conv2d_dgrad"] = "conv2d_dgrad"
     epilogue: Annotated[tuple[AnyNode, ...], Field(max_length=MAX_NODES)] = ()
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from codegen.alignment import needs_cuda_cores
 from codegen.dtypes import dtype
 from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
 from codegen.kernel import Kernel
@@ -36,6 +37,7 @@ from codegen.operators.matmul import config_fields, simt_rules, simt_work, split
 from codegen.operators.matmul.kernel_family import is_tensor
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
+from codegen.operators.matmul.reference import accumulated
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
@@ -333,7 +335,15 @@ class ConvolutionOperator(Operator):
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         p = self.own(problem)
-        return reference.reference(p, partial(self.multiply, p), inputs, exact)
+        return reference.reference(p, partial(self.multiply, p), partial(self.bound, p), inputs, exact)
+
+    def bound(self, p: Any, first: Float64, second: Float64) -> Float64:
+        """How far the sums of a kernel may be from `multiply`'s: in any order, in any number of slices."""
+        multiply, on_cuda_cores = partial(self.multiply, p), needs_cuda_cores(p.dtype, p.allow_tf32)
+        bound: Float64 = accumulated(
+            multiply, first, second, p.longest_sum, on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32
+        )
+        return bound
 
     # ---- what a schedule costs
 

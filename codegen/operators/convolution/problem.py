@@ -1,5 +1,6 @@
 """Problems of two-dimensional convolutions (as deep learning has them: the filter is not mirrored), with groups."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator
@@ -19,6 +20,11 @@ from codegen.problem import (
 )
 
 Layout = Literal["nhwc", "nchw"]
+Winograd = Literal["none", "f2", "f4"]
+# What Winograd's two forms compute.
+OF_WINOGRAD: dict[str, Any] = {"r": 3, "s": 3, "stride": (1, 1), "dilation": (1, 1), "groups": 1}
+# Outputs along an axis of the tiles that each allows.
+WINOGRAD: dict[str, tuple[int, ...]] = {"none": (), "f2": (2,), "f4": (2, 4)}
 
 
 class ChannelBias(Node):
@@ -248,6 +254,40 @@ class Convolution(Problem):
     @classmethod
     def _of_float32_only(cls, value: bool, info: ValidationInfo) -> bool:
         return value and info.data.get("dtype", "float32") == "float32"
+
+
+class AllowsWinograd(Convolution):
+    """One that says which of Winograd's forms may compute it."""
+
+    # On a side; None: any.
+    most_padding: ClassVar[int | None] = None
+    winograd: Winograd = Field(
+        default="none",
+        description="Which of Winograd's forms may compute it, with their larger errors: f2 F(2 x 2, 3 x 3), f4 also "
+        "F(4 x 4, 3 x 3). Means nothing where Winograd does not compute the convolution.",
+    )
+
+    def canonical(self) -> dict[str, Any]:
+        """Without `winograd` where it is none, so that what was stored before it was a field is found."""
+        fields = super().canonical()
+        return {name: value for name, value in fields.items() if (name, value) != ("winograd", "none")}
+
+    @property
+    def fits_winograd(self) -> bool:
+        """Whether F(2 x 2, 3 x 3) and F(4 x 4, 3 x 3) compute it."""
+        return self._fits({name: getattr(self, name) for name in (*OF_WINOGRAD, "padding")})
+
+    @classmethod
+    def _fits(cls, fields: Mapping[str, Any]) -> bool:
+        """What is missing is at fault elsewhere."""
+        widest = max(max(sides) for sides in fields.get("padding", ((0, 0),)))
+        of_form = all(fields.get(name, fit) == fit for name, fit in OF_WINOGRAD.items())
+        return of_form and (cls.most_padding is None or widest <= cls.most_padding)
+
+    @field_validator("winograd", mode="after")
+    @classmethod
+    def _of_what_winograd_computes(cls, value: Winograd, info: ValidationInfo) -> Winograd:
+        return value if cls._fits(info.data) else "none"
 
 
 def _words(sides: tuple[int, int]) -> str:

@@ -8,29 +8,26 @@ one rounding for each product: it is inside.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from codegen.alignment import needs_cuda_cores
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue import tensor_nodes
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
 from codegen.operators.convolution.problem import Convolution, with_axes
-from codegen.operators.matmul.reference import accumulated
 
 
 def reference(
     problem: Convolution,
     multiply: Callable[[Float64, Float64], Float64],
+    bounded: Callable[[Float64, Float64], Float64],
     inputs: Mapping[str, Array],
     exact: bool,
 ) -> tuple[Float64, Float64]:
     """(result, bound), both of the result's logical shape, in the inputs' namespace. `multiply`: of the two tensors
-    that are read, and it makes the result, channels last."""
+    that are read, and it makes the result, channels last; `bounded`: how far a kernel's may be from that."""
     p = problem
     operands = {name: channels_last(p, as_float64(inputs[name], p.dtype)) for name in p.reads}
     # What no sum reads may be anything: NaN would spoil the bound.
     operands[p.gathered] = namespace_of(operands[p.gathered]).nan_to_num(operands[p.gathered])
     first, second = operands.values()
-    on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
-    bound = accumulated(multiply, first, second, p.longest_sum, on_cuda_cores=on_cuda_cores, tf32=p.allow_tf32)
     # Filters are the last axis here, whatever the layout is, or of a gradient of theirs the first.
     chain = with_axes(p.epilogue, "n")
     unpacked = unpacked_masks(chain, inputs, p.shape_of(p.writes))
@@ -39,7 +36,7 @@ def reference(
         name: inputs[name].reshape(vector) if node.op == "bias" else channels_last(p, unpacked[name])
         for node, name, _ in tensor_nodes(chain, p.out_dtype)
     }
-    start = Bounded(multiply(first, second), bound)
+    start = Bounded(multiply(first, second), bounded(first, second))
     final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
     if p.channels_last:
         return final.value, final.error

@@ -74,9 +74,10 @@ def operands_of(launch: Launch, changed: Change) -> dict[str, str]:
 
 
 def arguments_of(launch: Launch, change: Change) -> str:
-    """Operands by their names, then attributes and scalars."""
+    """Operands by their names, an address of the workspace where there is one, then attributes and scalars."""
     assert {name for name in change if isinstance(name, str)} <= {"numbers", *(o.name for o in launch.operands)}, change
     operands = [change.get(operand.name, operand.name) for operand in launch.operands]
+    operands += ["0x60000000"] if launch.workspace_bytes else []
     own = [change.get(index, value) for index, value in enumerate([*launch.attributes.values(), *launch.scalars])]
     numbers = change.get("numbers", own)
     return ", ".join([*(operand for operand in operands if operand is not None), *map(repr, numbers)])

@@ -1,0 +1,452 @@
+// Winograd's minimal filtering of 3 x 3 filters with stride 1, F(2 x 2, 3 x 3) and F(4 x 4, 3 x 3) (Lavin and Gray, "Fast
+// Algorithms for Convolutional Neural Networks", CVPR 2016, section 4), as products of matrices.
+//
+// Four launches. `transform_filters` writes G g G^T of each filter and channel, `transform_image` B^T d B of each tile and
+// channel: one matrix for each of the 16 or 36 places of a tile. `run` multiplies them place by place (gemm/), `inverse` makes
+// A^T m A of the sums and applies the epilogue. Transforms and sums are in fp32; what is multiplied is rounded once, to the
+// type of the inputs. The matrices' extents are multiples of `unit`, zero behind the last element, so that accesses of the
+// products are as wide as they can be, whatever the problem's extents are.
+#pragma once
+
+namespace cukiln {
+namespace conv {
+namespace winograd {
+
+enum { unit = 8, taps = 3 };  // of extents of the matrices; of a filter along an axis
+
+// Outputs of a tile along an axis (C::output_tile); 0: a kernel without Winograd.
+template <int> struct Present { using type = void; };
+template <class C, class = void> constexpr int outputs_of = 0;
+template <class C> constexpr int outputs_of<C, typename Present<C::output_tile>::type> = C::output_tile;
+
+// The Config of `run`: its sums go to the workspace as they are.
+template <class C>
+struct Product : C {
+  using Output = typename C::Accumulator;
+  using Epilogue = Chain<>;
+};
+
+// The Config as a call's tensors have it: `align_x` and `align_w` elements of an access to x and w, `align_c` to out.
+template <class C, bool is_winograd = (outputs_of<C> > 0)>
+struct Stored : C {
+  static constexpr bool image_is_a = C::channels_last || C::direct;
+  static constexpr int align_x = image_is_a ? C::align_a : C::align_b, align_w = image_is_a ? C::align_b : C::align_a;
+};
+template <class C>
+struct Stored<C, true> : C {
+  static constexpr int align_x = C::image_width, align_w = 1, align_c = C::out_width;
+};
+
+// The convolution that is computed, forward: a gradient of an image is one of the output's gradient, with its filters turned
+// over and channels for filters. Member `layer` of an operator's Arguments.
+struct Layer {
+  const void *image, *weights;
+  void* result;
+  int images, height, width, channels, filters, out_height, out_width;
+  int padding_h, padding_w, tiles_h, tiles_w;
+  int64_t image_pitch, channel_pitch, row_pitch, pixel_pitch;  // elements of the image from one to the next
+  int64_t weight_filter, weight_channel, weight_tap;           // and of w; taps are 3 r + s
+};
+
+#if defined(CUKILN_DEVICE)
+
+// Of one axis: B^T d. `largest` bounds |B^T d B| for |d| <= 1, rounded up to a power of two.
+template <int outputs> struct ImagePass;
+template <> struct ImagePass<2> {
+  static constexpr int in = 4, out = 4;
+  static constexpr float largest = 4.0f;
+  static __device__ __forceinline__ void apply(const float (&d)[4], float (&v)[4]) {
+    v[0] = d[0] - d[2];
+    v[1] = d[1] + d[2];
+    v[2] = d[2] - d[1];
+    v[3] = d[1] - d[3];
+  }
+};
+template <> struct ImagePass<4> {
+  static constexpr int in = 6, out = 6;
+  static constexpr float largest = 128.0f;
+  static __device__ __forceinline__ void apply(const float (&d)[6], float (&v)[6]) {
+    const float even = d[4] - 4.0f * d[2], odd = d[3] - 4.0f * d[1];
+    const float near = d[4] - d[2], far = 2.0f * (d[3] - d[1]);
+    v[0] = 4.0f * d[0] - 5.0f * d[2] + d[4];
+    v[1] = even + odd;
+    v[2] = even - odd;
+    v[3] = near + far;
+    v[4] = near - far;
+    v[5] = 4.0f * d[1] - 5.0f * d[3] + d[5];
+  }
+};
+
+// Of one axis: G g times `scale`, which makes all its coefficients whole numbers.
+template <int outputs> struct FilterPass;
+template <> struct FilterPass<2> {
+  static constexpr int in = 3, out = 4;
+  static constexpr float scale = 2.0f;
+  static __device__ __forceinline__ void apply(const float (&g)[3], float (&u)[4]) {
+    u[0] = 2.0f * g[0];
+    u[1] = g[0] + g[2] + g[1];
+    u[2] = g[0] + g[2] - g[1];
+    u[3] = 2.0f * g[2];
+  }
+};
+template <> struct FilterPass<4> {
+  static constexpr int in = 3, out = 6;
+  static constexpr float scale = 24.0f;
+  static __device__ __forceinline__ void apply(const float (&g)[3], float (&u)[6]) {
+    const float outer = -4.0f * (g[0] + g[2]), wide = g[0] + 4.0f * g[2];
+    u[0] = 6.0f * g[0];
+    u[1] = outer - 4.0f * g[1];
+    u[2] = outer + 4.0f * g[1];
+    u[3] = wide + 2.0f * g[1];
+    u[4] = wide - 2.0f * g[1];
+    u[5] = 24.0f * g[2];
+  }
+};
+
+// Of one axis: A^T m.
+template <int outputs> struct InversePass;
+template <> struct InversePass<2> {
+  static constexpr int in = 4, out = 2;
+  static __device__ __forceinline__ void apply(const float (&m)[4], float (&y)[2]) {
+    y[0] = m[0] + m[1] + m[2];
+    y[1] = m[1] - m[2] - m[3];
+  }
+};
+template <> struct InversePass<4> {
+  static constexpr int in = 6, out = 4;
+  static __device__ __forceinline__ void apply(const float (&m)[6], float (&y)[4]) {
+    const float inner_sum = m[1] + m[2], inner_rest = m[1] - m[2], outer_sum = m[3] + m[4], outer_rest = m[3] - m[4];
+    y[0] = m[0] + inner_sum + outer_sum;
+    y[1] = inner_rest + 2.0f * outer_rest;
+    y[2] = inner_sum + 4.0f * outer_sum;
+    y[3] = inner_rest + 8.0f * outer_rest + m[5];
+  }
+};
+
+// A pass along both axes.
+template <class Pass>
+__device__ __forceinline__ void transform(const float (&given)[Pass::in][Pass::in], float (&result)[Pass::out][Pass::out]) {
+  float between[Pass::out][Pass::in];
+#pragma unroll
+  for (int column = 0; column < Pass::in; ++column) {
+    float before[Pass::in], after[Pass::out];
+#pragma unroll
+    for (int row = 0; row < Pass::in; ++row) before[row] = given[row][column];
+    Pass::apply(before, after);
+#pragma unroll
+    for (int row = 0; row < Pass::out; ++row) between[row][column] = after[row];
+  }
+#pragma unroll
+  for (int row = 0; row < Pass::out; ++row) Pass::apply(between[row], result[row]);
+}
+
+// To the nearest value that has 11 significant bits, ties away from zero: what tf32 reads of others depends on the hardware.
+__device__ __forceinline__ float round_to_tf32(float x) {
+  unsigned bits;
+  __builtin_memcpy(&bits, &x, sizeof(bits));
+  if ((bits & 0x7f800000u) == 0x7f800000u) return x;
+  bits = (bits + 0x1000u) & 0xffffe000u;
+  __builtin_memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+// As an operand of the products.
+template <class C>
+__device__ __forceinline__ typename C::Input as_operand(float x) {
+  using T = typename C::Input;
+  if constexpr (C::tensor_cores && is_same<T, float>) return round_to_tf32(x);
+  return from_float<T>(x);
+}
+
+// Elements of fp16 are divided by the transform's largest growth, a power of two, so that none overflows.
+template <class C>
+__device__ __forceinline__ constexpr float growth() {
+  return is_same<typename C::Input, Half> ? ImagePass<C::output_tile>::largest : 1.0f;
+}
+
+// A tile of the output: its image, and its first row and column. `exists`: not behind the last one.
+struct TileOf {
+  int image, row, column;
+  bool exists;
+
+  __device__ __forceinline__ TileOf(const Layer& layer, int tile, int outputs) {
+    const int per_image = layer.tiles_h * layer.tiles_w;
+    image = tile / per_image;
+    exists = in_bounds(image, layer.images);  // bounds: tile
+    const int within = tile - image * per_image;
+    row = within / layer.tiles_w * outputs;
+    column = within % layer.tiles_w * outputs;
+  }
+};
+
+// This thread's number among those of a launch.
+__device__ __forceinline__ int64_t item() { return int64_t(blockIdx.x) * gemm::reduce_threads + threadIdx.x; }
+
+// One thread for each filter and channel of the matrices.
+template <class C, class Arguments>
+__device__ __forceinline__ void transform_filters(const Arguments& arguments) {
+  using T = typename C::Input;
+  using Pass = FilterPass<C::output_tile>;
+  const int64_t pitch = C::channels_last ? arguments.ldb : arguments.lda;
+  const int64_t per_place = C::channels_last ? arguments.stride_b : arguments.stride_a;
+  const int64_t index = item();
+  if (!in_bounds(index, per_place)) return;  // bounds: filter item
+  const int filter = static_cast<int>(index / pitch), channel = static_cast<int>(index % pitch);
+  const Layer& layer = arguments.layer;
+  const bool filter_exists = in_bounds(filter, layer.filters);  // bounds: filter
+  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of a filter
+  float given[taps][taps] = {}, result[Pass::out][Pass::out];
+  if (filter_exists && channel_exists) {
+    const T* const weights = static_cast<const T*>(layer.weights) + filter * layer.weight_filter + channel * layer.weight_channel;
+#pragma unroll
+    for (int r = 0; r < taps; ++r)
+#pragma unroll
+      for (int s = 0; s < taps; ++s) given[r][s] = to_float(load_global<1>(weights + (r * taps + s) * layer.weight_tap).data[0]);
+  }
+  transform<Pass>(given, result);
+  T* const out = static_cast<T*>(const_cast<void*>(C::channels_last ? arguments.b : arguments.a)) + index;
+#pragma unroll
+  for (int place = 0; place < Pass::out * Pass::out; ++place) {
+    const float value = result[place / Pass::out][place % Pass::out] * (1.0f / (Pass::scale * Pass::scale));
+    store_global<1>(out + place * per_place, Vector<T, 1>{{as_operand<C>(value)}});
+  }
+}
+
+// One thread for each tile and `image_width` channels of the matrices. Neighbouring threads have neighbouring channels where
+// those are last, else neighbouring tiles.
+template <class C, class Arguments>
+__device__ __forceinline__ void transform_image(const Arguments& arguments) {
+  using T = typename C::Input;
+  using Pass = ImagePass<C::output_tile>;
+  constexpr int width = C::image_width;
+  const int64_t pitch = C::channels_last ? arguments.lda : arguments.ldb;
+  const int64_t per_place = C::channels_last ? arguments.stride_a : arguments.stride_b;
+  const int64_t index = item() * width;
+  if (!in_bounds(index, per_place)) return;  // bounds: image item
+  const Layer& layer = arguments.layer;
+  const int row_of = static_cast<int>(index / pitch), column_of = static_cast<int>(index % pitch);
+  const int channel = C::channels_last ? column_of : row_of;
+  const TileOf tile(layer, C::channels_last ? row_of : column_of, C::output_tile);
+  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of the image
+  const bool wanted = tile.exists && channel_exists;
+  const int top = tile.row - layer.padding_h, left = tile.column - layer.padding_w;
+  const T* const image = static_cast<const T*>(layer.image) + tile.image * layer.image_pitch + channel * layer.channel_pitch;
+  float given[width][Pass::in][Pass::in] = {};
+#pragma unroll
+  for (int i = 0; i < Pass::in; ++i) {
+    const int row = top + i;
+    const bool row_exists = row >= 0 && in_bounds(row, layer.height);  // bounds: row of the image
+#pragma unroll
+    for (int j = 0; j < Pass::in; ++j) {
+      const int column = left + j;
+      const bool column_exists = column >= 0 && in_bounds(column, layer.width);  // bounds: column of the image
+      if (wanted && row_exists && column_exists) {
+        const Vector<T, width> loaded =
+            load_global<width>(image + row * layer.row_pitch + column * layer.pixel_pitch);
+#pragma unroll
+        for (int w = 0; w < width; ++w) given[w][i][j] = to_float(loaded.data[w]);
+      }
+    }
+  }
+  float result[width][Pass::out][Pass::out];
+#pragma unroll
+  for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
+  T* const out = static_cast<T*>(const_cast<void*>(C::channels_last ? arguments.a : arguments.b)) + index;
+#pragma unroll
+  for (int place = 0; place < Pass::out * Pass::out; ++place) {
+    Vector<T, width> rounded;
+#pragma unroll
+    for (int w = 0; w < width; ++w)
+      rounded.data[w] = as_operand<C>(result[w][place / Pass::out][place % Pass::out] * (1.0f / growth<C>()));
+    store_global<width>(out + place * per_place, rounded);
+  }
+}
+
+// One thread for each tile that exists and `out_width` filters.
+template <class C, class Arguments>
+__device__ __forceinline__ void inverse(const Arguments& arguments) {
+  using Output = typename C::Output;
+  using Pass = InversePass<C::output_tile>;
+  constexpr int width = C::out_width, part = width < 4 ? width : 4;  // 16 bytes of sums
+  const Layer& layer = arguments.layer;
+  const int64_t tiles = int64_t(layer.images) * layer.tiles_h * layer.tiles_w, vectors = layer.filters / width;
+  const int64_t index = item();
+  if (!in_bounds(index, tiles * vectors)) return;  // bounds: output item
+  const int filter = static_cast<int>(C::channels_last ? index % vectors * width : index / tiles);
+  const int number = static_cast<int>(C::channels_last ? index / vectors : index % tiles);
+  const TileOf tile(layer, number, C::output_tile);
+  const float* const sums = static_cast<const float*>(arguments.out) +
+      (C::channels_last ? number * arguments.ldc + filter : filter * arguments.ldc + number);
+  float given[width][Pass::in][Pass::in], result[width][Pass::out][Pass::out];
+#pragma unroll
+  for (int place = 0; place < Pass::in * Pass::in; ++place) {
+#pragma unroll
+    for (int first = 0; first < width; first += part) {
+      const Vector<float, part> loaded = load_global<part>(sums + place * arguments.stride_c + first);
+#pragma unroll
+      for (int w = 0; w < part; ++w) given[first + w][place / Pass::in][place % Pass::in] = loaded.data[w];
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
+  const int64_t first_pixel = C::channels_last ? int64_t(tile.image) * layer.out_height
+                                               : (int64_t(tile.image) * layer.filters + filter) * layer.out_height;
+#pragma unroll
+  for (int i = 0; i < Pass::out; ++i) {
+    const int row = tile.row + i;
+    if (!in_bounds(row, layer.out_height)) continue;  // bounds: row of the output
+#pragma unroll
+    for (int j = 0; j < Pass::out; ++j) {
+      const int column = tile.column + j;
+      if (!in_bounds(column, layer.out_width)) continue;  // bounds: column of the output
+      const int64_t pixel = (first_pixel + row) * layer.out_width + column;
+      const int64_t offset = C::channels_last ? pixel * layer.filters + filter : pixel;
+      Vector<float, width> value;
+#pragma unroll
+      for (int w = 0; w < width; ++w) value.data[w] = result[w][i][j] * growth<C>();
+      C::Epilogue::apply(value, Position{filter, filter, offset}, arguments.epilogue);
+      Vector<Output, width> rounded;
+#pragma unroll
+      for (int w = 0; w < width; ++w) rounded.data[w] = from_float<Output>(value.data[w]);
+      store_global<width>(static_cast<Output*>(layer.result) + offset, rounded);
+    }
+  }
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+// What launches depend on, beside the product's. `outputs` is 0 of a kernel without Winograd.
+struct Plan {
+  int outputs, input_bytes, image_width, out_width;
+};
+
+template <class C>
+constexpr Plan make_plan() {
+  if constexpr (outputs_of<C> > 0) {
+    return {C::output_tile, static_cast<int>(sizeof(typename C::Input)), C::image_width, C::out_width};
+  } else {
+    return {};
+  }
+}
+
+inline int64_t rounded_up(int64_t extent) { return ceil_div(extent, unit) * unit; }
+
+// Rows and columns of the matrices of a call.
+struct Extents {
+  int64_t tiles_h, tiles_w, tiles, channels, filters, places;
+
+  Extents(const Plan& kernel, const Shape& shape)
+      : tiles_h(ceil_div(shape.out_height, kernel.outputs)), tiles_w(ceil_div(shape.out_width, kernel.outputs)),
+        tiles(rounded_up(shape.images * tiles_h * tiles_w)), channels(rounded_up(shape.channels)),
+        filters(rounded_up(shape.filters)), places((kernel.outputs + taps - 1) * (kernel.outputs + taps - 1)) {}
+
+  int64_t image_bytes(const Plan& kernel) const { return places * tiles * channels * kernel.input_bytes; }
+  int64_t filter_bytes(const Plan& kernel) const { return places * filters * channels * kernel.input_bytes; }
+  int64_t sum_bytes() const { return places * tiles * filters * int64_t(sizeof(float)); }
+};
+
+// The image's matrices, then those of the filters, then the sums.
+inline int64_t workspace_bytes(const Plan& kernel, const Shape& shape) {
+  const Extents extents(kernel, shape);
+  return extents.image_bytes(kernel) + extents.filter_bytes(kernel) + extents.sum_bytes();
+}
+
+// The image and the filters that are read, packed; `gradient`: of the output's gradient, by the filters turned over.
+inline Layer layer_of(const Plan& kernel, bool channels_last, bool gradient, const Shape& shape, const int64_t* extents,
+                      void* const* pointers, void* result) {
+  const int64_t pixels = shape.height * shape.width, channels = shape.channels, every_tap = taps * taps;
+  Layer layer = {};
+  layer.image = pointers[0];
+  layer.weights = pointers[1];
+  layer.result = result;
+  layer.images = gemm::as_extent(shape.images);
+  layer.height = gemm::as_extent(shape.height);
+  layer.width = gemm::as_extent(shape.width);
+  layer.channels = gemm::as_extent(channels);
+  layer.filters = gemm::as_extent(shape.filters);
+  layer.out_height = gemm::as_extent(shape.out_height);
+  layer.out_width = gemm::as_extent(shape.out_width);
+  layer.padding_h = gradient ? taps - 1 - as_distance(extents[top]) : as_distance(extents[top]);
+  layer.padding_w = gradient ? taps - 1 - as_distance(extents[left]) : as_distance(extents[left]);
+  layer.image_pitch = channels * pixels;
+  layer.row_pitch = channels_last ? shape.width * channels : shape.width;
+  layer.pixel_pitch = channels_last ? channels : 1;
+  layer.channel_pitch = channels_last ? 1 : pixels;
+  // Of w the stored rows are filters of the convolution, each with its channels.
+  const int64_t stored_channels = gradient ? shape.filters : channels;
+  const int64_t row = every_tap * stored_channels, column = channels_last ? 1 : every_tap;
+  layer.weight_filter = gradient ? column : row;
+  layer.weight_channel = gradient ? row : column;
+  layer.weight_tap = channels_last ? stored_channels : 1;
+  if (gradient) {
+    const int64_t last_tap = (every_tap - 1) * layer.weight_tap * kernel.input_bytes;
+    layer.weights = static_cast<const char*>(pointers[1]) + last_tap;
+    layer.weight_tap = -layer.weight_tap;
+  }
+  const Extents tiled(kernel, shape);
+  layer.tiles_h = gemm::as_extent(tiled.tiles_h);
+  layer.tiles_w = gemm::as_extent(tiled.tiles_w);
+  return layer;
+}
+
+// Whether Winograd computes the convolution: every stride and dilation is 1, and there is one group.
+inline bool takes(const Shape& shape, const int64_t* extents) {
+  return shape.filter_height == taps && shape.filter_width == taps && shape.groups == 1 && extents[stride_h] == 1 &&
+      extents[stride_w] == 1 && extents[dilation_h] == 1 && extents[dilation_w] == 1;
+}
+
+// Writes the layer and, in place of the product that `arguments` has of the whole convolution, those of the places (none
+// where Winograd computes no such convolution). `shape` is that of the layer.
+template <class Arguments>
+void bind(const Plan& kernel, bool channels_last, bool gradient, const Shape& shape, const int64_t* extents, void* const* pointers,
+          void* result, void* workspace, Arguments& arguments) {
+  const Extents tiled(kernel, shape);
+  char* const image = static_cast<char*>(workspace);
+  char* const filters = image + tiled.image_bytes(kernel);
+  arguments.layer = layer_of(kernel, channels_last, gradient, shape, extents, pointers, result);
+  arguments.a = channels_last ? image : filters;
+  arguments.b = channels_last ? filters : image;
+  arguments.out = filters + tiled.filter_bytes(kernel);
+  arguments.batch = takes(shape, extents) ? gemm::as_extent(tiled.places) : 0;
+  arguments.m = gemm::as_extent(channels_last ? tiled.tiles : tiled.filters);
+  arguments.n = gemm::as_extent(channels_last ? tiled.filters : tiled.tiles);
+  arguments.k = gemm::as_extent(tiled.channels);
+  arguments.lda = tiled.channels;
+  arguments.ldb = channels_last ? tiled.channels : tiled.tiles;
+  arguments.ldc = channels_last ? tiled.filters : tiled.tiles;
+  arguments.stride_a = (channels_last ? tiled.tiles : tiled.filters) * tiled.channels;
+  arguments.stride_b = (channels_last ? tiled.filters : tiled.tiles) * tiled.channels;
+  arguments.stride_c = tiled.tiles * tiled.filters;
+}
+
+// Writes the launches of one call and returns how many they are; 0 where an extent is beyond what they can index.
+template <class Arguments>
+int plan(const Plan& kernel, const gemm::Plan& product, bool channels_last, const Arguments& a, Launch* out) {
+  const int64_t image = channels_last ? a.stride_a : a.stride_b, filters = channels_last ? a.stride_b : a.stride_a;
+  const int64_t tiles = int64_t(a.layer.images) * a.layer.tiles_h * a.layer.tiles_w;
+  const bool planned = gemm::plan_items(0, filters, &out[0]) && gemm::plan_items(1, image / kernel.image_width, &out[1]) &&
+      gemm::plan(product, a, &out[2]) == 1 && gemm::plan_items(3, tiles * (a.layer.filters / kernel.out_width), &out[3]);
+  if (!planned) return 0;
+  out[2].function = 2;
+  return 4;
+}
+
+// Of a call's tensors: whether this kernel computes filters of that size.
+template <class C>
+bool check_filters(const Shape& shape, Complaint complaint) {
+  if constexpr (outputs_of<C> > 0) {
+    if (shape.filter_height != taps || shape.filter_width != taps || shape.groups != 1)
+      CUKILN_REFUSE(complaint, "ValueError: w has %lld x %lld taps and %lld groups; this kernel is for 3 x 3 and one group: look up "
+                    "the kernel of this shape", static_cast<long long>(shape.filter_height),
+                    static_cast<long long>(shape.filter_width), static_cast<long long>(shape.groups));
+  }
+  return true;
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace winograd
+}  // namespace conv
+}  // namespace cukiln

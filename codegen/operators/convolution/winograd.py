@@ -1,0 +1,277 @@
+"""Winograd's minimal filtering, F(2 x 2, 3 x 3) and F(4 x 4, 3 x 3), as products of matrices: tunables, levels, rules,
+what a kernel is made of. `codegen/device/conv/winograd.cuh` has the four launches.
+
+Of each tile of the output there are 16 or 36 places, and a product of matrices for each: tiles by channels, channels by
+filters (channels first: filters by channels, channels by tiles). The extents of the matrices are multiples of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from codegen.alignment import needs_cuda_cores, round_up, widest
+from codegen.dtypes import dtype
+from codegen.kernel import Kernel
+from codegen.operator import Config, ConfigField
+from codegen.operators.convolution import implicit
+from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
+from codegen.operators.matmul import (
+    config_fields,
+    simt_rules,
+    simt_space,
+    simt_work,
+    tensor_rules,
+    tensor_space,
+    tensor_work,
+)
+from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import Linked, Tunable
+from codegen.targets import Target
+
+NAME = "winograd"
+ALGORITHM = Tunable("algorithm", (NAME,), False, "how the convolution is computed", NAME, constant=False)
+OWN_TUNABLES = (
+    ALGORITHM,
+    Tunable("output_tile", (2, 4), False, "outputs of a tile of Winograd along an axis: F(2 x 2) or F(4 x 4)", 2),
+    Tunable(
+        "transform_width", (1, 2, 4, 8), False,
+        "neighbouring channels, or filters, that a thread of Winograd's transforms has at most", 2, constant=False,
+    ),
+)  # fmt: skip
+# The products are many already: nothing divides their sums, whose length is a run-time argument.
+_UNDIVIDED: dict[str, Any] = {"split": "none", "split_k": 1, "stream_blocks": 0, "static_k": 0}
+TENSOR_TUNABLES = (*OWN_TUNABLES, *(t for t in tensor_space.TUNABLES if t.name not in _UNDIVIDED))
+SIMT_TUNABLES = (*OWN_TUNABLES, *(t for t in simt_space.TUNABLES if t.name not in _UNDIVIDED))
+FUNCTIONS = ("transform_filters", "transform_image", "run", "inverse")
+
+# As `unit` in winograd.cuh: what extents of the matrices are multiples of.
+UNIT = 8
+SUM = "float32"
+MOST_WIDTH = 4  # channels of a thread that searches by level try
+# Values of a tile that a thread of a transform has in registers, at most (36 of 4 channels).
+MOST_VALUES = 144
+# CPU seconds of nvcc for the three transforms, by output_tile: with one channel of a thread, and with each other (nvcc
+# 13.2, sm_90a, fp16, beside the 1 x 1 convolution in the same tiles: 0.10, 0.13 and 0.16 with 1, 2 and 4 channels of
+# F(2 x 2), 0.18, 0.21 and 0.35 of F(4 x 4)).
+TRANSFORM_SECONDS = {2: (0.1, 0.02), 4: (0.18, 0.05)}
+
+
+def is_winograd(kernel: Kernel) -> bool:
+    return kernel.tunables.get("algorithm") == NAME
+
+
+def places(outputs: int) -> int:
+    """Places of a tile, each with a product of its own. `outputs`: of a tile along an axis."""
+    return (outputs + 2) ** 2
+
+
+def tiles(problem: AllowsWinograd, outputs: int) -> int:
+    """Tiles of all images."""
+    return problem.n * -(-problem.p // outputs) * -(-problem.q // outputs)
+
+
+@lru_cache(maxsize=1024)  # called for every schedule
+def product(problem: AllowsWinograd, outputs: int) -> MatmulProblem:
+    """The products of all places. Its operands and sums are in the workspace."""
+    p = problem
+    rows, k, n = round_up(tiles(p, outputs), UNIT), round_up(p.c, UNIT), round_up(p.k, UNIT)
+    m, n, layout = (rows, n, "nt") if p.channels_last else (n, rows, "nn")
+    return MatmulProblem.model_construct(
+        operator="matmul", batch=places(outputs), m=m, n=n, k=k, layout=layout, dtype=p.dtype, acc_dtype=p.acc_dtype,
+        out_dtype=SUM, allow_tf32=p.allow_tf32, epilogue=(), lda=k, ldb=k if layout == "nt" else n, ldc=n,
+        stride_a=m * k, stride_b=n * k, stride_c=m * n,
+    )  # fmt: skip
+
+
+def as_matmul(tunables: Mapping[str, Any]) -> dict[str, Any]:
+    """A schedule as matmul's rules read it."""
+    return {**tunables, **_UNDIVIDED}
+
+
+def product_aligns(element: str, allow_tf32: bool) -> tuple[int, int, int]:
+    """Elements per access of the product's operands and of its sums."""
+    quads = needs_cuda_cores(element, allow_tf32)
+    return (*(widest(element, UNIT, quads=quads),) * 2, widest(SUM, UNIT, quads=quads))
+
+
+def widths(channels_last: bool, x_and_out: tuple[int, int], transform_width: int) -> tuple[int, int]:
+    """Channels of a thread of the image's transform, and filters of one of the inverse."""
+    if not channels_last:
+        return 1, 1
+    x, out = x_and_out
+    return min(x, transform_width), min(out, transform_width)
+
+
+def workspace_parts(problem: AllowsWinograd, outputs: int) -> tuple[int, int, int]:
+    """Bytes of the image's matrices, of the filters', and of the sums."""
+    as_product, size = product(problem, outputs), dtype(problem.dtype).bytes
+    a, b = (size * as_product.batch * as_product.k * extent for extent in (as_product.m, as_product.n))
+    image, filters = (a, b) if problem.channels_last else (b, a)
+    return image, filters, dtype(SUM).bytes * as_product.batch * as_product.m * as_product.n
+
+
+def workspace_bytes(problem: AllowsWinograd, outputs: int) -> int:
+    """As `workspace_bytes` in winograd.cuh."""
+    return sum(workspace_parts(problem, outputs))
+
+
+# ---- levels
+
+
+def tunables(problem: AllowsWinograd, target: Target) -> tuple[Tunable, ...]:
+    """Those of the kernel that computes the products on the target."""
+    return TENSOR_TUNABLES if on_tensor_cores(product(problem, 2), target) else SIMT_TUNABLES
+
+
+def worth(problem: AllowsWinograd, search: Search) -> bool:
+    """Whether a search tries it: where the problem allows it; where it is asked for by name, the rules say what is
+    missing."""
+    named = NAME in (search.tunables or {}).get("algorithm", ())
+    return problem.fits_winograd and (problem.winograd != "none" or named)
+
+
+def kind(problem: AllowsWinograd, target: Target) -> Kind:
+    """Matmul's levels of the product."""
+    sizes = WINOGRAD[problem.winograd] or (2,)
+    as_product, (a, b, _) = product(problem, sizes[0]), product_aligns(problem.dtype, problem.allow_tf32)
+    levels: dict[int, tuple[dict[str, tuple[Value, ...]], Linked]] = (
+        tensor_space.levels(as_product, target, (a, b), ())
+        if on_tensor_cores(as_product, target)
+        else simt_space.levels(as_product, target, ())
+    )
+    most = max(_widths(problem, MOST_WIDTH))
+    own: dict[str, tuple[Value, ...]] = {"algorithm": (NAME,), "output_tile": sizes}
+    width: dict[int, tuple[Value, ...]] = {
+        1: (min(2, most),),
+        2: tuple(count for count in (1, 2, MOST_WIDTH) if count <= most),
+    }
+    return Kind(
+        tunables(problem, target),
+        {level: {**own, "transform_width": width[level], **_undivided(lists)} for level, (lists, _) in levels.items()},
+    )
+
+
+def _undivided(lists: Mapping[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
+    return {name: values for name, values in lists.items() if name not in _UNDIVIDED}
+
+
+def _widths(problem: AllowsWinograd, transform_width: int) -> tuple[int, int]:
+    return widths(problem.channels_last, x_and_out(problem), transform_width)
+
+
+@lru_cache(maxsize=1024)  # called for every schedule
+def x_and_out(problem: AllowsWinograd) -> tuple[int, int]:
+    """Elements per access of the two with channels last: one group has all channels and filters."""
+    x, _, out = implicit.widths(problem, problem.c, problem.taps, problem.k)
+    return x, out
+
+
+# ---- rules
+
+
+def rules(
+    problem: AllowsWinograd, t: Mapping[str, Any], target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
+    """What the problem allows, then matmul's rules for the product."""
+    outputs = int(t["output_tile"])
+    if broken := _accuracy_rule(problem, outputs) or _width_rule(problem, t):
+        return broken
+    as_product = product(problem, outputs)
+    a, b, _ = product_aligns(problem.dtype, problem.allow_tf32)
+    admit = tensor_rules.rules if is_tensor(t) else simt_rules.rules
+    outcome = admit(as_product, (a, b), Schedule.of(as_matmul(t)), target, None)
+    if isinstance(outcome, Rejected):
+        return outcome
+    return check_workspace(workspace_bytes(problem, outputs), workspace_limit) or ACCEPTED
+
+
+def geometry_rule(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -> Rejected | None:
+    """`others`: the algorithms that compute the problem."""
+    p = problem
+    padding = "" if p.most_padding is None else f", a padding of at most {p.most_padding}"
+    return check(
+        p.fits_winograd,
+        NAME,
+        f"F({outputs} x {outputs}, 3 x 3) is for 3 x 3 filters with stride 1, dilation 1{padding} and one group; here "
+        f"are {p.r} x {p.s}, stride {p.stride[0]} x {p.stride[1]}, dilation {p.dilation[0]} x {p.dilation[1]}, padding "
+        f"{p.padding[0]} and {p.padding[1]} and {p.groups} groups: {' or '.join(others)} computes them",
+    )
+
+
+def _accuracy_rule(problem: AllowsWinograd, outputs: int) -> Rejected | None:
+    return check(
+        outputs in WINOGRAD[problem.winograd],
+        "accuracy",
+        f"F({outputs} x {outputs}, 3 x 3) rounds more than the problem allows, whose winograd is {problem.winograd}: "
+        f"f{outputs} would allow it",
+    )
+
+
+def _width_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | None:
+    width, values = int(t["transform_width"]), places(int(t["output_tile"]))
+    most = max(_widths(problem, width))
+    return check(
+        width == most, "transform_width", f"transform_width = {width} repeats {most}: no access has more elements"
+    ) or check(
+        width * values <= MOST_VALUES,
+        "transform_width",
+        f"{width} x {values} values of a thread; registers hold {MOST_VALUES}",
+    )
+
+
+# ---- kernels
+
+
+def config(kernel: Kernel, flags: Sequence[str]) -> Config:
+    """What the code of winograd.cuh and of the product reads. `flags`: of a signature, all false here."""
+    s, t = kernel.signature_dict, kernel.tunables.as_dict()
+    last = s["layout"] == "nhwc"
+    image, out = widths(last, (s["align_x"], s["align_out"]), int(t["transform_width"]))
+    own = {"output_tile": int(t["output_tile"]), "image_width": image, "out_width": out}
+    aligned = product_aligns(s["dtype"], s["allow_tf32"])
+    bools = {"direct": False, "channels_last": last, **dict.fromkeys(flags, False)}
+    fields = (
+        *(ConfigField("bool", name, value) for name, value in bools.items()),
+        *(ConfigField("int", name, value) for name, value in own.items()),
+        *config_fields(as_matmul(t), "nt" if last else "nn", aligned),
+    )
+    types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
+    return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
+
+
+def stored(kernel: Kernel) -> tensor_rules.Stored:
+    """How the operands of the product lie in the workspace."""
+    s = kernel.signature_dict
+    a, b, _ = product_aligns(s["dtype"], s["allow_tf32"])
+    return tensor_rules.Stored(dtype(s["dtype"]).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn")
+
+
+def registers(kernel: Kernel) -> int:
+    """An estimate of those of a thread of the product."""
+    t = kernel.tunables.as_dict()
+    return tensor_rules.registers(t, stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
+
+
+def shared_bytes(kernel: Kernel) -> int:
+    t = kernel.tunables.as_dict()
+    return tensor_rules.shared_bytes(t, stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+
+
+def compile_seconds(kernel: Kernel) -> float:
+    """CPU seconds of nvcc for one more kernel of a group: the product, and the transforms with the epilogue."""
+    s, t = kernel.signature_dict, as_matmul(kernel.tunables.as_dict())
+    outputs = int(t["output_tile"])
+    width = max(widths(s["layout"] == "nhwc", (s["align_x"], s["align_out"]), int(t["transform_width"])))
+    of_product = (
+        tensor_work.compile_seconds(t, (), stored(kernel)) if is_tensor(t) else simt_work.compile_seconds(t, ())
+    )
+    first, more = TRANSFORM_SECONDS[outputs]
+    nodes = outputs**2 * width * simt_work.node_seconds(tuple(s["epilogue"]))
+    return of_product + first + more * (width - 1) + nodes

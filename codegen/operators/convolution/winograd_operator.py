@@ -1,0 +1,142 @@
+"""Winograd as a third algorithm of a convolution's operator: of the forward one as it is, of a gradient as that of the
+output's gradient."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from codegen.arrays import Float64, namespace_of
+from codegen.kernel import Kernel
+from codegen.operator import Array, Config, Cost, InputKind, Work
+from codegen.operators.convolution import winograd, winograd_plan, winograd_reference, winograd_work
+from codegen.operators.convolution.operator import ConvolutionOperator
+from codegen.operators.convolution.problem import AllowsWinograd
+from codegen.problem import Problem
+from codegen.search.joined_space import Kind
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import Tunable
+from codegen.targets import Target
+
+
+class WinogradOperator(ConvolutionOperator):
+    """An operator says which convolution its problem is, its layer."""
+
+    problem_type: ClassVar[type[AllowsWinograd]]
+    layer_type: ClassVar[type[AllowsWinograd]]
+    shared: ClassVar[tuple[str, ...]] = (*ConvolutionOperator.shared, "conv/winograd.cuh")
+
+    @abstractmethod
+    def layer(self, p: Any) -> AllowsWinograd:
+        """The convolution that Winograd computes for a problem that fits it."""
+
+    @abstractmethod
+    def of_layer(self, layer: Any) -> Problem:
+        """The problem of a layer."""
+
+    @abstractmethod
+    def filters_of_layer(self, p: Any, w: Array) -> Array:
+        """w as the layer reads it, channels last in both."""
+
+    @abstractmethod
+    def row_of_filters(self, layout: str, channels: int, filters: int) -> int:
+        """How many elements of w lie along one row, by a layer's channels and filters."""
+
+    # ---- search
+
+    def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
+        return {**super().every_kind(p, target), winograd.NAME: winograd.tunables(p, target)}
+
+    def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
+        kinds = super().kinds(p, target, search)
+        return {**kinds, winograd.NAME: winograd.kind(self.layer(p), target)} if winograd.worth(p, search) else kinds
+
+    def rules(
+        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    ) -> Accepted | Rejected:
+        p, t = self.own(problem), schedule.as_dict()
+        if t["algorithm"] != winograd.NAME:
+            return super().rules(p, schedule, target, workspace_limit)
+        others = ["implicit_gemm"] * (not p.depthwise) + ["direct"] * (self.direct_kind(p, target) is not None)
+        broken = winograd.geometry_rule(p, int(t["output_tile"]), others) or self.index_rule(p, whole=p.channels_last)
+        return broken or winograd.rules(self.layer(p), t, target, workspace_limit)
+
+    # ---- the kernel
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        return winograd.FUNCTIONS if winograd.is_winograd(kernel) else super().functions(kernel)
+
+    def config(self, kernel: Kernel) -> Config:
+        return winograd.config(kernel, self.flags) if winograd.is_winograd(kernel) else super().config(kernel)
+
+    def estimated_registers(self, kernel: Kernel) -> int:
+        return winograd.registers(kernel) if winograd.is_winograd(kernel) else super().estimated_registers(kernel)
+
+    def shared_bytes(self, kernel: Kernel) -> int:
+        return winograd.shared_bytes(kernel) if winograd.is_winograd(kernel) else super().shared_bytes(kernel)
+
+    def predicted_compile_seconds(self, kernel: Kernel) -> float:
+        own = winograd.is_winograd(kernel)
+        return winograd.compile_seconds(kernel) if own else super().predicted_compile_seconds(kernel)
+
+    # ---- tests
+
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        if not winograd.is_winograd(kernel):
+            return super().test_problems(kernel)
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+
+        def row(channels: int, filters: int) -> int:
+            return self.row_of_filters(s["layout"], channels, filters)
+
+        return [self.of_layer(layer) for layer in winograd_plan.reduced_problems(self.layer_type, s, t, row)]
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        if not winograd.is_winograd(kernel):
+            return super().test_launches(kernel, problem)
+        return winograd_plan.launches_to_test(kernel.tunables.as_dict(), self.layer(self.own(problem)))
+
+    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
+        p, made = self.own(problem), super().make_inputs(problem, kind, rng)
+        if p.winograd == "none" or kind == "normal":
+            return made
+        image, filters = p.reads
+        drawn = winograd_plan.integers(self.layer(p), made[image].shape, made[filters].shape, rng)
+        kept = winograd_plan.kept_channels(self.layer(p), rng)
+        return {
+            **made,
+            image: (drawn[0] * (kept if p.channels_last else kept[:, None, None])).astype(made[image].dtype),
+            filters: drawn[1].astype(made[filters].dtype),
+        }
+
+    def bound(self, p: Any, first: Float64, second: Float64) -> Float64:
+        of_sums = super().bound(p, first, second)
+        if p.winograd == "none":
+            return of_sums
+        of_layer = winograd_reference.bound(self.layer(p), first, self.filters_of_layer(p, second))
+        return namespace_of(first).maximum(of_sums, of_layer)
+
+    # ---- what a schedule costs
+
+    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
+        return self.cost_of_winograd(self.own(problem), schedule, super().cost(problem, schedule))
+
+    def cost_of_winograd(self, p: Any, schedule: Schedule, cost: Cost) -> Cost:
+        """`cost`, with the launches and the workspace of a schedule of Winograd."""
+        if schedule.get("algorithm") != winograd.NAME:
+            return cost
+        needed = winograd.workspace_bytes(self.layer(p), int(schedule.get("output_tile")))
+        return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
+
+    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
+        if schedule.get("algorithm") != winograd.NAME:
+            return super().work(problem, schedule, target)
+        return self.work_of_winograd(self.own(problem), schedule, target)
+
+    def work_of_winograd(self, p: Any, schedule: Schedule, target: Target) -> Work:
+        return winograd_work.work(self.layer(p), schedule, self.cost(p, schedule), target)

@@ -1,0 +1,97 @@
+"""What a schedule of Winograd does to the machine: the product, and the transforms around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.dtypes import dtype
+from codegen.operator import Cost, Work
+from codegen.operators.convolution import winograd
+from codegen.operators.convolution.problem import AllowsWinograd
+from codegen.operators.matmul import simt_work, tensor_work, traffic
+from codegen.operators.matmul.kernel_family import is_tensor
+from codegen.search.schedule import Schedule
+from codegen.targets import Target
+
+# Additions and multiplications of a transform of one tile along both axes (passes times operations of a pass, as
+# winograd.cuh has them), by output_tile: of the image, of a filter, of the sums.
+IMAGE_OPERATIONS = {2: 8 * 4, 4: 12 * 16}
+FILTER_OPERATIONS = {2: 7 * 6 + 16, 4: 9 * 12 + 36}
+INVERSE_OPERATIONS = {2: 6 * 4, 4: 10 * 12}
+# Instructions of an element that is loaded and of one that is stored: its address, its check, its conversion.
+LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 5.0, 3.0
+
+
+def work(problem: AllowsWinograd, schedule: Schedule, least: Cost, target: Target) -> Work:
+    """Counts for the roofline. What a launch has written the next one finds in the L2, where it fits there."""
+    t = winograd.as_matmul(schedule.as_dict())
+    outputs = int(t["output_tile"])
+    as_product, parts = winograd.product(problem, outputs), winograd.workspace_parts(problem, outputs)
+    aligned = winograd.product_aligns(problem.dtype, problem.allow_tf32)
+    image, filters, sums = parts
+    alone = Cost(0, image + filters, sums, 1, 0)
+    count = tensor_work.work if is_tensor(t) else simt_work.work
+    run = count(as_product, t, aligned, alone, target)
+    moved = traffic.input_traffic(as_product, t, target)
+    from_dram = moved * (image * _beyond_l2(image, target) + filters * _beyond_l2(filters, target)) / (image + filters)
+    return replace(
+        run,
+        dram_bytes=from_dram + sums * _beyond_l2(sums, target),
+        others=(
+            _filters(problem, outputs, filters, target),
+            _image(problem, outputs, t["transform_width"], image, target),
+            _inverse(problem, outputs, t["transform_width"], sums, least, target),
+        ),
+    )
+
+
+def _beyond_l2(moved: int, target: Target) -> float:
+    return 0.0 if moved <= traffic.L2_SHARE * target.l2_bytes else 1.0
+
+
+def _filters(problem: AllowsWinograd, outputs: int, written: int, target: Target) -> Work:
+    size, places = dtype(problem.dtype).bytes, winograd.places(outputs)
+    items, read = written / (size * places), float(size * problem.k * problem.taps)
+    return traffic.items(
+        items,
+        instructions=items * (9 * LOAD_INSTRUCTIONS + places * STORE_INSTRUCTIONS + FILTER_OPERATIONS[outputs]),
+        l2_bytes=read + written,
+        dram_bytes=read + written * _beyond_l2(written, target),
+        steps=1,
+    )
+
+
+def _image(problem: AllowsWinograd, outputs: int, transform_width: int, written: int, target: Target) -> Work:
+    """Tiles overlap: what L1 has not kept of the neighbours comes from the L2."""
+    size, places = dtype(problem.dtype).bytes, winograd.places(outputs)
+    width, _ = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
+    items = written / (size * places * width)
+    read = float(size * problem.elements_seen)
+    per_item = places * (LOAD_INSTRUCTIONS + STORE_INSTRUCTIONS + width) + IMAGE_OPERATIONS[outputs] * width
+    return traffic.items(
+        items,
+        instructions=items * per_item,
+        l2_bytes=read * places / outputs**2 + written,
+        dram_bytes=read + written * _beyond_l2(written, target),
+        steps=1,
+    )
+
+
+def _inverse(
+    problem: AllowsWinograd, outputs: int, transform_width: int, sums: int, least: Cost, target: Target
+) -> Work:
+    """`least`: the problem's cost, of which out and what the epilogue reads are this launch's."""
+    places = winograd.places(outputs)
+    _, width = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
+    items = float(winograd.tiles(problem, outputs) * problem.k / width)
+    read = 4.0 * places * items * width
+    stored = float(least.bytes_written + least.bytes_read - problem.input_bytes)
+    per_value = STORE_INSTRUCTIONS + 2.0 * len(problem.epilogue)
+    per_item = places * LOAD_INSTRUCTIONS + width * (INVERSE_OPERATIONS[outputs] + outputs**2 * per_value)
+    return traffic.items(
+        items,
+        instructions=items * per_item,
+        l2_bytes=read + stored,
+        dram_bytes=read * _beyond_l2(sums, target) + stored,
+        steps=1,
+    )
